@@ -1,6 +1,7 @@
 """`gristmill bench tokenize`: encoding documents against `tokenizers` (and tiktoken) with the same merges, one core.
 
-Text: see `texts.py`. Warm: the encoder has seen as much other text of the kind. Cold: it has seen nothing.
+Text: see `texts.py`. Warm: the encoder has seen as much other text of the kind. Cold: it has seen nothing. Against
+gigatoken: what our interface costs, with columns of text and with all that is looked at beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from benchmarks.measuring import Row, row
@@ -25,10 +27,9 @@ from benchmarks.tokenize.texts import (
     languages,
     text_bytes,
 )
+from gristmill.tokenize.encoding.encode import BATCH_BYTES, batches
 from gristmill.tokenize.encoding.fast_encode import FastEncoder
-from gristmill.tokenize.encoding.merges import byte_characters
-from gristmill.tokenize.encoding.piece_cache import empty_cache, forget
-from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3
+from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3, byte_characters
 from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
 VOCAB_SIZE = 32_000
 LIBRARY_BYTES = 2_000_000
 """The library gets the first documents only; rates are per byte."""
-BATCH_DOCUMENTS = 128
-LEAST_BYTES = 2000
-"""Of a language's text. Some declarations are a line or two: a call for one of these measures the call, which the stage
+LEAST_BYTES = 8000
+"""Of a language's text. Of a shorter one the half millisecond would be measured that a call takes, which the stage
 makes for megabytes."""
 REPEATS = 3
 MEGA = 1e6
@@ -55,7 +55,8 @@ def rows() -> Iterator[Row]:
         english, source, multilingual = books(), code(), languages()
         yield from _measure("english", english, GPT2, cold=True)
         yield from _measure("english_llama3", english, LLAMA3, cold=True)
-        yield from _measure("code", source, GPT2)
+        yield from _measure("english_metaspace", english, METASPACE)
+        yield from _measure("code", source, GPT2, cold=True)
         yield from _measure("code_llama3", source, LLAMA3)
         yield from _measure("multilingual", multilingual, GPT2, cold=True)
         yield _worst_language()
@@ -71,29 +72,75 @@ def _measure(name: str, texts: Sequence[str], pattern: str, cold: bool = False) 
         yield row(f"encode_{name}_vs_tokenizers", None, None, "MB/s", "the public test data is not here")
         return
     tokenizer = _learn(texts, pattern)
-    encoder = FastEncoder.for_tokenizer(tokenizer)
     half = len(texts) // 2
-    batches = [pa.array(texts[at : at + BATCH_DOCUMENTS], pa.large_string())
-               for at in range(half, len(texts), BATCH_DOCUMENTS)]
-    size = text_bytes(texts[half:])
-    some = first_texts(texts[half:], LIBRARY_BYTES)
+    seen, measured = (_batches(part) for part in (texts[:half], texts[half:]))
+    size, some = text_bytes(texts[half:]), first_texts(texts[half:], LIBRARY_BYTES)
     library = _rate(text_bytes(some), lambda: tokenizer.encode_batch_fast(some, add_special_tokens=False), REPEATS)
+    encoder = FastEncoder.for_tokenizer(tokenizer)
     if cold:
-        fresh = FastEncoder.for_tokenizer(tokenizer)
-        yield row(f"encode_{name}_cold_vs_tokenizers", _rate(size, lambda: [*map(fresh.encode, batches)], 1), library,
-                  "MB/s")
-    for at in range(0, half, BATCH_DOCUMENTS):
-        encoder.encode(pa.array(texts[at : min(at + BATCH_DOCUMENTS, half)], pa.large_string()))
-    ours = _rate(size, lambda: [*map(encoder.encode, batches)], REPEATS)
+        yield row(f"encode_{name}_cold_vs_tokenizers", _rate(size, lambda: [*map(encoder.encode, measured)], 1),
+                  library, "MB/s")
+        encoder.forget()
+    for batch in seen:
+        encoder.encode(batch)
+    ours = _rate(size, lambda: [*map(encoder.encode, measured)], REPEATS)
     yield row(f"encode_{name}_vs_tokenizers", ours, library, "MB/s")
-    yield _against_tiktoken(name, tokenizer, pattern, some, ours)
+    yield _against_gigatoken(name, tokenizer, encoder, seen, measured, size)
+    if pattern != METASPACE:
+        yield _against_tiktoken(name, tokenizer, pattern, some, ours)
+
+
+def _batches(texts: Sequence[str]) -> list[pa.Array]:
+    """Texts as the stage hands them over."""
+    column = pa.array(texts, pa.large_string())
+    return [column[batch] for batch in batches(np.array([len(text.encode()) for text in texts]), BATCH_BYTES)]
+
+
+METASPACE = "metaspace"
+"""Words with the blank before them, as sentencepiece has them; a character that is not learnt becomes bytes."""
 
 
 def _learn(texts: Sequence[str], pattern: str) -> Tokenizer:
+    if pattern == METASPACE:
+        return _learn_sentencepiece(texts[::7])
     name = "gpt2" if pattern == GPT2 else "llama3"
     tokenizer = train(TokenizerSample({"text": texts[::7]}, {}), VOCAB_SIZE, name)
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _learn_sentencepiece(texts: Sequence[str]) -> Tokenizer:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    single = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE, special_tokens=single, show_progress=False))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _against_gigatoken(
+    name: str, tokenizer: Tokenizer, encoder: FastEncoder, seen: Sequence[pa.Array], measured: Sequence[pa.Array],
+    size: int,
+) -> Row:  # fmt: skip
+    """The faster of gigatoken's calls: lists of texts, or arrays of text in one piece; both have seen what ours has."""
+    import awkward as ak
+    import gigatoken
+
+    peer = gigatoken.Tokenizer.from_json(tokenizer.to_str())
+    for batch in seen:
+        peer.encode_batch(batch.to_pylist(), parallel=False)
+    calls = [[batch.to_pylist() for batch in measured], [ak.from_arrow(batch) for batch in measured]]
+    rates = [0.0, 0.0, 0.0]
+    for _ in range(2 * REPEATS):
+        works: list[Callable[[], object]] = [
+            lambda: [*map(encoder.encode, measured)],
+            *(lambda call=call: [peer.encode_batch(batch, parallel=False) for batch in call] for call in calls)]
+        rates = [max(best, _rate(size, work, 1)) for best, work in zip(rates, works, strict=True)]
+    note = "lists of texts" if rates[1] > rates[2] else "arrays of text"
+    return row(f"encode_{name}_vs_gigatoken", rates[0], max(rates[1:]), "MB/s", note)
 
 
 def _against_tiktoken(name: str, tokenizer: Any, pattern: str, texts: Sequence[str], ours: float) -> Row:
@@ -117,9 +164,14 @@ def _worst_language() -> Row:
     texts = {language: text for language, text in every.items() if len(text.encode()) >= LEAST_BYTES}
     if not texts:
         return row(name, None, None, "MB/s", "the public test data is not here")
-    tokenizer, cache = _learn([*texts.values()], GPT2), empty_cache()
-    encoder = FastEncoder.for_tokenizer(tokenizer, cache)
-    encoder.encode(pa.array(texts.values(), pa.large_string()))  # asks for the classes of all characters
+    tokenizer = _learn([*texts.values()], GPT2)
+    encoder = FastEncoder.for_tokenizer(tokenizer)
+    nothing = pa.array(["a"], pa.large_string())
+
+    def forget() -> None:
+        encoder.forget()
+        encoder.encode(nothing)  # makes the tables
+
     worst: tuple[float, str, float, float] | None = None
     for language, text in {**texts, "words that never occur twice": _unique_words()}.items():
         size, column = len(text.encode()), pa.array([text], pa.large_string())
@@ -131,7 +183,7 @@ def _worst_language() -> Row:
             tokenizer.encode_batch_fast([text], add_special_tokens=False)
 
         peer = _rate(size, library, REPEATS)
-        ours = max(_rate_after(lambda: forget(cache.cells, cache.used), size, cold) for _ in range(REPEATS))
+        ours = max(_rate_after(forget, size, cold) for _ in range(REPEATS))
         if worst is None or ours / peer < worst[0]:
             worst = ours / peer, language, ours, peer
     assert worst is not None

@@ -120,7 +120,7 @@ def _trainer(name: str, texts: Sequence[str], size: int) -> Callable[[], Any]:
     import gigatoken
 
     from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
-    from gristmill.tokenize.encoding.merges import byte_characters
+    from gristmill.tokenize.encoding.pretokens import byte_characters
 
     content, spelt = SEPARATOR.join(text.encode() for text in texts), byte_characters()
 

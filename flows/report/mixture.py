@@ -15,6 +15,8 @@ from gristmill.flows.report.run_data import Facts
 Columns = tuple[list[str], list[list[str]]]
 """Names of columns, and rows of cells; the first column is text, the last ones are numbers."""
 MOST_LANGUAGES = 20
+FAST_ENCODERS = ("gigatoken", "kernels")
+"""What `encoder` of a summary says where documents were not left to `tokenizers`; the second in stores of before."""
 HEADER = ["documents", "MB", "tokens", "bytes/token", "characters/token", "tokens/word"]
 
 
@@ -39,14 +41,14 @@ def tokenizer_section(facts: Facts, name: str = "tokenize") -> Section | None:
 
 
 def describe_vocabulary(summary: Mapping[str, Any]) -> str:
-    """One sentence about the coverage, and one about who encoded where it was not the kernels."""
+    """One sentence about the coverage, and one about who encoded where it was the library."""
     vocabulary = summary["vocabulary"]
     if not vocabulary["used"]:
         return "No document has a token."
     text = (f"Of {vocabulary['size']:,} tokens (special ones apart) {vocabulary['used']:,} occur "
             f"({vocabulary['used_share']:.1%}) and {vocabulary['never_used']:,} never do; "
             f"{vocabulary['single_byte_share']:.1%} of the text's tokens are single bytes.")
-    return text if summary["encoder"] == "kernels" else f"{text} Encoded by {summary['encoder']}."
+    return text if summary["encoder"] in FAST_ENCODERS else f"{text} Encoded by {summary['encoder']}."
 
 
 def group_rows(groups: Mapping[str, Mapping[str, Any]], most: int | None = None) -> list[list[str]]:

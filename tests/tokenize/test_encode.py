@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep.counts import QuarantineError
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.tokenize.encoding import encode
-from gristmill.tokenize.encoding.merges import byte_characters
+from gristmill.tokenize.encoding.pretokens import byte_characters
 from gristmill.tokenize.encoding.token_report import count_text, token_text
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 
@@ -66,9 +66,8 @@ def test_workers_and_batches_do_not_change_the_bytes(
     assert stages.files("one") == stages.files("two") == stages.files("small")
 
 
-def test_batches_hold_all_documents_and_little_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "BATCH_BYTES", 10)
-    slices = list(encode.batches(np.array([4, 6, 1, 30, 0, 9, 2])))
+def test_batches_hold_all_documents_and_little_text() -> None:
+    slices = list(encode.batches(np.array([4, 6, 1, 30, 0, 9, 2]), 10))
     assert [(part.start, part.stop) for part in slices] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
 
 
@@ -87,7 +86,7 @@ class Picky:
 def test_a_document_that_fails_is_quarantined_alone(
     stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "_encoder", lambda tokenizer: None)
+    monkeypatch.setattr(encode, "_encoder", lambda tokenizer: "of a test")
     monkeypatch.setattr(encode, "_load_once", lambda folder: Picky(load(Path(folder))))
     counts = stages.tokenize("out", inputs)["counts"]
     assert (counts["quarantined"], counts["kept"]) == (2, 51 - 5 - 2)
@@ -113,7 +112,7 @@ def test_too_many_failures_fail_the_stage(
     def broken(self: TextTokenizer, texts: list[str]) -> Any:
         raise OverflowError("always")
 
-    monkeypatch.setattr(encode, "_encoder", lambda tokenizer: None)
+    monkeypatch.setattr(encode, "_encoder", lambda tokenizer: "of a test")
     monkeypatch.setattr(TextTokenizer, "encode", broken)
     with pytest.raises(QuarantineError, match="46 of 46 records"):
         stages.tokenize("out", inputs)
@@ -183,7 +182,7 @@ def test_the_report_says_how_the_tokenizer_fits_each_source_and_language(stages:
     assert vocabulary["most_frequent"][0] == {
         "id": most, "text": tokenizer.decode([most]), "bytes": int(tokenizer.token_bytes[most]), "count": count}
     assert vocabulary["longest"][0]["bytes"] == max(int(tokenizer.token_bytes[number]) for number in counts)
-    assert summary["encoder"] == "kernels"
+    assert summary["encoder"] == "gigatoken"
     written = json.loads((stages.root / "out" / "report.json").read_text())
     assert written == {name: summary[name] for name in ("sources", "languages", "vocabulary", "encoder")}
 
@@ -200,12 +199,12 @@ def test_a_tokenizer_that_only_the_library_knows_is_named_in_the_summary(stages:
     from tokenizers import Tokenizer, normalizers
 
     tokenizer = Tokenizer.from_file(str(inputs["tokenizer"] / "tokenizer.json"))
-    tokenizer.normalizer = normalizers.NFC()
-    path = stages.root / "nfc.json"
+    tokenizer.normalizer = normalizers.NFKC()
+    path = stages.root / "nfkc.json"
     tokenizer.save(str(path))
-    stages.tokenizer("nfc", {"ingest": inputs["ingest"]}, ["prose"], path=str(path))
-    summary = stages.tokenize("out", {**inputs, "tokenizer": stages.root / "nfc"})
-    assert summary["encoder"] == "the tokenizers library, because its normalizer is NFC"
+    stages.tokenizer("nfkc", {"ingest": inputs["ingest"]}, ["prose"], path=str(path))
+    summary = stages.tokenize("out", {**inputs, "tokenizer": stages.root / "nfkc"})
+    assert summary["encoder"] == "the tokenizers library, because its normalizer is NFKC"
     assert summary["vocabulary"] == stages.tokenize("whole", inputs)["vocabulary"]
 
 

@@ -26,8 +26,7 @@ from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.tokenize.encoding import superwords, unigram
 from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA
-from gristmill.tokenize.encoding.merges import byte_characters
-from gristmill.tokenize.encoding.pretokens import make_pre_tokenizer
+from gristmill.tokenize.encoding.pretokens import byte_characters, make_pre_tokenizer
 from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.token_report import token_text
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load

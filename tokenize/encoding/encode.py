@@ -36,10 +36,11 @@ from gristmill.dataprep.files import as_path, atomic_write, write_json
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.section import Judging
-from gristmill.tokenize.encoding.fast_encode import FastEncoder
-from gristmill.tokenize.encoding.pretokens import NotKnownError
+from gristmill.tokenize.encoding.fast_encode import FastEncoder, texts_of
+from gristmill.tokenize.encoding.known_tokenizers import NotKnownError
 from gristmill.tokenize.encoding.token_report import (
     UNKNOWN_LANGUAGE,
+    count_ids,
     count_text,
     describe_groups,
     describe_vocabulary,
@@ -110,7 +111,7 @@ def make_report(
 
     Returns:
         `sources` and, where languages were identified, `languages` (`token_report.describe_groups`); `vocabulary`
-        (`token_report.describe_vocabulary`); `encoder`: "kernels", or why the library encoded the documents.
+        (`token_report.describe_vocabulary`); `encoder`: "gigatoken", or why the library encoded the documents.
     """
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for task in tasks:
@@ -129,21 +130,25 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     folders = {name: as_path(folder) for name, folder in inputs.items()}
     shard = task.payload["shard"]
     tokenizer = _load_once(inputs["tokenizer"])
-    read = read_shard(folders, shard, ["id", "source", "locator", "text"])
+    read = read_shard(folders, shard, ["id", "source", "text"])
     documents, rows = read.documents, read.rows
-    texts = documents["text"].take(pa.array(rows))
-    sizes = pc.binary_length(texts).to_numpy().astype(np.int64)
+    data, offsets = text_buffers(_rows_of(documents["text"], rows))
+    sizes = np.diff(offsets)
     parts, lengths, errors = [], [np.empty(0, np.int64)], {}
-    for batch in batches(sizes):
-        ids, batch_lengths, batch_errors = encode_batch(tokenizer, texts[batch])
+    most_bytes = LIBRARY_BATCH_BYTES if isinstance(_encoder(tokenizer), str) else BATCH_BYTES
+    for batch in batches(sizes, most_bytes):
+        ids, batch_lengths, batch_errors = encode_batch(tokenizer, data, offsets[batch.start : batch.stop + 1])
         parts.append(ids)
         lengths.append(batch_lengths)
         errors.update({int(rows[batch.start + number]): error for number, error in batch_errors.items()})
+    sizes_of = {"bytes": sizes, "tokens": np.concatenate(lengths), "characters": np.empty_like(sizes),
+                "words": np.empty_like(sizes)}
+    count_text(data, offsets, sizes_of["characters"], sizes_of["words"])
     good = ~np.isin(rows, list(errors))
-    tokens = np.concatenate(lengths)[good]
+    tokens, written = sizes_of["tokens"][good], rows[good]
     docs = pa.table({
-        "row": rows[good], "id": documents["id"].take(pa.array(rows[good])),
-        "source": documents["source"].take(pa.array(rows[good])).cast(DOCS_SCHEMA.field("source").type),
+        "row": written, "id": _rows_of(documents["id"], written),
+        "source": _rows_of(documents["source"], written).cast(DOCS_SCHEMA.field("source").type),
         "offset": np.cumsum(tokens) - tokens, "tokens": tokens, "bytes": sizes[good],
     }, schema=DOCS_SCHEMA)
     files = [as_path(out) / name(shard) for name in (tokens_name, docs_name, counts_name)]
@@ -151,29 +156,35 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
         for part in parts:
             sink.write(part.data)
     write_table(files[1], docs)
+    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for part in parts:
+        count_ids(part, token_counts)
     with atomic_write(files[2]) as sink:
-        np.save(sink, sum((np.bincount(part, minlength=tokenizer.vocab_size) for part in parts),
-                          np.zeros(tokenizer.vocab_size, np.int64)))
+        np.save(sink, token_counts)
     if errors:
         files.append(as_path(out) / f"{task.name}.quarantine.parquet")
-        write_table(files[-1], _quarantine_table(documents, errors))
-    reasons = [QUARANTINE_REASON if row in errors else None for row in range(len(documents))]
+        write_table(files[-1], _quarantine_table(folders, shard, errors))
+    reasons = np.full(len(documents), None)
+    reasons[list(errors)] = QUARANTINE_REASON
     unchanged = np.zeros(len(documents), np.int64)
     counts = count_documents(documents, rows, pa.array(reasons, pa.string()), unchanged)
-    return Done(files, {"counts": counts, **_measure(folders, shard, docs, texts.filter(pa.array(good)))})
+    return Done(files, {"counts": counts, **_measure(folders, shard, docs, {
+        name: values[good] for name, values in sizes_of.items()})})
 
 
-def _measure(folders: Mapping[str, Path], shard: str, docs: pa.Table, texts: pa.ChunkedArray) -> dict[str, Any]:
+def _rows_of(column: pa.ChunkedArray, rows: np.ndarray) -> pa.ChunkedArray:
+    """The values of some rows, ascending; mostly these are all."""
+    return column if len(rows) == len(column) else column.take(pa.array(rows))
+
+
+def _measure(
+    folders: Mapping[str, Path], shard: str, docs: pa.Table, sizes: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
     """What is counted of the encoded documents, by source, and by language where one was identified (else None)."""
-    sizes = {name: docs[name].to_numpy() for name in ("tokens", "bytes")}
-    for name in ("characters", "words"):
-        sizes[name] = np.empty(len(docs), np.int64)
-    count_text(*text_buffers(texts), sizes["characters"], sizes["words"])
-    sources = docs["source"].cast(pa.string()).to_numpy()
-    found: dict[str, Any] = {"sources": measure(sources, sizes), "languages": None}
+    found: dict[str, Any] = {"sources": measure(docs["source"], sizes), "languages": None}
     if (step := step_with(folders, shard, LANGUAGE)) is not None:
         language = read_annotations(folders, shard, step, [LANGUAGE])[LANGUAGE].take(docs["row"])
-        found["languages"] = measure(pc.fill_null(language, UNKNOWN_LANGUAGE).to_numpy(), sizes)
+        found["languages"] = measure(pc.fill_null(language, UNKNOWN_LANGUAGE), sizes)
     return found
 
 
@@ -182,7 +193,8 @@ def _load_once(folder: str) -> TextTokenizer:
     return load(as_path(folder))
 
 
-def _quarantine_table(documents: pa.Table, errors: Mapping[int, str]) -> pa.Table:
+def _quarantine_table(folders: Mapping[str, Path], shard: str, errors: Mapping[int, str]) -> pa.Table:
+    documents = read_shard(folders, shard, ["source", "locator", "text"]).documents
     bad = documents.take(pa.array(sorted(errors)))
     return pa.table({
         "source": bad["source"].cast(pa.string()), "file": bad["locator"].cast(pa.string()),
@@ -191,34 +203,43 @@ def _quarantine_table(documents: pa.Table, errors: Mapping[int, str]) -> pa.Tabl
     }, schema=QUARANTINE_SCHEMA)
 
 
-BATCH_BYTES = 1 << 20
-"""Text per call of the tokenizer: enough to keep all threads busy, little enough to hold its results."""
-KERNELS = "kernels"
-"""Of `describe_encoder`: nothing is left to the library."""
+BATCH_BYTES = 8 << 20
+"""Text per call of gigatoken: the half millisecond that a call costs is nothing beside it, and its ids take no more."""
+LIBRARY_BATCH_BYTES = 1 << 20
+"""Text per call of `tokenizers`: enough to keep all threads busy, little enough to hold its results."""
+GIGATOKEN = "gigatoken"
+"""Of `describe_encoder`: the tokenizer is not left to the library."""
 
 
-def batches(sizes: np.ndarray) -> Iterator[slice]:
-    """Cut documents into runs of about BATCH_BYTES of text; a larger document is a run of its own."""
+def batches(sizes: np.ndarray, most_bytes: int) -> Iterator[slice]:
+    """Cut documents into runs of about so many bytes of text; a larger document is a run of its own."""
+    ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):
-        total = np.cumsum(sizes[start : start + BATCH_BYTES])
-        stop = start + max(1, int(np.searchsorted(total, BATCH_BYTES, side="right")))
+        room = ends[start] - sizes[start] + most_bytes
+        stop = max(start + 1, int(np.searchsorted(ends, room, side="right")))
         yield slice(start, stop)
         start = stop
 
 
-def encode_batch(tokenizer: TextTokenizer, texts: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
+def encode_batch(
+    tokenizer: TextTokenizer, data: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
     """Encode some documents; one that fails does not fail the others.
+
+    Args:
+        tokenizer: theirs.
+        data, offsets: `text_buffers.text_buffers`, or a part of its offsets.
 
     Returns:
         the ids back to back (the dtype of the vocabulary), the number of tokens of each document (0 where it
         failed; int64), and the error of each that failed, by its number.
     """
     encoder = _encoder(tokenizer)
-    if encoder is not None:
-        flat, lengths = encoder.encode(texts)
-        return flat, lengths, {}
-    return encode_with_library(tokenizer, texts.to_pylist())
+    if isinstance(encoder, str):
+        return encode_with_library(tokenizer, texts_of(data, offsets))
+    flat, lengths = encoder.encode_buffers(data, offsets)
+    return flat, lengths, {}
 
 
 def encode_with_library(
@@ -246,29 +267,26 @@ def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
     return ids.astype(DTYPES[dtype_name(tokenizer.vocab_size)])
 
 
-def _encoder(tokenizer: TextTokenizer) -> FastEncoder | None:
-    """This thread's fast encoder of a tokenizer; None where only the library can encode with it."""
-    known = getattr(_of_thread, "encoders", {})
-    if tokenizer.sha256 not in known:
+def _encoder(tokenizer: TextTokenizer) -> FastEncoder | str:
+    """This thread's fast encoder of a tokenizer; why there is none where only the library can encode with it."""
+    known: tuple[str, FastEncoder | str] | None = getattr(_of_thread, "encoder", None)
+    if known is None or known[0] != tokenizer.sha256:
+        _of_thread.encoder = None  # two at once would take twice the memory
         try:
-            known = {tokenizer.sha256: FastEncoder.for_tokenizer(tokenizer.tokenizer)}
-        except NotKnownError:
-            known = {tokenizer.sha256: None}  # the stage's report has the reason
-        _of_thread.encoders = known
-    encoder: FastEncoder | None = known[tokenizer.sha256]
-    return encoder
+            found: FastEncoder | str = FastEncoder.for_tokenizer(tokenizer.tokenizer)
+        except NotKnownError as error:
+            found = str(error)
+        known = _of_thread.encoder = (tokenizer.sha256, found)
+    return known[1]
 
 
 _of_thread = threading.local()
 
 
 def describe_encoder(tokenizer: TextTokenizer) -> str:
-    """What encodes with a tokenizer: the kernels here, or the library and why."""
-    try:
-        FastEncoder.for_tokenizer(tokenizer.tokenizer)
-    except NotKnownError as error:
-        return f"the tokenizers library, because {error}"
-    return KERNELS
+    """What encodes with a tokenizer: gigatoken, or the library and why."""
+    encoder = _encoder(tokenizer)
+    return f"the tokenizers library, because {encoder}" if isinstance(encoder, str) else GIGATOKEN
 
 
 def _encode_one(tokenizer: TextTokenizer, text: str, number: int, errors: dict[int, str]) -> list[int]:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.tokenize.encoding.merges import byte_characters
+from gristmill.tokenize.encoding.pretokens import byte_characters
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
 from gristmill.tokenize.encoding.vocabulary import BLANK
 
@@ -21,21 +22,21 @@ SHOWN_TOKENS = 20
 MEASURES = ("documents", "tokens", "bytes", "characters", "words")
 
 
-def measure(names: np.ndarray, sizes: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
+def measure(names: pa.ChunkedArray, sizes: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
     """Sum what was counted of n documents by group.
 
     Args:
-        names: str of shape (n,), the group of each.
+        names: strings, maybe as a dictionary; n, the group of each.
         sizes: all of MEASURES but `documents`; int64 of shape (n,) each.
     """
-    groups, members = np.unique(names, return_inverse=True)
-    found: dict[str, dict[str, int]] = {str(group): {} for group in groups}
-    for measure_name in MEASURES:
-        # Sums of whole numbers below 2^53 are exact in float64, which bincount adds in.
-        weights = None if measure_name == "documents" else sizes[measure_name]
-        for group, total in zip(found.values(), np.bincount(members, weights, len(groups)).tolist(), strict=True):
-            group[measure_name] = int(total)
-    return found
+    column = names.combine_chunks()
+    coded = column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
+    members, groups = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+    sums = {"documents": np.bincount(members, minlength=len(groups))}
+    # Sums of whole numbers below 2^53 are exact in float64, which bincount adds in.
+    sums |= {name: np.bincount(members, sizes[name], len(groups)) for name in MEASURES[1:]}
+    return {group: {name: int(sums[name][place]) for name in MEASURES}
+            for group, place in sorted(zip(groups, range(len(groups)), strict=True)) if sums["documents"][place]}
 
 
 def describe_groups(counted: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, Any]]:
@@ -77,6 +78,13 @@ def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> dict[st
         "single_byte_share": _ratio(int(counts[sizes == 1].sum()), total),
         "most_frequent": _tokens(by_count, counts, tokenizer), "longest": _tokens(by_size, counts, tokenizer),
     }
+
+
+@kernel
+def count_ids(ids: np.ndarray, counts: np.ndarray) -> None:
+    """Add to `counts` (int64 of shape (vocabulary,)) how often each id occurs."""
+    for at in range(len(ids)):
+        counts[np.uint64(ids[at])] += 1
 
 
 @kernel

@@ -1,0 +1,240 @@
+"""Which tokenizers gigatoken encodes exactly as `tokenizers` does, and what it is told of them.
+
+gigatoken reads the same tokenizer.json, but not all that it says: settings that it does not know of are ignored, and
+its ids are then others than the library's. So what it is given is written here, of settings that were compared one by
+one; a tokenizer with any other is left to the library. Special tokens are left out: what a text says is text, also
+where it spells one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gristmill.tokenize.encoding.pretokens import GPT2, byte_characters
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class NotKnownError(ValueError):
+    """A tokenizer that only the `tokenizers` library can encode with; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A tokenizer as gigatoken is told of it.
+
+    Attributes:
+        json: a tokenizer.json.
+        byte_level: whether it has classes of characters (a byte-level BPE), or only words between blanks.
+        first_stand_in: id of the first of `stand_ins`; above all ids of the tokenizer.
+        stand_ins: what characters become that are cut out of the text, where that is several ids: gigatoken has one
+            id that stands for them.
+    """
+
+    json: str
+    byte_level: bool
+    first_stand_in: int
+    stand_ins: Sequence[Sequence[int]] = field(default=())
+
+
+def read_known(tokenizer: Tokenizer) -> Known:
+    """What gigatoken is to be told of a tokenizer.
+
+    Raises:
+        NotKnownError: only the library can encode with it; the message says why.
+    """
+    described = json.loads(tokenizer.to_str())
+    model, normalizers = described["model"], _steps(described.get("normalizer"), "normalizers")
+    byte_level = not model.get("byte_fallback")
+    _check_model(model)
+    added = _added_tokens(described, nfc=bool(normalizers) and byte_level)
+    if byte_level:
+        vocabulary = _byte_level_vocabulary(model["vocab"])
+        if any(step["type"] != "NFC" for step in normalizers):
+            raise NotKnownError(f"its normalizer is {_names(normalizers)}")
+    else:
+        vocabulary = model["vocab"]
+        _check_byte_fallback(model)
+    pre_tokenizer, digits = _pre_tokenizer(described) if byte_level else (described.get("pre_tokenizer"), False)
+    first = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    stand_ins: list[list[int]] = []
+    if digits:
+        cut, stand_ins = _digits_alone(tokenizer, first)
+        added = [*added, *cut]
+    known = {
+        "added_tokens": added, "normalizer": described.get("normalizer"), "pre_tokenizer": pre_tokenizer,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(model["merges"], vocabulary),
+                  "byte_fallback": not byte_level, "ignore_merges": bool(model.get("ignore_merges"))},
+    }
+    return Known(json.dumps(known), byte_level, first, stand_ins)
+
+
+def _steps(described: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any]]:
+    """A normalizer or pre-tokenizer as the list of its steps."""
+    if described is None:
+        return []
+    if described["type"] != "Sequence":
+        return [described]
+    return [step for child in described[inside] for step in _steps(child, inside)]
+
+
+def _names(steps: Sequence[Mapping[str, Any]]) -> str:
+    return " + ".join(
+        step["type"] + "".join(f" with {key}" for key in ("add_prefix_space",) if step.get(key)) for step in steps)
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
+    if model.get("type") != "BPE":
+        raise NotKnownError(f"its model is {model.get('type')}")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise NotKnownError(f"its model has {key}")
+
+
+TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
+"""The others never occur in UTF-8 (RFC 3629, section 3), and some vocabularies lack them."""
+
+
+def _byte_level_vocabulary(vocabulary: Mapping[str, int]) -> dict[str, int]:
+    """The tokens that are spelt in bytes; text never becomes another one, but gigatoken would find it.
+
+    Raises:
+        NotKnownError: a byte has no token.
+    """
+    characters = byte_characters()
+    if missing := [byte for byte in TEXT_BYTES if characters[byte] not in vocabulary]:
+        raise NotKnownError(f"its vocabulary lacks {len(missing)} of the bytes of text")
+    spelt = set(characters)
+    return {token: number for token, number in vocabulary.items() if token and spelt.issuperset(token)}
+
+
+def _check_byte_fallback(model: Mapping[str, Any]) -> None:
+    if model.get("ignore_merges"):
+        raise NotKnownError("its model has byte_fallback and ignore_merges")
+    if missing := [byte for byte in TEXT_BYTES if f"<0x{byte:02X}>" not in model["vocab"]
+                   and (byte >= 0x80 or chr(byte) not in model["vocab"])]:
+        raise NotKnownError(f"its vocabulary lacks {len(missing)} of the bytes of text")
+
+
+def _merges(listed: Sequence[Any], vocabulary: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """The merges in the order of their ranks, each once.
+
+    A merge that is listed twice has the later rank in the library, and the first one in gigatoken. Where two merges
+    make the same token, gigatoken must be kept from taking the id of what they make for their rank: a repetition of
+    the first merge at the end, which it ignores otherwise, does that.
+    """
+    given = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in listed]
+    pairs: list[tuple[str, ...]] = list(dict.fromkeys(reversed(given)))[::-1]
+    pairs = [pair for pair in pairs
+             if pair[0] in vocabulary and pair[1] in vocabulary and pair[0] + pair[1] in vocabulary]
+    repeated = len({left + right for left, right in pairs}) < len(pairs)
+    return [*pairs, pairs[0]] if repeated else pairs
+
+
+def _added_tokens(described: Mapping[str, Any], nfc: bool) -> list[dict[str, Any]]:
+    """The added tokens that text can become: all but the special ones.
+
+    Raises:
+        NotKnownError: gigatoken would find them elsewhere than the library.
+    """
+    every = described.get("added_tokens") or []
+    plain = [token for token in every if not token["special"]]
+    for token in plain:
+        for key in ("single_word", "lstrip", "rstrip"):
+            if token.get(key):
+                raise NotKnownError(f"its added token {token['content']!r} has {key}")
+        if nfc and not _same_normalized(token["content"], bool(token.get("normalized"))):
+            raise NotKnownError(f"its added token {token['content']!r} may be made, or undone, by its normalizer")
+    if len({bool(token.get("normalized")) for token in plain}) > 1 or (
+            any(token.get("normalized") for token in plain) and described.get("normalizer") and not nfc):
+        raise NotKnownError("its added tokens are looked for in normalized text")
+    if found := _hidden([token["content"] for token in every if token["special"]],
+                        {token["content"] for token in plain}):
+        raise NotKnownError("its added token {1!r} may be a part of the special token {0!r}".format(*found))
+    return [{"id": token["id"], "content": token["content"], "special": False, "normalized": False}
+            for token in plain]
+
+
+MADE_BY_NFC = frozenset("K;`")
+"""ASCII that NFC makes of other characters: the Kelvin sign, the Greek question mark, varia (UnicodeData.txt)."""
+COMPOSING = frozenset("<=>" + string.ascii_letters)
+"""ASCII that NFC makes something else of together with a mark behind it: a letter, and those that a slash negates."""
+
+
+def _same_normalized(content: str, normalized: bool) -> bool:
+    """Whether NFC of the text before or after it is split at an added token makes no difference."""
+    return (content.isascii() and not MADE_BY_NFC.intersection(content)
+            and not (normalized and content[-1:] in COMPOSING))
+
+
+def _hidden(special: Sequence[str], plain: set[str]) -> tuple[str, str] | None:
+    """A special token and another one that the library does not find where it begins inside of the special one."""
+    beginnings = {token[:length]: token for token in plain for length in range(1, len(token))} if special else {}
+    for token in special:
+        for begin in range(len(token)):
+            tail = token[begin:]
+            if begin and tail in beginnings:
+                return token, beginnings[tail]
+            for end in range(1, len(tail) + 1):
+                if tail[:end] in plain:
+                    return token, tail[:end]
+    return None
+
+
+def _pre_tokenizer(described: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The pre-tokenizer of a byte-level BPE as gigatoken knows it, and whether every digit is cut out before.
+
+    Which patterns it knows is left to gigatoken, which refuses others.
+
+    Raises:
+        NotKnownError: it has steps that gigatoken ignores.
+    """
+    steps = _steps(described.get("pre_tokenizer"), "pretokenizers")
+    *before, last = steps or [{"type": "none"}]
+    by_regex = {"type": "ByteLevel", "add_prefix_space": bool(last.get("add_prefix_space", True)), "use_regex": True}
+    if last["type"] != "ByteLevel" or (before and by_regex["add_prefix_space"]):
+        raise NotKnownError(f"its pre-tokenizer is {_names(steps) or 'none'}")
+    if last.get("use_regex", True):
+        if not before:
+            return by_regex, False
+        if [step["type"] for step in before] == ["Digits"] and before[0].get("individual_digits"):
+            return by_regex, True
+    elif before and all(step["type"] == "Split" for step in before):
+        for step in before:
+            if step["behavior"] != "Isolated" or step.get("invert") or "Regex" not in step["pattern"]:
+                raise NotKnownError(f"its pre-tokenizer splits in another way: {step['behavior']}, "
+                                    f"invert {bool(step.get('invert'))}, {step['pattern']}")
+        if [step["pattern"]["Regex"] for step in before] == [GPT2]:
+            return by_regex, False
+        return {"type": "Sequence", "pretokenizers": steps}, False
+    raise NotKnownError(f"its pre-tokenizer is {_names(steps)}")
+
+
+def _digits_alone(tokenizer: Tokenizer, first: int) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Every numeric character as an added token, which gigatoken cuts out as `Digits` does; `first`: a free id.
+
+    Returns:
+        the added tokens, and the ids of those that are not one token: these have an id from `first` on.
+    """
+    from tokenizers import pre_tokenizers
+
+    # Characters that Python's Unicode does not have yet may be numeric in the library's.
+    candidates = [chr(code) for code in range(0x20000) if unicodedata.category(chr(code)) in ("Nd", "Nl", "No", "Cn")]
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    pieces = digits.pre_tokenize_str("a" + "a".join(candidates) + "a")
+    numeric = [piece for piece, _ in pieces if len(piece) == 1 and piece != "a"]
+    tokens: list[dict[str, Any]] = []
+    stand_ins: list[list[int]] = []
+    encodings = tokenizer.encode_batch_fast(numeric, add_special_tokens=False)
+    for character, ids in zip(numeric, (encoding.ids for encoding in encodings), strict=True):
+        number = ids[0] if len(ids) == 1 else first + len(stand_ins)
+        if len(ids) > 1:
+            stand_ins.append(ids)
+        tokens.append({"id": number, "content": character, "special": False, "normalized": False})
+    return tokens, stand_ins
