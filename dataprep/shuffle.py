@@ -75,16 +75,21 @@ def task_file(work: Path, job: str, name: str) -> Path:
     return work / job / f"{name}.arrow"
 
 
-def write_partitions(path: Path, rows: pa.Table, partitions: np.ndarray, num_partitions: int) -> None:
+def write_partitions(
+    path: Path, rows: pa.Table, partitions: np.ndarray, num_partitions: int, durable: bool = True
+) -> None:  # fmt: skip
     """Write rows to their partitions, in their order.
 
     Args:
-        partitions: int64 of shape (rows,), below `num_partitions`.
+        partitions: int64 of shape (rows,), below `num_partitions`; nobody looks at them where there is one.
+        durable: whether to wait for the disk (see `atomic_write`).
     """
-    order = np.argsort(partitions, kind="stable")
-    rows = rows.take(order).combine_chunks()
-    ends = np.searchsorted(partitions[order], np.arange(num_partitions + 1))
-    with atomic_write(path) as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+    ends = np.array([0, len(rows)])
+    if num_partitions > 1:
+        order = np.argsort(partitions, kind="stable")
+        rows = rows.take(order).combine_chunks()
+        ends = np.searchsorted(partitions[order], np.arange(num_partitions + 1))
+    with atomic_write(path, durable) as sink, pa.ipc.new_file(sink, rows.schema) as writer:
         for begin, end in pairwise(ends):
             columns = [column.combine_chunks() for column in rows.slice(begin, end - begin).columns]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=rows.schema))

@@ -51,12 +51,14 @@ class Taken:
 
     Attributes:
         any: bool of shape (streams,), whether any is.
+        whole: bool of shape (streams,), whether all are.
         draw: uint64 of shape (streams,), the last one's draw; at equal draws its id and time decide.
         words: uint64 of shape (streams, 2), its id.
         time: int32 of shape (streams,), which time of it this is.
     """
 
     any: np.ndarray
+    whole: np.ndarray
     draw: np.ndarray
     words: np.ndarray
     time: np.ndarray
@@ -75,8 +77,8 @@ class Taken:
 def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
     """Up to where the first pass of each stream goes, of which the tokens before an end are taken."""
     number = len(ends)
-    taken = Taken(np.zeros(number, bool), np.zeros(number, np.uint64), np.zeros((number, 2), np.uint64),
-                  np.zeros(number, np.int32))
+    taken = Taken(np.zeros(number, bool), np.zeros(number, bool), np.zeros(number, np.uint64),
+                  np.zeros((number, 2), np.uint64), np.zeros(number, np.int32))
     for stream, end in enumerate(ends):
         for of_pass, partition, base in reversed([*streams.places(stream, end)]):
             if of_pass:
@@ -86,6 +88,8 @@ def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
             taken.any[stream], taken.words[stream], taken.time[stream] = True, segment.words[last], segment.time[last]
             taken.draw[stream] = streams.draws.of(np.array([stream]), segment.words[last : last + 1],
                                                   segment.time[last : last + 1], 0)[0]
+            behind = streams.bases.entries[0, partition + 1 :, stream]
+            taken.whole[stream] = last + 1 == len(segment.words) and not behind.any()
             break
     return taken
 
@@ -235,12 +239,13 @@ def _used(
     words: np.ndarray, source: np.ndarray, state: np.ndarray, repeats: np.ndarray, draws: Draws, taken: Taken
 ) -> np.ndarray:
     """Which documents (bool) any stream has taken."""
-    used = np.zeros(len(words), dtype=bool)
     held_out = state == HELD_OUT
     times = np.where(held_out, 1, np.where(state == TRAINS, repeats, 0))
     stream = np.where(held_out, validation_stream(source, draws.sources), train_stream(source)).astype(np.int64)
-    for time in range(int(times.max(initial=0))):
-        these = np.flatnonzero((times > time) & ~used)
+    used = taken.whole[stream] & (times > 0)
+    in_question = taken.any[stream] & ~used
+    for time in range(int(times[in_question].max(initial=0))):
+        these = np.flatnonzero(in_question & (times > time) & ~used)
         drawn = draws.of(stream[these], words[these], np.full(len(these), time), 0)
         used[these] = taken.holds(stream[these], drawn, words[these], time)
     return used

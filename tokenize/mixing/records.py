@@ -25,7 +25,7 @@ def save(folder: Path, name: str, record: Any) -> Path:
     """
     arrays = {field: np.ascontiguousarray(array) for field, array in vars(record).items()}
     described = json.dumps({field: [array.dtype.str, array.shape] for field, array in arrays.items()}).encode()
-    # A job looks at the size before it takes a file for done, so that none has to survive the machine.
+    # A job compares sizes before it takes a file for done: what a crash of the machine cuts is made again.
     with atomic_write(folder / name, durable=False) as sink:
         sink.write(described.ljust(_aligned(len(described) + 1) - 1) + b"\n")
         for array in arrays.values():

@@ -61,9 +61,7 @@ def partition_bits(rows: int, row_bytes: int) -> int:
 
 
 def leading(values: np.ndarray, bits: int) -> np.ndarray:
-    """The first bits of uint64 numbers, as int64."""
-    if not bits:
-        return np.zeros(len(values), dtype=np.int64)
+    """The first bits, one at least, of uint64 numbers, as int64."""
     return (values >> np.uint64(64 - bits)).astype(np.int64)
 
 
@@ -80,6 +78,12 @@ class Draws:
     sources: int
     training: int
     validation: int
+
+    def partitions(
+        self, stream: np.ndarray, words: np.ndarray, time: np.ndarray, number: int, bits: int
+    ) -> np.ndarray:  # fmt: skip
+        """Which partition (int64) of a pass each entry is in; `bits` are the leading ones that all in it share."""
+        return leading(self.of(stream, words, time, number), bits) if bits else np.zeros(len(words), dtype=np.int64)
 
     def of(self, stream: np.ndarray, words: np.ndarray, time: np.ndarray, number: int) -> np.ndarray:
         """The draws (uint64) of entries in a pass: each time of a document has one of its own."""
@@ -183,9 +187,9 @@ def draw_again(task: Task, draws: Draws, bits: int, number: int, streams: Sequen
     table = pa.concat_tables([ENTRIES_SCHEMA.empty_table(), *tables]).combine_chunks()
     columns = {name: table[name].to_numpy() for name in ("stream", "high", "low", "time")}
     words = np.stack([columns["high"], columns["low"]], axis=1)
-    partitions = leading(draws.of(columns["stream"], words, columns["time"], number), bits)
+    partitions = draws.partitions(columns["stream"], words, columns["time"], number, bits)
     path = task_file(as_path(to), pass_job(number), task.name)
-    write_partitions(path, table, partitions, 1 << bits)
+    write_partitions(path, table, partitions, 1 << bits, durable=False)
     return Done([path])
 
 
