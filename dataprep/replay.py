@@ -44,6 +44,7 @@ class Rule:
         margins: how far each document is from the cut, where that is not the distance to `bound`.
         side: whether a number as the bound is the least value that passes, or the largest.
         unless: the name of a rule of the same step; what fails that one cannot fail this one.
+        part: which documents it judges, where several rules of a step give the same reason: those of a language.
         step: the step's name, where that is not its stage's.
     """
 
@@ -56,16 +57,31 @@ class Rule:
     margins: Callable[[Columns], np.ndarray] | None = None
     side: Side = "min"
     unless: str = ""
+    part: str = ""
     step: str = ""
 
     @property
     def label(self) -> str:
-        """What tells it from the rules of other steps: its name, behind the step's where that has one of its own."""
-        return self.of_step(self.name)
+        """What tells it from other rules: its name, behind the step's where that has one of its own, and its part."""
+        return self.of_step(f"{self.name} ({self.part})" if self.part else self.name)
 
     def of_step(self, name: str) -> str:
         """The label of the rule of this name in the same step."""
         return f"{self.step}: {name}" if self.step else name
+
+    def dropped(self, summary: Mapping[str, Any]) -> int:
+        """How many documents it has dropped, by the summary of its step; `parts` there has part -> reason -> number."""
+        parts = summary.get("parts", {})
+        counted = parts.get(self.part, {}) if self.part and parts else summary.get("counts", {}).get("dropped", {})
+        number: int = counted.get(self.name, 0)
+        return number
+
+
+def short_name(rule: str) -> str:
+    """A rule's name or label without its set: `min_words` of `gopher_quality/min_words`, and `min_words (de)` of a rule
+    for one language, `de/gopher_quality/min_words`."""
+    *before, name = rule.split("/")
+    return f"{name} ({before[0]})" if len(before) > 1 else name
 
 
 @dataclass
@@ -97,6 +113,19 @@ class Verdicts:
 Find = Callable[[str, Any, Collection[str]], Iterator[Rule]]
 """(name of the stage, settings of a step, columns that it measured) -> its rules, in the order in which they are tried:
 `rules` of this file, or of the stage's own, which its description names (`flows.stages.stage.Stage`)."""
+
+
+def remember_last(function: Callable[[Columns], np.ndarray]) -> Callable[[Columns], np.ndarray]:
+    """The function with its last result remembered: all rules of a step are given the same columns."""
+    last: list[Any] = [None, None]
+
+    def remembering(columns: Columns) -> np.ndarray:
+        if last[0] is not columns:
+            last[:] = columns, function(columns)
+        found: np.ndarray = last[1]
+        return found
+
+    return remembering
 
 
 def rules_of(

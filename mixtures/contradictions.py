@@ -17,6 +17,8 @@ NEED_THE_DECODER = ("sft", "reward", "dpo", "rl", "export")
 """Sections that ask the built-in decoder for more than logits."""
 NEED_ITS_LAYERS = {"parallel": ("tensor", "pipeline"), "compute": ("compile", "activation_checkpointing")}
 """Keys of `engine` that do, by its sections."""
+MEASURE_LANGUAGES = {"langid", "annotate"}
+"""Steps that may write the column `language`: `langid` always does."""
 NEED_A_MODEL = ("sft", "reward", "dpo", "rl", "evaluate", "export")
 """Sections that begin with a model, or look at those that there are."""
 
@@ -39,6 +41,20 @@ def contradictions(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
                             "pairs it then takes")
     yield from _reinforcement_problems(raw)
     yield from _own_model_problems(raw)
+    for place in ((), ("sft",), ("dpo",)):
+        yield from _language_problems(_inside(raw, *place).get("prepare"), (*place, "prepare"))
+
+
+def _language_problems(steps: Any, at: Location) -> Iterator[tuple[Location, str]]:
+    """Rules by language where nothing before has measured the language."""
+    is_measured = False
+    for index, step in enumerate(steps if isinstance(steps, list) else []):
+        named = step if isinstance(step, dict) else {step: None}
+        if not is_measured and _inside(named, "filter").get("by_language"):
+            yield (*at, index, "filter", "by_language"), (
+                "judges each document by the rules of its language, which no step before it measures; put `langid` "
+                "before this step")
+        is_measured = is_measured or bool(MEASURE_LANGUAGES & named.keys())
 
 
 def _given(raw: Mapping[str, Any]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import (
@@ -32,6 +32,8 @@ class Section(BaseModel):
     renamed: ClassVar[Mapping[str, str]] = {}
     """Former name of a key -> its name. The former one is still read, and stays the one in recipes: renaming a key
     changes no fingerprint."""
+    added: ClassVar[Collection[str]] = ()
+    """Keys that came later: recipes leave them out where they have their default, which changes no fingerprint."""
 
     @model_validator(mode="before")
     @classmethod
@@ -39,14 +41,17 @@ class Section(BaseModel):
         return rename_keys(value, cls.renamed) if isinstance(value, Mapping) and cls.renamed else value
 
     @model_serializer(mode="wrap")
-    def _former_names_in_recipes(
+    def _as_fingerprints_know_it(
         self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
         dumped: dict[str, Any] = handler(self)
-        if info.context != RECIPE or not self.renamed:
+        if info.context != RECIPE or not (self.renamed or self.added):
             return dumped
         former = {new: old for old, new in self.renamed.items()}
-        return {former.get(key, key): value for key, value in dumped.items()}
+        fields = type(self).model_fields
+        return {former.get(key, key): value for key, value in dumped.items()
+                if key not in self.added
+                or getattr(self, key) != fields[key].get_default(call_default_factory=True)}
 
 
 def rename_keys(value: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:

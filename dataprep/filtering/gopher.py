@@ -34,6 +34,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.filtering import gopher_curator, gopher_datatrove, gopher_dclm, gopher_dolma, gopher_redpajama
 from gristmill.dataprep.filtering.gopher_words import Texts, cut_words, stop_words_of
+from gristmill.dataprep.filtering.language_words import language_names, language_words
 from gristmill.dataprep.filtering.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags, lower_case
@@ -66,22 +67,28 @@ def measure(rows: pa.Table, rules: Rules) -> Columns:
     """Measure what the configured Gopher rule sets look at.
 
     Args:
-        rows: n rows with `text` and `language` (null where it is not known).
+        rows: n rows with `text`, `language` (null where it is not known) and, for `words: language`, `script`.
         rules: with `gopher_quality`, `gopher_repetition` or both.
 
     Returns:
         statistic -> int64 or float64 of shape (n,).
     """
-    languages = rows["language"].to_pylist()
     quality, repetition = rules.gopher_quality, rules.gopher_repetition
+    stop_words = None if quality is None else quality.stop_words
     if quality is not None and repetition is not None and counted_alike(quality, repetition):
-        return statistics(rows["text"], quality, languages)
+        return statistics(rows["text"], quality, _languages(rows, quality), stop_words=stop_words)
     columns: Columns = {}
     if quality is not None:
-        columns |= statistics(rows["text"], quality, languages, repetition=False)
+        columns |= statistics(rows["text"], quality, _languages(rows, quality), repetition=False,
+                              stop_words=stop_words)
     if repetition is not None:
-        columns |= statistics(rows["text"], repetition, languages, quality=False)
+        columns |= statistics(rows["text"], repetition, _languages(rows, repetition), quality=False)
     return columns
+
+
+def _languages(rows: pa.Table, counting: GopherRules) -> list[str | None]:
+    codes: list[str | None] = rows["language"].to_pylist()
+    return language_names(rows) if counting.words == "language" else codes
 
 
 def counted_alike(one: GopherRules, other: GopherRules) -> bool:
@@ -95,6 +102,7 @@ def statistics(
     languages: Sequence[str | None] | None = None,
     quality: bool = True,
     repetition: bool = True,
+    stop_words: tuple[str, ...] | None = None,
 ) -> Columns:
     """Measure QUALITY_STATISTICS, REPETITION_STATISTICS or both of every text.
 
@@ -102,6 +110,7 @@ def statistics(
         texts: n strings; null counts as empty.
         counting: the dialect, its words and the language.
         languages: one code per text, for `language: auto`; None, or a text's None, means English.
+        stop_words: instead of those of each text's language.
 
     Returns:
         statistic -> int64 or float64 of shape (n,).
@@ -109,15 +118,18 @@ def statistics(
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
         gristmill.dataprep.filtering.word_cuts.NoSpacyError: `words: exact` without the package spacy.
+        gristmill.dataprep.filtering.language_words.NoTokenizerError: `words: language` without what it needs.
     """
     data, offsets = text_buffers(texts)
+    if counting.dialect == "dclm" and stop_words is not None:  # which compares words in any case
+        stop_words = tuple(word.lower() for word in stop_words)
     number = len(offsets) - 1
     spoken = [counting.language] * number if counting.language != "auto" else languages or [None] * number
     of_quality = np.zeros((number if quality else 0, len(QUALITY_STATISTICS)))
     of_repetition = np.zeros((number if repetition else 0, len(REPETITION_STATISTICS)))
     for rows in _batches(offsets):
         _measure(data, offsets[rows.start : rows.stop + 1], counting, spoken[rows], of_quality[rows],
-                 of_repetition[rows])  # fmt: skip
+                 of_repetition[rows], stop_words)  # fmt: skip
     columns: Columns = {}
     if quality:
         columns |= zip(QUALITY_STATISTICS, of_quality.T.copy())
@@ -153,11 +165,14 @@ def _batches(offsets: np.ndarray) -> Iterator[slice]:
 
 def _measure(
     data: np.ndarray, offsets: np.ndarray, counting: GopherRules, languages: Sequence[str | None],
-    quality: np.ndarray, repetition: np.ndarray,
+    quality: np.ndarray, repetition: np.ndarray, own_stop_words: tuple[str, ...] | None,
 ) -> None:
     """Write the rows of a batch; of one of the two where the other has none."""
-    texts = Texts(data, offsets, code_point_flags(), *cut_words(data, offsets, counting, languages))
-    stop_words = stop_words_of(languages)
+    if counting.words == "language":
+        texts = language_words(data, offsets, languages)
+    else:
+        texts = Texts(data, offsets, code_point_flags(), *cut_words(data, offsets, counting, languages))
+    stop_words = stop_words_of(languages, own_stop_words)
     if counting.dialect == "redpajama":
         gopher_redpajama.measure_normalized(texts, counting, languages, stop_words, quality, repetition)
     else:

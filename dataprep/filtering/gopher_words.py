@@ -335,21 +335,25 @@ def is_unspaced(language: str | None) -> bool:
     return language is not None and parse_label(language).code in UNSPACED_LANGUAGES
 
 
-def stop_words_of(languages: Sequence[str | None]) -> StopWords:
+def stop_words_of(languages: Sequence[str | None], own: tuple[str, ...] | None = None) -> StopWords:
     """The stop words of n texts for the kernels.
 
     Args:
         languages: one code per text, None where it is not known.
+        own: a list for all of them instead.
     """
-    return StopWords(np.fromiter(map(language_index, languages), np.int32, len(languages)), *_tables())
+    if own is not None:
+        return StopWords(np.zeros(len(languages), np.int32), *_tables((own,)))
+    numbers = np.fromiter(map(language_index, languages), np.int32, len(languages))
+    return StopWords(numbers, *_tables(tuple(STOP_WORDS.values())))
 
 
 _INDEX = {language: number for number, language in enumerate(STOP_WORDS)}
 
 
-@lru_cache(maxsize=1)
-def _tables() -> tuple[np.ndarray, ...]:
-    lists = [tuple(dict.fromkeys(words)) for words in STOP_WORDS.values()]
+@lru_cache(maxsize=1000)
+def _tables(of_languages: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, ...]:
+    lists = [tuple(dict.fromkeys(words)) for words in of_languages]
     words = [word for listed in lists for word in listed]
     begins = np.cumsum([0, *map(len, lists)]).astype(np.int32)
     offsets = np.cumsum([0, *map(len, words)]).astype(np.int32)

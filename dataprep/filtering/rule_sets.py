@@ -7,7 +7,7 @@ is an option, which the function that measures may look at. Columns are numbers,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +26,8 @@ from gristmill.dataprep.filtering import (
     rules_urls,
     rules_words,
 )
-from gristmill.mixtures.steps.filter import Rules
+from gristmill.dataprep.filtering.language_words import language_names
+from gristmill.mixtures.steps.filter import Rules, configured_names
 
 Edges = Sequence[float]
 Columns = Mapping[str, np.ndarray]
@@ -59,7 +60,8 @@ def _measure_mc4(rows: pa.Table, rules: Rules) -> Columns:
 
 def _measure_fineweb(rows: pa.Table, rules: Rules) -> Columns:
     assert rules.fineweb is not None
-    return rules_fineweb.fineweb_statistics(rows["text"], rules.fineweb.short_line_characters)
+    languages = language_names(rows) if rules.fineweb.words == "language" else None
+    return rules_fineweb.fineweb_statistics(rows["text"], rules.fineweb.short_line_characters, languages)
 
 
 def _measure_code(rows: pa.Table, rules: Rules) -> Columns:
@@ -96,12 +98,13 @@ def counts(*names: str) -> dict[str, Edges]:
 RULE_SETS: dict[str, RuleSet] = {
     "gopher_quality": RuleSet(
         {**shares(*gopher.QUALITY_STATISTICS), **counts(*gopher.COUNTS), "mean_word_length": LENGTH_EDGES},
-        gopher.measure, ("language",),
+        gopher.measure, ("language", "script"),
     ),
-    "gopher_repetition": RuleSet(shares(*gopher.REPETITION_STATISTICS), gopher.measure, ("language",)),
+    "gopher_repetition": RuleSet(shares(*gopher.REPETITION_STATISTICS), gopher.measure, ("language", "script")),
     "c4": RuleSet(counts(*rules_c4.STATISTICS), lambda rows, rules: rules_c4.c4_statistics(rows["text"])),
     "mc4": RuleSet(counts("long_paragraphs"), _measure_mc4),
-    "fineweb": RuleSet({**shares(*rules_fineweb.STATISTICS), **counts("filled_lines")}, _measure_fineweb),
+    "fineweb": RuleSet({**shares(*rules_fineweb.STATISTICS), **counts("filled_lines")}, _measure_fineweb,
+                       ("language", "script")),
     "curator": RuleSet(
         {**shares(*rules_curator.SHARES), **counts("longest_word_characters")},
         lambda rows, rules: rules_curator.curator_statistics(rows["text"]),
@@ -117,12 +120,12 @@ RULE_SETS: dict[str, RuleSet] = {
 
 def configured_sets(rules: Rules) -> dict[str, Any]:
     """The rule sets that are switched on: name -> section, in the order in which `Rules` declares them."""
-    return {name: section for name in type(rules).model_fields if (section := getattr(rules, name)) is not None}
+    return {name: getattr(rules, name) for name in configured_names(rules)}
 
 
-def columns_read(rules: Rules) -> list[str]:
-    """What the configured sets read beside the text, each column once."""
-    return list(dict.fromkeys(name for chosen in configured_sets(rules) for name in RULE_SETS[chosen].reads))
+def columns_read(rule_sets: Iterable[str]) -> list[str]:
+    """What rule sets read beside the text, each column once."""
+    return list(dict.fromkeys(name for chosen in rule_sets for name in RULE_SETS[chosen].reads))
 
 
 def measure(
@@ -131,7 +134,7 @@ def measure(
     """Measure what the configured rule sets look at, and no more.
 
     Args:
-        rows: n rows with `text` and `columns_read(rules)`, and with `source` where `rule_sources` is given.
+        rows: n rows with `text` and what `columns_read` says, and with `source` where `rule_sources` is given.
         rule_sources: rule set -> the only sources that it judges, where those are not all.
 
     Returns:

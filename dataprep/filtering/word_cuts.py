@@ -9,8 +9,10 @@
   whitespace: `\\w+|[^\\w\\s]+`, NLTK's WordPunctTokenizer.
 - `punctuated_words` (`punctuated_words.py`): what spaCy's rules for English come to.
 
-- `spacy_words`: those of spaCy's blank English tokeniser, which takes each run between whitespace apart on its own.
-  So every run is given to it once: text repeats its runs (Zipf's law), and nearly all of them are looked up.
+- `words_of_runs`: those of a tokeniser of spaCy's, which takes each run between whitespace apart on its own. So every
+  run is given to it once: text repeats its runs (Zipf's law), and nearly all of them are looked up. `spacy_words` are
+  those of the blank English one.
+- `language_words` (`language_words.py`): those of the tokeniser that datatrove assigns to each text's language.
 
 All take the texts that they shall cut by their numbers, and take time linear in the bytes.
 """
@@ -203,8 +205,10 @@ def characters_per_word(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray
 REMEMBERED_RUNS = 1_000_000
 """How many different runs a process remembers, some 100 MB; then it starts over."""
 
-_lengths_of: dict[bytes, list[int]] = {}
+Lengths = dict[bytes, list[int]]
 """Run -> byte lengths of its words, which a function of the run alone computes."""
+_lengths_of: Lengths = {}
+"""Of the English tokeniser."""
 
 
 class NoSpacyError(RuntimeError):
@@ -220,13 +224,26 @@ def spacy_words(data: np.ndarray, offsets: np.ndarray) -> Words:
     Raises:
         NoSpacyError: the package spacy is not installed.
     """
-    tokenizer = load_tokenizer()
+    return words_of_runs(data, offsets, np.arange(len(offsets) - 1), load_tokenizer(), _lengths_of)
+
+
+def words_of_runs(
+    data: np.ndarray, offsets: np.ndarray, which: np.ndarray, tokenizer: Any, lengths_of: Lengths
+) -> Words:
+    """Cut some texts by a tokeniser that takes each run between whitespace apart on its own.
+
+    Args:
+        data, offsets: the texts.
+        which: int64, the numbers of the texts to cut.
+        tokenizer: called with a run; its tokens have a `text`.
+        lengths_of: what is known of runs, which grows.
+    """
     flags = code_point_flags()
-    runs = whitespace_words(data, offsets, flags, np.arange(len(offsets) - 1))
+    runs = whitespace_words(data, offsets, flags, which)
     numbers, _ = number_spans(data, runs.starts, runs.ends)
     firsts = np.unique(numbers, return_index=True)[1]
     lengths = [
-        _word_lengths(tokenizer, data[begin:end].tobytes())
+        _word_lengths(tokenizer, data[begin:end].tobytes(), lengths_of)
         for begin, end in zip(runs.starts[firsts].tolist(), runs.ends[firsts].tolist(), strict=True)
     ]
     bounds = np.cumsum([0, *map(len, lengths)]).astype(np.int64)
@@ -251,12 +268,12 @@ def load_tokenizer() -> Any:
     return spacy.blank("en").tokenizer
 
 
-def _word_lengths(tokenizer: Any, run: bytes) -> list[int]:
-    found = _lengths_of.get(run)
+def _word_lengths(tokenizer: Any, run: bytes, lengths_of: Lengths) -> list[int]:
+    found = lengths_of.get(run)
     if found is None:
-        if len(_lengths_of) >= REMEMBERED_RUNS:
-            _lengths_of.clear()
-        found = _lengths_of[run] = [len(token.text.encode()) for token in tokenizer(run.decode())]
+        if len(lengths_of) >= REMEMBERED_RUNS:
+            lengths_of.clear()
+        found = lengths_of[run] = [len(token.text.encode()) for token in tokenizer(run.decode())]
     return found
 
 

@@ -10,7 +10,7 @@ are named. The thresholds' use follows CCNet (Wenzek et al. 2020) and FineWeb (P
 from __future__ import annotations
 
 import difflib
-import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,10 +27,10 @@ from gristmill.dataprep.documents import annotate, judged_rows, read_shard, writ
 from gristmill.dataprep.edits import EDITS, Edit, edits_array
 from gristmill.dataprep.files import sha256_file
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.judges.fasttext_models import find_model, load_model
-from gristmill.dataprep.judges.language_codes import Language, parse_label
+from gristmill.dataprep.judges.fasttext_models import find_model, is_other_model, load_model, read_labels
+from gristmill.dataprep.judges.language_codes import EVERY_OTHER, LID_176, Language, best_match, parse_label
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.dataprep.replay import Columns, Rule, threshold_rules
+from gristmill.dataprep.replay import Columns, Rule, remember_last, threshold_rules
 from gristmill.mixtures.steps.langid import LanguageId
 
 LANGUAGES_NAMED = 3
@@ -157,8 +157,6 @@ def _name_languages(characters: Mapping[str, int]) -> str:
 PIECES = 4
 """Pieces of a document that `sample: spread` looks at."""
 
-EVERY_OTHER = "*"
-"""Stands in `keep` for the languages that it does not name."""
 Wanted = Mapping[str, float]
 """Code of a language, with or without a script (`en`, `en_Latn`), or EVERY_OTHER -> least score."""
 Predictions = tuple[list[Language], np.ndarray]
@@ -184,7 +182,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         config: the manifest's `langid` section (`mixtures.language.LanguageId`).
 
     Returns:
-        `counts`; `languages`: top language -> documents; `histograms` of `language_score`; with `lines` also
+        `counts`; `languages`: top language -> documents, `languages_kept`: those of them that are kept; `parts`: key of
+        a mapping `keep` -> reason -> documents; `histograms` of `language_score`; with `lines` also
         `line_languages`: language -> characters, and `cut`: how many
         `lines` and `bytes` of the documents that are kept.
 
@@ -208,6 +207,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     summary = {
         "counts": counts,
         "languages": add_counts(result["languages"] for result in results),
+        "languages_kept": add_counts(result["languages_kept"] for result in results),
+        "parts": add_counts(result["parts"] for result in results),
         "histograms": add_histograms(result["histograms"] for result in results),
     }
     if section.lines:
@@ -242,10 +243,14 @@ def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any
         columns[EDITS] = edits_array([() if error is not None else next(judgements).cuts for error in errors])
     table, counts = annotate(documents, rows, judged, reasons, columns, errors)
     write_table(out / task.name, table)
-    names, numbers = np.unique(measured["language"], return_counts=True)
+    kept = np.array([verdict is None for verdict in verdicts], bool)
+    found = zip(measured["language"].tolist(), scripts.tolist(), verdicts, strict=True)
+    unsure = [Language(code, script) for code, script, verdict in found if verdict == "language_score"]
     result: dict[str, Any] = {
         "counts": counts,
-        "languages": dict(zip(names.tolist(), numbers.tolist(), strict=True)),
+        "languages": _occurrences(measured["language"]),
+        "languages_kept": _occurrences(measured["language"][kept]),
+        "parts": _dropped_by_part(section, unsure),
         "histograms": {"language_score": histogram(measured["language_score"], SHARE_EDGES)},
     }
     if section.lines:
@@ -254,6 +259,20 @@ def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any
         result["cut"] = {"lines": sum(line.lines_cut for line in left),
                          "bytes": sum(end - begin for line in left for begin, end, _ in line.cuts)}
     return Done([out / task.name], result)
+
+
+def _occurrences(names: np.ndarray) -> dict[str, int]:
+    found, numbers = np.unique(names, return_counts=True)
+    return dict(zip(found.tolist(), numbers.tolist(), strict=True))
+
+
+def _dropped_by_part(section: LanguageId, unsure: Sequence[Language]) -> dict[str, dict[str, int]]:
+    """Of a mapping `keep`, how many documents the threshold of each language has dropped."""
+    if not isinstance(section.keep, Mapping):
+        return {}
+    keys = {str(parse_label(key)): key for key in section.keep}
+    dropped = Counter(best_match(language, keys) for language in unsure)
+    return {key: {"language_score": number} for key, number in dropped.items() if key is not None}
 
 
 def measure(model: Any, section: LanguageId, wanted: Wanted, texts: pa.Array) -> dict[str, np.ndarray]:
@@ -315,14 +334,7 @@ def judge(
 def wanted_languages(section: LanguageId) -> Wanted:
     """The languages to keep, each with its threshold."""
     thresholds = section.keep if isinstance(section.keep, Mapping) else dict.fromkeys(section.keep, section.threshold)
-    languages = {parse_label(code): threshold for code, threshold in thresholds.items()}
-    return {"_".join(part for part in language if part): threshold for language, threshold in languages.items()}
-
-
-def best_match(language: Language, wanted: Wanted) -> float | None:
-    """The threshold of a language, of its own script before that of all scripts; None where it is not wanted."""
-    names = (f"{language.code}_{language.script}", language.code, EVERY_OTHER)
-    return next((wanted[name] for name in names if name in wanted), None)
+    return {str(parse_label(code)): threshold for code, threshold in thresholds.items()}
 
 
 def check_labels(section: LanguageId, labels: Sequence[str], model: str) -> None:
@@ -337,42 +349,70 @@ def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
     """Refuse languages that the model does not know, since nothing would ever be kept for them.
 
     Raises:
-        LanguageError: names them, and what they may have been meant for.
+        LanguageError: names one, and what it may have been meant for.
+    """
+    for code in wanted:
+        if (problem := why_unknown(code, labels, model)) is not None:
+            raise LanguageError(f"langid.keep: {problem}")
+
+
+def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
+    """Why a model never says that a document is in a language, and what that may have been meant for; else None.
+
+    Args:
+        code: as `str(parse_label(...))` has it, or EVERY_OTHER.
+        labels: those of the model.
+        model: its name.
     """
     known = {parse_label(label) for label in labels}
-    codes = {language.code for language in known} | {"_".join(language) for language in known if language.script}
-    for code in wanted:
-        if code not in codes and code != EVERY_OTHER:
-            near = [parse_label(f"{code}_Latn").code, *difflib.get_close_matches(code, sorted(codes), 3, 0.5)]
-            hint = ", ".join(dict.fromkeys(repr(name) for name in near if name in codes))
-            raise LanguageError(
-                f"langid.keep: {code!r} is not a language of {model}, which knows {len(codes)}; "
-                + (f"did you mean {hint}?" if hint else "see the model's own list")
-            )
+    codes = {language.code for language in known} | {str(language) for language in known}
+    if code in codes or code == EVERY_OTHER:
+        return None
+    first = code.partition("_")[0]
+    near = [first, parse_label(f"{first}_Latn").code, *difflib.get_close_matches(code, sorted(codes), 3, 0.5)]
+    hint = ", ".join(dict.fromkeys(repr(name) for name in near if name in codes))
+    return (f"{code!r} is not a language of {model}, which knows {len(codes)}; "
+            + (f"did you mean {hint}?" if hint else "see the model's own list"))
+
+
+def known_labels(section: LanguageId) -> list[str] | None:
+    """The labels of a section's model in the meaning that the section gives them, where that is known without loading
+    it; None where it lies elsewhere or is not there yet."""
+    is_other = section.model is not None and is_other_model(section.model)
+    labels = read_labels(str(section.model)) if is_other else list(LID_176)
+    return None if labels is None else [section.labels.get(label, label) for label in labels]
 
 
 def rules(stage: str, section: LanguageId, measured_columns: Collection[str]) -> Iterator[Rule]:
     """The languages that are wanted, with their scores, and the share of their lines; for replaying."""
     wanted = wanted_languages(section)
     reads = ("language", "script") if "script" in measured_columns else ("language",)
+    numbers = {name: number for number, name in enumerate(wanted)}
 
-    def least_scores(columns: Columns) -> np.ndarray:
-        """The score that each document's language needs: NaN where it is not wanted, or where nothing is known."""
+    @remember_last
+    def matches(columns: Columns) -> np.ndarray:
+        """Which of `wanted` each document's language is: -1 where none, -2 where nothing is known."""
         codes = columns["language"]
         scripts = columns.get("script", np.full(len(codes), None, object))
-        found = [None if code is None else best_match(Language(code, script or ""), wanted)
+        found = [-2 if code is None else best_match(Language(code, script or ""), numbers)
                  for code, script in zip(codes, scripts, strict=True)]
-        return np.array([math.nan if score is None else score for score in found], np.float64)
+        return np.array([-1 if number is None else number for number in found], np.int64)
 
-    def unwanted(columns: Columns) -> np.ndarray:
-        known = np.array([code is not None for code in columns["language"]], bool)
-        return known & np.isnan(least_scores(columns))
-
-    def unsure(columns: Columns) -> np.ndarray:
-        return columns["language_score"] < least_scores(columns)
-
-    threshold = section.keep if isinstance(section.keep, dict) else section.threshold
-    yield Rule("language", f"{stage}.keep", "language", section.keep, unwanted, reads)
-    yield Rule("language_score", f"{stage}.threshold", "language_score", threshold, unsure, (*reads, "language_score"),
-               unless="language")
+    yield Rule("language", f"{stage}.keep", "language", tuple(section.keep), lambda columns: matches(columns) == -1,
+               reads)
+    if isinstance(section.keep, Mapping):
+        for number, (key, bound) in enumerate(section.keep.items()):
+            yield Rule("language_score", f"{stage}.keep.{key}", "language_score", bound,
+                       partial(_unsure, matches, number, bound), (*reads, "language_score"), part=key)
+    else:
+        least = section.threshold
+        yield Rule("language_score", f"{stage}.threshold", "language_score", least,
+                   lambda columns: (matches(columns) >= 0) & (columns["language_score"] < least),
+                   (*reads, "language_score"), unless="language")
     yield from threshold_rules(section, stage, stage)
+
+
+def _unsure(matches: Callable[[Columns], np.ndarray], number: int, bound: float, columns: Columns) -> np.ndarray:
+    """Which documents are of one of the wanted languages, with too low a score."""
+    failed: np.ndarray = (matches(columns) == number) & (columns["language_score"] < bound)
+    return failed

@@ -4,13 +4,18 @@ lid.176 has codes as Wikipedia uses them, mostly ISO 639-1: they stay, in lower 
 ISO 639-3 and ISO 15924 (`eng_Latn`): the language becomes ISO 639-1 where there is a code for it, so that `en` means
 the same with every model. An individual language that is the standard form of a macrolanguage gets the code of that
 one (`cmn` and `arb` are `zh` and `ar`), as the Unicode CLDR's aliases of languages have it.
+
+So the column `language` has `de` for `__label__de` of lid.176 and for `__label__deu_Latn` of GlotLID or OpenLID, whose
+script is in the column `script`. A manifest may name a language either way: `de` takes every script, `de_Latn` and
+`deu_Latn` are the same and take one.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 LABEL_PREFIX = "__label__"
 LANGUAGE_AND_SCRIPT = re.compile(r"([a-z]{2,3})_([A-Z][a-z]{3})")
@@ -21,6 +26,14 @@ class Language(NamedTuple):
 
     code: str
     script: str
+
+    def __str__(self) -> str:
+        return f"{self.code}_{self.script}" if self.script else self.code
+
+
+EVERY_OTHER = "*"
+"""Stands in a manifest for the languages that it does not name."""
+Value = TypeVar("Value")
 
 
 def _table(pairs: str) -> dict[str, str]:
@@ -50,6 +63,16 @@ zsm:ms zyb:za
 """ISO 639-3 code of a macrolanguage's standard form -> ISO 639-1 code of the macrolanguage."""
 
 
+LID_176 = tuple("""
+af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb ckb co cs cv cy da de diq
+dsb dty dv el eml en eo es et eu fa fi fr frr fy ga gd gl gn gom gu gv he hi hif hr hsb ht hu hy ia id ie ilo io is
+it ja jbo jv ka kk km kn ko krc ku kv kw ky la lb lez li lmo lo lrc lt lv mai mg mhr min mk ml mn mr mrj ms mt mwl
+my myv mzn nah nap nds ne new nl nn no oc or os pa pam pfl pl pms pnb ps pt qu rm ro ru rue sa sah sc scn sco sd sh
+si sk sl so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk ur uz vec vep vi vls vo wa war wuu xal xmf yi yo yue zh
+""".split())
+"""The codes that lid.176 has labels for."""
+
+
 def short_code(code: str) -> str:
     """The ISO 639-1 code for an ISO 639-3 code, itself where there is none."""
     return ISO_639_1.get(code) or STANDARD_FORMS.get(code, code)
@@ -62,3 +85,19 @@ def parse_label(label: str) -> Language:
     if parts := LANGUAGE_AND_SCRIPT.fullmatch(name):
         return Language(short_code(parts[1]), parts[2])
     return Language(name.lower(), "")
+
+
+def best_match(language: Language, named: Mapping[str, Value]) -> Value | None:
+    """What a manifest says of a language: of its own script before that of all scripts; None where it says nothing.
+
+    Args:
+        named: a language as `str(parse_label(...))` has it, or EVERY_OTHER -> what is said of it.
+    """
+    names = (f"{language.code}_{language.script}", language.code, EVERY_OTHER)
+    return next((named[name] for name in names if name in named), None)
+
+
+def is_kept(language: Language, wanted: Mapping[str, Value]) -> bool:
+    """Whether a manifest that wants these keeps any document of a language, in its script or in any."""
+    of_a_script = not language.script and any(name.startswith(f"{language.code}_") for name in wanted)
+    return of_a_script or best_match(language, wanted) is not None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Any
 
 import yaml
 
 import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
+from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settings
 from gristmill.flows.authoring.look_at_data import Look, mean_weight, size
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.model import Model
@@ -27,6 +29,8 @@ MODELS = (("llama-1m", 4096, 256, 3.0e-3), ("llama-10m", 8192, 512, 2.0e-3), ("l
 BATCH_TOKENS = ((100_000_000, 4_096), (1_000_000_000, 65_536), (None, 524_288))
 """Up to so many training tokens: tokens per optimizer step (GPT-3's 0.5 M for the largest)."""
 LEAST_TOKENS = 20_000
+GLOTLID = "glotlid.bin"
+"""Where the model is looked for whose scores FineWeb-2's settings are about, beside the manifest."""
 MAX_EPOCHS = 4
 """Muennighoff et al. 2023: up to four passes over the same text are almost as good as new text."""
 
@@ -40,12 +44,16 @@ class Wishes:
         languages: to keep; none for all.
         tokens: to train on; None for what the data probably has.
         train: whether a model is trained at all.
+        settings: FineWeb-2's of the languages to keep, in place of `languages` (see `fineweb2_settings`).
+        language_model: a path; None for lid.176, and with `settings` for GLOTLID.
     """
 
     name: str
     languages: Sequence[str] = ()
     tokens: int | None = None
     train: bool = True
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    language_model: str | None = None
 
 
 def source_name(path: str, taken: Sequence[str]) -> str:
@@ -105,17 +113,43 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
 def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
     prose = [name for name, look in looks.items() if not look.is_code]
     only = "" if len(prose) == len(looks) else f"sources: [{', '.join(map(_scalar, prose))}], "
-    lines = ["prepare:"]
-    if prose:
-        keep = f"[{', '.join(map(_scalar, wishes.languages))}]" if wishes.languages else '{"*": 0}'
-        lines += ["  # first, since the rules of filter have the stop words of each document's language"
-                  + ("" if wishes.languages else "; none is dropped"),
-                  f"  - langid: {{{only}keep: {keep}}}",
-                  "  # Gopher's rules are for prose"
-                  + (": source code is left out" if only else "; try others with: gristmill whatif"),
-                  f"  - filter: {{{only}rules: [gopher_quality, gopher_repetition]}}"]
-    lines.append("  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster one survives")
-    return "\n".join(lines) + "\n"
+    dedup = "  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster one survives"
+    if prose and wishes.settings:
+        lines = [*_langid(wishes, only), dedup, *_fineweb2_rules(wishes, only)]
+    elif prose:
+        lines = [*_langid(wishes, only),
+                 "  # Gopher's rules are for prose"
+                 + (": source code is left out" if only else "; try others with: gristmill whatif"),
+                 f"  - filter: {{{only}rules: [gopher_quality, gopher_repetition]}}", dedup]
+    else:
+        lines = [dedup]
+    return "\n".join(["prepare:", *lines]) + "\n"
+
+
+def _langid(wishes: Wishes, only: str) -> list[str]:
+    """The step that measures languages, before the rules that judge by them."""
+    if wishes.settings:
+        scores = {language: settings["language_score"] for language, settings in wishes.settings.items()}
+        model = wishes.language_model or GLOTLID
+        return ["  # the scores are FineWeb-2's for GlotLID: get its model.bin (cis-lmu/glotlid on Hugging Face)",
+                f"  - langid: {{{only}model: {_scalar(model)}, keep: {_flow(scores)}}}"]
+    keep = f"[{', '.join(map(_scalar, wishes.languages))}]" if wishes.languages else '{"*": 0}'
+    model = f"model: {_scalar(wishes.language_model)}, " if wishes.language_model else ""
+    return ["  # first, since the rules of filter have the stop words of each document's language"
+            + ("" if wishes.languages else "; none is dropped"), f"  - langid: {{{only}{model}keep: {keep}}}"]
+
+
+def _fineweb2_rules(wishes: Wishes, only: str) -> list[str]:
+    """FineWeb-2's three filters, behind the deduplication as there."""
+    sources = [f"      {only.removesuffix(', ')}"] if only else []
+    lines = ["  # FineWeb-2's rules; a value that a language has not is that of `rules`",
+             "  # words: language needs gristmill[languages]", "  - filter:", *sources, "      rules:"]
+    lines += [f"        {name}: {_flow(values)}" for name, values in GENERAL.items()]
+    lines.append("      by_language:")
+    for language, settings in wishes.settings.items():
+        lines.append(f"        {language}:")
+        lines += [f"          {name}: {_flow(values)}" for name, values in rules_of_settings(settings).items()]
+    return lines
 
 
 @dataclass(frozen=True)
@@ -176,6 +210,11 @@ def _round(tokens: float) -> int:
     return int(float(f"{tokens:.1e}"))
 
 
+def _flow(value: Any) -> str:
+    """A value on one line of YAML."""
+    return yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=True, sort_keys=False).strip()
+
+
 def _scalar(value: str) -> str:
     """A string on one line of YAML, quoted where it has to be inside of braces too."""
-    return yaml.safe_dump([value], default_flow_style=True, width=1 << 30, allow_unicode=True).strip()[1:-1]
+    return _flow([value])[1:-1]

@@ -41,10 +41,9 @@ def cuts_page(run: BrowsedRun) -> dict[str, Any]:
     rows = []
     for key, (step, rule, _) in rules_of_run(run).items():
         summary = run.summary(step)
-        dropped = summary["counts"].get("dropped", {}).get(rule.name, 0)
         tally: Mapping[str, int] = summary.get("rules", {}).get(rule.name, {})
-        rows.append({"step": step, "rule": rule.name, "key": short_key(key), "bound": rule.bound, "dropped": dropped,
-                     "only": tally.get("only"), "link": address(CUTS_PAGE, key),
+        rows.append({"step": step, "rule": rule.name, "key": short_key(key), "bound": rule.bound,
+                     "dropped": rule.dropped(summary), "only": tally.get("only"), "link": address(CUTS_PAGE, key),
                      "list": Search(step=step, reason=rule.name).link()})
     return {"rules": rows}
 
@@ -63,7 +62,7 @@ def cut_page(run: BrowsedRun, asked: OneCut) -> dict[str, Any]:
     return {
         "step": step, "rule": rule.name, "key": rule.key, "short_key": short_key(rule.key), "bound": rule.bound,
         "statistic": rule.statistic, "is_most": rule.side == "max",
-        "dropped": summary["counts"].get("dropped", {}).get(rule.name, 0), "read": summary["counts"]["read"],
+        "dropped": rule.dropped(summary), "read": summary["counts"]["read"],
         "only": summary.get("rules", {}).get(rule.name, {}).get("only"),
         "list": Search(step=step, reason=rule.name).link(), "sides": sides,
         "bars": bars(counted["edges"], counted["counts"], rule.bound, column) if counted and numeric else None,

@@ -45,9 +45,15 @@ def new(
         metavar="N", help="Tokens to train on; by default an estimate of what the data has.",
         min=20_000)] = None,
     train: Annotated[bool, typer.Option(help="Whether to train a model, or only prepare documents.")] = True,
+    fineweb2: Annotated[list[str] | None, typer.Option(metavar="FILE", help=(
+        "FineWeb-2's settings of a language to keep, such as configs/deu_Latn.yml of huggingface/fineweb-2; may be "
+        "given several times, in place of --language."))] = None,
+    language_model: Annotated[str | None, typer.Option(
+        metavar="PATH", help="A fastText model of languages; by default lid.176, with --fineweb2 glotlid.bin.")] = None,
 ) -> None:
     """Write a manifest for your data: it looks at the files and proposes format, fields, weights and sizes."""
     from gristmill.dataprep.reading.sources import SourceError
+    from gristmill.flows.authoring.fineweb2_settings import SettingsError, read_settings
     from gristmill.flows.authoring.look_at_data import look_at
     from gristmill.flows.authoring.new_manifest import Wishes, source_name, write_manifest
     from gristmill.mixtures.load import ManifestError
@@ -66,33 +72,43 @@ def new(
         chosen = before if named else source_name(path, list(looks))
         if chosen in looks:
             raise SourceError(f"source {chosen!r} is given twice; give one of them another name: NAME=PATH")
-        looks[chosen] = look_at(chosen, path if "://" in path else str(Path(path).expanduser().resolve()))
+        looks[chosen] = look_at(chosen, anchored(path))
         typer.echo(f"{chosen}: {describe(looks[chosen])}")
         return chosen
 
     try:
+        if fineweb2 and language:
+            raise SettingsError("--fineweb2 says which languages are kept, and so does --language; give one of them")
+        settings = read_settings(fineweb2 or [])
         for given in source or []:
             take(given)
         if asked:
             ask_for_sources(take)
             name = name or typer.prompt("Name of the run", default=next(iter(looks)))
-            language = language or typer.prompt("Languages to keep, e.g. en de (empty for all)", default="",
-                                                show_default=False).split()
+            if not language and not settings:
+                language = typer.prompt("Languages to keep, e.g. en de (empty for all)", default="",
+                                        show_default=False).split()
             train = train and typer.confirm("Train a model?", default=True)
-        wishes = Wishes(name or next(iter(looks)), language or [], tokens, train)
+        wishes = Wishes(name or next(iter(looks)), language or [], tokens, train, settings,
+                        language_model and anchored(language_model))
         target = file or Path(f"{wishes.name}.yaml")
         text = write_manifest(wishes, looks, str(target))
         with target.open("x", encoding="utf-8") as sink:
             sink.write(text)
     except typer.Abort:
         fail("nothing was written; without answers, say where the data is: gristmill new --source PATH", EXIT_USAGE)
-    except (SourceError, ManifestError) as error:
+    except (SourceError, SettingsError, ManifestError) as error:
         fail(f"{error}\nnothing was written", EXIT_USAGE)
     except FileExistsError:
         fail(f"{target} exists and was not changed; name another file: gristmill new OTHER.yaml", EXIT_USAGE)
     except OSError as error:
         fail(f"{target} cannot be written: {(error.strerror or str(error)).lower()}; name another file", EXIT_USAGE)
     typer.echo(f"\nwritten: {target}\nlook at it, then: gristmill plan {target}\n{'':17} gristmill run {target}")
+
+
+def anchored(path: str) -> str:
+    """A path as a manifest in any folder may have it."""
+    return path if "://" in path else str(Path(path).expanduser().resolve())
 
 
 def ask_for_sources(take: Callable[[str], str]) -> None:

@@ -43,10 +43,10 @@ def describe_cuts(
     """
     found = []
     for stage, rules in stored_rules(session, inputs).items():
-        dropped = summaries[stage].get("counts", {}).get("dropped", {})
         for rule in rules:
-            if dropped.get(rule.name) and isinstance(rule.bound, int | float):
-                found.append((dropped[rule.name], stage, rule))
+            dropped = rule.dropped(summaries[stage])
+            if dropped and isinstance(rule.bound, int | float):
+                found.append((dropped, stage, rule))
     found = sorted(found, key=lambda item: (-item[0], item[2].label))[:MOST_RULES]
     samples = _sample(inputs, {stage: rules_of_stage(found, stage) for _, stage, _ in found})
     return [

@@ -17,6 +17,7 @@ from gristmill.dataprep.cleaning.clean import RULE_PREFIX, WORDS_LEFT
 from gristmill.dataprep.documents import annotation_stages
 from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
+from gristmill.dataprep.judges.language_codes import Language, best_match, parse_label
 from gristmill.dataprep.row_groups import read_annotation_rows, read_document_rows
 from gristmill.flows.questions.find_documents import (
     AmbiguousDocumentError,
@@ -149,7 +150,7 @@ def describe_judgement(stage: str, recipe: Mapping[str, Any], judged: Mapping[st
     verdict: dict[str, Any] = {"stage": stage, "keep": judged["keep"], "reason": judged["reason"], "values": values}
     if judged.get("error"):
         verdict["error"] = judged["error"]
-    threshold = find_threshold(recipe, judged["reason"])
+    threshold = find_threshold(recipe, judged["reason"], judged)
     if threshold is not None:
         verdict["threshold"] = threshold
     return verdict
@@ -221,11 +222,16 @@ def describe_edits(
     }
 
 
-def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
-    """The configured value that a rule's name stands for: `gopher_quality/min_words` -> 50."""
+def find_threshold(recipe: Mapping[str, Any], reason: str | None, judged: Mapping[str, Any]) -> Any:
+    """The configured value that a rule's name stands for: `gopher_quality/min_words` -> 50, of a language's own rules
+    `de/gopher_quality/min_words`.
+
+    Args:
+        judged: what the stage measured, where that decides which of several values counts.
+    """
     if reason is None:
         return None
-    at: Any = {**recipe, **recipe.get("rules", {})}
+    at: Any = {**recipe, **recipe.get("rules", {}), **recipe.get("by_language", {})}
     for part in reason.split("/"):
         at = at.get(part) if isinstance(at, Mapping) else None
     if at is None and "/" in reason:  # the rules of stages without rule sets: `clean/max_removed_word_ratio`
@@ -236,7 +242,10 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
     if at is not None:
         return at
     languages = recipe.get("keep")
-    thresholds = languages if isinstance(languages, Mapping) else recipe.get("threshold")
+    thresholds = recipe.get("threshold")
+    if isinstance(languages, Mapping) and judged.get("language"):
+        of_language = {str(parse_label(name)): least for name, least in languages.items()}
+        thresholds = best_match(Language(judged["language"], judged.get("script") or ""), of_language)
     return {"language_score": thresholds, "language": languages,
             **dict.fromkeys(NEAR_DUPLICATES, (recipe.get("minhash") or {}).get("threshold"))}.get(
                 reason, recipe.get(reason.rpartition("/")[2]))

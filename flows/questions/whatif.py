@@ -27,6 +27,7 @@ from gristmill.dataprep.replay import (
     Verdicts,
     judge_shard,
     nearest,
+    short_name,
 )
 from gristmill.flows.questions.cut_samples import Found, merge_nearest, show, stored_rules
 from gristmill.flows.questions.find_documents import committed_inputs
@@ -395,7 +396,7 @@ def _print_rules(console: Console, found: Mapping[str, Any]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for name in sorted(shown, key=lambda name: (-rules[name]["then"]["failing"], name)):
         counts = (rules[name][side][what] for what in ("failing", "only") for side in ("now", "then"))
-        table.add_row(name.rpartition("/")[2], *(f"{count:,}" for count in counts))
+        table.add_row(short_name(name), *(f"{count:,}" for count in counts))
     if shown:
         console.print()
         console.print(table)

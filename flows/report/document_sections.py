@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gristmill.dataprep.replay import short_name
 from gristmill.flows.report import pictures
 from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Table
 from gristmill.flows.report.run_data import Facts, top_reasons
@@ -91,7 +92,7 @@ def reasons(facts: Facts) -> Section | None:
 def reasons_picture(facts: Facts) -> str:
     """The rules that dropped most documents."""
     found = [(count, row["stage"], rule) for row in facts["funnel"] for rule, count in top_reasons(row, MOST_BARS)]
-    bars = [(f"{stage}: {rule.rpartition('/')[2]}", {"documents": float(count)})
+    bars = [(f"{stage}: {short_name(rule)}", {"documents": float(count)})
             for count, stage, rule in sorted(found, key=lambda item: (-item[0], item[2]))[:MOST_BARS]]
     return pictures.stacked_bars(bars, "documents")
 
@@ -123,6 +124,17 @@ def lengths(facts: Facts, name: str = "filter") -> Section | None:
                                       "Documents that the filter has read, by their number of words.")])
 
 
+def rules_by_language(facts: Facts, name: str = "filter") -> Section | None:
+    """What the rules of each language have kept, where there are any."""
+    counted = facts["summaries"][name].get("by_language")
+    if not counted:
+        return None
+    ranked = sorted(counted.items(), key=lambda item: (-item[1]["read"], item[0]))
+    rows = [[entry, f"{of['read']:,}", f"{of['kept']:,}", f"{of['kept'] / max(of['read'], 1):.1%}"]
+            for entry, of in ranked]
+    return Section("Rules by language", [Table(["rules of", "read", "kept", "share"], rows, {1, 2, 3})])
+
+
 def languages(facts: Facts, name: str = "langid") -> Section | None:
     """The languages found, and how sure the model was."""
     summary = facts["summaries"][name]
@@ -133,9 +145,19 @@ def languages(facts: Facts, name: str = "langid") -> Section | None:
     many = f"; the {MOST_LANGUAGES} most frequent:" if number > MOST_LANGUAGES else ""
     parts: list[Part] = [Note(f"{number} language{'s' if number > 1 else ''}{many}"),
                          Figure(languages_picture(summary), "Documents by their likeliest language.")]
+    if "languages_kept" in summary:
+        parts.append(kept_by_language(summary))
     if scores:
         parts.append(Figure(pictures.cut_histogram(scores, None, "language score"), "Confidence of the model."))
     return Section("Languages", parts)
+
+
+def kept_by_language(summary: Mapping[str, Any]) -> Table:
+    """Documents of the most frequent languages, and how many of them are kept."""
+    ranked = sorted(summary["languages"].items(), key=lambda item: (-item[1], item[0]))[:MOST_LANGUAGES]
+    kept = {name: summary["languages_kept"].get(name, 0) for name, _ in ranked}
+    rows = [[name, f"{read:,}", f"{kept[name]:,}", f"{kept[name] / read:.1%}"] for name, read in ranked]
+    return Table(["language", "documents", "kept", "share"], rows, {1, 2, 3})
 
 
 def languages_picture(summary: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.dataprep.replay import short_name
 from gristmill.flows.report.evaluation import evaluation_rows, some_samples
 from gristmill.flows.report.mixture import (
     HEADER,
@@ -61,7 +62,7 @@ def print_funnel(facts: Facts, console: Console) -> None:
     section(console, "Documents")
     table = plain_table(("stage", False), ("read", True), ("kept", True), ("MB kept", True), ("dropped most by", False))
     for row in facts["funnel"]:
-        reasons = ", ".join(f"{rule.rpartition('/')[2]} {count}" for rule, count in top_reasons(row))
+        reasons = ", ".join(f"{short_name(rule)} {count}" for rule, count in top_reasons(row))
         table.add_row(row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}", reasons)
     console.print(table)
     for note in reading_notes(facts):

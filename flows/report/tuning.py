@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gristmill.dataprep.replay import short_name
 from gristmill.flows.questions.explain import shorten_text
 from gristmill.flows.report.parts import Details, Figure, Note, Part, Section, Table, Text
 from gristmill.flows.report.pictures import curves
@@ -72,7 +73,7 @@ def prepared_rows(facts: Facts) -> list[list[str]]:
             gone = one["beyond_limit"] + sum(one["dropped"].values())
             quarantined = one["refused"] + one["quarantined"]
             why = [("over the limit", one["beyond_limit"]), *top_reasons(one)]
-            reasons = ", ".join(f"{rule.rpartition('/')[2]} {number:,}" for rule, number in why if number)
+            reasons = ", ".join(f"{short_name(rule)} {number:,}" for rule, number in why if number)
             rows.append([f"{name}: {one['name']}", f"{one['records']:,}", f"{quarantined:,}", f"{gone:,}",
                          f"{one['kept']:,}", reasons])
     return rows
@@ -80,7 +81,7 @@ def prepared_rows(facts: Facts) -> list[list[str]]:
 
 def step_numbers(counts: Mapping[str, Any]) -> list[str]:
     """Read, kept, and the rules that dropped most."""
-    reasons = ", ".join(f"{rule.rpartition('/')[2]} {number:,}" for rule, number in top_reasons(counts, MOST_REASONS))
+    reasons = ", ".join(f"{short_name(rule)} {number:,}" for rule, number in top_reasons(counts, MOST_REASONS))
     return [f"{counts['read']:,}", f"{counts['kept']:,}", reasons]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 
-from gristmill.flows.stages.stage import Stage
+from gristmill.flows.stages.stage import Location, Stage
+from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.langid import LanguageId
 
 
@@ -21,7 +23,28 @@ def leaves_out(section: LanguageId) -> Collection[str]:
     return () if is_other_model(section.model) else ("model",)
 
 
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:  # fmt: skip
+    """Languages that the model does not know, where it is here."""
+    from gristmill.dataprep.judges.langid import known_labels, wanted_languages, why_unknown
+
+    section = manifest.steps[name].config
+    assert isinstance(section, LanguageId)
+    if (labels := known_labels(section)) is None:
+        return
+    for code in wanted_languages(section):
+        if (problem := why_unknown(code, labels, model_name(section))) is not None:
+            yield ("prepare", list(manifest.steps).index(name), STAGE.name, "keep"), problem
+
+
+def model_name(section: LanguageId) -> str:
+    """What the model is called in messages."""
+    return "lid.176" if section.model is None else PurePath(section.model).name
+
+
 STAGE = Stage(
     "langid", 2, "gristmill.dataprep.judges.langid:run", section=LanguageId, columns=columns, leaves_out=leaves_out,
+    preflight=preflight,
     rules="gristmill.dataprep.judges.langid:rules",
     report=("gristmill.flows.report.document_sections:languages",))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     ConfigDict,
     Field,
+    SerializationInfo,
     SerializerFunctionWrapHandler,
     field_validator,
     model_serializer,
@@ -56,6 +58,8 @@ class FineWeb(Section):
     FineWeb runs them after Gopher's and C4's (those without the rule that lines end in punctuation).
     """
 
+    added = ("words",)
+
     constants: Literal["paper", "datatrove"] = "paper"
     """Whose limit for characters in repeated lines is the default: 0.1 in the paper, 0.01 in datatrove's code."""
     short_line_characters: Positive = 30
@@ -70,6 +74,9 @@ class FineWeb(Section):
     """Share of characters in lines that repeat earlier ones; 0.01 with `constants: datatrove`."""
     max_newline_word_ratio: PositiveFloat = 0.3
     """Newlines per word."""
+    words: Literal["rule", "language"] = "rule"
+    """Which words newlines are counted per: those of a rule that comes close to spaCy's, or with `language` those of
+    datatrove's tokenizer for the document's language, as `words: language` of Gopher's rules has them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -306,11 +313,14 @@ class GopherRules(Section):
     dialect: Dialect = "dclm"
     """Whose counting: the projects share the thresholds, but count words, lines, symbols and repeated n-grams in their
     own ways, so that they keep different documents (`gristmill dialects MANIFEST` shows which)."""
-    words: Literal["dialect", "exact", "unicode"] = "dialect"
+    words: Literal["dialect", "exact", "unicode", "language"] = "dialect"
     """How text is cut into words. `dialect`: as the dialect does it; where that takes a library (datatrove: spaCy), by
     a rule that comes close to it. `exact`: by that library itself (datatrove only; needs the package spacy; for
     English). `unicode`: between spaces, and each character of scripts without spaces (Chinese, Japanese, Thai, Lao,
-    Khmer, Burmese) is a word; documents in these languages are cut like that under `dialect` too."""
+    Khmer, Burmese) is a word; documents in these languages are cut like that under `dialect` too. `language`: by the
+    tokenizer that datatrove assigns to the language, as FineWeb-2 did (datatrove only; needs the extra `languages`):
+    spaCy's for that language or a related one, or a library such as jieba (Chinese) and PyThaiNLP (Thai), which is
+    slow."""
     language: Annotated[str, Field(pattern=r"^(auto|[a-z]{2,3})$")] = "auto"
     """Whose stop words count, and whether the script has spaces: an ISO 639 code, or `auto` for each document's own,
     which the stage `langid` measured if it ran before (otherwise English). A language without a list of stop words
@@ -318,15 +328,23 @@ class GopherRules(Section):
     take two characters (Chinese, Japanese) or three (Thai, Lao, Khmer, Burmese) for a word."""
 
     @model_validator(mode="after")
-    def _exact_words(self) -> Self:
-        if self.words == "exact" and self.dialect != "datatrove":
-            raise ValueError(f"words: exact is for dialect: datatrove, whose words are spaCy's; leave it out for "
-                             f"dialect: {self.dialect}")
+    def _words_of_datatrove(self) -> Self:
+        if self.words in ("exact", "language") and self.dialect != "datatrove":
+            raise ValueError(f"words: {self.words} is for dialect: datatrove, whose words are spaCy's; leave it out "
+                             f"for dialect: {self.dialect}")
         return self
+
+
+MOST_STOP_WORDS = 63
+"""Of a language, and characters of one: the kernel that looks for them has a bit for each."""
+
+StopWord = Annotated[str, Field(min_length=1, max_length=MOST_STOP_WORDS)]
 
 
 class GopherQuality(GopherRules):
     """Thresholds of the Gopher quality rules (Rae et al. 2021, appendix A1.1)."""
+
+    added = ("stop_words",)
 
     min_words: int = 50
     """Least number of words."""
@@ -346,6 +364,8 @@ class GopherQuality(GopherRules):
     """Share of words with a letter."""
     min_stop_words: int = 2
     """Stop words of the text's language."""
+    stop_words: Annotated[tuple[StopWord, ...], Field(max_length=MOST_STOP_WORDS)] | None = None
+    """Own stop words in place of the list of the document's language, which `language` names another way."""
 
 
 class GopherRepetition(GopherRules):
@@ -401,13 +421,105 @@ class Rules(Section):
         return {name: section for name, section in dump(self).items() if section is not None}
 
 
+LANGUAGE = re.compile(r"[a-z]{2,3}(_[A-Z][a-z]{3})?")
+RULES_LANGUAGE = "rules_language"
+"""The column that says by whose rules a document was judged: a key of `by_language`, or GENERAL_RULES."""
+GENERAL_RULES = "general"
+"""What that column has of documents that `rules` have judged, where there are rules by language."""
+_GENERAL: RuleSets = {"gopher_quality": {}, "gopher_repetition": {}}
+
+
+def configured_names(rules: Rules) -> list[str]:
+    """The rule sets that are switched on, in the order in which `Rules` declares them."""
+    return [name for name in type(rules).model_fields if getattr(rules, name) is not None]
+
+
+def _valid_rules(rules: Any) -> dict[str, Any]:
+    """Rules as they were written, in the form of `expand`; none where they are wrong, which is told of them alone."""
+    try:
+        Rules.model_validate(expanded := _written(rules))
+    except ValueError:
+        return {}
+    return dict(expanded)
+
+
+def _written(rules: Any) -> Any:
+    return rules.model_dump(exclude_unset=True) if isinstance(rules, Rules) else expand(rules)
+
+
+def lay_over(general: Mapping[str, Any], own: Any) -> Any:
+    """A language's own rules over the general ones; what is not of the form of rules is given back as it is."""
+    try:
+        own = _written({} if own is None else own)
+    except ValueError:
+        return own
+    if not isinstance(own, Mapping):
+        return own
+    laid = {name: {**(general.get(name) or {}), **values} if isinstance(values, Mapping) else values
+            for name, values in own.items()}
+    return {**general, **laid}
+
+
 class Filter(Judging):
     """Heuristic quality rules."""
+
+    added = ("by_language", "unlisted")
 
     rules: Rules = Rules(gopher_quality=GopherQuality(), gopher_repetition=GopherRepetition())
     rule_sources: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Rule set or preset -> the only sources that it judges, where those are not all: `{fineweb: [web], code: [git]}`.
     What such a set measures is null for documents of other sources."""
+    by_language: dict[str, Rules] = Field(default_factory=dict)
+    """Language -> what is different of `rules` for its documents: `{de: {gopher_quality: {max_mean_word_length: 15}},
+    th: {fineweb: null}}`. A key that is absent has the value that `rules` gives it, null switches a rule set off, and a
+    set that `rules` lacks judges this language alone. Languages are named as in `langid`, which must come before: `zh`
+    takes every script, and `zh_Hans` (or `zho_Hans`) before it that one. The column `rules_language` says which entry
+    judged a document. FineWeb-2's way (Penedo et al. 2025): stop words, words and thresholds of each language."""
+    unlisted: Literal["general", "keep", "drop"] = "general"
+    """What becomes of documents in languages that `by_language` does not name, or of which no language was measured:
+    `rules` judge them, they pass unjudged, or they are dropped as `unlisted_language`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _languages_over_rules(cls, value: Any) -> Any:
+        """Give each language all rules that judge it, so that nobody else has to know what it falls back to."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("by_language"), Mapping):
+            return value
+        if False in value["by_language"]:
+            raise ValueError("by_language: YAML reads `no` as false; quote the code of Norwegian: \"no\"")
+        general = _valid_rules(value.get("rules", _GENERAL))
+        return {**value, "by_language": {
+            language: lay_over(general, own) for language, own in value["by_language"].items()}}
+
+    @field_validator("by_language")
+    @classmethod
+    def _codes(cls, value: dict[str, Rules]) -> dict[str, Rules]:
+        wrong = [repr(language) for language in value if not LANGUAGE.fullmatch(language)]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} is no code of a language: write ISO 639-1 where there is one (de), "
+                             "else ISO 639-3 (ceb), and the script behind it where it matters (zh_Hans, deu_Latn)")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _whatever_rules_say(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Each language's rules so that nothing else of `rules` comes in when they are read again: with null for a set
+        that is off, and without keys that came later (see `Section.added`) only where `rules` has the same."""
+        dumped = self._as_fingerprints_know_it(dump, info)
+        if dumped.get("by_language"):
+            off = dict.fromkeys(configured_names(self.rules))
+            dumped["by_language"] = {language: {**off, **self._differing(rules, info.mode)}
+                                     for language, rules in self.by_language.items()}
+        return dumped
+
+    def _differing(self, rules: Rules, mode: str) -> dict[str, Any]:
+        dumped = rules.model_dump(mode=mode)
+        for name in dumped:
+            section, general = getattr(rules, name), getattr(self.rules, name)
+            for key in section.added:
+                usual = type(section).model_fields[key].default if general is None else getattr(general, key)
+                if getattr(section, key) == usual:
+                    del dumped[name][key]
+        return dumped
 
     @field_validator("rules", mode="before", json_schema_input_type=Rules | list[str | Rules])
     @classmethod
@@ -423,9 +535,15 @@ class Filter(Judging):
             return value
         return {rule_set: sources for name, sources in value.items() for rule_set in PRESETS.get(name, (name,))}
 
+    @property
+    def rule_sets(self) -> list[str]:
+        """The rule sets that judge any document, in the order in which `Rules` declares them."""
+        used = {name for rules in (self.rules, *self.by_language.values()) for name in configured_names(rules)}
+        return [name for name in Rules.model_fields if name in used]
+
     @model_validator(mode="after")
     def _only_of_configured_sets(self) -> Self:
-        configured = [name for name in type(self.rules).model_fields if getattr(self.rules, name) is not None]
+        configured = self.rule_sets
         unknown = [name for name in self.rule_sources if name not in configured]
         if unknown:
             raise ValueError(f"rule_sources names {', '.join(unknown)}, but `rules` has only {', '.join(configured)}")

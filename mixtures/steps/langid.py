@@ -20,8 +20,9 @@ class LanguageId(Judging):
     """Wanted languages, or a mapping of each to its own threshold: `{en: 0.65, de: 0.5}`.
 
     Codes are those of the model: ISO 639-1 where there is one, else ISO 639-3; where its labels name a script too
-    (`eng_Latn`), `en` takes every script of the language and `eng_Latn` one. `"*"` is every other language: `{en: 0.65,
-    "*": 0.5}`; `{"*": 0}` drops nothing, and measures the language for the rules of a later `filter`.
+    (`eng_Latn`), `en` takes every script of the language and `eng_Latn` (or `en_Latn`) one. Either way the column
+    `language` has `en`, and `script` has `Latn`. `"*"` is every other language: `{en: 0.65, "*": 0.5}`; `{"*": 0}`
+    drops nothing, and measures the language for the rules of a later `filter`.
     """
     threshold: Fraction = 0.65
     """Least score of the top language where `keep` has no threshold of its own (FineWeb: 0.65)."""

@@ -386,6 +386,11 @@ def test_another_model_with_scripts_in_its_labels_measures_them_and_keeps_by_the
     assert [(row["language"], row["script"], row["keep"]) for row in rows] == [
         ("en", "Latn", True), ("sr", "Cyrl", True), ("sr", "Latn", False)]  # fmt: skip
     assert summary["languages"] == {"en": 1, "sr": 2}
+    assert summary["languages_kept"] == {"en": 1, "sr": 1}
+    unsure = langid.run(inputs, {**config, "keep": {"en": 0.5, "srp_Cyrl": 1.0, "sr": 1.0}}, tmp_path / "unsure",
+                        make_context("unsure"))
+    assert unsure["counts"]["dropped"] == {"language_score": 2}
+    assert unsure["parts"] == {"srp_Cyrl": {"language_score": 1}, "sr": {"language_score": 1}}
     with pytest.raises(LanguageError, match=r"'de' is not a language of mine\.bin"):
         langid.run(inputs, {**config, "keep": ["de"]}, tmp_path / "again", make_context("again"))
 

@@ -96,12 +96,35 @@ def test_the_samples_are_the_documents_next_to_the_cut_on_either_side() -> None:
 
 def test_languages_are_judged_by_their_own_thresholds() -> None:
     section = LanguageId.model_validate({"keep": {"en": 0.6, "de": 0.9}})
-    unwanted, unsure = rules_of(langid.rules, "langid", section, ["language", "language_score"])
+    unwanted, english, german = rules_of(langid.rules, "langid", section, ["language", "language_score"])
     columns = {"language": np.array(["en", "de", "fr", "de", None], object),
                "language_score": np.array([0.7, 0.7, 0.99, 0.95, np.nan])}
     assert unwanted.fails(columns).tolist() == [False, False, True, False, False]
-    assert unsure.fails(columns).tolist() == [False, True, False, False, False]
-    assert unsure.bound == {"en": 0.6, "de": 0.9}
+    assert english.fails(columns).tolist() == [False] * 5
+    assert german.fails(columns).tolist() == [False, True, False, False, False]
+    assert [(rule.name, rule.label, rule.key, rule.bound) for rule in (unwanted, german)] == [
+        ("language", "language", "langid.keep", ("en", "de")),
+        ("language_score", "language_score (de)", "langid.keep.de", 0.9)]
+    assert german.fails({**columns, "language_score": np.zeros(5)}).tolist() == [False, True, False, True, False]
+
+
+def test_a_script_has_its_own_threshold_before_that_of_its_language_and_of_all_others() -> None:
+    section = LanguageId.model_validate({"keep": {"sr": 0.5, "srp_Cyrl": 0.9, "*": 0.3}})
+    rules = rules_of(langid.rules, "langid", section, ["language", "language_score", "script"])
+    columns = {"language": np.array(["sr", "sr", "fr", None], object),
+               "script": np.array(["Latn", "Cyrl", "Latn", None], object),
+               "language_score": np.array([0.2, 0.2, 0.2, np.nan])}
+    failing = {rule.label: rule.fails(columns).tolist() for rule in rules}
+    assert failing == {"language": [False] * 4, "language_score (sr)": [True, False, False, False],
+                       "language_score (srp_Cyrl)": [False, True, False, False],
+                       "language_score (*)": [False, False, True, False]}
+
+
+def test_of_rules_with_one_reason_each_knows_how_many_it_dropped() -> None:
+    section = LanguageId.model_validate({"keep": {"en": 0.6, "de": 0.9}})
+    unwanted, english, german = rules_of(langid.rules, "langid", section, ["language", "language_score"])
+    summary = {"counts": {"dropped": {"language": 3, "language_score": 2}}, "parts": {"de": {"language_score": 2}}}
+    assert [rule.dropped(summary) for rule in (unwanted, english, german)] == [3, 0, 2]
 
 
 def test_bounds_that_decide_what_is_cut_out_are_not_replayed() -> None:

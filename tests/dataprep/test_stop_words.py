@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.gopher_words import STOP_WORDS, UNSPACED_LANGUAGES, is_unspaced, language_index
@@ -69,6 +70,18 @@ def test_the_language_of_a_document_chooses_its_stop_words() -> None:
     assert measured(text, "en", "de")["stop_words"] == 4
     assert measured(text, "de", dialect="dolma")["stop_words"] == 3  # und die in
     assert measured("die die und", "de", dialect="datatrove")["stop_words"] == 2
+
+
+def test_an_own_list_takes_the_place_of_the_languages() -> None:
+    text = pa.array(["Der Hund und die Katze mögen Straßenbahnhaltestellen", "the end of it"])
+    for dialect, own, expected in (("dclm", ("Hund", "straßenbahnhaltestellen", "the"), [2, 1]),
+                                   ("dolma", ("Hund", "katze"), [1, 0]), ("datatrove", ("und", "und", "die"), [2, 0]),
+                                   ("redpajama", ("of",), [0, 1])):
+        counting = GopherQuality.model_validate({"dialect": dialect})
+        columns = gopher.statistics(text, counting, ["xx", "de"], stop_words=own)
+        assert columns["stop_words"].tolist() == expected, dialect
+    with pytest.raises(ValidationError, match="at most 63"):
+        GopherQuality.model_validate({"stop_words": [f"w{number}" for number in range(64)]})
 
 
 def test_a_language_without_a_list_is_not_judged_by_stop_words() -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
+from gristmill.dataprep.judges.fasttext_models import MODEL_VARIABLE
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.flows.authoring.look_at_data import id_field, look_at, size, text_field
 from gristmill.flows.authoring.new_manifest import MODELS, Wishes, source_name, write_manifest
@@ -21,6 +22,7 @@ from gristmill.mixtures.load import ManifestError, load_manifest
 from gristmill.mixtures.model import Model
 from gristmill.train.models.shape import shape_of
 
+MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
 PROSE = "The river ran past the old mill and turned its wheel all day long. " * 20
 
 
@@ -76,6 +78,86 @@ def test_questions_are_asked_where_no_source_is_given(data: Path, tmp_path: Path
     assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup"]
     assert manifest.prepare[0].langid is not None
     assert manifest.prepare[0].langid.keep == {"*": 0.0}, "no language is dropped where none was asked for"
+
+
+SETTINGS = """
+dup_line_frac: 0
+dup_n_grams: [[5, 0.14], [6, 0.13], [7, 0.12], [8, 0.11], [9, 0.1], [10, 0.09]]
+language_score: 0.82
+line_punct_thr: -1
+max_avg_word_length: 15
+max_non_alpha_words_ratio: 0.77
+min_avg_word_length: 0
+new_line_ratio: 0.15
+stopwords: [der, "no", "12"]
+top_n_grams: [[2, 0.16], [3, 0.15], [4, 0.13]]
+"""
+
+
+def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(data: Path, tmp_path: Path) -> None:
+    for name in ("deu_Latn", "nob_Latn"):
+        (tmp_path / f"{name}.yml").write_text(SETTINGS)
+    file = tmp_path / "mine.yaml"
+    result = run_new(str(file), "--source", str(data / "books.parquet"), "--source", str(data / "code"),
+                     "--fineweb2", str(tmp_path / "deu_Latn.yml"), "--fineweb2", str(tmp_path / "nob_Latn.yml"))
+    assert result.exit_code == 0, result.output
+    manifest = load_manifest(file)
+    assert [step.stage for step in manifest.prepare] == ["langid", "dedup", "filter"]
+    langid, rules = manifest.prepare[0].langid, manifest.prepare[2].filter
+    assert langid.model == str(tmp_path / "glotlid.bin")
+    assert langid.keep == {"deu_Latn": 0.82, "nob_Latn": 0.82}
+    assert langid.sources == rules.sources == ("books",)
+    german = rules.by_language["deu_Latn"]
+    assert (german.gopher_quality.dialect, german.gopher_quality.words) == ("datatrove", "language")
+    assert german.gopher_quality.stop_words == ("der", "no", "12")
+    assert german.gopher_quality.max_mean_word_length == 15
+    assert german.gopher_quality.min_words == 50
+    assert german.gopher_repetition.max_duplicate_line_ratio == 1.0, "datatrove takes 0 for no limit"
+    assert german.gopher_repetition.max_duplicate_7gram_char_ratio == 0.12
+    assert german.gopher_repetition.max_duplicate_paragraph_ratio == 1.0
+    assert (german.fineweb.min_terminal_line_ratio, german.fineweb.max_newline_word_ratio) == (0.0, 0.15)
+
+
+def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "deu_Latn.yml").write_text("dup_line_frac: 0.2\n")
+    (tmp_path / "german.yml").write_text(SETTINGS)
+    for path, said in (("deu_Latn.yml", "has no dup_n_grams"), ("german.yml", "is not called after a language"),
+                       ("absent.yml", "absent.yml")):
+        result = run_new(str(tmp_path / "a.yaml"), "--source", str(data / "books.parquet"), "--fineweb2",
+                         str(tmp_path / path))
+        assert result.exit_code == 2
+        assert said in " ".join(result.output.split())
+    both = run_new(str(tmp_path / "a.yaml"), "--source", str(data / "books.parquet"), "--language", "de",
+                   "--fineweb2", str(tmp_path / "german.yml"))
+    assert "give one of them" in " ".join(both.output.split())
+    assert not (tmp_path / "a.yaml").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is not here")
+@pytest.mark.parametrize("languages", [(), ("en",), ("en", "de")])
+def test_the_written_manifest_runs_and_measures_languages_before_the_rules_that_judge_by_them(
+    languages: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    german = "Der Fluss lief an der alten Mühle vorbei und drehte das Rad den ganzen Tag nicht ohne {} Wasser. "
+    rows = [{"text": "".join(text.format(f"{n} {line}") for line in range(5))}
+            for n in range(5) for text in ("The river and number {} of the wheels have turned with the water all day. ",
+                                           german)]
+    (tmp_path / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
+    asked = [part for language in languages for part in ("--language", language)]
+    assert run_new("m.yaml", "--source", "web.jsonl", "--no-train", *asked).exit_code == 0
+    assert ("none is dropped" in (tmp_path / "m.yaml").read_text()) == (not languages)
+    done = CliRunner().invoke(app, ["run", "m.yaml", "--until", "filter", "--no-ui"])
+    assert done.exit_code == 0, done.output
+    (langid,), (judged,) = ((tmp_path / "gristmill-store" / stage).glob("*/data/part-*.parquet")
+                            for stage in ("langid", "filter"))
+    found = pq.read_table(langid)["language"].to_pylist()
+    assert found == ["en", "de"] * 5
+    stop_words = pq.read_table(judged)["stop_words"].to_pylist()
+    kept = [not languages or language in languages for language in found]
+    assert [count is not None and count >= 2 for count in stop_words] == kept, "each language has stop words of its own"
 
 
 def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""Words by the tokenizer that datatrove assigns to a language, as FineWeb-2 counted them (Penedo et al. 2025).
+
+datatrove (`utils/word_tokenizers.py`, `assets/tokenizer_assignment.csv`, which was made for FineWeb-2) has a tokenizer
+for about 2,000 languages and scripts: spaCy's for the language or a related one for nine in ten of them; PyThaiNLP for
+Thai, jieba for Chinese, SudachiPy for Japanese, Kiwi for Korean, IndicNLP, Stanza and others. The rules of spaCy take
+each run between whitespace apart on its own, so that a run is given to them once; the others cut whole texts, at their
+own speed.
+
+A language that has no tokenizer there is cut by spaCy's rules for all languages (`xx`); of a text whose language is
+not known English is assumed. Of the 1,900 labels of FineWeb-2 two (`azj_Latn`, `ayr_Latn`) get another tokenizer than
+there, since datatrove has one more for the macrolanguage, whose code the column `language` has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.filtering.gopher_words import DEFAULT_LANGUAGE, Texts
+from gristmill.dataprep.filtering.word_cuts import Lengths, Words, describe_words, words_of_runs
+from gristmill.dataprep.judges.language_codes import parse_label
+from gristmill.dataprep.text.unicode_tables import code_point_flags
+from gristmill.mixtures.steps.filter import Rules
+
+REMEMBERED_TEXTS = 1000
+"""Texts whose words are remembered, since several rule sets ask for those of the same batch."""
+ANY_LANGUAGE = "xx"
+"""spaCy's rules that hold for all languages."""
+
+
+class NoTokenizerError(RuntimeError):
+    """`words: language` needs a library that is not installed."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer of one or several languages.
+
+    Attributes:
+        cut: text -> words.
+        of_runs: a tokenizer of spaCy's that can be given the runs between whitespace one by one, or None.
+        lengths: what is known of runs.
+    """
+
+    cut: Callable[[str], list[str]]
+    of_runs: Any
+    lengths: Lengths = field(default_factory=dict)
+
+
+def language_names(rows: pa.Table) -> list[str | None]:
+    """The language of each row with its script, where one was measured: `zh_Hans`."""
+    scripts = rows["script"].to_pylist()
+    return [f"{code}_{script}" if code and script else code
+            for code, script in zip(rows["language"].to_pylist(), scripts, strict=True)]
+
+
+def load_words(rules: Rules, language: str | None) -> None:
+    """Load what `words: language` needs of some rules.
+
+    Args:
+        language: that of the texts; None where they have several.
+
+    Raises:
+        NoTokenizerError: a library is not installed.
+    """
+    for section in (rules.gopher_quality, rules.gopher_repetition, rules.fineweb):
+        if section is not None and section.words == "language":
+            own = getattr(section, "language", "auto")
+            tokenizer_of(language if own == "auto" else own)
+
+
+def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[str | None]) -> Texts:
+    """Cut n texts into words, each by the tokenizer of its language.
+
+    Args:
+        data, offsets: the texts (`text_buffers.text_buffers`).
+        languages: one per text, with or without a script; None where it is not known.
+
+    Returns:
+        the texts, in `data` of their own: words that a tokenizer gives as strings lie behind them.
+
+    Raises:
+        NoTokenizerError: a library is not installed.
+    """
+    data, offsets = data[offsets[0] : offsets[-1]], offsets - offsets[0]
+    groups: dict[str | None, list[int]] = {}
+    for text, language in enumerate(languages):
+        groups.setdefault(language, []).append(text)
+    parts, added, size = [], [data], len(data)
+    for language, texts in groups.items():
+        tokenizer, which = tokenizer_of(language), np.array(texts, np.int64)
+        if tokenizer.of_runs is not None:
+            parts.append(words_of_runs(data, offsets, which, tokenizer.of_runs, tokenizer.lengths))
+            continue
+        for text in texts:
+            words, lengths = _cut(language, data[offsets[text] : offsets[text + 1]].tobytes())
+            ends = size + np.cumsum(lengths, dtype=np.int64)
+            parts.append(describe_words(
+                np.frombuffer(words, np.uint8), code_point_flags(), np.array([0, len(lengths)]),
+                ends - lengths - size, ends - size)._replace(starts=ends - lengths, ends=ends))
+            added.append(np.frombuffer(words, np.uint8))
+            size += len(words)
+    places = np.empty(len(languages), np.int64)
+    places[[text for texts in groups.values() for text in texts]] = np.arange(len(languages))
+    whole = data if len(added) == 1 else np.concatenate(added)
+    for array in (whole, offsets):
+        array.flags.writeable = False
+    return Texts(whole, offsets, code_point_flags(), _concatenate(parts), places, np.ones(len(languages), np.uint8))
+
+
+def _concatenate(parts: Sequence[Words]) -> Words:
+    sizes = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)])
+    empty = Words(sizes, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint16))
+    columns = (np.concatenate(columns) for columns in zip(*(part[1:] for part in (empty, *parts)), strict=True))
+    return Words(np.cumsum(sizes), *columns)
+
+
+_cutting = Lock()
+"""spaCy's languages have one memory for all threads."""
+
+
+@lru_cache(maxsize=REMEMBERED_TEXTS)
+def _cut(language: str | None, text: bytes) -> tuple[bytes, np.ndarray]:
+    """The words of a text back to back, and the bytes of each."""
+    tokenizer = tokenizer_of(language)
+    with _cutting:
+        words = [word.encode() for word in tokenizer.cut(text.decode())]
+    return b"".join(words), np.array([len(word) for word in words], np.int64)
+
+
+@lru_cache(maxsize=10_000)
+def tokenizer_of(language: str | None) -> Tokenizer:
+    """The tokenizer of a language, with or without a script; English where it is None.
+
+    Raises:
+        NoTokenizerError: datatrove, or the library that it takes for the language, is not installed.
+    """
+    named = parse_label(language or DEFAULT_LANGUAGE)
+    try:
+        from datatrove.utils.word_tokenizers import load_tokenizer_assignments
+    except ImportError as error:
+        raise _missing(named.code, "datatrove", error) from error
+    assigned = load_tokenizer_assignments()
+    name = next((name for name in (str(named), named.code) if name in assigned), None)
+    return _load(name)
+
+
+@lru_cache(maxsize=10_000)
+def _load(name: str | None) -> Tokenizer:
+    from datatrove.utils.word_tokenizers import SpaCyTokenizer, WhitespaceTokenizer, load_word_tokenizer
+
+    try:
+        found = SpaCyTokenizer(ANY_LANGUAGE) if name is None else load_word_tokenizer(name)
+        if type(found) is WhitespaceTokenizer:
+            found = SpaCyTokenizer(ANY_LANGUAGE)  # which it calls for words
+        found.word_tokenize("a")  # loads what it needs
+    except ImportError as error:
+        raise _missing(name or ANY_LANGUAGE, getattr(error, "name", None) or "a package", error) from error
+    return Tokenizer(found.word_tokenize, _of_runs(found))
+
+
+def _of_runs(tokenizer: Any) -> Any:
+    """spaCy's own tokenizer inside of datatrove's, if it looks at each run between whitespace alone; else None."""
+    from spacy.tokenizer import Tokenizer as ByRules
+
+    inner = getattr(getattr(tokenizer, "tokenizer", None), "tokenizer", None)
+    if not isinstance(inner, ByRules) or any(len(rule.split()) > 1 for rule in inner.rules):
+        return None
+    return inner
+
+
+def _missing(language: str, package: str, error: ImportError) -> NoTokenizerError:
+    said = " ".join(str(error).split())
+    return NoTokenizerError(
+        f"words: language cuts texts in {language!r} by a tokenizer of datatrove's that needs {package}, which is not "
+        f"installed ({said}); install it, or gristmill[languages], or leave `words` out for this language")

@@ -1,0 +1,73 @@
+"""FineWeb-2's settings of a language as rules of a manifest (Penedo et al. 2025; `fineweb-2-pipeline.py`).
+
+FineWeb-2 publishes a file for each of 1,900 languages and scripts (`configs/deu_Latn.yml` of huggingface/fineweb-2):
+the least score of GlotLID, stop words, and thresholds, most of which it took from how the values of a language's text
+are distributed. Its pipeline has other values for all languages; both are here, so that a filter of them reaches the
+verdicts of FineWeb-2's three filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.mixtures.steps.filter import LANGUAGE
+from gristmill.mixtures.yaml_text import YamlFileError, read_yaml
+
+GENERAL: dict[str, dict[str, Any]] = {
+    "gopher_quality": {"dialect": "datatrove", "words": "language"},
+    "gopher_repetition": {
+        "dialect": "datatrove", "words": "language", "max_duplicate_paragraph_ratio": 1.0,
+        "max_duplicate_line_char_ratio": 1.0, "max_duplicate_paragraph_char_ratio": 1.0},
+    "fineweb": {"words": "language", "max_short_line_ratio": 1.0, "max_repeated_line_char_ratio": 0.1},
+}
+"""What its pipeline sets for all languages: shares of paragraphs and short lines judge nothing."""
+KEYS = ("dup_line_frac", "dup_n_grams", "language_score", "line_punct_thr", "max_avg_word_length",
+        "max_non_alpha_words_ratio", "min_avg_word_length", "new_line_ratio", "stopwords", "top_n_grams")
+"""What each of the published files has."""
+
+
+class SettingsError(ValueError):
+    """A file is none of FineWeb-2's settings."""
+
+
+def read_settings(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The settings of some languages: what their files are called (`deu_Latn`) -> what these hold.
+
+    Raises:
+        SettingsError: a file cannot be read, or has other keys.
+    """
+    found = {}
+    for path in map(Path, paths):
+        try:
+            settings = read_yaml(path)
+        except YamlFileError as error:
+            raise SettingsError(str(error)) from error
+        missing = [key for key in KEYS if not isinstance(settings, Mapping) or key not in settings]
+        if missing or not LANGUAGE.fullmatch(path.stem):
+            what = f"has no {', '.join(missing)}" if missing else "is not called after a language"
+            raise SettingsError(f"{path} {what}; give files of huggingface/fineweb-2, such as configs/deu_Latn.yml")
+        found[path.stem] = settings
+    return found
+
+
+def rules_of_settings(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The thresholds and stop words of one language, as they differ from GENERAL.
+
+    A value that datatrove takes for "no limit" (0 of a largest share) is one here, too.
+    """
+    quality = {
+        "min_mean_word_length": float(settings["min_avg_word_length"]),
+        "max_mean_word_length": float(settings["max_avg_word_length"]),
+        "min_alpha_word_ratio": settings["max_non_alpha_words_ratio"],
+        "stop_words": [str(word) for word in settings["stopwords"]],
+    }
+    repetition = {
+        "max_duplicate_line_ratio": settings["dup_line_frac"] or 1.0,
+        **{f"max_top_{n}gram_char_ratio": share for n, share in settings["top_n_grams"]},
+        **{f"max_duplicate_{n}gram_char_ratio": share for n, share in settings["dup_n_grams"]},
+    }
+    fineweb = {"min_terminal_line_ratio": max(settings["line_punct_thr"], 0.0),
+               "max_newline_word_ratio": settings["new_line_ratio"]}
+    return {"gopher_quality": quality, "gopher_repetition": repetition, "fineweb": fineweb}
