@@ -6,9 +6,9 @@ the way. Bytes per token are of other documents of the kind than were learnt fro
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.measuring import Row, row
 from benchmarks.tokenize.texts import books, code, first_texts, languages, text_bytes
+from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE
 
 TEXTS: dict[str, Callable[[], list[str]]] = {"english": books, "code": code, "multilingual": languages}
 LEARNT_BYTES, MEASURED_BYTES = 5_000_000, 1_000_000
@@ -45,7 +46,7 @@ def rows() -> Iterator[Row]:
 
 def _against_gigatoken(kind: str, size: int) -> Iterator[Row]:
     name = f"train_bpe_{kind}_{size // 1000}k_vs_gigatoken"
-    ours, peer = _in_process(kind, "bpe", size), _in_process(kind, "gigatoken", size)
+    ours, peer = in_process(kind, "bpe", size), in_process(kind, "gigatoken", size)
     if peer is None:
         yield row(name, None, None, "MB/s", "gigatoken is not installed")
         return
@@ -60,19 +61,20 @@ def _against_gigatoken(kind: str, size: int) -> Iterator[Row]:
 
 
 def _models(kind: str) -> Iterator[Row]:
-    bpe = _in_process(kind, "bpe", MODEL_SIZE)
-    assert bpe is not None
-    for model in MODELS:
-        found = _in_process(kind, model, MODEL_SIZE)
-        if found is None:
-            yield row(f"train_{model}_{kind}_vs_bpe", None, None, "MB/s", "sentencepiece is not installed")
+    learnt = {model: in_process(kind, model, MODEL_SIZE) for model in ("bpe", *MODELS, "sentencepiece")}
+    for model, peer in (*((model, "bpe") for model in MODELS), ("sentencepiece_bpe", "sentencepiece")):
+        ours, theirs = learnt[model], learnt[peer]
+        if ours is None or theirs is None:
+            yield row(f"train_{model}_{kind}_vs_{peer}", None, None, "MB/s", "sentencepiece is not installed")
             continue
         for what, key, unit in (("train", "rate", "MB/s"), ("memory", "memory", "MB"),
-                                ("compression", "bytes_per_token", "bytes/token")):
-            yield row(f"{what}_{model}_{kind}_vs_bpe", found[key], bpe[key], unit)
+                                ("compression", "bytes_per_token", "bytes/token"), ("library", "encoding", "MB/s")):
+            if key in ours and key in theirs:
+                note = "how fast the library `tokenizers` encodes with it" if key == "encoding" else ""
+                yield row(f"{what}_{model}_{kind}_vs_{peer}", ours[key], theirs[key], unit, note)
 
 
-def _in_process(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
+def in_process(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
     """What one training took and gave; None where its package is not installed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
@@ -91,17 +93,29 @@ def _measure(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
         train = _trainer(trainer, learnt, size)
     except ImportError:
         return None
-    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+    before, begun = _peak_mb(), time.process_time()
     tokenizer = train()
     seconds = time.process_time() - begun
     found = {"rate": text_bytes(learnt) / MEGA / seconds,
-             "memory": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
+             "memory": _peak_mb() - before}
     if isinstance(tokenizer, list):
         return {**found, "merges": tokenizer}
+    if trainer == "sentencepiece":
+        return {**found, "bytes_per_token": text_bytes(held_out) / sum(map(len, tokenizer.encode(held_out)))}
     tokenizer.encode_special_tokens = True
+    begun = time.process_time()
     tokens = sum(len(one.ids) for one in tokenizer.encode_batch_fast(held_out, add_special_tokens=False))
+    seconds = time.process_time() - begun
     merges = json.loads(tokenizer.to_str())["model"].get("merges", [])
-    return {**found, "merges": merges, "bytes_per_token": text_bytes(held_out) / tokens}
+    return {**found, "merges": merges, "bytes_per_token": text_bytes(held_out) / tokens,
+            "encoding": text_bytes(held_out) / MEGA / seconds}
+
+
+def _peak_mb() -> float:
+    """The most memory of this process so far, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / MEGA
 
 
 def _trainer(name: str, texts: Sequence[str], size: int) -> Callable[[], Any]:
@@ -114,8 +128,10 @@ def _trainer(name: str, texts: Sequence[str], size: int) -> Callable[[], Any]:
         from gristmill.tokenize.encoding.sample import TokenizerSample
         from gristmill.tokenize.encoding.vocabulary import train
 
-        if name == "unigram":
+        if name in ("unigram", "sentencepiece"):
             import sentencepiece  # noqa: F401
+        if name == "sentencepiece":
+            return lambda: _sentencepiece(texts, size)
         return lambda: train(TokenizerSample({"text": texts}, {}), size, model=name)  # type: ignore[arg-type]
     import gigatoken
 
@@ -129,6 +145,19 @@ def _trainer(name: str, texts: Sequence[str], size: int) -> Callable[[], Any]:
         return [["".join(spelt[byte] for byte in side) for side in merge] for merge in merges]
 
     return work
+
+
+def _sentencepiece(texts: Sequence[str], size: int) -> Any:
+    """What `sentencepiece` itself learns as `sentencepiece_bpe`; it wants lines."""
+    import sentencepiece
+
+    found = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(line for text in texts for line in text.split("\n")), model_writer=found, model_type="bpe",
+        vocab_size=size, byte_fallback=True, character_coverage=CHARACTER_COVERAGE, split_digits=True,
+        normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True, num_threads=1, max_sentence_length=1 << 20, minloglevel=2)
+    return sentencepiece.SentencePieceProcessor(model_proto=found.getvalue())
 
 
 if __name__ == "__main__":

@@ -26,9 +26,11 @@ def tokenizer_section(facts: Facts, name: str = "tokenize") -> Section | None:
     if "vocabulary" not in summary:
         return None
     languages = summary.get("languages") or {}
+    model = facts["summaries"].get("tokenizer", {}).get("model")
     parts: list[Part] = [
-        Note(describe_vocabulary(summary)),
-        Note("Over all documents that are left, those too that the merges were learnt from."),
+        Note(f"Learnt here, with tokenizer.model {model}. {describe_vocabulary(summary)}" if model else
+             describe_vocabulary(summary)),
+        Note("Over all documents that are left, those too that the vocabulary was learnt from."),
         Table(["source", *HEADER], group_rows(summary["sources"]), set(range(1, 7))),
         Table(["language", *HEADER], group_rows(languages, MOST_LANGUAGES), set(range(1, 7)))]
     if len(languages) > MOST_LANGUAGES:
@@ -68,8 +70,8 @@ def mixture_section(facts: Facts, name: str = "mix") -> Section | None:
     measured = ", ".join(f"{name} {'none left' if value is None else format(value, '.2f')}"
                          for name, value in per_token.items())
     return Section("Mixture", [
-        Note(f"Vocabulary of {facts['packed']['tokenizer']['vocab_size']:,}; bytes per token of documents that the "
-             f"merges were not learnt from: {measured}. Rows of {facts['packed']['sequence_length']} tokens."),
+        Note(f"Vocabulary of {facts['packed']['tokenizer']['vocab_size']:,}; bytes per token of documents that it "
+             f"was not learnt from: {measured}. Rows of {facts['packed']['sequence_length']} tokens."),
         Figure(mixture_picture(rows), "Shares of tokens, requested and realised."),
         *(Table(*found, set(range(1 if found[0][0] == "source" else 2, len(found[0]))))
           for found in (mixture_table(facts, 3), stage_table(facts, 3)) if found is not None),

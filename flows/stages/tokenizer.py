@@ -9,7 +9,7 @@ from typing import Any
 
 from gristmill.dataprep.files import as_path, read_json, sha256_file
 from gristmill.flows.stages.sections import dump, dump_only, name_outside_files, seed_of
-from gristmill.flows.stages.stage import Location, Memory, Recipe, Stage, documents
+from gristmill.flows.stages.stage import Location, Recipe, Stage, documents
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import misfit, signature_of
 from gristmill.mixtures.section import OutsidePath
@@ -103,4 +103,4 @@ def preflight(
 
 STAGE = Stage(
     "tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", configure, documents(), parallel=True,
-    preflight=preflight, memory=Memory(183, "learn it from a part of the sources and give it as tokenizer.path"))
+    preflight=preflight)

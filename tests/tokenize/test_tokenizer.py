@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS, compile_template, render_segments
-from gristmill.tokenize.encoding.sample import HELD_OUT, SampleError, draw_sample, share_bytes
+from gristmill.tokenize.encoding.sample import HELD_OUT, SampleError, candidates, draw_sample, share_bytes
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
 from gristmill.tokenize.encoding.vocabulary import VocabularyError
 
@@ -123,6 +123,17 @@ def test_the_sample_is_an_equal_share_of_each_source_from_kept_documents_only(st
         assert not set(sample.measure[source]) & set(sample.learn[source])
     assert draw_sample({"ingest": ingest}, ["prose"], 4000, None, 2) != draw_sample({"ingest": ingest}, ["prose"],
                                                                                     4000, None, 3)
+
+
+def test_what_is_held_for_the_sample_does_not_grow_with_the_corpus(stages: Any) -> None:
+    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 600), 30)}
+    sizes = [len(text.encode()) for _, _, text in stages.documents("prose", 600)]
+    for held in candidates(ingest, {"prose": 4000}, 1).values():
+        assert held.size.sum() - held.size[-1] < 4000 <= held.size.sum()
+        assert len(held.size) <= 4000 // min(sizes) + 1
+    whole = draw_sample(ingest, ["prose"], 4000, None, 1)
+    stages.ingest("other", stages.documents("prose", 600)[::-1], 1)
+    assert draw_sample({"ingest": stages.root / "other"}, ["prose"], 4000, None, 1) == whole
 
 
 def test_shares_follow_the_weights_and_unknown_names_are_refused() -> None:

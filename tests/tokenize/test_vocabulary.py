@@ -21,6 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from benchmarks.tokenize import vocabularies
 from benchmarks.tokenize.texts import declarations
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.tokenize.encoding import superwords, unigram
@@ -383,3 +384,15 @@ def test_a_special_token_that_text_could_become_is_refused_by_every_model(model:
 def test_settings_that_do_not_fit_the_model_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Tokenizer.model_validate(section)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "most"),
+                         [("bpe", 35), ("sentencepiece_bpe", 35), ("superbpe", 60), ("unigram", 100)])
+def test_learning_takes_no_more_memory_per_byte_than_the_page_says(shared_data: Path, model: str, most: int) -> None:
+    if model == "unigram":
+        pytest.importorskip("sentencepiece")
+    found = vocabularies.in_process("multilingual", model, vocabularies.MODEL_SIZE)
+    assert found is not None
+    assert found["memory"] * vocabularies.MEGA / vocabularies.LEARNT_BYTES < most
+    assert f"up to {most}" in (Path(__file__).parents[2] / "docs" / "tokenizer-models.md").read_text()

@@ -63,10 +63,10 @@ def draw_sample(
         SampleError: a weight's source is unknown, all weights are zero, or no text is left.
     """
     shares = share_bytes(sources, total_bytes, weights)
-    candidates = _candidates(inputs, shares, seed)
+    found = candidates(inputs, shares, seed)
     chosen: dict[tuple[int, int], tuple[str, bool, int]] = {}
     for source, share in shares.items():
-        learnt, measured = (candidates[source, held_out] for held_out in (False, True))
+        learnt, measured = (found[source, held_out] for held_out in (False, True))
         if not len(learnt.size) or not len(measured.size):
             learnt = measured = learnt if len(learnt.size) else measured
         for place, limit in _fill(learnt, share):
@@ -128,7 +128,7 @@ class _Documents:
         return _Documents(words[order[:kept]], *(column[:kept] for column in columns))
 
 
-def _candidates(
+def candidates(
     inputs: Mapping[str, Path], shares: Mapping[str, int], seed: int
 ) -> dict[tuple[str, bool], _Documents]:
     """Per source, and of those that are learnt from or held out, the documents that fill a share, of all shards.
