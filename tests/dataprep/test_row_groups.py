@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep import row_groups
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.row_groups import read_matching, read_rows
+from gristmill.dataprep.row_groups import find_ids, read_matching, read_rows
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +59,29 @@ def test_unsorted_files_and_files_elsewhere_are_read_all_the_same() -> None:
     path = as_path("memory://row-groups/mixed.parquet")
     write_table(path, pa.table({"number": [5, 1, 9, 1, 7], "name": list("abcde")}), row_group_rows=2)
     assert read_matching(path, "number", [1, 7])["name"].to_pylist() == ["b", "d", "e"]
+
+
+def test_documents_are_found_by_the_first_digits_of_their_ids_in_any_shard(tmp_path: Path) -> None:
+    """Ids that share digits up to the middle of a byte, in shards of several row groups, more than are read at once."""
+    ids = [f"{number:08x}{'0' * 24}" for number in (0x12345678, 0x1234567F, 0x12345fff, 0xabcdef01, 0xabcdef02)]
+    ids += [f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}".rjust(32, "f") for number in range(1, 60)]
+    shards = [f"part-{number:05d}.parquet" for number in range(20)]
+    for number, shard in enumerate(shards):
+        own = [bytes.fromhex(one) for one in ids[number::20]]
+        write_table(tmp_path / shard, pa.table({"id": pa.array(own, pa.binary(16)), "text": ["t"] * len(own)}), 2)
+    places = {one: (shards[place % 20], place // 20) for place, one in enumerate(ids)}
+    for beginning in ("1", "1234567", "12345", "abcdef0", "ABCDEF02", "f", "e", ids[63], ids[0][:31], ids[30]):
+        expected = sorted(places[one] for one in ids if one.startswith(beginning.lower()))
+        assert find_ids(tmp_path, shards, beginning) == expected, beginning
+
+
+def test_a_whole_id_ends_the_search_where_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    original = row_groups._rows_between
+    monkeypatch.setattr(row_groups, "_rows_between", lambda path, low, high: (
+        looked_at.append(path.name), original(path, low, high))[1])
+    shards = [f"part-{number:05d}.parquet" for number in range(40)]
+    for number, shard in enumerate(shards):
+        write_table(tmp_path / shard, pa.table({"id": pa.array([bytes([number] * 16)], pa.binary(16))}))
+    assert find_ids(tmp_path, shards, "03" * 16) == [(shards[3], 0)]
+    assert sorted(looked_at) == shards[: row_groups.SEARCHING]

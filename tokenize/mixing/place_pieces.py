@@ -3,8 +3,8 @@
 First every stream is gone through once, segment by segment, by a task of its own (`lay_out_stream`): it counts what all
 packings cost and notes what the rows of each segment depend on. Then every segment is cut into pieces by a task of its
 own (`place_segment`), which knows by the keyed permutation of the rows where each of them goes, and leaves them in a
-file that has a part for each shard. A task holds one segment: its documents, their pieces, and for `best_fit` three
-numbers for each possible length.
+file that has a part for each shard. A task holds one segment, its documents and their pieces: seven times the bytes of
+its entries (`streams.py`), and for `best_fit` some numbers for each possible length.
 """
 
 from __future__ import annotations

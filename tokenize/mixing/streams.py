@@ -5,7 +5,7 @@ which are hashes, so that the documents whose draw begins with the same bits are
 which one task sorts. What it leaves, a `Segment`, has its part of each stream; segment after segment is the pass. No
 process knows more of a whole pass than how many tokens each segment has.
 
-A task holds a partition: about PARTITION_BYTES of entries, and five times as much while it sorts them.
+A task holds a partition: about PARTITION_BYTES of entries, and three times as much while it sorts them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENTRIES_SCHEMA = pa.schema([
 lie (number of the token part, first token in it, how many without an end of text)."""
 ENTRY_BYTES = 44
 PARTITION_BYTES = 64_000_000
-"""Of entries, so that a task needs about 320 MB."""
+"""Of entries, so that a task needs about 450 MB: seven times as much, where their pieces are placed."""
 MOST_PARTITION_BITS = 12
 """4,096 partitions: with more, every task of the job before would write parts of some kilobytes."""
 SEGMENTS = "segments"

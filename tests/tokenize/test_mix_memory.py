@@ -1,0 +1,112 @@
+"""What a task of a mixture holds is a stated number of bytes for each document of its partition, and nothing else."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gristmill.dataprep.jobs.engine import Task
+from gristmill.dataprep.shuffle import task_file, write_partitions
+from gristmill.tokenize.mixing import ledger, place_pieces, streams, write_shards
+from gristmill.tokenize.mixing.candidates import CANDIDATE_BYTES, CANDIDATES_SCHEMA, TRAINS
+from gristmill.tokenize.mixing.packing import Packing
+from gristmill.tokenize.mixing.place_pieces import PLACE_JOB, Shards, lay_out_stream, place_segment
+from gristmill.tokenize.mixing.records import save
+from gristmill.tokenize.mixing.streams import ENTRIES_SCHEMA, ENTRY_BYTES, Bases, Draws, Streams, sort_segment
+from gristmill.tokenize.mixing.write_shards import PIECE_BYTES, RowPlan, write_train_shard
+
+NUMBER, TOKENS, LENGTH = 200_000, 44, 512
+DRAWS = Draws(1, 7, 8)
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """What arrays and tables take at the most while something is done, besides what there was."""
+    work()  # compiles kernels, imports
+    usual = pa.default_memory_pool()
+    counting = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(counting)
+    tracemalloc.start()
+    try:
+        work()
+        arrays: int = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(usual)
+    return arrays + int(counting.max_memory())
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A partition of entries and one of the ledger, sorted and laid out."""
+    work, rng = tmp_path_factory.mktemp("plan"), np.random.default_rng(4)
+    words = rng.integers(0, 2**64, (NUMBER, 2), dtype=np.uint64)
+    none, tokens = np.zeros(NUMBER, np.int32), np.full(NUMBER, TOKENS)
+    write_partitions(task_file(work, "entries", "0"), pa.table([
+        none, words[:, 0], words[:, 1], none, none, np.arange(NUMBER) * TOKENS, tokens,
+    ], schema=ENTRIES_SCHEMA), none, 1)
+    write_partitions(task_file(work, "ledger", "0"), pa.table([
+        words[:, 0], words[:, 1], none, np.arange(NUMBER), none, np.full(NUMBER, TRAINS, np.int8),
+        np.ones(NUMBER, np.int32), tokens * 4,
+    ], schema=CANDIDATES_SCHEMA), none, 1)
+    rng.integers(0, 255, NUMBER * TOKENS, dtype=np.uint16).tofile(work / "part.bin")
+    sort(work)
+    total = np.array([[[NUMBER * (TOKENS + 1), 0]]])
+    save(work / "plan", "bases", Bases(total, np.array([[[NUMBER, 0]]]), np.zeros_like(total)))
+    save(work / "plan", "taken", ledger.Taken(*(np.array(one) for one in (
+        [True, False], [False, False], np.array([2**63, 0], np.uint64), np.zeros((2, 2), np.uint64), [0, 0]))))
+    save(work / "plan", "emptied", ledger.Emptied(*[np.zeros((0, 2), np.uint64)] * 3))
+    return work
+
+
+def sort(work: Path) -> None:
+    sort_segment(Task("00000", {"partition": 0}), DRAWS, 0, 0, [str(task_file(work, "entries", "0"))],
+                 str(work / streams.SEGMENTS))
+
+
+def streams_of(work: Path) -> Streams:
+    none = np.empty((0, 0, 0), np.int64)
+    return Streams(work, 0, DRAWS, Bases(none, none, none))
+
+
+ROWS = NUMBER * (TOKENS + 1) // LENGTH
+SHARDS = Shards(1, ("a",), ((ROWS,),), ROWS, (1,))
+
+
+def place(work: Path) -> None:
+    packing, end = Packing(LENGTH), [ROWS * LENGTH]
+    lay_out_stream(Task("00000", {"stream": 0, "ends": end}), streams_of(work), packing, 1, str(work / "plan"))
+    place_segment(Task("00000-00000", {"pass": 0, "partition": 0}), streams_of(work), SHARDS, packing, [end, [0]],
+                  str(work / "plan"))
+
+
+def test_sorting_a_partition_takes_three_times_its_entries(planned: Path) -> None:
+    assert peak_bytes(lambda: sort(planned)) < 3 * ENTRY_BYTES * NUMBER
+
+
+def test_placing_a_segment_takes_seven_times_its_entries(planned: Path) -> None:
+    assert peak_bytes(lambda: place(planned)) < 7 * ENTRY_BYTES * NUMBER
+    pieces = NUMBER + ROWS
+    placed = pa.ipc.open_file(pa.memory_map(str(task_file(planned, PLACE_JOB, "00000-00000")))).read_all()
+    assert NUMBER <= len(placed) <= pieces
+    assert sum(one.type.bit_width // 8 for one in place_pieces.PLACED_SCHEMA) == place_pieces.PLACED_BYTES
+
+
+def test_writing_a_shard_takes_a_stated_number_of_bytes_for_each_piece(planned: Path, tmp_path: Path) -> None:
+    place(planned)
+    plan = RowPlan((str(task_file(planned, PLACE_JOB, "00000-00000")),), str(tmp_path), (str(planned / "part.bin"),),
+                   "uint16", LENGTH, 256, 257)
+    task = Task("0", {"file": "train-00000.bin", "partition": 0, "first": 0, "rows": ROWS})
+    pieces = NUMBER + ROWS
+    assert peak_bytes(lambda: write_train_shard(task, plan)) < PIECE_BYTES * pieces + 4 * write_shards.BLOCK_BYTES
+
+
+def test_a_partition_of_the_ledger_takes_five_times_its_rows(planned: Path, tmp_path: Path) -> None:
+    task = Task("0", {"file": "documents.parquet", "first": 0, "partitions": 1})
+    paths = [str(task_file(planned, "ledger", "0"))]
+    peak = peak_bytes(lambda: ledger.write_table_of(task, DRAWS, str(planned / "plan"), 1, paths, str(tmp_path)))
+    assert peak < 5 * CANDIDATE_BYTES * NUMBER
