@@ -44,12 +44,14 @@ class _Member:
         is_file: neither a folder nor a link.
         size: bytes, unpacked.
         opened: opens it.
+        reopens: whether it may be opened more than once: not in a stream, which has gone on.
     """
 
     name: str
     is_file: bool
     size: int
     opened: Callable[[], Any]
+    reopens: bool = False
 
     @contextmanager
     def open(self, mode: Literal["rb"], /) -> Iterator[Any]:

@@ -19,6 +19,8 @@ FEED_BYTES = 4096
 """Compressed bytes per step: what a step decoded before it failed is lost, so steps are small."""
 ZSTD_BYTES = 512
 """The same of zstd, whose decoder cannot be told to stop: a block of 4 bytes may hold 128 KiB, so a step 16 MiB."""
+GZIP_BYTES = 2 * FEED_BYTES
+"""Compressed bytes per step of ISA-L, which expand to 8.5 MB at most: whole steps of zlib's."""
 LZ4_BYTES = 256
 """Decoded bytes per step of LZ4."""
 READ_BYTES = 1 << 20
@@ -77,6 +79,8 @@ def _xz_decoder() -> Any:
 
 
 _GZIP_WINDOW_BITS = 31  # zlib.decompressobj: 15 bits of window, +16 for the gzip wrapper
+_GZIP_HEADERS = (b"\x1f\x8b\x08\x00", b"\x1f\x8b\x08\x08")
+"""The first bytes of members without anything in their header, and with a name alone (RFC 1952, section 2.3)."""
 _DECODERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(_GZIP_WINDOW_BITS),
     ".bz2": bz2.BZ2Decompressor,
@@ -101,7 +105,7 @@ def split_compression(name: str) -> tuple[str, str]:
 
 
 def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
-    """Yield a file's decoded content piece by piece; concatenated members and frames are one content.
+    """Yield a file's decoded content in pieces, none of them empty; concatenated members and frames are one content.
 
     Args:
         path: what to open.
@@ -111,12 +115,73 @@ def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
         CorruptFileError: after everything that could be decoded has been yielded.
         OSError: the file cannot be opened or read.
     """
+    done = 0
+    if compression == ".gz" and getattr(path, "reopens", True):
+        try:
+            with path.open("rb") as stream:
+                for chunk in filter(None, _decode_gzip(stream)):
+                    yield chunk
+                    done += len(chunk)
+                return
+        except _UncertainError:
+            pass  # read it once more, with care, from where it was left
     with path.open("rb") as stream:
-        if compression:
-            yield from _decode_lz4(stream) if compression == ".lz4" else _decode(stream, compression)
-            return
-        while chunk := stream.read(READ_BYTES):
-            yield chunk
+        for chunk in _decode_carefully(stream, compression):
+            if done < len(chunk):
+                yield chunk[done:]
+            done = max(done - len(chunk), 0)
+
+
+def _decode_carefully(stream: ByteStream, compression: str) -> Iterator[bytes]:
+    if compression:
+        yield from _decode_lz4(stream) if compression == ".lz4" else _decode(stream, compression)
+        return
+    while chunk := stream.read(READ_BYTES):
+        yield chunk
+
+
+class _UncertainError(Exception):
+    """A decoder that is fast is not certain of a file."""
+
+
+def _decode_gzip(stream: ByteStream) -> Iterator[bytes]:
+    """Members of gzip by ISA-L, in less than half of zlib's time.
+
+    It passes over what zlib refuses in a member's header, so a header is certain only where it has a name or nothing.
+    Of damage it knows less, and sees it some bytes later, so the last step before it is left to zlib too. Codes that
+    zlib refuses it may use; then more comes before the damage, or all where the checksum of the member is right.
+
+    Raises:
+        _UncertainError: there may be damage, or there is no ISA-L.
+    """
+    try:
+        from isal import isal_zlib
+    except ImportError as error:
+        raise _UncertainError from error
+    decoder: Any = None
+    ready = b""
+    while data := stream.read(GZIP_BYTES):
+        while data:
+            if decoder is None:
+                data = data.lstrip(b"\0")
+                if not data:
+                    break
+                data += stream.read(GZIP_BYTES) if len(data) < len(_GZIP_HEADERS[0]) else b""
+                if not data.startswith(_GZIP_HEADERS):
+                    raise _UncertainError
+                decoder = isal_zlib.decompressobj(_GZIP_WINDOW_BITS)
+            try:
+                decoded = decoder.decompress(data)
+            except Exception as error:  # IsalError, which its type stubs call no exception
+                raise _UncertainError from error
+            yield ready
+            ready = decoded
+            if not decoder.eof:
+                break
+            data, decoder = decoder.unused_data, None
+    if decoder is not None:
+        raise _UncertainError
+    yield ready
 
 
 def _decode(stream: ByteStream, compression: str) -> Iterator[bytes]:
@@ -278,16 +343,19 @@ class Metered:
 
     Attributes:
         path: what is opened.
-        read_bytes: stored bytes that were read.
+        read_bytes: stored bytes that were read since it was opened last.
+        reopens: whether it may be opened more than once.
     """
 
     def __init__(self, path: Openable) -> None:
         self.path = path
         self.read_bytes = 0
+        self.reopens: bool = getattr(path, "reopens", True)
 
     @contextmanager
     def open(self, mode: Literal["rb"], /) -> Iterator[ByteStream]:
         """The stored bytes, whose reading is counted."""
+        self.read_bytes = 0
         with self.path.open(mode) as stream:
             self._stream = stream
             yield self

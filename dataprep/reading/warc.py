@@ -82,6 +82,7 @@ _ARC_DATE = re.compile(r"\A(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)\Z")
 UNKNOWN_TYPES = ("", "unknown/unknown", "application/unknown", "*/*")
 """Declared types that say nothing, absent and malformed ones among them (WHATWG MIME Sniffing Standard, 7)."""
 MAX_HTTP_HEADER_BYTES = 1 << 20
+_EMPTY_LINE = b"\r\n\r\n"
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
 _LINE_END = re.compile(rb"\r?\n")
 _PACKINGS = ("transfer-encoding", "content-encoding")
@@ -236,8 +237,10 @@ def _response(item: Input, reading: Reading, number: int, record: Any, block: by
     if not record.is_http:
         return Skipped("response of another protocol than HTTP", candidate=True)
     block = _with_crlf(block)
+    end = block.find(_EMPTY_LINE)
+    body = end + len(_EMPTY_LINE) if end >= 0 else len(block)
     try:
-        http = _parse_http(block, "none")
+        http = _parse_http(block[:body], "none")
     except OSError as error:
         raise _BrokenError(f"the HTTP response cannot be read: {error}") from error
     status = None if http.http_headers is None else http.http_headers.status_code
@@ -249,7 +252,8 @@ def _response(item: Input, reading: Reading, number: int, record: Any, block: by
     media_type = _media_type(declared)
     if media_type not in (*HTML_TYPES, PLAIN_TYPE, *UNKNOWN_TYPES):
         return Skipped(f"content type {media_type}", candidate=True)
-    content = _payload(block, {name.lower() for name, _ in http.http_headers.items()})
+    packings = [name for name in _PACKINGS if name in http.http_headers]
+    content = _payload(block, packings) if packings else block[body:]
     if media_type in UNKNOWN_TYPES:
         media_type = sniff_type(content)
         if media_type not in (*HTML_TYPES, PLAIN_TYPE):
@@ -268,12 +272,13 @@ def _response(item: Input, reading: Reading, number: int, record: Any, block: by
 
 def _with_crlf(block: bytes) -> bytes:
     """The response with header lines that end in CRLF, as fastwarc needs them."""
+    empty = block.find(_EMPTY_LINE, 0, MAX_HTTP_HEADER_BYTES)
+    if empty >= 0 and block.count(b"\n", 0, empty) == block.count(b"\r\n", 0, empty):
+        return block
     end = _HEADER_END.search(block, 0, MAX_HTTP_HEADER_BYTES)
     if end is None:
         return block
     head = block[: end.start()]
-    if end.group() == b"\r\n\r\n" and head.count(b"\n") == head.count(b"\r\n"):
-        return block
     return _LINE_END.sub(b"\r\n", head) + b"\r\n\r\n" + block[end.end() :]
 
 
@@ -298,16 +303,15 @@ def _parse_http(block: bytes, auto_decode: Literal["none", "all"]) -> Any:
     return alone
 
 
-def _payload(block: bytes, declared: Collection[str]) -> bytes:
+def _payload(block: bytes, packings: Collection[str]) -> bytes:
     """The body, unpacked as its headers say; where that fails and it was unpacked already, as it is.
 
     Args:
-        declared: names of the headers, in lower case.
+        packings: the _PACKINGS that its headers have.
 
     Raises:
         _BrokenError: it can be unpacked in no way that gives text, or is too long.
     """
-    packings = [name for name in _PACKINGS if name in declared]
     failed: _BrokenError | None = None
     for number in range(len(packings) + 1):
         for dropped in combinations(packings, number):

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import random
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import zstandard
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import QuarantineError
-from gristmill.dataprep.reading import ingest
+from gristmill.dataprep.reading import compression, ingest
 from gristmill.dataprep.reading.document_shards import Damaged, lost_records
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Ended, Reading
@@ -169,6 +170,48 @@ def test_damage_in_the_middle_is_measured_by_the_bytes_behind_it(tmp_path: Path)
     assert ended.lost is None
     lost = lost_records(Damaged("s", "a", ended.error, ended.records, file.size, ended.read_bytes, False, None), {})
     assert ended.records + lost == pytest.approx(60 * DOCUMENTS, rel=0.15)
+
+
+def decoded(path: Path) -> tuple[bytes, str, int]:
+    """All that a file of gzip gives, why it ends early, and how much of it was read."""
+    meter, content = compression.Metered(path), b""
+    try:
+        for chunk in compression.read_chunks(meter, ".gz"):
+            content += chunk
+    except compression.CorruptFileError as error:
+        return content, str(error), meter.read_bytes
+    return content, "", meter.read_bytes
+
+
+def test_a_fast_decoder_finds_the_damage_that_the_careful_one_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = io.BytesIO()
+    with gzip.GzipFile("name", "wb", fileobj=named, mtime=0) as member:
+        member.write(b"named member " * 9)
+    texts = [b"a first member " * 5, jsonl(1)[:3000]]
+    whole = b"".join([gzip.compress(texts[0], mtime=0), bytes(20), named.getvalue(), gzip.compress(texts[1], mtime=0)])
+    (tmp_path / "a.gz").write_bytes(whole)
+    intact, error, _ = decoded(tmp_path / "a.gz")
+    assert (intact, error) == (texts[0] + b"named member " * 9 + texts[1], "")
+    flipped = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))]
+    spoiled = [*(whole[:at] for at in range(0, len(whole), 7)), *flipped, whole + bytes(9), whole + b"\0\x1f",
+               whole + whole[:9]]  # fmt: skip
+    refused = 0
+    for step in (7, 4096):
+        monkeypatch.setattr(compression, "FEED_BYTES", step)
+        monkeypatch.setattr(compression, "GZIP_BYTES", 2 * step)
+        for content in spoiled if step == 4096 else spoiled[::9]:
+            (tmp_path / "a.gz").write_bytes(content)
+            fast = decoded(tmp_path / "a.gz")
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, "isal", None)
+                careful = decoded(tmp_path / "a.gz")
+            assert fast[0].startswith(careful[0])
+            # Of codes that zlib refuses and ISA-L uses the checksum says whether they are damage.
+            assert fast[1:] == careful[1:] or fast[:2] == (intact, "")
+            refused += len(fast[0]) > len(careful[0])
+    assert refused < 9
 
 
 def test_of_a_source_that_is_one_file_which_ends_early_half_counts_as_lost() -> None:
