@@ -23,7 +23,8 @@ from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.filter import judge
 from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
-from gristmill.mixtures.steps.filter import Filter, GopherQuality, GopherRepetition, Rules
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, Rules
 
 PROSE_BYTES = 20_000_000
 DOCUMENT_BYTES = 5000
@@ -32,7 +33,7 @@ PEER_DOCUMENTS = 60
 """datatrove is slow: it gets the first documents only; rates are per byte."""
 LINES = 12
 LANGUAGES = ("en", "de", "fr", "ru")
-REPEATS = 3
+REPEATS = 5
 Peer = Callable[[list[str]], None]
 
 

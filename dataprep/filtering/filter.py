@@ -25,7 +25,6 @@ from gristmill.dataprep.documents import (
     read_shard,
     write_table,
 )
-from gristmill.dataprep.filtering.language_words import load_words
 from gristmill.dataprep.filtering.rule_sets import (
     RULE_SETS,
     columns_read,
@@ -38,7 +37,9 @@ from gristmill.dataprep.judges.language_codes import Language, best_match, parse
 from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.replay import Columns, Rule, threshold_rules
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
-from gristmill.mixtures.steps.filter import GENERAL_RULES, RULES_LANGUAGE, Filter, Rules
+from gristmill.dataprep.words.language_words import load_words
+from gristmill.mixtures.steps.filter import GENERAL_RULES, RULES_LANGUAGE, Filter
+from gristmill.mixtures.steps.rules import Rules
 
 UNLISTED = "unlisted_language"
 """The reason of `unlisted: drop`, and what the counts by language call documents that pass unjudged."""
@@ -63,7 +64,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     Raises:
         ConservationError: the counts do not balance.
         QuarantineError: more documents than allowed raised an error.
-        gristmill.dataprep.filtering.language_words.NoTokenizerError: `words: language` without a library that it needs.
+        gristmill.dataprep.words.language_words.NoTokenizerError: `words: language` without a library that it needs.
     """
     section = Filter.model_validate(config)
     for language, rules in rules_by_entry(section).items():

@@ -34,11 +34,11 @@ import pyarrow as pa
 
 from gristmill.dataprep.filtering import gopher_curator, gopher_datatrove, gopher_dclm, gopher_dolma, gopher_redpajama
 from gristmill.dataprep.filtering.gopher_words import Texts, cut_words, stop_words_of
-from gristmill.dataprep.filtering.language_words import language_names, language_words
 from gristmill.dataprep.filtering.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags, lower_case
-from gristmill.mixtures.steps.filter import Dialect, GopherRules, Rules
+from gristmill.dataprep.words.language_words import language_names, language_words
+from gristmill.mixtures.steps.rules import Dialect, GopherRules, Rules
 
 QUALITY_STATISTICS = (
     "words", "mean_word_length", "symbol_word_ratio", "bullet_line_ratio", "ellipsis_line_ratio", "alpha_word_ratio",
@@ -117,8 +117,8 @@ def statistics(
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
-        gristmill.dataprep.filtering.word_cuts.NoSpacyError: `words: exact` without the package spacy.
-        gristmill.dataprep.filtering.language_words.NoTokenizerError: `words: language` without what it needs.
+        gristmill.dataprep.words.word_cuts.NoSpacyError: `words: exact` without the package spacy.
+        gristmill.dataprep.words.language_words.NoTokenizerError: `words: language` without what it needs.
     """
     data, offsets = text_buffers(texts)
     if counting.dialect == "dclm" and stop_words is not None:  # which compares words in any case
@@ -169,7 +169,9 @@ def _measure(
 ) -> None:
     """Write the rows of a batch; of one of the two where the other has none."""
     if counting.words == "language":
-        texts = language_words(data, offsets, languages)
+        cut = language_words(data, offsets, languages)
+        texts = Texts(cut.data, cut.offsets, code_point_flags(), cut.words, cut.places,
+                      np.ones(len(languages), np.uint8))
     else:
         texts = Texts(data, offsets, code_point_flags(), *cut_words(data, offsets, counting, languages))
     stop_words = stop_words_of(languages, own_stop_words)

@@ -43,11 +43,11 @@ from gristmill.dataprep.filtering.gopher_words import (
     text_words,
 )
 from gristmill.dataprep.filtering.lines_and_sentences import EACH_NEWLINE, ends_with, split_segments, starts_with
-from gristmill.dataprep.filtering.word_cuts import whitespace_words
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import strip
 from gristmill.dataprep.text.unicode_tables import LATIN, lower_case
-from gristmill.mixtures.steps.filter import GopherRules
+from gristmill.dataprep.words.word_cuts import whitespace_words
+from gristmill.mixtures.steps.rules import GopherRules
 
 BULLETS = np.array([ord(mark) for mark in "•‣▶◀◦■□▪▫–"], np.uint32)
 DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), np.uint8)

@@ -19,20 +19,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.filtering.punctuated_words import punctuated_words
-from gristmill.dataprep.filtering.word_cuts import (
+from gristmill.dataprep.judges.language_codes import parse_label
+from gristmill.dataprep.text.eight_bytes import count_byte, equal_to
+from gristmill.dataprep.text.hashing import first_bytes, load64
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import code_point_flags, decode
+from gristmill.dataprep.words.punctuated_words import punctuated_words
+from gristmill.dataprep.words.word_cuts import (
     Words,
     characters_per_word,
     unspaced_words,
     whitespace_words,
     word_punct_words,
 )
-from gristmill.dataprep.judges.language_codes import parse_label
-from gristmill.dataprep.text.eight_bytes import count_byte, equal_to
-from gristmill.dataprep.text.hashing import first_bytes, load64
-from gristmill.dataprep.text.kernels import kernel
-from gristmill.dataprep.text.unicode_tables import code_point_flags, decode
-from gristmill.mixtures.steps.filter import GopherRules
+from gristmill.mixtures.steps.rules import GopherRules
 
 PLACES = 128
 """Places of a language's table of short stop words: more than twice as many as it has of them."""
@@ -417,11 +417,11 @@ def cut_words(
         many of them n-grams take for one (more than one in scripts without spaces).
 
     Raises:
-        gristmill.dataprep.filtering.word_cuts.NoSpacyError: `words: exact` without the package spacy.
+        gristmill.dataprep.words.word_cuts.NoSpacyError: `words: exact` without the package spacy.
     """
     number, flags = len(offsets) - 1, code_point_flags()
     if counting.words == "exact":
-        from gristmill.dataprep.filtering.word_cuts import spacy_words
+        from gristmill.dataprep.words.word_cuts import spacy_words
 
         return spacy_words(data, offsets), np.arange(number), np.ones(number, np.uint8)
     always = counting.words == "unicode"

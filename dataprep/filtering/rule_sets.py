@@ -1,6 +1,6 @@
 """The rule sets that the stage `filter` knows: the columns that each measures, and how.
 
-To add one: a section with its thresholds as a field of `mixtures.steps.filter.Rules`, and an entry of the same name
+To add one: a section with its thresholds as a field of `mixtures.steps.rules.Rules`, and an entry of the same name
 here. A field `min_x` or `max_x` of the section bounds the column `x` (see `dataprep/thresholds.py`); every other field
 is an option, which the function that measures may look at. Columns are numbers, and no two sets share a name.
 """
@@ -26,8 +26,8 @@ from gristmill.dataprep.filtering import (
     rules_urls,
     rules_words,
 )
-from gristmill.dataprep.filtering.language_words import language_names
-from gristmill.mixtures.steps.filter import Rules, configured_names
+from gristmill.dataprep.words.language_words import language_names
+from gristmill.mixtures.steps.rules import Rules, configured_names
 
 Edges = Sequence[float]
 Columns = Mapping[str, np.ndarray]

@@ -1,4 +1,4 @@
-"""What the rule set `code` looks at. The thresholds and who has them: mixtures/steps/filter.py.
+"""What the rule set `code` looks at. The thresholds and who has them: mixtures/steps/rules.py.
 
 A file's extension is what follows the last dot of its name, in lower case; a query, a fragment or a record number
 (`#12`) is no part of the name. Lines end in LF, CR LF or CR, and their lengths are without it. Code points are counted.

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.filtering.language_words import language_words
 from gristmill.dataprep.filtering.lines_and_sentences import TERMINAL, count_words, text_classes
 from gristmill.dataprep.filtering.repetition import copied_segments
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines, strip
 from gristmill.dataprep.text.unicode_tables import decode
+from gristmill.dataprep.words.language_words import language_words
 
 STATISTICS = (
     "filled_lines", "terminal_line_ratio", "short_line_ratio", "repeated_line_char_ratio", "newline_word_ratio",

@@ -28,7 +28,7 @@ from gristmill.dataprep.filtering.listed_words import (
     hashed_list,
     read_list,
 )
-from gristmill.mixtures.steps.filter import Urls
+from gristmill.mixtures.steps.rules import Urls
 
 STATISTICS = ("url_blocked_domain", "url_blocked_page", "url_hard_words", "url_soft_words", "url_strict_words")
 

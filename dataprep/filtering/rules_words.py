@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from gristmill.dataprep.files import as_path, sha256_file
 from gristmill.dataprep.filtering.listed_words import Automaton, build, count, lower, read_list
 from gristmill.dataprep.judges.fasttext_models import load_model
-from gristmill.mixtures.steps.filter import BadWords, Toxicity
+from gristmill.mixtures.steps.rules import BadWords, Toxicity
 
 STATISTICS = ("bad_words", "bad_word_ratio")
 BATCH_TEXTS = 1000

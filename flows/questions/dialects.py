@@ -25,7 +25,8 @@ from gristmill.flows.report.summary import plain_table, section
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.sources import INGEST
-from gristmill.mixtures.steps.filter import Filter, GopherQuality, GopherRepetition, GopherRules, Rules
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, GopherRules, Rules
 
 EXAMPLES = 5
 BATCH_DOCUMENTS = 1000

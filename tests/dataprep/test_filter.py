@@ -19,7 +19,8 @@ from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.thresholds import bounded_statistics, count_failures, failures, first_failures
-from gristmill.mixtures.steps.filter import Filter, GopherQuality, GopherRepetition
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition
 from tests.dataprep import gopher_reference
 
 QUALITY = list(bounded_statistics(GopherQuality))

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering import gopher, word_cuts
+from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.thresholds import failures
-from gristmill.mixtures.steps.filter import GopherQuality, GopherRepetition, GopherRules, Rules
+from gristmill.dataprep.words import word_cuts
+from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, GopherRules, Rules
 from tests.dataprep import gopher_reference
 
 PIECES = [

@@ -20,7 +20,7 @@ from gristmill.dataprep.filtering.rule_sets import RULE_SETS, configured_sets, m
 from gristmill.dataprep.measuring import spread
 from gristmill.dataprep.thresholds import bounded_statistics, failures
 from gristmill.mixtures.section import Section
-from gristmill.mixtures.steps.filter import GopherQuality, Rules
+from gristmill.mixtures.steps.rules import GopherQuality, Rules
 
 TEXTS = ["", "The one and only.\nLine two is here.", "{}", "東京\n\n\n"]
 
@@ -97,7 +97,7 @@ from pathlib import Path
 import pyarrow as pa
 from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.dataprep.processes import peak_resident_bytes
-from gristmill.mixtures.steps.filter import Rules
+from gristmill.mixtures.steps.rules import Rules
 rules, size = Rules.model_validate(json.loads(sys.argv[1])), int(sys.argv[2])
 made = {"words": "a b c e d ", "lines": "a\\n", "empty lines": "\\n", "marks": "a! ", "ideographs": "的一是不了",
         "prose": "The mill by the river grinds what the carts bring.\\n\\n"}

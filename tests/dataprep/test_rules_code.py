@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
 from gristmill.dataprep.filtering.rules_code import code_statistics, extension, file_name
 from gristmill.dataprep.thresholds import failures, first_failures
-from gristmill.mixtures.steps.filter import Rules
+from gristmill.mixtures.steps.rules import Rules
 from tests.dataprep import code_reference
 
 PIECES = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep.filtering.listed_words import prepare_phrases
 from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
 from gristmill.dataprep.thresholds import failures, first_failures
-from gristmill.mixtures.steps.filter import Rules
+from gristmill.mixtures.steps.rules import Rules
 from tests.dataprep import rules_reference
 
 PIECES = [

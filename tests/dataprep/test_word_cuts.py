@@ -17,14 +17,14 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
     split_lines,
     split_segments,
 )
-from gristmill.dataprep.filtering.punctuated_words import punctuated_words
-from gristmill.dataprep.filtering.word_cuts import (
+from gristmill.dataprep.text.unicode_tables import code_point_flags
+from gristmill.dataprep.words.punctuated_words import punctuated_words
+from gristmill.dataprep.words.word_cuts import (
     characters_per_word,
     unspaced_words,
     whitespace_words,
     word_punct_words,
 )
-from gristmill.dataprep.text.unicode_tables import code_point_flags
 from tests.dataprep import word_cuts_reference
 
 RULES = {

@@ -22,8 +22,8 @@ from gristmill.dataprep.filtering.listed_words import WordListError, build, coun
 from gristmill.dataprep.filtering.rules_urls import url_statistics
 from gristmill.dataprep.filtering.rules_words import ToxicityModelError, bad_word_statistics, toxicity_statistics
 from gristmill.dataprep.judges.classifier import train
-from gristmill.mixtures.steps.filter import BadWords, Toxicity, Urls
 from gristmill.mixtures.steps.quality import Classifier
+from gristmill.mixtures.steps.rules import BadWords, Toxicity, Urls
 
 LDNOOBW = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "quality" / "ldnoobw.tar.gz"
 

@@ -6,8 +6,8 @@ import re
 import string
 import unicodedata
 
-from gristmill.dataprep.filtering.punctuated_words import UNITS, WHOLE
 from gristmill.dataprep.text.unicode_tables import JOINERS, UNSPACED_RANGES
+from gristmill.dataprep.words.punctuated_words import UNITS, WHOLE
 
 HYPHENS = "-–—~"
 APOSTROPHES = "'’"

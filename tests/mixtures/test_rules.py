@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.steps.filter import Filter, Rules
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.rules import Rules
 
 
 def rules(value: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.text.unicode_tables import CONTENT, code_point_flags
 from gristmill.dataprep.thresholds import failures
-from gristmill.mixtures.steps.filter import GopherQuality, GopherRepetition
+from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition
 from tests.dataprep import word_cuts_reference
 
 DATA = Path("../shared/data")
@@ -174,7 +174,7 @@ def test_given_our_words_datatrove_agrees_too(monkeypatch: pytest.MonkeyPatch) -
 def test_exact_words_are_those_of_datatrove() -> None:
     from datatrove.utils.text import split_into_words
 
-    from gristmill.dataprep.filtering.word_cuts import spacy_words
+    from gristmill.dataprep.words.word_cuts import spacy_words
 
     odd = ":) :-( o_O (ノಠ益ಠ)ノ a.m. e.g. don't\u00a0it's  U.K.-based 'tis http://a.b/c?d=1#e x@y.com"
     texts = [*made_texts(), odd]

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.filtering.filter import judge
-from gristmill.dataprep.filtering.language_words import language_words
 from gristmill.dataprep.judges.language_codes import parse_label
 from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.dataprep.words.language_words import language_words
 from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settings
 from gristmill.mixtures.steps.filter import Filter
 from tests.referees.test_datatrove_gopher import RULES as GOPHER_RULES

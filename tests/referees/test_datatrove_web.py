@@ -13,7 +13,7 @@ import pytest
 
 from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
 from gristmill.dataprep.thresholds import failures, first_failures
-from gristmill.mixtures.steps.filter import Rules
+from gristmill.mixtures.steps.rules import Rules
 from tests.dataprep import rules_reference
 
 pytest.importorskip("datatrove")

@@ -17,19 +17,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.filtering.gopher_words import DEFAULT_LANGUAGE, Texts
-from gristmill.dataprep.filtering.word_cuts import Lengths, Words, describe_words, words_of_runs
 from gristmill.dataprep.judges.language_codes import parse_label
 from gristmill.dataprep.text.unicode_tables import code_point_flags
-from gristmill.mixtures.steps.filter import Rules
+from gristmill.dataprep.words.word_cuts import Lengths, Words, describe_words, words_of_runs
+from gristmill.mixtures.steps.rules import Rules
 
 REMEMBERED_TEXTS = 1000
 """Texts whose words are remembered, since several rule sets ask for those of the same batch."""
+DEFAULT_LANGUAGE = "en"
 ANY_LANGUAGE = "xx"
 """spaCy's rules that hold for all languages."""
 
@@ -75,15 +75,25 @@ def load_words(rules: Rules, language: str | None) -> None:
             tokenizer_of(language if own == "auto" else own)
 
 
-def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[str | None]) -> Texts:
+class CutTexts(NamedTuple):
+    """n texts and their words."""
+
+    data: np.ndarray
+    """uint8, read-only: the texts, and behind them the words that a tokenizer gives as strings."""
+    offsets: np.ndarray
+    """int64 of shape (n + 1,), read-only: which bytes are a text's."""
+    words: Words
+    """In any order of the texts."""
+    places: np.ndarray
+    """int64 of shape (n,): the place of each text among those of `words`."""
+
+
+def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[str | None]) -> CutTexts:
     """Cut n texts into words, each by the tokenizer of its language.
 
     Args:
         data, offsets: the texts (`text_buffers.text_buffers`).
         languages: one per text, with or without a script; None where it is not known.
-
-    Returns:
-        the texts, in `data` of their own: words that a tokenizer gives as strings lie behind them.
 
     Raises:
         NoTokenizerError: a library is not installed.
@@ -111,7 +121,7 @@ def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[st
     whole = data if len(added) == 1 else np.concatenate(added)
     for array in (whole, offsets):
         array.flags.writeable = False
-    return Texts(whole, offsets, code_point_flags(), _concatenate(parts), places, np.ones(len(languages), np.uint8))
+    return CutTexts(whole, offsets, _concatenate(parts), places)
 
 
 def _concatenate(parts: Sequence[Words]) -> Words:

@@ -1,0 +1,417 @@
+"""The rule sets of the section `filter`: their thresholds and options, and where each comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
+
+
+class C4(Section):
+    """C4's rules for whole documents (Raffel et al. 2020; released code: TensorFlow Datasets, text/c4_utils.py).
+
+    Its rules for lines are `clean: {lines: [c4]}`, which belongs before `filter`. Definitions:
+    dataprep/filtering/rules_c4.py.
+    """
+
+    constants: Literal["code", "paper"] = "code"
+    """Whose least number of sentences is the default: 3 in the released code, 5 in the paper."""
+    max_document_characters: Positive | None = 190_000
+    """c4_utils.py, `is_valid_length`; the paper does not mention it."""
+    max_lorem_ipsum: int = 0
+    """Occurrences of the placeholder text."""
+    max_curly_brackets: int = 0
+    """Occurrences of `{`, which means code."""
+    min_sentences: int = 3
+    """The released code's; 5 with `constants: paper`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _constants(cls, value: Any) -> Any:
+        return defaults_of(value, "constants", "code", {"code": {}, "paper": {"min_sentences": 5}})
+
+
+class MC4(Section):
+    """mC4's rule (Xue et al. 2021, section 3.1): a page has at least three long paragraphs, which are lines."""
+
+    paragraph_characters: Positive = 200
+    """A line of at least this many characters is a long paragraph."""
+    min_long_paragraphs: int = 3
+    """Long paragraphs of a page."""
+
+
+class FineWeb(Section):
+    """FineWeb's own rules (Penedo et al. 2024, section 3.6). Definitions: dataprep/filtering/rules_fineweb.py.
+
+    FineWeb runs them after Gopher's and C4's (those without the rule that lines end in punctuation).
+    """
+
+    added = ("words",)
+
+    constants: Literal["paper", "datatrove"] = "paper"
+    """Whose limit for characters in repeated lines is the default: 0.1 in the paper, 0.01 in datatrove's code."""
+    short_line_characters: Positive = 30
+    """A line of at most this many characters is short."""
+    min_filled_lines: int = 1
+    """datatrove's reason `empty`."""
+    min_terminal_line_ratio: Fraction = 0.12
+    """Share of lines that end in terminal punctuation."""
+    max_short_line_ratio: Fraction = 0.67
+    """Share of lines that are short."""
+    max_repeated_line_char_ratio: Fraction = 0.1
+    """Share of characters in lines that repeat earlier ones; 0.01 with `constants: datatrove`."""
+    max_newline_word_ratio: PositiveFloat = 0.3
+    """Newlines per word."""
+    words: Literal["rule", "language"] = "rule"
+    """Which words newlines are counted per: those of a rule that comes close to spaCy's, or with `language` those of
+    datatrove's tokenizer for the document's language, as `words: language` of Gopher's rules has them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _constants(cls, value: Any) -> Any:
+        alias = {"paper": {}, "datatrove": {"max_repeated_line_char_ratio": 0.01}}
+        return defaults_of(value, "constants", "paper", alias)
+
+
+class Curator(Section):
+    """NeMo Curator's heuristics for English beside Gopher's rules (config/text/heuristic_filter_english_pipeline.yaml).
+
+    Definitions: dataprep/filtering/rules_curator.py. The pipeline also has Gopher's rules, in Curator's dialect.
+    """
+
+    max_non_alphanumeric_ratio: Fraction = 0.25
+    """Share of characters that are no ASCII letters, digits, newlines or `?!,.`."""
+    max_digit_ratio: Fraction = 0.15
+    """Share of characters that are digits."""
+    max_url_char_ratio: Fraction = 0.2
+    """Share of characters in URLs, their paths not counted."""
+    max_whitespace_ratio: Fraction = 0.25
+    """Share of characters that are white space."""
+    max_bracket_ratio: Fraction = 0.1
+    """Share of characters that are brackets."""
+    max_boilerplate_paragraph_ratio: Fraction = 0.4
+    """Share of paragraphs with a phrase of cookie notices and the like."""
+    max_unended_line_ratio: Fraction = 0.85
+    """Share of lines that end in no punctuation."""
+    max_longest_word_characters: Positive = 1000
+    """Characters of the longest word."""
+
+
+def defaults_of(value: Any, key: str, default: str, aliases: dict[str, dict[str, Any]]) -> Any:
+    """A section as it was written, with the defaults that its alias stands for where it gives no others.
+
+    Args:
+        key: the field that names the alias; `default` where it is absent.
+        aliases: alias -> the defaults that differ from those of the fields.
+    """
+    if not isinstance(value, dict):
+        return value
+    return {**aliases.get(str(value.get(key, default)), {}), **value}
+
+
+class Code(Section):
+    """Rules for files of source code, by the extension of their names. Definitions: dataprep/filtering/rules_code.py.
+
+    Most are StarCoder's (Li et al. 2023, section 3.1) and StarCoder2's (Lozhkov et al. 2024, section 2.1). A rule that
+    an extension is exempt from measures null there, and drops nothing.
+    """
+
+    path_field: str | None = None
+    """Key of the metadata that holds a file's path; without it, the locator is the path."""
+    max_generated_markers: int = 0
+    """Phrases such as `auto-generated` in the first five lines (StarCoder2)."""
+    max_minified: int = 0
+    """JavaScript and CSS without line breaks (GitHub Linguist, lib/linguist/generated.rb)."""
+    max_xml_header: int = 0
+    """`<?xml version=` in the first 100 characters of what is not named as XML (StarCoder)."""
+    max_code_lines: Positive | None = 100_000
+    """StarCoder2."""
+    max_data_lines: Positive | None = 512
+    """Lines of text, JSON, YAML, OWL and Graphviz (StarCoder2)."""
+    min_data_characters: Positive | None = 50
+    """Characters of JSON and YAML (StarCoder)."""
+    max_data_characters: Positive | None = 5000
+    """Characters of JSON and YAML (StarCoder)."""
+    max_longest_line_characters: Positive | None = 1000
+    """Longest line, markup and data excepted (Codex, The Stack, RedPajama, StarCoder2)."""
+    max_mean_line_characters: PositiveFloat | None = 100.0
+    """Mean length of lines, markup and data excepted (Codex, The Stack, RedPajama, StarCoder2)."""
+    max_longest_markup_line_characters: Positive | None = 100_000
+    """Longest line of markup and data (StarCoder2)."""
+    min_alphanumeric_ratio: Fraction | None = 0.25
+    """The Stack, RedPajama."""
+    min_alphabetic_ratio: Fraction | None = 0.25
+    """StarCoder, StarCoder2."""
+    max_longest_encoded_characters: Positive | None = 1024
+    """Longest piece of Base64, hexadecimal or escaped data (StarCoder2)."""
+    max_encoded_ratio: Fraction | None = 0.5
+    """Share of characters in such pieces (StarCoder2)."""
+    min_html_visible_characters: Positive | None = 100
+    """Characters of HTML that a reader sees (StarCoder)."""
+    min_html_visible_ratio: Fraction | None = 0.2
+    """Share of HTML that a reader sees (StarCoder)."""
+    min_code_tokens: Positive | None = 40
+    """Words and marks of a file. PolyCoder (Xu et al. 2022) has 100 tokens of GPT-2, of which Python has 2.5 a word."""
+
+
+Count = Annotated[int, Field(ge=0)]
+MC4_ALLOWED = {"ja": ("sm", "グロ", "女の子"), "zh": ("性",)}
+"""Entries of LDNOOBW's lists that mC4 leaves out (tensorflow/datasets, `c4.py`)."""
+
+
+class Urls(Section):
+    """What a document's URL says about it (Penedo et al. 2023, appendix G.1; datatrove, `filters/url_filter.py`).
+
+    Every list is a text file, gzipped where its name ends in `.gz`: an entry per line, lines that begin with `#` aside.
+    All is compared in lower case. A document without a URL (metadata `url`, or a locator that is one) passes.
+    """
+
+    block_domains: OutsidePath | None = None
+    """Domains, subdomains included (such as the lists of the University of Toulouse, UT1)."""
+    block_urls: OutsidePath | None = None
+    """Pages, in whatever spelling (see `dataprep/cleaning/urls.py`)."""
+    hard_words: OutsidePath | None = None
+    """Whole words of a URL, between characters that are neither letters nor digits; any one drops the document."""
+    soft_words: OutsidePath | None = None
+    """Whole words of which several drop the document."""
+    strict_words: OutsidePath | None = None
+    """Parts of words, looked for anywhere in the URL without its `-` and `.`."""
+    max_url_blocked_domain: Count | None = 0
+    """1 where the host, or a domain that it belongs to, is in `block_domains`."""
+    max_url_blocked_page: Count | None = 0
+    """1 where the page is in `block_urls`."""
+    max_url_hard_words: Count | None = 0
+    """Distinct entries of `hard_words` in the URL."""
+    max_url_soft_words: Count | None = 1
+    """Distinct entries of `soft_words` in the URL (RefinedWeb, datatrove, DCLM: two are too many)."""
+    max_url_strict_words: Count | None = 0
+    """Places of the URL where an entry of `strict_words` is."""
+
+
+class BadWords(Section):
+    """Words that a text should not have (C4 and mC4: tensorflow/datasets, `c4_utils.py`, `get_badwords_filter_fn`).
+
+    An entry counts where no word character is next to it; in `unspaced` languages anywhere. All is compared in lower
+    case. A document whose language has no list passes.
+    """
+
+    lists: dict[str, OutsidePath] = Field(default_factory=dict)
+    """Language -> a text file, gzipped where its name ends in `.gz`: an entry per line (such as LDNOOBW's lists, which
+    C4 takes)."""
+    language: str | None = "en"
+    """Whose list judges documents of which no stage `langid` has measured the `language`; null judges none of them."""
+    unspaced: tuple[str, ...] = ("ja", "th", "zh")
+    """Languages written without spaces (C4's)."""
+    allowed: dict[str, tuple[str, ...]] = Field(default_factory=lambda: dict(MC4_ALLOWED))
+    """Language -> entries that do not count (mC4's: each is part of words in a tenth of all documents)."""
+    max_bad_words: Count | None = 0
+    """Places of the text where an entry ends (C4 drops at the first)."""
+    max_bad_word_ratio: Fraction | None = None
+    """Bytes of the text that belong to entries / bytes of the text."""
+
+
+class Toxicity(Section):
+    """How sure a fastText classifier of the user's is that a text is toxic (such as Dolma's, trained on Jigsaw)."""
+
+    model: OutsidePath
+    """A supervised fastText model, `.bin` or `.ftz`."""
+    label: str = "__label__toxic"
+    """The label whose probability is measured."""
+    max_toxicity: Fraction | None = 0.5
+    """Probability of the label, of the whole text as one line."""
+
+
+RuleSets = dict[str, dict[str, Any]]
+
+_REFINEDWEB: RuleSets = {"gopher_quality": {"dialect": "dclm"}, "gopher_repetition": {"dialect": "dclm"}}
+PRESETS: dict[str, RuleSets] = {"refinedweb": _REFINEDWEB, "dclm": _REFINEDWEB}
+"""Preset -> the rule sets, and the values of them that are not defaults.
+
+RefinedWeb as DCLM has it (baselines_configs/dclm_baseline_refinedweb.yaml): its rules for whole documents are Gopher's
+with the thresholds of the paper, in DCLM's way of counting. Its rules for lines are `clean: {lines: [dclm]}`.
+"""
+
+
+def expand(rules: Any) -> Any:
+    """Rule sets as a mapping of name to section, whatever form they were written in.
+
+    A list has names, and mappings of a name to its values; a preset stands for its rule sets, and a mapping behind it
+    changes them: `[{refinedweb: {gopher_quality: {min_words: 20}}}, fineweb]`.
+
+    Raises:
+        ValueError: an item is of another form, or a rule set is given twice.
+    """
+    if not isinstance(rules, list | dict):
+        return rules
+    expanded: dict[str, Any] = {}
+    for name, values in _items(rules):
+        for rule_set, section in _sets_of(name, values):
+            if rule_set in expanded:
+                raise ValueError(f"the rule set {rule_set!r} is given twice; put all its values in one place")
+            expanded[rule_set] = section
+    return expanded
+
+
+def _items(rules: list[Any] | dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    if isinstance(rules, dict):
+        yield from rules.items()
+        return
+    for item in rules:
+        pairs = {item: {}} if isinstance(item, str) else item
+        if not isinstance(pairs, dict):
+            raise ValueError(f"a rule is a name or a mapping of one name to its thresholds, not {item!r}")
+        for name, values in pairs.items():
+            yield name, {} if values is None else values
+
+
+def _sets_of(name: str, values: Any) -> Iterator[tuple[str, Any]]:
+    if name not in PRESETS:
+        yield name, values
+        return
+    if values is None:
+        return
+    preset = PRESETS[name]
+    unknown = values.keys() - preset.keys() if isinstance(values, Mapping) else {repr(values)}
+    if unknown:
+        raise ValueError(f"{name} stands for {', '.join(preset)}; it has no {', '.join(sorted(unknown))}")
+    for rule_set, section in preset.items():
+        yield rule_set, {**section, **(values.get(rule_set) or {})}
+
+
+def add_to_schema(schema: dict[str, Any]) -> None:
+    """Let the JSON schema of the rule sets know the presets."""
+    for name, preset in PRESETS.items():
+        schema["properties"][name] = {
+            "description": f"Stands for {' and '.join(preset)}; values in here change theirs.",
+            "anyOf": [
+                {"type": "object", "additionalProperties": False,
+                 "properties": {rule_set: schema["properties"][rule_set] for rule_set in preset}},
+                {"type": "null"},
+            ],
+        }  # fmt: skip
+
+
+Dialect = Literal["dclm", "datatrove", "dolma", "curator", "redpajama"]
+"""Whose definition of the Gopher statistics is meant; `gopher_<dialect>.py` in dataprep writes each one down."""
+
+
+class GopherRules(Section):
+    """What both Gopher rule sets have in common: how the statistics are counted."""
+
+    dialect: Dialect = "dclm"
+    """Whose counting: the projects share the thresholds, but count words, lines, symbols and repeated n-grams in their
+    own ways, so that they keep different documents (`gristmill dialects MANIFEST` shows which)."""
+    words: Literal["dialect", "exact", "unicode", "language"] = "dialect"
+    """How text is cut into words. `dialect`: as the dialect does it; where that takes a library (datatrove: spaCy), by
+    a rule that comes close to it. `exact`: by that library itself (datatrove only; needs the package spacy; for
+    English). `unicode`: between spaces, and each character of scripts without spaces (Chinese, Japanese, Thai, Lao,
+    Khmer, Burmese) is a word; documents in these languages are cut like that under `dialect` too. `language`: by the
+    tokenizer that datatrove assigns to the language, as FineWeb-2 did (datatrove only; needs the extra `languages`):
+    spaCy's for that language or a related one, or a library such as jieba (Chinese) and PyThaiNLP (Thai), which is
+    slow."""
+    language: Annotated[str, Field(pattern=r"^(auto|[a-z]{2,3})$")] = "auto"
+    """Whose stop words count, and whether the script has spaces: an ISO 639 code, or `auto` for each document's own,
+    which the stage `langid` measured if it ran before (otherwise English). A language without a list of stop words
+    is not judged by them. Text in a script without spaces is not judged by its mean word length, and its n-grams
+    take two characters (Chinese, Japanese) or three (Thai, Lao, Khmer, Burmese) for a word."""
+
+    @model_validator(mode="after")
+    def _words_of_datatrove(self) -> Self:
+        if self.words in ("exact", "language") and self.dialect != "datatrove":
+            raise ValueError(f"words: {self.words} is for dialect: datatrove, whose words are spaCy's; leave it out "
+                             f"for dialect: {self.dialect}")
+        return self
+
+
+MOST_STOP_WORDS = 63
+"""Of a language, and characters of one: the kernel that looks for them has a bit for each."""
+
+StopWord = Annotated[str, Field(min_length=1, max_length=MOST_STOP_WORDS)]
+
+
+class GopherQuality(GopherRules):
+    """Thresholds of the Gopher quality rules (Rae et al. 2021, appendix A1.1)."""
+
+    added = ("stop_words",)
+
+    min_words: int = 50
+    """Least number of words."""
+    max_words: int = 100_000
+    """Largest number of words."""
+    min_mean_word_length: float = 3.0
+    """Least mean length of words, in characters."""
+    max_mean_word_length: float = 10.0
+    """Largest mean length of words, in characters."""
+    max_symbol_word_ratio: float = 0.1
+    """Hash signs and ellipses per word."""
+    max_bullet_line_ratio: float = 0.9
+    """Share of lines that begin with a bullet."""
+    max_ellipsis_line_ratio: float = 0.3
+    """Share of lines that end in an ellipsis."""
+    min_alpha_word_ratio: float = 0.8
+    """Share of words with a letter."""
+    min_stop_words: int = 2
+    """Stop words of the text's language."""
+    stop_words: Annotated[tuple[StopWord, ...], Field(max_length=MOST_STOP_WORDS)] | None = None
+    """Own stop words in place of the list of the document's language, which `language` names another way."""
+
+
+class GopherRepetition(GopherRules):
+    """Thresholds of the Gopher repetition rules (Rae et al. 2021, table A1)."""
+
+    max_duplicate_line_ratio: float = 0.30
+    """Share of lines that are repeated."""
+    max_duplicate_paragraph_ratio: float = 0.30
+    """Share of paragraphs that are repeated."""
+    max_duplicate_line_char_ratio: float = 0.20
+    """Share of characters in repeated lines."""
+    max_duplicate_paragraph_char_ratio: float = 0.20
+    """Share of characters in repeated paragraphs."""
+    max_top_2gram_char_ratio: float = 0.20
+    """Share of characters in the most frequent sequence of 2 words."""
+    max_top_3gram_char_ratio: float = 0.18
+    """Share of characters in the most frequent sequence of 3 words."""
+    max_top_4gram_char_ratio: float = 0.16
+    """Share of characters in the most frequent sequence of 4 words."""
+    max_duplicate_5gram_char_ratio: float = 0.15
+    """Share of characters in repeated sequences of 5 words."""
+    max_duplicate_6gram_char_ratio: float = 0.14
+    """Share of characters in repeated sequences of 6 words."""
+    max_duplicate_7gram_char_ratio: float = 0.13
+    """Share of characters in repeated sequences of 7 words."""
+    max_duplicate_8gram_char_ratio: float = 0.12
+    """Share of characters in repeated sequences of 8 words."""
+    max_duplicate_9gram_char_ratio: float = 0.11
+    """Share of characters in repeated sequences of 9 words."""
+    max_duplicate_10gram_char_ratio: float = 0.10
+    """Share of characters in repeated sequences of 10 words."""
+
+
+class Rules(Section):
+    """Which rule sets judge a document; absent ones do not."""
+
+    model_config = ConfigDict(json_schema_extra=add_to_schema)
+
+    gopher_quality: GopherQuality | None = None
+    gopher_repetition: GopherRepetition | None = None
+    c4: C4 | None = None
+    mc4: MC4 | None = None
+    fineweb: FineWeb | None = None
+    curator: Curator | None = None
+    code: Code | None = None
+    urls: Urls | None = None
+    bad_words: BadWords | None = None
+    toxicity: Toxicity | None = None
+
+    @model_serializer(mode="wrap")
+    def _only_configured(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is absent, so that a rule set that is new to the schema changes no fingerprint."""
+        return {name: section for name, section in dump(self).items() if section is not None}
+
+
+def configured_names(rules: Rules) -> list[str]:
+    """The rule sets that are switched on, in the order in which `Rules` declares them."""
+    return [name for name in type(rules).model_fields if getattr(rules, name) is not None]
