@@ -7,7 +7,7 @@ general rules drop has theirs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from gristmill.dataprep.filtering.rule_sets import (
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.judges.language_codes import Language, best_match, parse_label
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.dataprep.replay import Columns, Rule, threshold_rules
+from gristmill.dataprep.replay import Columns, Rule, remember_last, threshold_rules
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.dataprep.words.language_words import load_words
 from gristmill.mixtures.steps.filter import GENERAL_RULES, RULES_LANGUAGE, Filter
@@ -215,18 +215,25 @@ def _count_by_entry(found: Judged) -> dict[str, dict[str, int]]:
 
 def rules(stage: str, section: Filter, measured_columns: Collection[str]) -> Iterator[Rule]:
     """The thresholds of the rule sets that are chosen, for replaying."""
-    for entry, of_entry in {**section.by_language, GENERAL_RULES: section.rules}.items():
+    every = {**section.by_language, GENERAL_RULES: section.rules}
+    numbers = {entry: number for number, entry in enumerate(every)}
+
+    @remember_last
+    def judged_by(columns: Columns) -> np.ndarray:
+        """Whose rules judged each document, by number; -1 where none did."""
+        return np.array([numbers.get(entry, -1) for entry in columns[RULES_LANGUAGE]], np.int64)
+
+    for entry, of_entry in every.items():
         at = f"{stage}.rules" if entry == GENERAL_RULES else f"{stage}.by_language.{entry}"
         for name, thresholds in configured_sets(of_entry).items():
-            found = threshold_rules(thresholds, f"{at}.{name}", prefix_of(entry) + name)
-            yield from (_of_entry(rule, entry) for rule in found) if section.by_language else found
+            for rule in threshold_rules(thresholds, f"{at}.{name}", prefix_of(entry) + name):
+                own = partial(_fails_of_its_own, judged_by, numbers[entry], rule.fails)
+                yield replace(rule, fails=own, reads=(*rule.reads, RULES_LANGUAGE)) if section.by_language else rule
 
 
-def _of_entry(rule: Rule, entry: str) -> Rule:
-    """The rule for documents alone that these rules have judged."""
-
-    def fails(columns: Columns) -> np.ndarray:
-        failed: np.ndarray = rule.fails(columns) & (columns[RULES_LANGUAGE] == entry)
-        return failed
-
-    return replace(rule, fails=fails, reads=(*rule.reads, RULES_LANGUAGE))
+def _fails_of_its_own(
+    judged_by: Callable[[Columns], np.ndarray], number: int, fails: Callable[[Columns], np.ndarray], columns: Columns
+) -> np.ndarray:
+    """Which documents fail a rule, of those that these rules have judged."""
+    failed: np.ndarray = fails(columns) & (judged_by(columns) == number)
+    return failed

@@ -296,10 +296,17 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
         lines.append(f"edits: {edits['number']}, {edits['bytes_removed']:,} bytes removed, "
                      f"{edits['bytes_added']:,} added")
         lines += [f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}" for edit in edits["first"]]
-    values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-              for name, value in judged["values"].items() if not is_idle_rule(name, value))
+    values = (f"{name} {short_number(value)}" for name, value in judged["values"].items()
+              if not is_idle_rule(name, value))
     measured = ", ".join(values)
     return [*lines, measured] if measured else lines
+
+
+def short_number(value: Any) -> str:
+    """A measured value: of a fraction four digits, of a whole number all."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
 
 
 def is_idle_rule(name: str, value: Any) -> bool:

@@ -40,6 +40,8 @@ from gristmill.mixtures.sources import INGEST
 
 NEIGHBOUR = 0.1
 """How far the neighbours of a threshold lie from it, as a share of it; one of a whole number at least."""
+MOST_IDLE = 60
+"""Thresholds that drop nothing, of which so many are named: rules by language make them by the hundred."""
 Sizes = dict[str, dict[str, float]]
 """Source -> documents, bytes, tokens."""
 
@@ -347,8 +349,9 @@ def print_thresholds(found: Sequence[Mapping[str, Any]], command: str) -> None:
     console.print(table)
     idle = [one["key"] for one in found if one not in touching]
     if idle:
+        others = f", and {len(idle) - MOST_IDLE} others" if len(idle) > MOST_IDLE else ""
         console.print(Text(f"{len(idle)} more drop nothing, nor would they with a bound that is a tenth stricter: "
-                           f"{', '.join(idle)}", style="dim"))
+                           f"{', '.join(idle[:MOST_IDLE])}{others}", style="dim"))
     console.print(Text("Documents of those that the stage saw; a document may fail several. What another threshold "
                        f"keeps in the end: {command}", style="dim"), soft_wrap=True)
 

@@ -87,6 +87,18 @@ def test_a_function_of_the_users_judges_examples_too(
     assert summary["steps"][0]["judges"] == "answer"
 
 
+def test_examples_are_judged_by_the_rules_of_the_language_that_a_step_before_measured(
+    make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    own = step(tmp_path / "code", "def step(text: str) -> dict: return {'language': 'de' if 'ein' in text else 'en'}")
+    data = write(tmp_path / "chats.jsonl", [chat("q", "ein Satz von vier Worten"), chat("q", "a text of five words")])
+    rules = {"rules": [{"gopher_quality": {"min_words": 5, "min_stop_words": 0}}],
+             "by_language": {"de": {"gopher_quality": {"min_words": 6}}}}
+    config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"annotate": own}, {"filter": rules})}
+    (found,) = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))["sets"]
+    assert (found["dropped"], found["kept"]) == ({"de/gopher_quality/min_words": 1}, 1)
+
+
 @pytest.mark.parametrize("disguised", [
     " ".join("so" if at == 11 else word for at, word in enumerate(LEAK.split())), "\u00ad".join(LEAK),
     f"Context: none\nQuestion: {LEAK}?\nAnswer:"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, read_documents, write_table
 from gristmill.dataprep.edits import edits_array
-from gristmill.flows.questions.explain import describe_edits, describe_values, marked_text, print_text
+from gristmill.flows.questions.explain import describe_edits, describe_values, marked_text, print_text, short_number
 from gristmill.flows.running.terminal import plain_console
 
 SHARD = "part-0.parquet"
@@ -74,6 +74,11 @@ def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(capsys: pytest.Captu
         {"text": "<EMAIL>", "edit": "added", "stage": "clean"}, {"text": " now", "edit": None, "stage": None}])
     assert capsys.readouterr().out.splitlines()[1:] == [
         "the whole text; [-taken out-] and {+put in+} by clean", "[bold] mail [-a@b.org-]{+<EMAIL>+} now"]
+
+
+def test_whole_numbers_are_shown_with_all_their_digits() -> None:
+    assert [short_number(value) for value in (12345.0, 12345, 0.123456, 2.0, "de", float("inf"))] == [
+        "12345", "12345", "0.1235", "2", "de", "inf"]
 
 
 def test_rules_that_changed_nothing_are_left_out() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.replay import rules_of
-from gristmill.flows.questions.whatif import print_thresholds, thresholds
+from gristmill.flows.questions.whatif import MOST_IDLE, print_thresholds, thresholds
 from gristmill.mixtures.steps.filter import Filter
 
 SECTION = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 50, "max_mean_word_length": 10.0}}]})
@@ -76,3 +76,11 @@ def test_the_list_can_be_typed_as_settings(
     assert lines[1].split() == ["filter.gopher_quality.min_words=50", "1", "1", "45:", "0", "55:", "1"]
     assert "filter.gopher_quality.max_mean_word_length" in "".join(lines[2:])
     assert lines[-1].endswith("What another threshold keeps in the end: gristmill whatif m.yaml --set KEY=VALUE")
+
+
+def test_of_hundreds_of_thresholds_that_drop_nothing_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    idle = {"bound": 1, "failing": 0, "only": 0, "looser": None, "stricter": None}
+    print_thresholds([{**idle, "key": f"filter.by_language.x.k{number}"} for number in range(MOST_IDLE + 5)], "whatif")
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{MOST_IDLE + 5} more drop nothing" in said
+    assert f"k{MOST_IDLE - 1}, and 5 others" in said
