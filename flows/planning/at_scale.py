@@ -16,6 +16,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, keys_per_document
 from gristmill.dataprep.shuffle import MOST_PARTITIONS, PARTITION_BYTES, count_partitions
 from gristmill.flows.running.session import Session
@@ -40,6 +41,8 @@ RECORD_BYTES = 1500
 """What the process that starts a job holds of each task: its name, payload and result."""
 OPEN_SECONDS, BATCH_BYTES = 45e-6, 465
 """To open one of the files that a partition is read from; what such a file has of each partition besides its rows."""
+ID_SECONDS = 40e-9
+"""To look at a document's id, where one is sought that no mixture knows (`row_groups.find_ids`)."""
 ROW_BYTES = 4096
 """A page of the disk: what is read for a document's tokens where the token parts are not in memory."""
 
@@ -212,7 +215,7 @@ def _mix(extent: Extent) -> Cost:
 
 
 def breaks_of(extent: Extent) -> Iterator[str]:
-    """What no longer keeps up at this size, and what helps."""
+    """What takes long or no longer keeps up at this size, and what helps."""
     if extent.keys and extent.documents * extent.keys * BYTES_PER_KEY > MOST_PARTITIONS * PARTITION_BYTES:
         limit = MOST_PARTITIONS * PARTITION_BYTES / (extent.keys * BYTES_PER_KEY)
         yield (f"dedup: from {limit:.1e} documents on there are no more than {MOST_PARTITIONS:,} partitions of keys: "
@@ -227,6 +230,8 @@ def breaks_of(extent: Extent) -> Iterator[str]:
     cold = extent.documents * extent.kept * ROW_BYTES
     yield (f"mix: where memory has no room for the {_size(extent.tokens * 2)} of tokens, a page of the disk is read "
            f"for each document, up to {_size(cold)}")
+    yield (f"explain: an id that no mixture knows is sought among all, {_size(extent.documents * ID_BYTES)}, for about "
+           f"{extent.documents * ID_SECONDS:,.0f} s")
     if extent.shards > 100_000:
         yield (f"{extent.shards:,} document shards: a folder of so many files is slow to list, and each job has a "
                "record for each; raise ingest.shard_bytes")
