@@ -30,7 +30,7 @@ from gristmill.tokenize.mixing import mix
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
 from gristmill.tokenize.mixing.packing import Costs, Packing
 from gristmill.tokenize.mixing.place_pieces import PLACE_JOB, Shards, place_segment
-from gristmill.tokenize.mixing.records import save
+from gristmill.tokenize.mixing.plan_files import save
 from gristmill.tokenize.mixing.streams import SEGMENTS, Bases, Draws, Segment, Streams, segment_name
 from gristmill.tokenize.mixing.write_shards import RowPlan, gather, write_train_shard
 from gristmill.tokenize.order import Order

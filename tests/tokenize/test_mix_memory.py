@@ -16,7 +16,7 @@ from gristmill.tokenize.mixing import ledger, place_pieces, streams, write_shard
 from gristmill.tokenize.mixing.candidates import CANDIDATE_BYTES, CANDIDATES_SCHEMA, TRAINS
 from gristmill.tokenize.mixing.packing import Packing
 from gristmill.tokenize.mixing.place_pieces import PLACE_JOB, Shards, lay_out_stream, place_segment
-from gristmill.tokenize.mixing.records import save
+from gristmill.tokenize.mixing.plan_files import save
 from gristmill.tokenize.mixing.streams import ENTRIES_SCHEMA, ENTRY_BYTES, Bases, Draws, Streams, sort_segment
 from gristmill.tokenize.mixing.write_shards import PIECE_BYTES, RowPlan, write_train_shard
 

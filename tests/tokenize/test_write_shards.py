@@ -10,7 +10,7 @@ import pytest
 
 from gristmill.dataprep.files import as_path
 from gristmill.tokenize.mixing import write_shards
-from gristmill.tokenize.mixing.records import ALIGNMENT, load_record, save
+from gristmill.tokenize.mixing.plan_files import ALIGNMENT, load_record, save
 from gristmill.tokenize.mixing.streams import Segment
 from gristmill.tokenize.mixing.write_shards import Contents, RowPlan, blocks_of
 

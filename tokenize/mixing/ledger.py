@@ -28,7 +28,7 @@ from gristmill.dataprep.shuffle import read_partition
 from gristmill.tokenize.document_sampling import id_words, ordered_by, word_ids
 from gristmill.tokenize.mixing.candidates import DOCUMENTS, HELD_OUT, TRAINS, Candidates
 from gristmill.tokenize.mixing.exclude import among
-from gristmill.tokenize.mixing.records import load_record, save
+from gristmill.tokenize.mixing.plan_files import load_record, save
 from gristmill.tokenize.mixing.streams import Draws, Streams, train_stream, validation_stream
 from gristmill.tokenize.mixing.where import UNKNOWN
 from gristmill.tokenize.packed_files import INDEX_GROUP_ROWS, LEDGER_SCHEMA, ids_name, ledger_name

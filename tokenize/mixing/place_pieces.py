@@ -34,8 +34,8 @@ from gristmill.tokenize.mixing.packing import (
     ends_of_phases,
     packing_of,
 )
+from gristmill.tokenize.mixing.plan_files import load_record, save
 from gristmill.tokenize.mixing.quotas import MixError, Quotas, exact
-from gristmill.tokenize.mixing.records import load_record, save
 from gristmill.tokenize.mixing.streams import (
     Segment,
     Streams,

@@ -24,7 +24,7 @@ from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks
 from gristmill.dataprep.shuffle import read_partition, task_file, write_partitions
 from gristmill.tokenize.document_sampling import draw, ordered_by
-from gristmill.tokenize.mixing.records import load_record, save
+from gristmill.tokenize.mixing.plan_files import load_record, save
 from gristmill.tokenize.order import order_key
 
 ENTRIES_SCHEMA = pa.schema([
