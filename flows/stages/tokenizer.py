@@ -81,7 +81,7 @@ def preflight(
 
     section, at = tokenizer_of(manifest), "chat_template_path"
     assert section is not None
-    if section.model == "unigram" and find_spec("sentencepiece") is None:
+    if section.model == "unigram" and section.path is None and find_spec("sentencepiece") is None:
         yield (STAGE.name, "model"), "unigram needs the package sentencepiece: install gristmill[sentencepiece]"
     if section.chat_formatter is not None:
         found = signature_of(section.chat_formatter.use)

@@ -352,10 +352,11 @@ def test_frequent_substrings_are_all_that_occur_twice(words: list[str]) -> None:
         for begin in range(len(word)):
             for end in range(begin + 2, min(len(word), begin + unigram.LONGEST_PIECE) + 1):
                 expected[word[begin:end]] += count
-    found = unigram.frequent_substrings(words, counts)
+    found = unigram.frequent_substrings(words, counts, 10**6)
     assert dict(found) == {piece: count for piece, count in expected.items() if count > 1}
     cover = [len(piece) * count for piece, count in found]
     assert cover == sorted(cover, reverse=True)
+    assert unigram.frequent_substrings(words, counts, 3) == found[:3]
 
 
 def test_without_its_package_a_unigram_vocabulary_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +389,7 @@ def test_settings_that_do_not_fit_the_model_are_refused(section: dict[str, Any],
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "most"),
-                         [("bpe", 35), ("sentencepiece_bpe", 35), ("superbpe", 60), ("unigram", 100)])
+                         [("bpe", 35), ("sentencepiece_bpe", 35), ("superbpe", 60), ("unigram", 45)])
 def test_learning_takes_no_more_memory_per_byte_than_the_page_says(shared_data: Path, model: str, most: int) -> None:
     if model == "unigram":
         pytest.importorskip("sentencepiece")

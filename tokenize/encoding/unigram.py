@@ -25,8 +25,9 @@ LONGEST_PIECE = 16
 """Characters, here bytes; the library's default."""
 LONGEST_WORD = 4192
 """Bytes of a pre-token that is learnt from; the library's default."""
-MOST_SEEDS = 1_000_000
-"""Substrings to begin with; the library's default."""
+SEEDS = 10
+"""Substrings to begin with, per piece. The library's default, a million, holds less text in 16,000 pieces (2 % on many
+languages) and takes twice the memory."""
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -51,7 +52,8 @@ def learn_unigram(
         counts.update(word for word, _ in splitter.pre_tokenize_str(text))
     words = sorted(word for word in counts if len(word) <= LONGEST_WORD)
     unseen = sorted({*alphabet}.difference(*words))
-    seeds = frequent_substrings(words, np.array([counts[word] for word in words], np.int64))
+    most = SEEDS * vocab_size
+    seeds = frequent_substrings(words, np.array([counts[word] for word in words], np.int64), most)
     found = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
         seed_file = Path(folder) / "seeds.tsv"
@@ -60,7 +62,7 @@ def learn_unigram(
             sentence_iterator=(f"{word}\t{counts[word]}" for word in words), model_writer=found, input_format="tsv",
             model_type="unigram", vocab_size=vocab_size - len(unseen) + 1,  # one for its unknown token
             hard_vocab_limit=False,
-            seed_sentencepieces_file=str(seed_file), seed_sentencepiece_size=MOST_SEEDS,
+            seed_sentencepieces_file=str(seed_file), seed_sentencepiece_size=most + len(alphabet),
             max_sentencepiece_length=LONGEST_PIECE, max_sentence_length=4 * LONGEST_WORD, num_threads=THREADS,
             character_coverage=1.0, required_chars="".join(alphabet), normalization_rule_name="identity",
             add_dummy_prefix=False, remove_extra_whitespaces=False, split_by_unicode_script=False,
@@ -71,12 +73,13 @@ def learn_unigram(
     return [*pieces, *((character, pieces[-1][1]) for character in unseen)]
 
 
-def frequent_substrings(words: Sequence[str], counts: np.ndarray) -> list[tuple[str, int]]:
+def frequent_substrings(words: Sequence[str], counts: np.ndarray, most: int) -> list[tuple[str, int]]:
     """The substrings of two characters and more that occur at least twice, those that cover most text first.
 
     Args:
         words: sorted and different.
         counts: int64 of shape (len(words),), how often each occurs.
+        most: substrings at most.
     """
     flat = "".join(words)
     characters = np.frombuffer(flat.encode("utf-32-le"), np.uint32).astype(np.uint64)
@@ -96,5 +99,5 @@ def frequent_substrings(words: Sequence[str], counts: np.ndarray) -> list[tuple[
         found.append(total[often])
         at, hashes = at[often[number]], hashes[often[number]]
     begin, size_of, count = (np.concatenate(parts) for parts in (begins, sizes, found))
-    order = np.lexsort((begin, -count * size_of))[:MOST_SEEDS]
+    order = np.lexsort((begin, -count * size_of))[:most]
     return [(flat[begin[place] : begin[place] + size_of[place]], int(count[place])) for place in order]
