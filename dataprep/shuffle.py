@@ -75,21 +75,20 @@ def task_file(work: Path, job: str, name: str) -> Path:
     return work / job / f"{name}.arrow"
 
 
-def write_partitions(
-    path: Path, rows: pa.Table, partitions: np.ndarray, num_partitions: int, durable: bool = True
-) -> None:  # fmt: skip
+def write_partitions(path: Path, rows: pa.Table, partitions: np.ndarray, num_partitions: int) -> None:
     """Write rows to their partitions, in their order.
+
+    What is shuffled is not forced to the disk (see `engine.finish_task`).
 
     Args:
         partitions: int64 of shape (rows,), below `num_partitions`; nobody looks at them where there is one.
-        durable: whether to wait for the disk (see `atomic_write`).
     """
     ends = np.array([0, len(rows)])
     if num_partitions > 1:
         order = np.argsort(partitions, kind="stable")
         rows = rows.take(order).combine_chunks()
         ends = np.searchsorted(partitions[order], np.arange(num_partitions + 1))
-    with atomic_write(path, durable) as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+    with atomic_write(path, durable=False) as sink, pa.ipc.new_file(sink, rows.schema) as writer:
         for begin, end in pairwise(ends):
             columns = [column.combine_chunks() for column in rows.slice(begin, end - begin).columns]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=rows.schema))

@@ -41,6 +41,8 @@ RECORD_BYTES = 1500
 """What the process that starts a job holds of each task: its name, payload and result."""
 OPEN_SECONDS, BATCH_BYTES = 45e-6, 465
 """To open one of the files that a partition is read from; what such a file has of each partition besides its rows."""
+PART_SECONDS = 20e-6
+"""To open and map a token part, which every shard of rows does with all of them."""
 ID_SECONDS = 40e-9
 """To look at a document's id, where one is sought that no mixture knows (`row_groups.find_ids`)."""
 ROW_BYTES = 4096
@@ -73,10 +75,10 @@ class Rates:
 
 
 RATES: Mapping[str, Rates] = {
-    "ingest": Rates(2.3, (6.0e-6, 8.6e-9), (0, 0), (24, 0.38), 118e6, shards=5, processes=True),
-    "dedup": Rates(4.0, (8.2e-6, 16.5e-9), (628, 0.59), (169, 0.51), 457e6, sorting=2.1),
-    "tokenize": Rates(2.5, (0.9e-6, 10.4e-9), (0, 0), (20, 0.46), 240e6, shards=8),
-    "mix": Rates(2.5, (2.1e-6, 0.8e-9), (0, 0), (50, 0.46), 290e6, sorting=7),
+    "ingest": Rates(2.3, (2.8e-6, 10e-9), (0, 0), (24, 0.38), 145e6, shards=5, processes=True),
+    "dedup": Rates(4.0, (8.6e-6, 18.7e-9), (628, 0.59), (169, 0.51), 457e6, sorting=2.1),
+    "tokenize": Rates(2.5, (0.5e-6, 13e-9), (0, 0), (20, 0.46), 240e6, shards=8),
+    "mix": Rates(2.5, (2.6e-6, 0.8e-9), (0, 0), (50, 0.46), 290e6, sorting=7),
 }
 """Measured on two cores that others used too. What `mix` leaves on the disk while it works is counted row by row."""
 
@@ -209,7 +211,8 @@ def _mix(extent: Extent) -> Cost:
     memory = rates.memory + max(sorting, writing) + RECORD_BYTES * (extent.shards + shards + segments)
     work = documents * (ENTRY_BYTES + CANDIDATE_BYTES + ENTRY_BYTES) + extent.pieces * PLACED_BYTES + (
         BATCH_BYTES * (2 * extent.shards * segments + segments * shards))
-    opened = (extent.shards * segments * 2 + segments * shards) * OPEN_SECONDS
+    opened = (extent.shards * segments * 2 + segments * shards) * OPEN_SECONDS + (
+        extent.shards * shards * PART_SECONDS)
     return Cost("mix", _seconds(rates, extent) + opened, memory, work, _of(rates.out, extent),
                 3 * extent.shards + 4 * segments + 6 * shards + tables, segments)
 

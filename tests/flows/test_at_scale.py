@@ -14,10 +14,10 @@ from gristmill.flows.planning.at_scale import Extent, breaks_of, costs_of, plan_
 from gristmill.mixtures.load import load_manifest
 
 MEASURED = {
-    "ingest": {"core_seconds": 10.0, "memory_bytes": 532e6, "work_bytes": 0, "out_bytes": 99.8e6},
-    "dedup": {"core_seconds": 15.5, "memory_bytes": 637e6, "work_bytes": 745e6, "out_bytes": 270.6e6},
-    "tokenize": {"core_seconds": 5.4, "memory_bytes": 505e6, "work_bytes": 0, "out_bytes": 111.2e6},
-    "mix": {"core_seconds": 4.8, "memory_bytes": 534e6, "work_bytes": 167.8e6, "out_bytes": 141.2e6},
+    "ingest": {"core_seconds": 7.1, "memory_bytes": 596e6, "work_bytes": 0, "out_bytes": 99.8e6},
+    "dedup": {"core_seconds": 16.3, "memory_bytes": 596e6, "work_bytes": 745e6, "out_bytes": 270.6e6},
+    "tokenize": {"core_seconds": 5.8, "memory_bytes": 495e6, "work_bytes": 0, "out_bytes": 111.2e6},
+    "mix": {"core_seconds": 5.0, "memory_bytes": 561e6, "work_bytes": 167.8e6, "out_bytes": 141.2e6},
 }
 """`gristmill bench bounds --documents 1000000` on two cores: documents of 197 bytes, 9 % of them dropped by dedup."""
 MILLION = Extent(1e6, 197, kept=0.91)

@@ -154,14 +154,14 @@ def judge_shard(
         np.full(len(entry), task.payload["number"], dtype=np.int32), docs["offset"].to_numpy()[entry],
         docs["tokens"].to_numpy()[entry],
     ], schema=ENTRIES_SCHEMA)
-    write_partitions(paths[0], entries, draws.partitions(stream, words[entry], time, 0, bits), 1 << bits, durable=False)
+    write_partitions(paths[0], entries, draws.partitions(stream, words[entry], time, 0, bits), 1 << bits)
 
     documents = pa.table([
         words[:, 0], words[:, 1], np.full(len(docs), task.payload["number"], dtype=np.int32), docs["row"].to_numpy(),
         source.astype(np.int32), state, repeats.astype(np.int32), docs["bytes"].to_numpy(),
     ], schema=CANDIDATES_SCHEMA)
     partitions = leading(words[:, 0], ledger_bits) if ledger_bits else np.zeros(len(docs), dtype=np.int64)
-    write_partitions(paths[1], documents, partitions, 1 << ledger_bits, durable=False)
+    write_partitions(paths[1], documents, partitions, 1 << ledger_bits)
     most = [int(times[(state == TRAINS) & (source == number)].max(initial=1)) for number in range(len(sources))]
     return Done(paths, {"most": most})
 

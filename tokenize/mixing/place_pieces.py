@@ -325,7 +325,7 @@ def place_segment(
             targets.append(target)
     path = task_file(streams.work, PLACE_JOB, task.name)
     write_partitions(path, pa.concat_tables(tables).combine_chunks(), np.concatenate(targets),
-                     shards.training + len(shards.sources), durable=False)
+                     shards.training + len(shards.sources))
     return Done([path])
 
 

@@ -189,7 +189,7 @@ def draw_again(task: Task, draws: Draws, bits: int, number: int, streams: Sequen
     words = np.stack([columns["high"], columns["low"]], axis=1)
     partitions = draws.partitions(columns["stream"], words, columns["time"], number, bits)
     path = task_file(as_path(to), pass_job(number), task.name)
-    write_partitions(path, table, partitions, 1 << bits, durable=False)
+    write_partitions(path, table, partitions, 1 << bits)
     return Done([path])
 
 
