@@ -10,9 +10,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.stages import tokenizer
 from gristmill.flows.stages.plan import Node, UnknownStageError
 from gristmill.flows.stages.registry import STAGES
-from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.load import ManifestError, load_manifest
 
 DEMO = str(Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml")
 
@@ -272,3 +273,11 @@ def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
     int8 = opened("dpo.lora.base=int8").plan["reference"].fingerprint
     assert opened("dpo.lora.base=int8", "dpo.lora.rank=4").plan["reference"].fingerprint == int8
     assert opened("dpo.lora.base=int8", "dpo.lora.targets=[q_proj]").plan["reference"].fingerprint != int8
+
+
+def test_a_unigram_vocabulary_without_its_package_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "find_spec", lambda name: None)
+    for model, expected in (("unigram", [(("tokenizer", "model"), "unigram needs the package sentencepiece: install "
+                                          "gristmill[sentencepiece]")]), ("superbpe", [])):
+        manifest = load_manifest(DEMO, [f"tokenizer.model={model}"])
+        assert [*tokenizer.preflight(manifest, "tokenizer", {})] == expected
