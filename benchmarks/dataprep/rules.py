@@ -34,6 +34,8 @@ PEER_DOCUMENTS = 60
 LINES = 12
 LANGUAGES = ("en", "de", "fr", "ru")
 REPEATS = 5
+PACKAGES = {"exact": ("spacy",), "language": ("spacy", "datatrove")}
+"""What ways to cut words need."""
 Peer = Callable[[list[str]], None]
 
 
@@ -49,7 +51,8 @@ def gopher_rows() -> Iterator[Row]:
     texts = prose()
     peer = datatrove_rate(texts[:PEER_DOCUMENTS])
     missing = "" if peer else "datatrove with spaCy is not installed"
-    for words, note in (("dialect", "its own word rule"), ("exact", "spaCy's words, each run of text looked up")):
+    for words, note in (("dialect", "its own word rule"), ("exact", "spaCy's words, each run of text looked up"),
+                        ("language", "the tokenizer of each document's language, here spaCy's as above")):
         name = "filters_vs_datatrove" + ("" if words == "dialect" else f", words: {words}")
         yield row(name, verdict_rate(texts, "datatrove", words), peer, "MB/s", missing or note)
     for dialect in gopher.DIALECTS:
@@ -60,7 +63,7 @@ def gopher_rows() -> Iterator[Row]:
 
 def verdict_rate(texts: list[str], dialect: str, words: str) -> float | None:
     """MB per second from text to verdicts; None where the words need a package that is missing."""
-    if words == "exact" and importlib.util.find_spec("spacy") is None:
+    if any(importlib.util.find_spec(package) is None for package in PACKAGES.get(words, ())):
         return None
     quality = GopherQuality.model_validate({"dialect": dialect, "words": words})
     sets = {"quality": quality, "repetition": GopherRepetition.model_validate({"dialect": dialect, "words": words})}
