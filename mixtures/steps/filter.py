@@ -69,7 +69,9 @@ class Filter(Judging):
     rule_sources: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Rule set or preset -> the only sources that it judges, where those are not all: `{fineweb: [web], code: [git]}`.
     What such a set measures is null for documents of other sources."""
-    by_language: dict[str, Rules] = Field(default_factory=dict)
+    by_language: dict[str, Rules] = Field(
+        default_factory=dict,
+        json_schema_extra={"additionalProperties": {"anyOf": [{"$ref": "#/$defs/Rules"}, {"type": "null"}]}})
     """Language -> what is different of `rules` for its documents: `{de: {gopher_quality: {max_mean_word_length: 15}},
     th: {fineweb: null}}`. A key that is absent has the value that `rules` gives it, null switches a rule set off, and a
     set that `rules` lacks judges this language alone. Languages are named as in `langid`, which must come before: `zh`

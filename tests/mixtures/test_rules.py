@@ -63,5 +63,7 @@ def test_rule_sources_are_of_configured_sets_and_presets() -> None:
 def test_the_schema_for_editors_knows_lists_and_presets() -> None:
     definitions = Manifest.model_json_schema()["$defs"]
     assert [form.get("type") for form in definitions["Filter"]["properties"]["rules"]["anyOf"]] == [None, "array"]
+    by_language = definitions["Filter"]["properties"]["by_language"]["additionalProperties"]
+    assert by_language == {"anyOf": [{"$ref": "#/$defs/Rules"}, {"type": "null"}]}, "`de:` alone has the general rules"
     preset = definitions["Rules"]["properties"]["refinedweb"]["anyOf"][0]
     assert list(preset["properties"]) == ["gopher_quality", "gopher_repetition"]
