@@ -69,9 +69,7 @@ class Filter(Judging):
     rule_sources: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Rule set or preset -> the only sources that it judges, where those are not all: `{fineweb: [web], code: [git]}`.
     What such a set measures is null for documents of other sources."""
-    by_language: dict[str, Rules] = Field(
-        default_factory=dict,
-        json_schema_extra={"additionalProperties": {"anyOf": [{"$ref": "#/$defs/Rules"}, {"type": "null"}]}})
+    by_language: dict[str, Rules] = Field(default_factory=dict)
     """Language -> what is different of `rules` for its documents: `{de: {gopher_quality: {max_mean_word_length: 15}},
     th: {fineweb: null}}`. A key that is absent has the value that `rules` gives it, null switches a rule set off, and a
     set that `rules` lacks judges this language alone. Languages are named as in `langid`, which must come before: `zh`
@@ -93,10 +91,11 @@ class Filter(Judging):
         return {**value, "by_language": {
             language: lay_over(general, own) for language, own in value["by_language"].items()}}
 
-    @field_validator("by_language")
+    @field_validator("by_language", mode="before", json_schema_input_type=dict[str, Rules | None])
     @classmethod
-    def _codes(cls, value: dict[str, Rules]) -> dict[str, Rules]:
-        wrong = [repr(language) for language in value if not LANGUAGE.fullmatch(language)]
+    def _codes(cls, value: Any) -> Any:
+        named = value if isinstance(value, Mapping) else {}
+        wrong = [repr(language) for language in named if not LANGUAGE.fullmatch(str(language))]
         if wrong:
             raise ValueError(f"{', '.join(wrong)} is no code of a language: write ISO 639-1 where there is one (de), "
                              "else ISO 639-3 (ceb), and the script behind it where it matters (zh_Hans, deu_Latn)")
