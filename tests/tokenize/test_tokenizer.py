@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +60,6 @@ def test_special_tokens_have_the_first_ids_and_bytes_follow(loaded: TextTokenize
     assert loaded.token_bytes[6:262].tolist() == [1] * 256
     assert (loaded.token_bytes[262:] >= 2).all()
     assert json.loads((folder / "tokenizer.json").read_text())["normalizer"] is None
-
-
-def test_the_same_documents_give_the_same_bytes_for_any_threads_and_shards(module_stages: Any, folder: Path) -> None:
-    documents = [*module_stages.documents("prose", 80), *module_stages.documents("code", 40)]
-    module_stages.ingest("resharded", documents[::-1], 2)
-    script = """
-import sys
-from pathlib import Path
-from gristmill.dataprep.context import Context
-from gristmill.tokenize.encoding import tokenizer
-root, out = Path(sys.argv[1]), Path(sys.argv[2])
-config = {"tokenizer": {"vocab_size": 320}, "sources": ["prose", "code"], "seed": 1}
-tokenizer.run({"ingest": root / "resharded"}, config, out, Context(out, emit=lambda event: None))
-"""
-    for threads in ("1", "4"):
-        out = module_stages.root / f"threads-{threads}"
-        subprocess.run([sys.executable, "-c", script, str(module_stages.root), str(out)], check=True,
-                       env={**os.environ, "RAYON_NUM_THREADS": threads})
-        assert module_stages.files(out.name) == module_stages.files("tokenizer")
 
 
 def test_the_chat_template_renders_as_documented_and_marks_what_the_assistant_says(folder: Path) -> None:
