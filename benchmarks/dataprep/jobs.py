@@ -185,7 +185,7 @@ def text_tasks(texts: Path) -> list[Task]:
 
 def reads_jsonl(out: Path) -> Process:
     """The function of `ingest`; a file is a shard."""
-    return partial(ingest.ingest_task, str(out), Ingest(shard_bytes=SHARD_BYTES))
+    return partial(ingest.ingest_task, str(out), str(out / "ids"), Ingest(shard_bytes=SHARD_BYTES))
 
 
 def filters(inputs: Mapping[str, Path], out: Path) -> Process:

@@ -5,6 +5,12 @@ read, and `dropped/<task>-<piece>.parquet` where a page has no text. What a web 
 redirects, pictures) was never meant as a document: it is in no ledger, but counted as `skipped` by what it is. The
 tasks follow from the sorted listing alone: neighbouring files of a source up to `shard_bytes` of input; a larger
 file, or a source with a `limit`, is one task that fills several shards.
+
+What memory that takes does not depend on how many documents there are. A worker holds a shard and its tables, four
+times `shard_bytes` (or one document, four times `max_document_bytes`), and up to 20,000 rows of quarantine; while ids
+are compared, some 100 MB (`repeats.py`). The process that starts the workers holds about 1 kB of each file and, of each
+task, its result: another 1 kB, and the first quarantined records. Of a tar archive the names of its members are held,
+150 bytes each, since one that comes again gets another locator.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_p
 from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Read, Reading
-from gristmill.dataprep.reading.repeats import Repeats, drop_repeats, refuse_repeats, shards_of
+from gristmill.dataprep.reading.repeats import Repeats, count_partitions, note_ids, settle_repeats, shards_of
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
 from gristmill.dataprep.reading.table_guard import TableReader
 from gristmill.mixtures.own_code import OwnCodeError
@@ -82,7 +88,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         check_unchanged(name, listing, planned[name])
     unsteady = list(try_readers(sources, listings))
     tasks = plan(sources, listings, section.shard_bytes)
-    process = partial(ingest_task, str(out), section)
+    process = partial(ingest_task, str(out), str(context.work / "ids"), section)
     results = run_tasks("read", tasks, process, context, holds_gil=True)
     _check_every_source(sources, results)
     losses = estimate_losses(results)
@@ -95,7 +101,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         context.warn(warning)
     lost = sum(loss["lost"] for loss in losses)
     counts = balance(results, section.max_quarantined, context.stage, lost, out / "quarantine")
-    repeats = _settle_repeats(out, sources, listings, results)
+    repeats = _settle_repeats(out, sources, listings, results, context)
     for repeat in repeats:
         context.warn(repeat.describe())
     described = {name: _describe(name, source, listings[name], results, losses) for name, source in sources.items()}
@@ -140,14 +146,17 @@ def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], s
     """Cut the listings into tasks, in the order of the names of sources and files; a pure function of both."""
     tasks: list[Task] = []
     for name, source in sorted(sources.items()):
-        reading = reading_of(source)
-        for files in _groups(listings[name].files, shard_bytes, whole=source.limit is not None):
+        reading, listing = reading_of(source), listings[name]
+        repeating = _may_repeat(source, listing)
+        partitions = count_partitions(sum(file.size for file in listing.files)) if repeating else 0
+        for files in _groups(listing.files, shard_bytes, whole=source.limit is not None):
             payload = {
                 "source": name,
                 "files": [asdict(file) for file in files],
                 "reading": asdict(reading),
                 "extract_options": source.extract_options.model_dump(),
                 "limit": source.limit,
+                "id_partitions": partitions,
                 **({"read": source.read.model_dump(mode="json")} if source.read else {}),
             }
             tasks.append(Task(f"{len(tasks):05d}", payload, sum(file.size for file in files)))
@@ -173,8 +182,15 @@ def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Itera
         yield group
 
 
-def ingest_task(out: str, section: Ingest, task: Task) -> Done:
-    """Read the files of one task; a function of the task's payload and the files alone."""
+def ingest_task(out: str, ids: str, section: Ingest, task: Task) -> Done:
+    """Read the files of one task; a function of the task's payload and the files alone.
+
+    Args:
+        out: receives shards and what was quarantined or dropped.
+        ids: receives the ids of each shard, where these may repeat (`repeats.py`).
+        section: how.
+        task: one of `plan`.
+    """
     source = task.payload["source"]
     writer = ShardWriter(as_path(out), task.name, source, section.shard_bytes, section.max_document_bytes,
                          task.payload["limit"])
@@ -196,6 +212,8 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
             if writer.is_full:
                 break
     writer.close()
+    partitions = task.payload["id_partitions"]
+    noted = [note_ids(as_path(ids), file, partitions) for file in writer.shard_files] if partitions else []
     result = {
         "source": source,
         "counts": writer.counts(),
@@ -209,7 +227,7 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
         "whole": writer.whole,
         "damaged": [asdict(file) for file in writer.damaged],
     }
-    return Done(writer.files, result)
+    return Done([*writer.files, *noted], result)
 
 
 def _own_reader(payload: Mapping[str, Any]) -> AbstractContextManager[OwnProcess | None]:
@@ -315,20 +333,23 @@ def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
     ]  # fmt: skip
 
 
+def _may_repeat(source: Source, listing: SourceListing) -> bool:
+    """Whether records have ids of their own, and not a path and a number."""
+    return source.id_field is not None or _holds_warc(listing)
+
+
 def _settle_repeats(
     out: Path, sources: Mapping[str, Source], listings: Mapping[str, SourceListing],
-    results: Sequence[Mapping[str, Any]],
+    results: Sequence[Mapping[str, Any]], context: Context,
 ) -> list[Repeats]:
     """Drop or refuse the records that come again, where they can."""
     found = []
     for number, (name, source) in enumerate(sources.items()):
-        if source.id_field is None and not _holds_warc(listings[name]):
-            continue
-        shards = shards_of(out, name, results)
-        if source.on_repeat == "fail":
-            refuse_repeats(name, shards)
-        else:
-            found.append(drop_repeats(name, shards, out / "dropped" / f"repeated-{number:05d}.parquet"))
+        if _may_repeat(source, listings[name]):
+            documents = sum(result["counts"]["kept"] for result in results if result["source"] == name)
+            found.append(settle_repeats(
+                name, shards_of(out, name, results), documents, context.work / "ids", f"repeats-{number:05d}",
+                source.on_repeat == "fail", out / "dropped" / f"repeated-{number:05d}.parquet", context))  # fmt: skip
     return [repeats for repeats in found if repeats is not None]
 
 

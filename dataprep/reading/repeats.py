@@ -1,30 +1,55 @@
-"""Records of a source that come twice: same id field (or WARC record id) and same text, so the same document id.
+"""Records of one source that come again: same locator (id) and same text, so the same document id.
 
 Only an `id_field` and the record ids of WARC files can repeat; elsewhere a locator is a path and a record number. The
 first stays, in the order of the sorted listing, whichever worker read it; the others leave the shards that were
 written. A rewritten shard has another size than its task's record says, so an interrupted attempt does that task again
 and ends with the same bytes.
+
+No process holds a row per document of the source. Whoever writes a shard spreads its ids over partitions, in a file of
+the stage's work folder (NOTE_BYTES a document). A job then sorts some partitions per task, SORTED_BYTES of ids in six
+times as much memory, and leaves the rows that repeat in one file per task, cut by groups of shards. A second job takes
+the rows of a group out of its shards, one shard in memory at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import Counts
-from gristmill.dataprep.documents import ID_BYTES, read_table, write_table
+from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, read_table, write_table
+from gristmill.dataprep.files import as_path, atomic_write
+from gristmill.dataprep.jobs.engine import PROCESS_BYTES, Done, Task, run_tasks
 from gristmill.dataprep.reading.document_shards import DROPPED_SCHEMA
 from gristmill.dataprep.reading.sources import SourceError
+from gristmill.dataprep.shuffle import (
+    concat_mapped,
+    group_starts,
+    open_batches,
+    read_partition,
+    sort_rows,
+    write_partitions,
+)
 
 REPEATED = "ingest/repeated"
 """Reason for which a record that comes again is dropped."""
-Shards = Sequence[tuple[Path, np.ndarray]]
+STORED_BYTES = 32 << 20
+"""Of a source per partition of its ids: even documents of 10 stored bytes are 67 MB of ids then."""
+MOST_PARTITIONS = MOST_GROUPS = 4096
+NOTE_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("row", pa.int32())])
+NOTE_BYTES = 20
+SORTED_BYTES = 16 << 20
+"""Of ids that a task sorts at once, in six times as much memory; of one partition where that has more."""
 
 
 class DuplicateIdError(SourceError):
@@ -33,7 +58,7 @@ class DuplicateIdError(SourceError):
 
 @dataclass(frozen=True)
 class Repeats:
-    """The documents of a source that were dropped since they came before."""
+    """The documents of a source that come again."""
 
     source: str
     documents: int
@@ -54,6 +79,11 @@ class Repeats:
                 f"{self.first!r}; they are dropped (`on_repeat: fail` refuses them)")
 
 
+def count_partitions(stored_bytes: int) -> int:
+    """Over how many partitions the ids of a source are spread, by the size of its files alone."""
+    return min(max(-(-stored_bytes // STORED_BYTES), 1), MOST_PARTITIONS)
+
+
 def shards_of(out: Path, source: str, results: Sequence[Mapping[str, Any]]) -> list[Path]:
     """The shards of a source in the order of its listing."""
     return [out / f"part-{task:05d}-{piece:03d}.parquet"
@@ -61,64 +91,173 @@ def shards_of(out: Path, source: str, results: Sequence[Mapping[str, Any]]) -> l
             for piece in range(result["shards"])]  # fmt: skip
 
 
-def refuse_repeats(source: str, shards: Sequence[Path]) -> None:
-    """Raise DuplicateIdError where two documents of a source have one id."""
-    repeated = list(find_repeats(shards))
-    if repeated:
-        number = sum(len(rows) for _, rows in repeated)
-        raise DuplicateIdError(
-            f"source {source!r}: {number} records repeat the id and the text of another, one of them "
-            f"{_locators(repeated)[0]!r}; name a field that is unique as `id_field`, leave it out, list every WARC "
-            "file once, or keep the first of each with `on_repeat: keep_first`"
-        )
+def note_file(folder: Path, shard: Path) -> Path:
+    """Where the ids of a shard are spread over partitions."""
+    return folder / f"{shard.stem}.arrow"
 
 
-def drop_repeats(source: str, shards: Sequence[Path], ledger: Path) -> Repeats | None:
+def note_ids(folder: Path, shard: Path, num_partitions: int) -> Path:
+    """Spread the ids of a shard over partitions, and return the file."""
+    column = read_table(shard, ["id"])["id"].combine_chunks()
+    halves = np.frombuffer(column.buffers()[1], np.uint64, len(column) * 2, column.offset * ID_BYTES).reshape(-1, 2)
+    rows = pa.table([halves[:, 0].copy(), halves[:, 1].copy(), np.arange(len(column), dtype=np.int32)], NOTE_SCHEMA)
+    partitions = (halves[:, 0] >> np.uint64(32)) * np.uint64(num_partitions) >> np.uint64(32)
+    path = note_file(folder, shard)
+    write_partitions(path, rows, partitions.astype(np.int64), num_partitions)
+    return path
+
+
+def settle_repeats(
+    source: str, shards: Sequence[Path], documents: int, notes: Path, job: str, refuse: bool, ledger: Path,
+    context: Context,
+) -> Repeats | None:  # fmt: skip
     """Take the documents that come again out of their shards, and write them down in `ledger`; None without any.
 
     A shard of which nothing is left is removed.
+
+    Args:
+        source: its name.
+        shards: of the source, in the order of its listing.
+        documents: how many these hold.
+        notes: folder of `note_ids`.
+        job: what the jobs' names begin with.
+        refuse: do not change anything.
+        ledger: where the dropped documents are listed.
+        context: where to run.
+
+    Raises:
+        DuplicateIdError: there are any, and they are to be refused.
     """
-    repeated = list(find_repeats(shards))
-    if not repeated:
+    if not shards:
         return None
-    locators, text_bytes, emptied = _locators(repeated), 0, 0
-    rows = [{"source": source, "file": "", "record": 0, "locator": locator, "reason": REPEATED} for locator in locators]
-    write_table(ledger, pa.Table.from_pylist(rows, schema=DROPPED_SCHEMA))
-    for path, repeats in repeated:
+    find = partial(find_repeats, [str(note_file(notes, shard)) for shard in shards], str(context.work / job))
+    tasks = _sorting_tasks(note_file(notes, shards[0]), documents)
+    found = run_tasks(f"{job}-find", tasks, find, _alone(context, NOTE_BYTES * documents), direct=True)
+    groups = sorted({group for result in found for group in result["groups"]})
+    if not groups:
+        return None
+    folder = context.work / f"{job}-dropped"
+    for group in groups:  # an earlier attempt may have done this with shards that have been read again since
+        dropped_file(folder, group).unlink(missing_ok=True)
+    drop = partial(drop_repeats, [str(shard) for shard in shards], [str(context.work / job / f"{task.name}.arrow")
+                                                                   for task in tasks], str(folder), refuse)
+    size = sum(shard.stat().st_size for shard in shards)
+    results = run_tasks(f"{job}-drop", [Task(f"{group:05d}", {"group": group}) for group in groups], drop,
+                        _alone(context, size), direct=True)  # fmt: skip
+    total = {key: sum(result[key] for result in results) for key in ("documents", "text_bytes", "emptied_shards")}
+    repeats = Repeats(source, first=results[0]["first"], **total)
+    if refuse:
+        raise DuplicateIdError(
+            f"source {source!r}: {repeats.documents} records repeat the id and the text of another, one of them "
+            f"{repeats.first!r}; name a field that is unique as `id_field`, leave it out, list every WARC "
+            "file once, or keep the first of each with `on_repeat: keep_first`"
+        )
+    _write_ledger(ledger, source, [dropped_file(folder, group) for group in groups])
+    return repeats
+
+
+def _alone(context: Context, size: int) -> Context:
+    """One worker for what takes less time than a pipeline takes to begin."""
+    return context if size >= PROCESS_BYTES else replace(context, workers=1)
+
+
+def _sorting_tasks(note: Path, documents: int) -> list[Task]:
+    """Tasks of neighbouring partitions with about SORTED_BYTES of ids together."""
+    partitions = open_batches(note).num_record_batches
+    number = min(max(-(-NOTE_BYTES * documents // SORTED_BYTES), 1), partitions)
+    bounds = [partitions * place // number for place in range(number + 1)]
+    return [Task(f"{place:05d}", {"begin": begin, "end": end}) for place, (begin, end) in enumerate(pairwise(bounds))]
+
+
+def _num_groups(shards: int) -> int:
+    return min(shards, MOST_GROUPS)
+
+
+def find_repeats(notes: Sequence[str], folder: str, task: Task) -> Done:
+    """Find the rows of some partitions whose id came before, in an earlier shard or row.
+
+    Args:
+        notes: files of `note_ids`, one per shard, in order.
+        folder: receives `shard` (its place) and `row` of each, in a batch per group of shards.
+        task: its partitions, `begin` to `end`.
+    """
+    sizes: list[int] = []
+
+    def read(file: pa.RecordBatchFileReader) -> pa.Table:
+        batches = [file.get_batch(partition) for partition in range(task.payload["begin"], task.payload["end"])]
+        sizes.append(sum(map(len, batches)))
+        return pa.Table.from_batches(batches)
+
+    table = concat_mapped(map(as_path, notes), read)
+    high, low = (table[name].to_numpy() for name in ("high", "low"))
+    order = sort_rows(high, low)  # stable: of equal ids the first comes first
+    first = np.zeros(len(order), bool)
+    first[group_starts(high[order], low[order])] = True
+    again = order[~first]
+    shards = np.repeat(np.arange(len(notes)), sizes)[again]
+    groups = shards * _num_groups(len(notes)) // len(notes)
+    found = pa.table({"shard": shards.astype(np.int32), "row": table["row"].to_numpy()[again]})
+    path = as_path(folder) / f"{task.name}.arrow"
+    write_partitions(path, found, groups, _num_groups(len(notes)))
+    return Done([path], {"groups": np.unique(groups).tolist()})
+
+
+def dropped_file(folder: Path, group: int) -> Path:
+    """Where the locators of the documents are that leave a group of shards."""
+    return folder / f"{group:05d}.arrow"
+
+
+def drop_repeats(shards: Sequence[str], found: Sequence[str], folder: str, refuse: bool, task: Task) -> Done:
+    """Take the repeats of a group of shards out of these.
+
+    Args:
+        shards: all of the source, in order.
+        found: files of `find_repeats`.
+        folder: receives the locators of what was taken out.
+        refuse: count them alone.
+        task: its `group`.
+    """
+    rows = read_partition(map(as_path, found), task.payload["group"])
+    shard, row = (rows[name].to_numpy() for name in ("shard", "row"))
+    order = sort_rows(shard, row)
+    shard, row = shard[order], row[order]
+    starts = [*group_starts(shard).tolist(), len(shard)]
+    text_bytes = emptied = 0
+    locators: list[pa.Array] = []
+    for begin, end in pairwise(starts):
+        path = as_path(shards[shard[begin]])
         table = read_table(path)
-        text_bytes += pc.sum(pc.binary_length(table["text"].take(pa.array(repeats)))).as_py()
-        kept = np.setdiff1d(np.arange(len(table)), repeats)
-        if len(kept):
+        repeats = table.take(pa.array(row[begin:end]))
+        locators.append(repeats["locator"].combine_chunks())
+        text_bytes += pc.sum(pc.binary_length(repeats["text"])).as_py()
+        kept = np.setdiff1d(np.arange(len(table)), row[begin:end])
+        emptied += not len(kept)
+        if not refuse and len(kept):
             write_table(path, table.take(pa.array(kept)))
-        else:
+        elif not refuse:
             path.unlink()
-            emptied += 1
-    return Repeats(source, len(locators), text_bytes, locators[0], emptied)
+    target = dropped_file(as_path(folder), task.payload["group"])
+    table = pa.table({"locator": pa.chunked_array(locators)})
+    with atomic_write(target) as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return Done([target], {"documents": len(row), "text_bytes": text_bytes, "emptied_shards": emptied,
+                           "first": locators[0][0].as_py()})  # fmt: skip
 
 
-def find_repeats(shards: Sequence[Path]) -> Iterator[tuple[Path, np.ndarray]]:
-    """The rows (ascending) of each shard whose id came before, in an earlier shard or row; shards with such rows."""
-    ids = [_ids(path) for path in shards]
-    if not ids:
-        return
-    begins = np.cumsum([0, *map(len, ids)])
-    low, high = np.concatenate(ids).T
-    order = np.lexsort((low, high))  # stable: of equal ids the first comes first
-    again = (low[order][1:] == low[order][:-1]) & (high[order][1:] == high[order][:-1])
-    repeats = np.sort(order[1:][again])
-    for path, begin, end in zip(shards, begins[:-1], begins[1:], strict=True):
-        rows = repeats[np.searchsorted(repeats, begin) : np.searchsorted(repeats, end)] - begin
-        if len(rows):
-            yield path, rows
+def _write_ledger(path: Path, source: str, files: Sequence[Path]) -> None:
+    """List the dropped documents, a row group at a time; the same bytes as of `write_table`."""
+    with atomic_write(path) as sink, pq.ParquetWriter(
+            sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True) as writer:
+        held = pa.chunked_array([], pa.string())
+        for number, file in enumerate(files, start=1):
+            locators = open_batches(file).read_all()["locator"]
+            held = pa.chunked_array([*held.chunks, *locators.chunks])
+            while len(held) >= ROW_GROUP_ROWS or (number == len(files) and len(held)):
+                writer.write_table(_dropped_rows(source, held[:ROW_GROUP_ROWS]), ROW_GROUP_ROWS)
+                held = held[ROW_GROUP_ROWS:]
 
 
-def _ids(path: Path) -> np.ndarray:
-    """uint64 of shape (n, 2): the halves of a shard's ids."""
-    column = read_table(path, ["id"])["id"].combine_chunks()
-    content = np.frombuffer(column.buffers()[1], np.uint64, len(column) * 2, column.offset * ID_BYTES)
-    return content.reshape(-1, 2)
-
-
-def _locators(repeated: Shards) -> list[str]:
-    return [locator for path, rows in repeated
-            for locator in read_table(path, ["locator"])["locator"].take(pa.array(rows)).to_pylist()]  # fmt: skip
+def _dropped_rows(source: str, locators: pa.ChunkedArray) -> pa.Table:
+    number = len(locators)
+    constants = ([source] * number, [""] * number, [0] * number)
+    return pa.table([*constants, locators.combine_chunks(), [REPEATED] * number], schema=DROPPED_SCHEMA)

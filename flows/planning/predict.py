@@ -35,7 +35,7 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import Node, make_plan
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.store.store import StageFolder, Store
-from gristmill.mixtures.sources import INGEST, Source
+from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
 LARGER = 4
@@ -284,21 +284,12 @@ def _documents(opened: Session, sample: Sample) -> dict[str, float]:
         return {}
     sources = folder.manifest()["summary"]["counts"]["sources"]
     here = sum(counts["kept"] for counts in sources.values())
-    of_sources = {name: counts["kept"] * sample.factor(name) for name, counts in sources.items()}
-    # The ids of one source are compared at a time, where they can repeat.
-    compared = [number for name, number in of_sources.items() if has_own_ids(opened.manifest.document_sources[name])]
-    whole = sum(of_sources.values())
+    whole = sum(counts["kept"] * sample.factor(name) for name, counts in sources.items())
     summaries = {name: made.manifest()["summary"] for name in opened.plan
                  if opened.plan[name].stage.judges and (made := opened.committed(name)) is not None}
     left = documents_of(summaries)
     kept = whole * (left / here if left is not None and here else 1.0)
-    return {name: max(compared, default=0.0) if node.stage.memory.documents == "own ids" else kept
-            for name, node in opened.plan.items() if node.stage.memory is not None}
-
-
-def has_own_ids(source: Source) -> bool:
-    """Whether a source's records may have ids of their own, an `id_field` or those of web archives."""
-    return source.id_field is not None or source.format == "warc" or ".warc" in source.path
+    return {name: kept for name, node in opened.plan.items() if node.stage.memory is not None}
 
 
 def extrapolate(name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.sections import dump
-from gristmill.flows.stages.stage import Location, Memory, Recipe, Stage
+from gristmill.flows.stages.stage import Location, Recipe, Stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import misfit
 from gristmill.mixtures.sources import INGEST
@@ -47,8 +47,5 @@ def preflight(
 
 STAGE = Stage(
     INGEST, 2, "gristmill.dataprep.reading.ingest:run", configure, parallel=True, preflight=preflight,
-    # Of sources with an `id_field` and of web archives alone, whose ids are compared.
-    memory=Memory(60, "leave `id_field` out where ids are known to differ, or read the sources in manifests of their "
-                      "own", documents="own ids"),
     report=("gristmill.flows.report.document_sections:damaged_files",
             "gristmill.flows.report.document_sections:skipped_records"))

@@ -37,12 +37,10 @@ class Memory:
     Attributes:
         bytes_per_document: of its peak, as it grew over runs with millions of short documents.
         advice: what makes it less.
-        documents: which ones: all that it reads, or those of sources whose records have ids of their own.
     """
 
     bytes_per_document: int
     advice: str
-    documents: Literal["all", "own ids"] = "all"
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,9 @@ def test_a_record_that_repeats_may_be_an_error(tmp_path: Path, make_context: Mak
         ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
 
 
-def test_which_repeat_stays_depends_on_the_listing_alone(tmp_path: Path, make_context: MakeContext) -> None:
+def test_which_repeat_stays_depends_on_the_listing_alone(
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = random.Random(5)
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -219,7 +221,17 @@ def test_which_repeat_stays_depends_on_the_listing_alone(tmp_path: Path, make_co
               "ingest": {"shard_bytes": 3000}}  # fmt: skip
     once, again = tmp_path / "once", tmp_path / "again"
     first = ingest.run({}, config, once, make_context("work1", workers=1))
+    # Ids in many partitions, several tasks that compare them, shards in three groups.
+    for name, value in (("STORED_BYTES", 1000), ("SORTED_BYTES", 50 * repeats.NOTE_BYTES), ("MOST_GROUPS", 3)):
+        monkeypatch.setattr(repeats, name, value)
+    monkeypatch.setattr(repeats, "ROW_GROUP_ROWS", 7)
+    monkeypatch.setattr(repeats, "PROCESS_BYTES", 0)
     second = ingest.run({}, config, again, make_context("work2", workers=2))
+    assert len(list((tmp_path / "work2" / "repeats-00000").iterdir())) == 280 // 50 + 1
+    assert len(list((tmp_path / "work2" / "repeats-00000-dropped").iterdir())) == 3
+    ledgers = [folder / "dropped" / "repeated-00000.parquet" for folder in (once, again)]
+    assert read_table(ledgers[0]) == read_table(ledgers[1])
+    ledgers[1].write_bytes(ledgers[0].read_bytes())  # which has smaller row groups
     assert contents(once) == contents(again)
     assert first == second
     assert [(json.loads(row["metadata"])["file"], row["text"]) for row in rows(once)] == expected

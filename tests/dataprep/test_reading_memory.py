@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -123,3 +124,35 @@ def test_a_parquet_file_of_one_huge_value_stays_in_its_process(tmp_path: Path) -
     assert found["errors"] == ["the row is longer than 16 MiB"]
     assert found["bytes"] < ALLOWED
     assert found["child"] < 2 << 30
+
+
+INGEST = """
+import json, sys
+from pathlib import Path
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.processes import peak_resident_bytes
+from gristmill.dataprep.reading import ingest
+folder, number = Path(sys.argv[1]), int(sys.argv[2])
+with open(folder / "a.jsonl", "w") as sink:
+    for at in range(number):
+        text = f"{at % (number - number // 100)} " + "word " * 38  # one in a hundred comes again
+        sink.write(f'{{"text": "{text}", "key": "{text[:9]}"}}\\n')
+context = Context(folder / "work", "ingest", emit=lambda event: None)
+sources = {"s": {"path": str(folder / "a.jsonl"), "id_field": "key"}}
+found = ingest.run({}, {"sources": sources}, folder / "out", context)
+print(json.dumps({"bytes": peak_resident_bytes(), **found["counts"]["dropped"]}))
+"""
+
+
+@pytest.mark.slow
+def test_no_step_of_ingest_holds_more_of_three_million_documents_than_of_one(tmp_path: Path) -> None:
+    peaks = {}
+    for number in (1_000_000, 3_000_000):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        command = [sys.executable, "-c", INGEST, str(folder), str(number)]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        assert found["ingest/repeated"] == number // 100
+        peaks[number] = found["bytes"]
+        shutil.rmtree(folder)
+    assert peaks[3_000_000] < 1.1 * peaks[1_000_000] < 1 << 30, peaks

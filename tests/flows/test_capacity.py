@@ -72,9 +72,10 @@ def test_the_figures_are_those_of_the_stages_that_hold_something_of_every_docume
     assert capacity.documents_of({"ingest": {"counts": {"kept": 9}}, "filter": {"counts": {"kept": 4}}, "x": {}}) == 4
 
 
-def test_a_prediction_refuses_more_documents_than_fit() -> None:
+def test_a_prediction_refuses_more_documents_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STAGES, "tokenizer", replace(STAGES["tokenizer"], memory=Memory(180, "give it fewer")))
     totals = {"memory_bytes": 1, "disk_bytes": 1}
     available = {"memory_bytes": 2_000_000_000, "disk_bytes": None}
-    found = predict.refusals(totals, available, {"ingest": 1e6, "tokenizer": 12e6, "mix": 1e12})
+    found = predict.refusals(totals, available, {"ingest": 1e12, "tokenizer": 12e6, "mix": 1e12})
     assert [sentence.partition(":")[0] for sentence in found] == ["tokenizer"]
     assert "2.2 GB for 12,000,000" in found[0]
