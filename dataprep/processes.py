@@ -62,7 +62,8 @@ def resident_bytes() -> int:
     """The memory that this process holds now; the most that it has held where the system does not say."""
     if not sys.platform.startswith("linux"):
         return peak_resident_bytes()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    with open("/proc/self/statm", "rb", buffering=0) as sizes:
+        return int(sizes.read().split()[1]) * resource.getpagesize()
 
 
 def measure_cost(workers: int, processes: int = 1) -> dict[str, float]:

@@ -33,7 +33,8 @@ def text_buffers(texts: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndar
         pa.ArrowInvalid: a value is not UTF-8. The kernels rely on this check.
     """
     if isinstance(texts, pa.ChunkedArray):
-        texts = texts.combine_chunks()
+        # Putting one chunk together would copy it.
+        texts = texts.chunk(0) if texts.num_chunks == 1 else texts.combine_chunks()
     texts = texts.cast(pa.large_string())
     if texts.null_count:
         texts = pc.fill_null(texts, "")

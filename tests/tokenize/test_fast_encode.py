@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from gristmill.dataprep.processes import resident_bytes
 from gristmill.dataprep.text.unicode_tables import ranges
 from gristmill.tokenize.encoding import fast_encode
-from gristmill.tokenize.encoding.fast_encode import UNICODE_17, FastEncoder, replace_stand_ins
+from gristmill.tokenize.encoding.fast_encode import NFC_SINCE_UNICODE_9, UNICODE_17, FastEncoder, replace_stand_ins
 from gristmill.tokenize.encoding.known_tokenizers import NotKnownError
 from gristmill.tokenize.encoding.pretokens import LLAMA3, byte_characters
 from tests.tokenize.families import BYTE_LEVEL, CL100K, FAMILIES, MANIFEST, SPECIAL, changed, family
@@ -33,8 +33,8 @@ PIECES = [
     "\u3000", "\u0085", "\u200b", "a", "B", "é", "e\u0301", "1", "23", "456", "²", "Ⅷ", "٣", "_", "-", "...", "日",
     "本", "ไท", "한", "🏳️\u200d🌈", "\x00", "\x00" * 9, "\U000e0001", "word", "\ufffd", "Ünder", "\u212a", "/", "//\n",
     "seven77", "eightsss", "fifteenlettersss", "sixteenletterssss", "[", "`", "{", "@", "\x7f", "\u0378", "\u2581",
-    "\u2581\u2581", "<0x41>", "\u088f", "\U000323b0", "नमस्ते", "\u1c89", "McDonald", "HTTPServer", "ǅ", "ʰ", "zq",
-    "日日", *SPECIAL, "<|endo", "text|>",
+    "\u2581\u2581", "<0x41>", "\u088f", "\U000323b0", "\u07fd", "\u1bf3", "नमस्ते", "\u1c89",
+    "McDonald", "HTTPServer", "ǅ", "ʰ", "zq", "日日", *SPECIAL, "<|endo", "text|>",
 ]
 
 
@@ -125,6 +125,23 @@ def test_characters_of_unicode_17_are_all_that_gigatoken_splits_otherwise(name: 
     assert found - listed == set(), sorted(map(hex, found - listed))[:20]
 
 
+@pytest.mark.slow
+def test_what_nfc_does_since_unicode_9_is_all_that_gigatoken_normalizes_otherwise() -> None:
+    listed = {code for first, last in ranges(UNICODE_17 + NFC_SINCE_UNICODE_9) for code in range(first, last + 1)}
+    codes = code_points()
+    texts = ["a\u0301{0}a\u0345{0}a{0}\u0301a{0}\u0334{0}e".format(chr(code)) for code in codes]
+    texts += [unicodedata.normalize("NFD", chr(code)) for code in codes]
+    plain = merging([])
+    plain.normalizer = normalizers.NFC()
+    encoder = FastEncoder.for_tokenizer(plain)
+    for at in range(0, len(texts), 8192):
+        some = texts[at : at + 8192]
+        ids, lengths = encoder._encode(*fast_encode.text_buffers(pa.array(some, pa.large_string())))
+        for text, found in zip(some, np.split(ids, np.cumsum(lengths)[:-1]), strict=True):
+            if found.tolist() != plain.encode(text, add_special_tokens=False).ids:
+                assert listed.intersection(map(ord, text)), ascii(text)
+
+
 def test_every_listed_character_is_newer_than_the_librarys_unicode() -> None:
     codes = [code for first, last in ranges(UNICODE_17) for code in range(first, last + 1)]
     assert {unicodedata.category(chr(code)) for code in codes} == {"Cn"}
@@ -138,6 +155,19 @@ def test_documents_with_such_a_character_are_the_librarys_and_others_stay_in_pla
         texts = ["".join(source.choices(["a\u088fb", "word ", "x", "日", "\U000323b1", "ä"], k=source.randint(0, 3)))
                  for _ in range(6)]
         assert by_encoder(encoder_of("gpt2"), texts) == by_library(tokenizer, texts), texts
+
+
+@settings(deadline=None, max_examples=200)
+@given(texts=st.lists(st.lists(st.sampled_from([
+    "a" * 7, "b" * 63, " ", "é", "\u07fd", "\u07fc", "日", "\u20c1", "\u20c0", "😀", "\U0001fac8", "\u0c3c", "c" * 256,
+]), max_size=12).map("".join), max_size=5), nfc=st.booleans())
+def test_listed_characters_are_found_wherever_they_are(texts: list[str], nfc: bool) -> None:
+    listed = {chr(code) for first, last in ranges(UNICODE_17 + NFC_SINCE_UNICODE_9 * nfc)
+              for code in range(first, last + 1)}
+    found = np.ones(len(texts), bool)
+    buffers = fast_encode.text_buffers(pa.array(texts, pa.large_string()))
+    fast_encode.find_code_points(*buffers, *fast_encode._unlike_tables(nfc), found)
+    assert found.tolist() == [not listed.isdisjoint(text) for text in texts]
 
 
 def test_several_ids_take_the_place_of_one() -> None:
@@ -226,7 +256,7 @@ def test_texts_of_a_slice_and_in_chunks_are_read_where_they_lie(tokenizer: Token
     expected = by_library(tokenizer, [*texts[1:4], *texts[::-1]])
     assert ids.tolist() == [number for one in expected for number in one]
     assert lengths.tolist() == [len(one) for one in expected]
-    assert ids.dtype == np.uint16
+    assert ids.dtype == np.uint32
     for nothing in ([], [""], ["", None]):
         ids, lengths = encoder_of("gpt2").encode(pa.array(nothing, pa.large_string()))
         assert (ids.tolist(), lengths.tolist()) == ([], [0] * len(nothing))

@@ -134,13 +134,20 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     documents, rows = read.documents, read.rows
     data, offsets = text_buffers(_rows_of(documents["text"], rows))
     sizes = np.diff(offsets)
-    parts, lengths, errors = [], [np.empty(0, np.int64)], {}
+    files = [as_path(out) / name(shard) for name in (tokens_name, docs_name, counts_name)]
+    lengths, errors = [np.empty(0, np.int64)], {}
+    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
+    written_as = np.empty(0, DTYPES[dtype_name(tokenizer.vocab_size)])
     most_bytes = LIBRARY_BATCH_BYTES if isinstance(_encoder(tokenizer), str) else BATCH_BYTES
-    for batch in batches(sizes, most_bytes):
-        ids, batch_lengths, batch_errors = encode_batch(tokenizer, data, offsets[batch.start : batch.stop + 1])
-        parts.append(ids)
-        lengths.append(batch_lengths)
-        errors.update({int(rows[batch.start + number]): error for number, error in batch_errors.items()})
+    with atomic_write(files[0]) as sink:
+        for batch in batches(sizes, most_bytes):
+            ids, batch_lengths, batch_errors = encode_batch(tokenizer, data, offsets[batch.start : batch.stop + 1])
+            if len(ids) > len(written_as):
+                written_as = np.empty(len(ids), written_as.dtype)
+            count_ids(ids, token_counts, written_as)
+            sink.write(written_as[: len(ids)].data)
+            lengths.append(batch_lengths)
+            errors.update({int(rows[batch.start + number]): error for number, error in batch_errors.items()})
     sizes_of = {"bytes": sizes, "tokens": np.concatenate(lengths), "characters": np.empty_like(sizes),
                 "words": np.empty_like(sizes)}
     count_text(data, offsets, sizes_of["characters"], sizes_of["words"])
@@ -151,14 +158,7 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
         "source": _rows_of(documents["source"], written).cast(DOCS_SCHEMA.field("source").type),
         "offset": np.cumsum(tokens) - tokens, "tokens": tokens, "bytes": sizes[good],
     }, schema=DOCS_SCHEMA)
-    files = [as_path(out) / name(shard) for name in (tokens_name, docs_name, counts_name)]
-    with atomic_write(files[0]) as sink:
-        for part in parts:
-            sink.write(part.data)
     write_table(files[1], docs)
-    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for part in parts:
-        count_ids(part, token_counts)
     with atomic_write(files[2]) as sink:
         np.save(sink, token_counts)
     if errors:
@@ -232,8 +232,8 @@ def encode_batch(
         data, offsets: `text_buffers.text_buffers`, or a part of its offsets.
 
     Returns:
-        the ids back to back (the dtype of the vocabulary), the number of tokens of each document (0 where it
-        failed; int64), and the error of each that failed, by its number.
+        the ids back to back (uint32), the number of tokens of each document (0 where it failed; int64), and the error
+        of each that failed, by its number.
     """
     encoder = _encoder(tokenizer)
     if isinstance(encoder, str):
@@ -256,7 +256,7 @@ def encode_with_library(
 
 
 def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
-    """The ids in the dtype of the vocabulary.
+    """The ids as uint32.
 
     Raises:
         TokenizerError: an id lies outside of it.
@@ -264,7 +264,7 @@ def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
     if ids.size and ids.max() >= tokenizer.vocab_size:
         raise TokenizerError(f"the tokenizer gave id {ids.max()}, outside its vocabulary of {tokenizer.vocab_size}; "
                              "run the tokenizer stage again")
-    return ids.astype(DTYPES[dtype_name(tokenizer.vocab_size)])
+    return ids.astype(np.uint32)
 
 
 def _encoder(tokenizer: TextTokenizer) -> FastEncoder | str:

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.processes import resident_bytes
+from gristmill.dataprep.text.eight_bytes import HIGH_BITS, first_of
 from gristmill.dataprep.text.hashing import load64
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.unicode_tables import ranges
 from gristmill.tokenize.encoding.known_tokenizers import Known, NotKnownError, read_known
-from gristmill.tokenize.packed_files import DTYPES, dtype_name
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,13 +48,22 @@ UNICODE_17 = """
 the regular expressions of `tokenizers` do not: the two split text that has one of them in different places."""
 
 
+NFC_SINCE_UNICODE_9 = """
+7FD 897-89F 8CA-8D3 9FE C3C D3B-D3C EBA 1715 1ABF-1ADD 1AE0-1AEB 1DF6-1DFA A82C 105D2 105DA 10D24-10D27 10D69-10D6D
+10EAB-10EAC 10EFA-10EFB 10EFD-10EFF 10F46-10F50 10F82-10F85 11070 1133B 11382 11384 1138B 11390 113B8 113BB 113C2 113C5
+113C7-113C9 113CE-113D0 1145E 11839-1183A 11930 11935 1193D-1193E 11943 119E0 11A34 11A47 11A99 11D42 11D44-11D45 11D97
+11F41-11F42 1611E-16129 1612F 16D63 16D67-16D69 16FF0-16FF1 1E08F 1E130-1E136 1E2AE 1E2EC-1E2EF 1E4EC-1E4EF 1E5EE-1E5EF
+1E6E3 1E6E6 1E6EE-1E6EF 1E6F5
+"""
+"""What NFC moves or composes, and the NFC of `tokenizers` leaves alone: that is Unicode 9's."""
+
+
 class FastEncoder:
     """Encodes batches of documents on the thread that calls it; not to be shared by threads."""
 
     def __init__(self, tokenizer: Tokenizer, known: Known) -> None:
         """See `for_tokenizer`, which checks that the ids are the library's."""
         self._tokenizer, self._known = tokenizer, known
-        self._dtype = DTYPES[dtype_name(known.first_stand_in)]
         self.forget()
 
     def forget(self) -> None:
@@ -92,8 +101,7 @@ class FastEncoder:
         """Encode n documents.
 
         Returns:
-            ids: of all documents one after the other, in the dtype of the vocabulary; lengths: int64 of shape (n,),
-            ids of each.
+            ids: uint32, of all documents one after the other; lengths: int64 of shape (n,), ids of each.
 
         Raises:
             pa.ArrowInvalid: a text is not UTF-8.
@@ -103,14 +111,14 @@ class FastEncoder:
     def encode_buffers(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The same of what `text_buffers.text_buffers` gives, or a part of the offsets."""
         if offsets[-1] == offsets[0]:
-            return np.empty(0, self._dtype), np.zeros(len(offsets) - 1, np.int64)
+            return np.empty(0, np.uint32), np.zeros(len(offsets) - 1, np.int64)
         unlike = self._unlike(data, offsets)
         try:
             ids, lengths = self._encode(data, offsets)
         except BaseException as error:
             if not _is_panic(error):
                 raise
-            ids, lengths = np.empty(0, self._dtype), np.zeros(len(offsets) - 1, np.int64)
+            ids, lengths = np.empty(0, np.uint32), np.zeros(len(offsets) - 1, np.int64)
             unlike = np.arange(len(offsets) - 1)
         finally:
             self._bound_memory()
@@ -120,7 +128,7 @@ class FastEncoder:
         """The same by `tokenizers`."""
         found = [one.ids for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
         lengths = np.array([*map(len, found)], np.int64)
-        return np.fromiter(chain.from_iterable(found), self._dtype, lengths.sum()), lengths
+        return np.fromiter(chain.from_iterable(found), np.uint32, lengths.sum()), lengths
 
     def _encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         import awkward as ak
@@ -132,7 +140,7 @@ class FastEncoder:
         lengths = np.diff(bounds)
         if self._known.stand_ins:
             ids, lengths = replace_stand_ins(ids, lengths, self._known.first_stand_in, self._known.stand_ins)
-        return ids.astype(self._dtype, copy=False), lengths
+        return ids, lengths
 
     def _bound_memory(self) -> None:
         now = resident_bytes()
@@ -144,7 +152,7 @@ class FastEncoder:
         """Which texts have a code point of UNICODE_17, where classes of characters matter."""
         found = np.zeros(len(offsets) - 1, bool)
         if self._known.byte_level:
-            find_code_points(data, offsets, *_unlike_tables(), found)
+            find_code_points(data, offsets, *_unlike_tables(self._known.nfc), found)
         return np.flatnonzero(found)
 
     def _corrected(
@@ -194,48 +202,89 @@ def _spelt_tokens(tokenizer: Tokenizer) -> list[str]:
     return [text for token in some for text in (token, f"a{token}{token} b {token} c\n{token}1")]
 
 
-@lru_cache(maxsize=1)
-def _unlike_tables() -> tuple[np.ndarray, np.ndarray]:
-    """For `find_code_points`."""
-    table = np.zeros(CODE_POINTS, bool)
-    for first, last in ranges(UNICODE_17):
-        table[first : last + 1] = True
-    return table.reshape(-1, 64).max(1), table
+@lru_cache
+def _unlike_tables(nfc: bool) -> tuple[np.ndarray, np.ndarray, np.uint64]:
+    """For `find_code_points`; `nfc`: whether text is normalized."""
+    table, pairs = np.zeros(CODE_POINTS, np.uint8), np.zeros(1 << 16, np.uint8)
+    for first, last in ranges(UNICODE_17 + NFC_SINCE_UNICODE_9 if nfc else UNICODE_17):
+        table[first : last + 1] = 1
+        for code in range(first, last + 1):
+            one, two = chr(code).encode()[:2]
+            pairs[one << 8 | two] = 1
+    return pairs, table, _NONE if table[:0x800].any() else _ALL
 
 
 CODE_POINTS = 0x110000
-_HIGH = np.uint64(0x8080808080808080)
+_ALL, _NONE = np.uint64(2**64 - 1), np.uint64(0)
+_EIGHT, _64 = np.uint64(8), np.uint64(64)
 
 
 @kernel
 def find_code_points(
-    data: np.ndarray, offsets: np.ndarray, blocks: np.ndarray, table: np.ndarray, found: np.ndarray
+    data: np.ndarray, offsets: np.ndarray, pairs: np.ndarray, table: np.ndarray, longer: np.uint64, found: np.ndarray
 ) -> None:
-    """Which texts have one of some code points, of three or four bytes each.
+    """Which texts have one of some code points that are not ASCII.
 
     Args:
         data, offsets: `text_buffers.text_buffers`, n texts.
-        blocks: bool of shape (0x4400,), whether one of 64 code points is among them.
-        table: bool of shape (0x110000,), which they are.
+        pairs: uint8 of shape (65536,), 1 for the first two bytes of each, so that most texts need no closer look.
+        table: uint8 of shape (0x110000,), 1 for each.
+        longer: all ones where none of them has two bytes only; else 0.
         found: bool of shape (n,), is set where a text has one.
     """
     for text in range(len(offsets) - 1):
-        at, end = offsets[text], offsets[text + 1]
-        while at < end:
-            if at + 8 <= end:
-                eight = load64(data, at)
-                # The highest bit of each byte that begins three bytes or more: 0xE0 and above.
-                if eight & eight << np.uint64(1) & eight << np.uint64(2) & _HIGH == 0:
-                    at += 8
-                    continue
-            first = int(data[np.uint64(at)])
-            if first < 0xE0:
-                at += 1
+        begin, end = np.uint64(offsets[text]), np.uint64(offsets[text + 1])
+        at = begin
+        while at + _64 < end:
+            if _eight_words(data, at) & HIGH_BITS != 0:
+                hit = np.uint8(0)
+                for step in range(at, at + _64):
+                    hit |= pairs[np.uint64(data[step]) << _EIGHT | np.uint64(data[step + np.uint64(1)])]
+                if hit != 0:
+                    break
+            at += _64
+        while begin < at < end and data[at] & 0xC0 == 0x80:
+            at -= np.uint64(1)
+        found[text] = _has_code_point(data, at, end, table, longer)
+
+
+@kernel
+def _has_code_point(data: np.ndarray, at: np.uint64, end: np.uint64, table: np.ndarray, longer: np.uint64) -> bool:
+    """Whether one of the code points is in data[at:end], which begins with a code point."""
+    while at < end:
+        if at + _EIGHT <= end:
+            leads = _leads(load64(data, at), longer)
+            if leads == 0:
+                at += _EIGHT
                 continue
-            block, width = (first & 0x0F) << 6 | int(data[np.uint64(at + 1)]) & 0x3F, 3
-            if first >= 0xF0:
-                block, width = block << 6 | int(data[np.uint64(at + 2)]) & 0x3F, 4
-            at += width
-            if blocks[block] and table[block << 6 | int(data[np.uint64(at - 1)]) & 0x3F]:
-                found[text] = True
-                break
+            at += first_of(leads)
+        first = int(data[at])
+        if first < 0xC0:
+            at += np.uint64(1)
+            continue
+        code, width = first & 0x1F, 2
+        if first >= 0xE0:
+            code, width = (first & 0x0F) << 6 | int(data[at + np.uint64(1)]) & 0x3F, 3
+        if first >= 0xF0:
+            code, width = code << 6 | int(data[at + np.uint64(2)]) & 0x3F, 4
+        at += np.uint64(width)
+        if table[code << 6 | int(data[at - np.uint64(1)]) & 0x3F] != 0:
+            return True
+    return False
+
+
+@kernel
+def _eight_words(data: np.ndarray, at: np.uint64) -> np.uint64:
+    """The bits that any of 64 bytes has, eight at a time."""
+    return (
+        load64(data, at) | load64(data, at + np.uint64(8))
+        | load64(data, at + np.uint64(16)) | load64(data, at + np.uint64(24))
+        | load64(data, at + np.uint64(32)) | load64(data, at + np.uint64(40))
+        | load64(data, at + np.uint64(48)) | load64(data, at + np.uint64(56))
+    )
+
+
+@kernel
+def _leads(eight: np.uint64, longer: np.uint64) -> np.uint64:
+    """Of eight bytes, the highest bit of each that begins a code point of two bytes, if `longer` of three, or more."""
+    return eight & eight << np.uint64(1) & (eight << np.uint64(2) | ~longer) & HIGH_BITS

@@ -32,6 +32,7 @@ class Known:
     Attributes:
         json: a tokenizer.json.
         byte_level: whether it has classes of characters (a byte-level BPE), or only words between blanks.
+        nfc: whether text is normalized.
         first_stand_in: id of the first of `stand_ins`; above all ids of the tokenizer.
         stand_ins: what characters become that are cut out of the text, where that is several ids: gigatoken has one
             id that stands for them.
@@ -39,6 +40,7 @@ class Known:
 
     json: str
     byte_level: bool
+    nfc: bool
     first_stand_in: int
     stand_ins: Sequence[Sequence[int]] = field(default=())
 
@@ -72,7 +74,7 @@ def read_known(tokenizer: Tokenizer) -> Known:
         "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(model["merges"], vocabulary),
                   "byte_fallback": not byte_level, "ignore_merges": bool(model.get("ignore_merges"))},
     }
-    return Known(json.dumps(known), byte_level, first, stand_ins)
+    return Known(json.dumps(known), byte_level, byte_level and bool(normalizers), first, stand_ins)
 
 
 def _steps(described: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any]]:

@@ -81,10 +81,20 @@ def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> dict[st
 
 
 @kernel
-def count_ids(ids: np.ndarray, counts: np.ndarray) -> None:
-    """Add to `counts` (int64 of shape (vocabulary,)) how often each id occurs."""
-    for at in range(len(ids)):
-        counts[np.uint64(ids[at])] += 1
+def count_ids(ids: np.ndarray, counts: np.ndarray, narrow: np.ndarray) -> None:
+    """Count ids, and copy them into fewer bits.
+
+    Args:
+        ids: uint32 of shape (n,), below the size of the vocabulary.
+        counts: int64 of shape (vocabulary,), is added to.
+        narrow: uint16 or uint32, the first n are set.
+    """
+    small = np.zeros(len(counts), np.uint32)  # half as much of the processor's cache
+    for at in range(np.uint64(len(ids))):
+        number = ids[at]
+        small[number] += np.uint32(1)
+        narrow[at] = number
+    counts += small
 
 
 @kernel
