@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
+import subprocess
+import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -206,13 +209,28 @@ def test_words_that_never_occur_twice_take_no_more_memory_than_is_said(monkeypat
     assert most < 300 << 20, most
 
 
-def test_one_call_takes_one_thread() -> None:
-    texts = pa.array(["some words and 1234 " * 500] * 400)
-    encoder_of("gpt2").encode(texts)
-    before = {path.name for path in Path("/proc/self/task").iterdir()}
-    encoder_of("gpt2").encode(texts)
-    encoder_of("llama2").encode(texts)
-    assert {path.name for path in Path("/proc/self/task").iterdir()} == before
+ONE_THREAD = """
+import os, sys
+import pyarrow as pa
+from gristmill.tokenize.encoding.fast_encode import FastEncoder
+from tests.tokenize.families import family
+
+texts = pa.array(["some words and 1234 " * 500] * 400)
+tokenizers = [family(name) for name in ("gpt2", "llama2")]
+before = os.listdir("/proc/self/task")
+for tokenizer in tokenizers:
+    FastEncoder.for_tokenizer(tokenizer).encode(texts)
+sys.exit(os.listdir("/proc/self/task") != before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux lists threads there")
+def test_one_worker_takes_one_thread() -> None:
+    """A process of its own: thread pools stay once they are there."""
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", ONE_THREAD], cwd=root, env=environment, check=False, timeout=120)
+    assert done.returncode == 0
 
 
 def test_encoders_of_several_threads_do_not_disturb_each_other(tokenizer: Tokenizer) -> None:
