@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from string import hexdigits
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset
 
 from gristmill.dataprep.documents import (
     ID_BYTES,
@@ -144,13 +143,6 @@ class Corpus:
     def count_rows(self, kept: bool | None = True, where: str | None = None) -> int:
         """How many documents there are; texts are read only where the condition names them."""
         return sum(len(self.read(shard, ["source"], kept, where)) for shard in self.shards)
-
-    def dataset(
-        self, columns: Sequence[str] | None = None, kept: bool | None = True, where: str | None = None
-    ) -> CorpusDataset:
-        """The documents as a pyarrow dataset, which DuckDB and others read column by column; see `batches`."""
-        self.check(columns)
-        return CorpusDataset.of(self, self.columns if columns is None else list(columns), kept, where)
 
     def document(self, wanted: str) -> dict[str, Any]:
         """A whole document.
@@ -311,87 +303,3 @@ def hex_ids(ids: pa.Array | pa.ChunkedArray) -> pa.Array:
     offsets = np.arange(0, (len(ids) + 1) * width, width, dtype=np.int32)
     texts = pa.StringArray.from_buffers(len(ids), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits)))
     return pc.if_else(ids.is_valid(), texts, None) if ids.null_count else texts
-
-
-class CorpusDataset(pyarrow.dataset.InMemoryDataset):
-    """Documents as a pyarrow dataset: what asks for some columns, once or several times, reads these alone.
-
-    DuckDB, Polars and pyarrow's own methods all read through `scanner`.
-    """
-
-    corpus: Corpus
-    kept: bool | None
-    where: str | None
-
-    @classmethod
-    def of(cls, corpus: Corpus, columns: Sequence[str], kept: bool | None, where: str | None) -> Self:
-        """The columns of the documents that fit; see `Corpus.batches`."""
-        dataset = cls(pa.schema([corpus.schema.field(name) for name in columns]).empty_table())
-        dataset.corpus, dataset.kept, dataset.where = corpus, kept, where
-        return dataset
-
-    def scanner(
-        self, columns: Sequence[str] | Mapping[str, Any] | None = None, filter: Any = None, **options: Any
-    ) -> CorpusScan | pyarrow.dataset.Scanner:
-        """A reading of some columns (all if absent) of the documents that meet a pyarrow expression (all if absent).
-
-        How pyarrow's own scanner would be tuned (`options`) has no effect. Columns that are computed go through it.
-        """
-        scan = CorpusScan(self, self.schema.names, filter)
-        if isinstance(columns, Mapping):
-            return pyarrow.dataset.Scanner.from_batches(scan.to_reader(), columns=columns)
-        return scan if columns is None else CorpusScan(self, list(columns), filter)
-
-    def count_rows(self, filter: Any = None, **options: Any) -> int:
-        """How many documents there are."""
-        if filter is None:
-            return self.corpus.count_rows(self.kept, self.where)
-        return sum(len(batch) for batch in CorpusScan(self, [self.schema.names[0]], filter).to_batches())
-
-
-@dataclass(frozen=True)
-class CorpusScan:
-    """One reading of a `CorpusDataset`, in the order of the documents; what pyarrow's `Scanner` offers readers."""
-
-    dataset: CorpusDataset
-    columns: Sequence[str]
-    filter: Any = None
-
-    @property
-    def projected_schema(self) -> pa.Schema:
-        """The columns that come out."""
-        return pa.schema([self.dataset.schema.field(name) for name in self.columns])
-
-    def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """The documents, some at a time."""
-        corpus, kept, where = self.dataset.corpus, self.dataset.kept, self.dataset.where
-        # pyarrow does not say which columns an expression reads: those whose names stand in its text, or fewer.
-        said = "" if self.filter is None else str(self.filter)
-        filtered = [name for name in self.dataset.schema.names
-                    if name not in self.columns and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said)]
-        for shard in corpus.shards:
-            table = corpus.read(shard, [*self.columns, *filtered], kept, where)
-            if self.filter is not None:
-                table = table.filter(self.filter).select(list(self.columns))
-            yield from table.to_batches(max_chunksize=BATCH_ROWS)
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """The documents as a reader."""
-        return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
-
-    def to_table(self) -> pa.Table:
-        """All documents at once."""
-        return pa.Table.from_batches(self.to_batches(), self.projected_schema)
-
-    def head(self, num_rows: int) -> pa.Table:
-        """The first documents."""
-        found: list[pa.RecordBatch] = []
-        for batch in self.to_batches():
-            found.append(batch)
-            if sum(map(len, found)) >= num_rows:
-                break
-        return pa.Table.from_batches(found, self.projected_schema).slice(0, num_rows)
-
-    def count_rows(self) -> int:
-        """How many documents there are."""
-        return self.dataset.count_rows(self.filter)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import signal
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from gristmill.flows.orchestration.parameters import (
 )
 from gristmill.flows.orchestration.reporting import PrefectObserver, publish_run, publishing_refusal, warn_of_renamed
 from gristmill.flows.orchestration.routing import run_elsewhere
+from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.run import Observer, Runner, RunStoppedError
 from gristmill.flows.running.schedule import jobs_of, run_jobs
 from gristmill.flows.running.session import Session, open_session
@@ -36,6 +38,8 @@ TRAINING_TAG = "gristmill-training"
 """Tag of the tasks that train. Where a server limits it (`gristmill up` does), so many of them run at a time."""
 observer_of_caller: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("observer", default=None)
 """The display of the terminal that called the flow, where one did."""
+server_of_caller: contextvars.ContextVar[ForkServer | None] = contextvars.ContextVar("server", default=None)
+"""What that terminal lets stages be forked from."""
 session_of_caller: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
 """What that terminal has opened; the parameters that Prefect gets are masked."""
 
@@ -146,9 +150,9 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
     """Run stages as tasks that wait for those whose output they read, with the run's record; returns its folder."""
     warn_of_renamed(session)
     observer = PrefectObserver(observer_of_caller.get())
-    runner = session.runner(observer)
     record = session.start_record()
-    carried.set(Carried(session, runner, force))
+    called = server_of_caller.get()
+    server = nullcontext(called) if called is not None else session.stage_server(stages, force)
     begun: dict[str, Any] = {}
 
     def start(stage: str, workers: int) -> Any:
@@ -162,7 +166,9 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
         return begun[stage]
 
     try:
-        with record.until_end():
+        with record.until_end(), server as forking:
+            runner = session.runner(observer, forking)
+            carried.set(Carried(session, runner, force))
             run_jobs(jobs_of(session.plan, stages, runner.engine), runner.engine.workers, start,
                      lambda _, future: record.add(future.result()), runner.processes.stop)
     except CancelledRun:

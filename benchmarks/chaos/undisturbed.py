@@ -18,9 +18,9 @@ from typing import IO, Any
 import pyarrow.parquet as pq
 
 from benchmarks.chaos import warm
-from benchmarks.chaos.fork_server import Forked
 from benchmarks.chaos.fuse import Fuse, Role, burn_at
 from benchmarks.chaos.project import write_given, write_project
+from gristmill.flows.running.fork_server import Forked
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.store.store import StageFolder
 from gristmill.train.loop.record import TIMINGS

@@ -29,14 +29,15 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any, NoReturn
 
-from benchmarks.chaos.fork_server import Forked, ForkServer, Server
 from benchmarks.chaos.fuse import VARIABLE, hold, lay
 from benchmarks.checkout import ROOT
+from gristmill.flows.running.fork_server import Forked, ForkServer, Server
 from gristmill.flows.running.process import DEFAULT_ENVIRONMENT
 from gristmill.flows.stages.registry import STAGES
 
 FLOW = "gristmill.flows.cli.main"
-FORKED = (FLOW, "gristmill.flows.running.execute", "gristmill.train.torchrun", "gristmill.train.rank")
+FORKED = (FLOW, "gristmill.flows.running.execute", "gristmill.flows.running.stage_server", "gristmill.train.torchrun",
+          "gristmill.train.rank")
 """What a run starts as `python -m MODULE`."""
 IMPORTED = (
     *FORKED, "gristmill.flows.running.launch", "gristmill.flows.report.summary", "gristmill.dataprep.jobs.engine",

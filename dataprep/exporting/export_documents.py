@@ -98,7 +98,7 @@ def export_documents(
         ConservationError: other documents were written than were chosen.
     """
     columns = list(section.columns or corpus.columns)
-    corpus.dataset(columns)  # an unknown one is an error before any work
+    corpus.check(columns)  # an unknown one is an error before any work
     sizes = context.work / "sizes"
     measured = run_tasks("measure", shard_tasks(corpus.inputs[INGEST]),
                          partial(measure_shard, corpus=corpus, section=section, out=sizes), context)

@@ -126,6 +126,8 @@ def _without_address(error: BaseException, connection: str) -> str:
 SERVER_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
 CLIENT_VARIABLE = "PREFECT_API_AUTH_STRING"
 ORIGINS_VARIABLE = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
+SETTINGS_FILES = (".env", "prefect.toml", "pyproject.toml")
+"""Of the current folder, in which Prefect looks for settings."""
 FILE = "gristmill-password"
 USER = "gristmill"
 PASSWORD_BYTES = 18
@@ -136,6 +138,20 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def prefect_folder() -> Path:
     """Prefect's own folder of this user."""
     return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+
+
+def prefect_setting(name: str) -> str | None:
+    """A setting as Prefect has it: the environment's, the active profile's, or that of a file in this folder.
+
+    Prefect, whose import takes a second, is asked only where there are such files.
+    """
+    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH") or prefect_folder() / "profiles.toml")
+    if "prefect" not in sys.modules and not any(path.exists() for path in (profiles, *map(Path, SETTINGS_FILES))):
+        return os.environ.get(name) or None
+    import prefect.settings
+
+    found = getattr(prefect.settings, name).value()
+    return None if found is None else str(getattr(found, "get_secret_value", lambda: found)())
 
 
 def password_file() -> Path:
@@ -173,9 +189,7 @@ def is_admitted(api: str) -> bool:
     Raises:
         OSError: it does not answer.
     """
-    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY
-
-    if PREFECT_API_KEY.value() or admits(api, PREFECT_API_AUTH_STRING.value()):
+    if prefect_setting("PREFECT_API_KEY") or admits(api, prefect_setting(CLIENT_VARIABLE)):
         return True
     if os.environ.get(CLIENT_VARIABLE) or urlsplit(api).hostname not in LOOPBACK or not password_file().exists():
         return False

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from gristmill.dataprep.processes import end_with_parent
+from gristmill.flows.orchestration.finished_runs import send_kept_quietly
 from gristmill.flows.orchestration.server_settings import (
     CLIENT_VARIABLE,
     DATABASE_VARIABLE,
@@ -205,6 +206,7 @@ def up_and_serve(port: int, limit: int, database: str | None = None, manifests: 
             return
         print(f"Prefect: http://127.0.0.1:{port}", where_the_password_is(password), *([records] if records else []),
               sep="\n", flush=True)
+        threading.Thread(target=send_kept_quietly, args=(api,), daemon=True, name="kept-runs").start()
         links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
         children.append(Supervised("deployments", limit, links, None, manifests))
         while not stopping.wait(POLL_SECONDS):

@@ -17,6 +17,7 @@ from typing import Literal
 from gristmill.flows.orchestration.server_settings import (
     CLIENT_VARIABLE,
     is_admitted,
+    prefect_setting,
     protect_temporary_server,
     set_for_prefect,
 )
@@ -53,14 +54,6 @@ def apply_default_settings(quiet_console: bool) -> None:
         os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
 
 
-def profile_api() -> str | None:
-    """The API address of the active Prefect profile."""
-    from prefect.settings import PREFECT_API_URL
-
-    url: str | None = PREFECT_API_URL.value()
-    return url
-
-
 def find_api() -> str | None:
     """The address of the server to use: the environment's, a local one that answers, the profile's.
 
@@ -71,7 +64,7 @@ def find_api() -> str | None:
     if answers(LOCAL_API):
         set_for_prefect({"PREFECT_API_URL": LOCAL_API})
         return LOCAL_API
-    return profile_api()
+    return prefect_setting("PREFECT_API_URL")
 
 
 def answers(api: str) -> bool:

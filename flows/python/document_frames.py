@@ -8,7 +8,7 @@ from importlib import import_module
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
-from gristmill.dataprep.corpus import CorpusDataset
+from gristmill.dataprep.corpus_dataset import CorpusDataset
 
 if TYPE_CHECKING:
     import datasets

@@ -175,7 +175,7 @@ class Run:
 
         corpus = committed_corpus(self._session)
         corpus.check(columns)
-        return Documents.of(corpus, corpus.columns if columns is None else list(columns), kept, where)
+        return Documents.of(corpus, columns, kept, where)
 
     def report(self) -> Report:
         """Its report: the funnel, the reasons, the mixture, the losses, time and cost."""

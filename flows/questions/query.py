@@ -84,6 +84,8 @@ def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
     """
     import duckdb
 
+    from gristmill.dataprep.corpus_dataset import CorpusDataset
+
     with tempfile.TemporaryDirectory(prefix="gristmill-query-") as folder:
         others = {name: value for name, value in CONFINED.items() if name != OUTSIDE}
         connection = duckdb.connect(config={**others, "threads": THREADS, "memory_limit": MEMORY})
@@ -91,7 +93,7 @@ def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
             # The folder can be named only as long as others can be reached.
             connection.execute(f"SET temp_directory = '{folder}'")
             connection.execute(f"SET {OUTSIDE} = false")
-            connection.register(VIEW, corpus.dataset(corpus.schema.names, kept=None))
+            connection.register(VIEW, CorpusDataset.of(corpus, corpus.schema.names, kept=None))
             connection.execute("SET lock_configuration = true")
             statements = connection.extract_statements(sql)
             if [one.type.name for one in statements] != ["SELECT"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from markupsafe import escape
 
-from gristmill.dataprep.files import atomic_write
+import gristmill.flows.questions as questions
+from gristmill.dataprep.files import atomic_write, canonical_json
 from gristmill.dataprep.secrets import mask_known, mask_secrets
 from gristmill.flows.questions.status import duration
 from gristmill.flows.report.document_sections import document_sections
@@ -25,13 +29,52 @@ from gristmill.flows.stages.stage import Stage, imported
 from gristmill.flows.store.runs import RunRecord
 from gristmill.mixtures.own_code import name_code
 
+REPORT = "report.html"
+MINUTE = "%Y-%m-%d %H:%M"
+NOTE = re.compile(r'(<p class="note">).*?(</p>)', re.DOTALL)
+"""The first one of a page is its own."""
+EARLIER_RUNS = 5
+"""So many reports are looked at for one that is made of the same."""
+SOURCES = (Path(__file__).parent, Path(questions.__path__[0]))
+"""What of gristmill makes a report."""
+
 
 def write_report(session: Session, record: RunRecord) -> Path:
-    """Write `report.html` into a run's folder."""
-    path = record.folder / "report.html"
+    """Write `report.html` into a run's folder.
+
+    A run that made nothing has the report of the one before it, but for the line that says which run it is of.
+    """
+    path, mark = record.folder / REPORT, f"<!-- {_ingredients(session, record.content)} -->\n"
+    earlier = _earlier_report(record, mark)
+    if earlier is None:
+        text = render_report(session, record.content) + mark
+    else:
+        text = NOTE.sub(lambda found: found[1] + str(escape(run_note(record.content))) + found[2], earlier, count=1)
     with atomic_write(path) as sink:
-        sink.write(mask_known(render_report(session, record.content)).encode())
+        sink.write(mask_known(text).encode())
     return path
+
+
+def _ingredients(session: Session, record: Mapping[str, Any]) -> str:
+    """A name of all that a report is made of, but for the time and the state of its run."""
+    code = {path.name: path.stat().st_mtime_ns for folder in SOURCES for path in sorted(folder.rglob("*.*"))}
+    commits = {name: None if (folder := session.committed(name)) is None else (folder.path / "_SUCCESS").read_text()
+               for name in session.plan}
+    parts = {"code": code, "commits": commits, "manifest": mask_secrets(record["manifest"]),
+             "fingerprints": {name: node.fingerprint for name, node in session.plan.items()},
+             "store": str(session.store.root)}
+    return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+
+def _earlier_report(record: RunRecord, mark: str) -> str | None:
+    """The report of a run not long before, if it is made of the same."""
+    runs = sorted((path.name for path in record.folder.parent.iterdir()), reverse=True)
+    for name in islice((name for name in runs if name < record.folder.name), EARLIER_RUNS):
+        path = record.folder.parent / name / REPORT
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text.endswith(mark):
+            return text
+    return None
 
 
 def render_report(session: Session, record: dict[str, Any] | None) -> str:
@@ -44,10 +87,14 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
                 training_section(facts), spikes(facts),
                 *stage_sections(facts, dict(islice(kinds.items(), trainings, None))),
                 costs(facts), lineage(facts, record)]
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record["started"] if record else time.time()))
-    note = f"gristmill run of {when}, {record['state']}" if record else f"What the store had on {when}"
+    note = run_note(record) if record else f"What the store had on {time.strftime(MINUTE)}"
     return page(facts["name"], [section for section in sections if section is not None], cards=cards(facts),
                 note=note, contents=True)
+
+
+def run_note(record: Mapping[str, Any]) -> str:
+    """Which run a report is of."""
+    return f"gristmill run of {time.strftime(MINUTE, time.localtime(record['started']))}, {record['state']}"
 
 
 def stage_sections(facts: Facts, kinds: Mapping[str, Stage]) -> Iterator[Section]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,37 @@ from gristmill.tokenize.importing.corpora import corpora
 Facts = dict[str, Any]
 
 
-def gather_facts(session: Session) -> Facts:
-    """Everything that a summary or a report shows, by topic; topics whose stage is not committed are absent."""
+@dataclass
+class _Gathered:
+    """What was gathered last, and of which commits."""
+
+    session: Session | None = None
+    commits: Mapping[str, str] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
+    is_whole: bool = False
+
+
+_last = _Gathered()
+
+
+def gather_facts(session: Session, whole: bool = True) -> Facts:
+    """Everything that a summary or a report shows, by topic; topics whose stage is not committed are absent.
+
+    A run asks several times, for its report, its card in Prefect and its summary: only new commits are looked at again.
+
+    Args:
+        session: an opened manifest.
+        whole: also what the report alone shows, for which the tables of all documents are read.
+    """
     folders = {name: folder for name in session.plan if (folder := session.committed(name)) is not None}
+    commits = {name: (folder.path / "_SUCCESS").read_text() for name, folder in folders.items()}
+    if _last.session is not session or _last.commits != commits or _last.is_whole < whole:
+        _last.facts = _gather(session, folders, whole)
+        _last.session, _last.commits, _last.is_whole = session, commits, whole
+    return dict(_last.facts)
+
+
+def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -> Facts:
     manifests = {name: folder.manifest() for name, folder in folders.items()}
     summaries = {name: manifest["summary"] for name, manifest in manifests.items()}
     facts: Facts = {
@@ -51,13 +80,14 @@ def gather_facts(session: Session) -> Facts:
     facts["spikes"] = {name: spike_reports(folders[name]) for name in facts["training"]}
     facts["near_duplicates"] = {name: least_alike(folder.data) for name, folder in folders.items()
                                 if session.plan[name].stage.of_examples}
-    if INGEST in folders:
+    if INGEST in folders and whole:
         facts["cuts"] = describe_cuts(session, committed_inputs(session, session.plan), summaries)
     for name, folder in folders.items():
         stage = session.plan[name].stage
         facts |= topics_of(stage, folder)
-        if stage.facts is not None:
-            facts |= imported(stage.facts)(session, name, folder, facts)
+        for path in (stage.facts, stage.report_facts if whole else None):
+            if path is not None:
+                facts |= imported(path)(session, name, folder, facts)
     return facts
 
 

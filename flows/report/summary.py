@@ -30,7 +30,7 @@ SAMPLE_CHARS = 240
 
 def print_summary(session: Session, run: Path, console: Console) -> None:
     """Print the summary of the run with this folder, from the committed outputs."""
-    facts = gather_facts(session)
+    facts = gather_facts(session, whole=False)
     print_funnel(facts, console)
     print_examples(facts, console)
     print_tokens(facts, console)

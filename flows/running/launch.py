@@ -15,13 +15,21 @@ from rich.text import Text
 
 from gristmill.dataprep.files import as_path, is_local
 from gristmill.dataprep.secrets import mask_secrets, mask_text
-from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking, start_temporary_server
+from gristmill.flows.orchestration.finished_runs import record_run, send_kept_quietly
+from gristmill.flows.orchestration.tracking import (
+    apply_default_settings,
+    choose_tracking,
+    find_api,
+    start_temporary_server,
+)
 from gristmill.flows.report.page import write_report
+from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.run import Observer, StageFailedError
 from gristmill.flows.running.schedule import jobs_of, run_in_threads
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
 from gristmill.flows.store.lease import LeaseLostError
+from gristmill.flows.store.runs import RunRecord
 
 STORE_ADVICE = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
@@ -85,9 +93,10 @@ def run_stages(
     hears = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGTERM, interrupt) if hears else None
     try:
-        if tracked:
-            return _run_tracked(session, stages, force, observer, console)
-        return run_untracked(session, stages, force, observer)
+        with session.stage_server(stages, force) as server:  # imports what stages need while Prefect is imported here
+            if tracked:
+                return _run_tracked(session, stages, force, observer, console, server)
+            return run_untracked(session, stages, force, observer, server).folder
     except (StageFailedError, LeaseLostError):
         raise
     except Exception as error:
@@ -118,9 +127,11 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
                      f"{session.command('run')}")
 
 
-def run_untracked(session: Session, stages: list[str], force: frozenset[str], observer: Display) -> Path:
-    """Run stages without Prefect; returns the run's folder."""
-    runner = session.runner(observer)
+def run_untracked(
+    session: Session, stages: list[str], force: frozenset[str], observer: Display, server: ForkServer | None = None
+) -> RunRecord:
+    """Run stages without Prefect; returns the run's record."""
+    runner = session.runner(observer, server)
     record = session.start_record()
     try:
         with record.until_end():
@@ -129,32 +140,42 @@ def run_untracked(session: Session, stages: list[str], force: frozenset[str], ob
                            lambda _, outcome: record.add(outcome), runner.processes.stop)
     finally:
         write_report(session, record)
-    return record.folder
+    return record
 
 
 def _run_tracked(
-    session: Session, stages: list[str], force: frozenset[str], observer: Display, console: Console
+    session: Session, stages: list[str], force: frozenset[str], observer: Display, console: Console,
+    server: ForkServer | None,
 ) -> Path:
     """Run stages in Prefect's flow, where Prefect can be had; returns the run's folder."""
     apply_default_settings(quiet_console=True)
     tracking, sentence = choose_tracking()
-    if tracking == "temporary" and not force and all(session.committed(stage) for stage in stages):
-        # To start Prefect's temporary server takes several times as long as everything else here.
-        tracking, sentence = "none", "All stages are committed: nothing is recorded in Prefect"
     console.print(Text(sentence, style="dim"))
+    if tracking != "none" and not force and all(session.committed(stage) for stage in stages):
+        # To let Prefect's engine carry each stage takes several times as long as everything else here.
+        record = run_untracked(session, stages, force, observer)
+        record_run(session, stages, record, find_api() if tracking == "server" else None)
+        return record.folder
     if tracking == "temporary" and not start_temporary_server():
         # On a busy machine it may not be up in time.
         console.print(Text("Prefect's temporary server did not start: this run is not shown there (its record is in "
                            "the store)", style="yellow"))
         tracking = "none"
     if tracking == "none":
-        return run_untracked(session, stages, force, observer)
+        return run_untracked(session, stages, force, observer, server).folder
     from gristmill.flows.orchestration.owners import mark_crashed_quietly, show_cancelled
-    from gristmill.flows.pipeline import gristmill, gristmill_stage, observer_of_caller, session_of_caller
+    from gristmill.flows.pipeline import (
+        gristmill,
+        gristmill_stage,
+        observer_of_caller,
+        server_of_caller,
+        session_of_caller,
+    )
 
     if tracking == "server":
         mark_crashed_quietly()
-    tokens = observer_of_caller.set(observer), session_of_caller.set(session)
+        send_kept_quietly(find_api() or "")
+    tokens = observer_of_caller.set(observer), session_of_caller.set(session), server_of_caller.set(server)
     # Prefect keeps these for everybody to read; what the flow works with is the session.
     shown: dict[str, Any] = mask_secrets({"overrides": session.overrides, "store": session.store_option or ""})
     shown["overrides"] = tuple(shown["overrides"])
@@ -167,6 +188,7 @@ def _run_tracked(
     finally:
         observer_of_caller.reset(tokens[0])
         session_of_caller.reset(tokens[1])
+        server_of_caller.reset(tokens[2])
         show_cancelled()
 
 

@@ -18,6 +18,7 @@ from typing import IO, Any
 from gristmill.dataprep.context import EVENT_PREFIX
 from gristmill.dataprep.files import is_local
 from gristmill.dataprep.secrets import VARIABLE, mask_addresses, mask_text
+from gristmill.flows.running.fork_server import Forked, ForkServer
 
 TERMINATE_SECONDS = 15.0
 """For a checkpoint after SIGTERM. Whoever cancels in the UI waits for as long, and Prefect kills after 30 s."""
@@ -68,15 +69,44 @@ class LogFile:
             self._sink = None
 
 
+class ForkedProcess:
+    """A fork, with what of `subprocess.Popen` is needed of it.
+
+    Attributes:
+        pid: its number.
+    """
+
+    def __init__(self, forked: Forked) -> None:
+        self._code: int | None = None
+        self._forked = forked
+        self.pid = forked.begun()
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return self._code
+
+    def wait(self) -> int:
+        """Its exit code, when it has ended (negative: the signal that ended it)."""
+        self._thread.join()
+        assert self._code is not None
+        return self._code
+
+    def _wait(self) -> None:
+        self._code = self._forked.wait()
+
+
 class StageProcess:
     """A stage's process group: its output goes to a log file, its events to a callback, on a thread of its own.
 
     The lines of the log are events too, `{"event": "log", "line": ...}`, for those who watch. `secrets` is what
-    `dataprep.secrets.split_secrets` left out of the stage's description.
+    `dataprep.secrets.split_secrets` left out of the stage's description. With a `server` it is forked from that.
     """
 
     def __init__(
-        self, stage_folder: Path, log: Path, on_event: Callable[[Event], None], secrets: str | None = None
+        self, stage_folder: Path, log: Path, on_event: Callable[[Event], None], secrets: str | None = None,
+        server: ForkServer | None = None,
     ) -> None:
         environment = {
             **os.environ, "GRISTMILL_PARENT": str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0",
@@ -86,11 +116,16 @@ class StageProcess:
         }
         self._log = log
         self._failures: list[Event] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "gristmill.flows.running.execute", str(stage_folder)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True, env=environment,
-        )
+        read, write = os.pipe()
+        self._output = open(read, "rb")  # noqa: SIM115 - whoever reads it closes it
+        try:
+            self._process: subprocess.Popen[bytes] | ForkedProcess = (
+                ForkedProcess(server.start(environment, [], write, [str(stage_folder)])) if server is not None
+                else subprocess.Popen([sys.executable, "-m", "gristmill.flows.running.execute", str(stage_folder)],
+                                      stdin=subprocess.DEVNULL, stdout=write, stderr=write, start_new_session=True,
+                                      env=environment))
+        finally:
+            os.close(write)
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
         self._reader = threading.Thread(target=self._read, args=(on_event,), daemon=True)
         self._reader.start()
@@ -140,12 +175,11 @@ class StageProcess:
         return True
 
     def _read(self, on_event: Callable[[Event], None]) -> None:
-        stream = self._process.stdout
-        assert stream is not None
         log = LogFile(self._log)
         try:
-            for raw in stream:
-                self._take_line(raw, log, on_event)
+            with self._output as stream:
+                for raw in stream:
+                    self._take_line(raw, log, on_event)
         finally:
             log.close()
 

@@ -20,8 +20,10 @@ from gristmill.flows.running.capacity import (
     documents_of,
     shortage,
 )
+from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.process import Event, StageProcess
 from gristmill.flows.running.progress import ProgressFile
+from gristmill.flows.running.stage_server import is_forkable
 from gristmill.flows.stages.plan import Node, Plan
 from gristmill.flows.store.lease import Lease, acquire, running_owner
 from gristmill.flows.store.store import StageFolder, Store, remove_tree
@@ -123,6 +125,7 @@ class Runner:
     observer: Observer
     resume_command: str
     repair_command: str = REPAIR
+    server: ForkServer | None = None
     processes: RunningProcesses = field(default_factory=RunningProcesses)
 
     def folder(self, stage: str) -> StageFolder:
@@ -251,7 +254,7 @@ class Runner:
             self.observer.stage_event(node, event)
 
         lease.check()
-        with self.processes.start(lambda: StageProcess(folder.path, log, take, secrets)) as process:
+        with self.processes.start(lambda: self._begin(node, folder, log, take, secrets)) as process:
             lease.on_lost = process.kill
             lease.name_child(process.pid)
             lease.start_heartbeat()
@@ -261,6 +264,13 @@ class Runner:
             raise StageFailedError(self._failure(node, folder, code, process, log))
         if not (folder.work / "result.json").exists():
             raise StageFailedError(f"{node.name}: its process ended without a result; see {log}")
+
+    def _begin(
+        self, node: Node, folder: StageFolder, log: Path, take: Callable[[Event], None], secrets: str | None
+    ) -> StageProcess:
+        """Start a stage's process: as a fork of what has imported all that it needs, where that is there."""
+        server = self.server if is_forkable(self.plan, node.name) else None
+        return StageProcess(folder.path, log, take, secrets, server if server and server.is_running else None)
 
     def _advice(self, node: Node) -> str:
         """What to do where a stage ran out of memory."""

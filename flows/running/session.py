@@ -6,14 +6,17 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.dataprep.secrets import remember_secrets
 from gristmill.flows.running.allowed_code import refused_listings
+from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.preflight import find_problems, missing_files
 from gristmill.flows.running.run import Observer, Runner
+from gristmill.flows.running.stage_server import stage_server
 from gristmill.flows.stages.plan import Plan, UnknownStageError, make_plan, present_stages
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.store.runs import RunRecord
@@ -57,10 +60,17 @@ class Session:
         folder = self.folder(stage)
         return folder if folder.state() == "committed" else None
 
-    def runner(self, observer: Observer) -> Runner:
-        """What runs the plan's stages."""
+    def runner(self, observer: Observer, server: ForkServer | None = None) -> Runner:
+        """What runs the plan's stages; `server`, where there is one, is what they are forked from."""
         return Runner(self.store, self.plan, self.manifest.name, self.manifest.engine, observer, self.command("run"),
-                      self.command("verify", "--repair"))
+                      self.command("verify", "--repair"), server)
+
+    @contextmanager
+    def stage_server(self, stages: Iterable[str], force: Collection[str]) -> Iterator[ForkServer | None]:
+        """What stages of a run are forked from, as far as they are not made yet; see `running.stage_server`."""
+        missing = [stage for stage in stages if stage in force or self.committed(stage) is None]
+        with stage_server(self.plan, missing, self.manifest.engine) as server:
+            yield server
 
     def start_record(self) -> RunRecord:
         """The record of a run that starts now."""

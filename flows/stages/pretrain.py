@@ -67,4 +67,5 @@ def _ids_of(tokenizer: Tokenizer | None) -> int | None:
 
 
 STAGE = training("pretrain", 2, configure, only("tokenizer", "mix"), preflight=preflight, trained=Pretrain,
-                 rows="documents", makes_model=True, facts="gristmill.flows.report.run_data:spikes_with_origins")
+                 rows="documents", makes_model=True,
+                 report_facts="gristmill.flows.report.run_data:spikes_with_origins")

@@ -73,6 +73,7 @@ class Stage:
         pace: why a sample of documents cannot tell how long it takes; None where it can.
         topics: topic -> JSON file of the output that the report and the summary read.
         facts: `module:function` of what they tell besides: (session, name, folder, facts so far) -> topics.
+        report_facts: the same of what the report alone tells, where that takes a look at all documents.
         details: `module:function`, what the summary says of a training beside its loss: (facts, steps) -> lines.
         report: `module:function` of what the report shows of it besides counts, columns and losses: (facts, name) ->
             Section (flows/report/parts.py), or None.
@@ -100,6 +101,7 @@ class Stage:
     pace: str | None = None
     topics: Mapping[str, str] = field(default_factory=dict)
     facts: str | None = None
+    report_facts: str | None = None
     details: str | None = None
     report: tuple[str, ...] = ()
 

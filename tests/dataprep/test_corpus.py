@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.corpus import Corpus, UnknownColumnError, UnknownDocumentError, hex_ids, url_of
+from gristmill.dataprep.corpus_dataset import CorpusDataset
 from gristmill.dataprep.documents import (
     DOCUMENT_SCHEMA,
     annotate,
@@ -74,7 +75,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 def rows_of(corpus: Corpus, *columns: str, **options: Any) -> list[tuple[Any, ...]]:
-    found = pa.Table.from_batches(corpus.batches(columns, **options), corpus.dataset(columns).schema)
+    found = pa.Table.from_batches(corpus.batches(columns, **options), CorpusDataset.of(corpus, columns).schema)
     return list(zip(*(found[name].to_pylist() for name in columns), strict=True))
 
 
@@ -176,9 +177,9 @@ def test_a_document_is_found_by_the_beginning_of_its_id(corpus: Corpus) -> None:
 def test_as_a_dataset_it_is_read_as_often_as_asked_and_only_in_part(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = corpus.dataset(kept=None)
+    dataset = CorpusDataset.of(corpus, kept=None)
     assert dataset.schema.names == corpus.columns
-    assert (dataset.count_rows(), corpus.dataset().count_rows()) == (7, 4)
+    assert (dataset.count_rows(), CorpusDataset.of(corpus).count_rows()) == (7, 4)
     assert dataset.count_rows(filter=pc.field("filter_words") > 2) == 3
     assert dataset.head(2, columns=["text"]).to_pylist() == [{"text": "Xa b c"}, {"text": "d"}]
     some = dataset.to_table(columns=["text"], filter=(pc.field("filter_words") == 1) & (pc.field("source") == "web"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,12 @@ from gristmill.flows.running import launch
 def untracked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The stages of every run that was made without Prefect."""
     runs: list[list[str]] = []
-    monkeypatch.setattr(launch, "run_untracked", lambda session, stages, force, observer: runs.append(stages))
+
+    def run(session: Any, stages: list[str], force: Any, observer: Any, server: Any = None) -> Any:
+        runs.append(stages)
+        return SimpleNamespace(folder=Path("run"))
+
+    monkeypatch.setattr(launch, "run_untracked", run)
     return runs
 
 
@@ -31,7 +37,8 @@ def start(monkeypatch: pytest.MonkeyPatch, tracking: str, error: Exception, comm
     monkeypatch.setattr("gristmill.flows.orchestration.owners.mark_crashed_quietly", lambda: None)
     session: Any = SimpleNamespace(overrides=[], store_option=None, plan={"ingest": None, "filter": None},
                                    manifest_file="a.yaml", store=SimpleNamespace(root=Path("store")),
-                                   committed=lambda stage: stage in committed)
+                                   committed=lambda stage: stage in committed,
+                                   stage_server=lambda stages, force: nullcontext(None))
     return launch.launch(session, ["ingest", "filter"], force, tracked=True, summarise=False)
 
 
@@ -71,14 +78,16 @@ def test_prefects_client_starts_the_temporary_server_and_says_where_it_could_not
     assert len(started) == 1
 
 
-def test_a_run_that_finds_everything_committed_starts_no_server_of_its_own(
-    untracked: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_run_that_finds_everything_committed_is_recorded_without_prefects_engine(
+    untracked: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unwanted = AssertionError("Prefect was asked")
-    assert start(monkeypatch, "temporary", unwanted, committed=("ingest", "filter")) == 0
-    assert untracked == [["ingest", "filter"]]
-    assert "All stages are committed: nothing is recorded in Prefect" in capsys.readouterr().out
-    for tracking, committed, force in (("server", ("ingest", "filter"), ()), ("temporary", ("ingest",), ()),
-                                       ("temporary", ("ingest", "filter"), ("filter",))):
+    unwanted, recorded = AssertionError("Prefect was asked"), list[str | None]()
+    monkeypatch.setattr(launch, "record_run", lambda session, stages, record, api: recorded.append(api))
+    monkeypatch.setattr(launch, "find_api", lambda: "http://here/api")
+    for tracking in ("temporary", "server", "none"):
+        assert start(monkeypatch, tracking, unwanted, committed=("ingest", "filter")) == 0
+    assert untracked == [["ingest", "filter"]] * 3
+    assert recorded == [None, "http://here/api"]
+    for committed, force in ((("ingest",), ()), (("ingest", "filter"), ("filter",))):
         with pytest.raises(AssertionError, match="Prefect was asked"):
-            start(monkeypatch, tracking, unwanted, committed, frozenset(force))
+            start(monkeypatch, "temporary", unwanted, committed, frozenset(force))

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from gristmill.dataprep.corpus import Corpus
+from gristmill.dataprep.corpus_dataset import CorpusDataset
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import open_session
@@ -52,7 +53,7 @@ def test_an_example_of_the_guide_runs(name: str, tmp_path: Path, capsys: pytest.
         (found,) = session.folder(last).manifest()["summary"]["sets"]
         assert (found["dropped"], found["kept"]) == ({"annotate/min_words": 1}, 1)
         return
-    texts = Corpus(inputs).dataset(["text"]).scanner().to_table()["text"].to_pylist()
+    texts = CorpusDataset.of(Corpus(inputs), ["text"]).scanner().to_table()["text"].to_pylist()
     assert [text.strip() for text in texts] == [
         (TEXTS[row] if name != "tidy.py" else TEXTS[row].replace(" \n", "\n")) for row in KEPT[name]]
 

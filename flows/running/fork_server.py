@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,17 +32,19 @@ class ForkServer:
     Args:
         module: its inside, which gets the descriptor of a socket and serves it with `Server`.
         environment: what its environment has beside that of this process.
+        arguments: what the module gets besides.
     """
 
     def __init__(
-        self, module: str, environment: Mapping[str, str] | None = None
+        self, module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
     ) -> None:
         self._parent = os.getpid()
+        self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+                stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], start_new_session=True,
                 env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ, **(environment or {})},
             )  # fmt: skip
 
@@ -62,7 +65,7 @@ class ForkServer:
             command: what it is to do, where the server's inside asks for that.
         """
         line, theirs = socket.socketpair()
-        with theirs:
+        with theirs, self._lock:
             socket.send_fds(self._socket, [b"w"], [theirs.fileno(), output])
         folder = os.getcwd()
         request = {
@@ -79,6 +82,10 @@ class ForkServer:
             self._process.wait()
 
 
+class ForkServerError(RuntimeError):
+    """The server has ended."""
+
+
 class Forked:
     """A worker process.
 
@@ -89,6 +96,19 @@ class Forked:
     def __init__(self, line: socket.socket, server: subprocess.Popen[bytes]) -> None:
         self.pid: int | None = None
         self._line, self._server = line, server
+        self._answers = line.makefile("rb")
+
+    def begun(self) -> int:
+        """Its number, when it has begun.
+
+        Raises:
+            ForkServerError: the server ended before.
+        """
+        answer = self._answers.readline()
+        if not answer:
+            raise ForkServerError(f"the process that stages are forked from ended with code {self._server.wait()}")
+        self.pid = int(answer)
+        return self.pid
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and return its exit code (negative: the signal that ended it); for one thread, once.
@@ -99,8 +119,8 @@ class Forked:
             TimeoutError: it has not ended after so many seconds; it is killed.
         """
         self._line.settimeout(timeout)
-        with self._line, self._line.makefile("rb") as answers:
-            for answer in answers:
+        with self._line, self._answers:
+            for answer in self._answers:
                 number = int(answer)
                 if self.pid is not None:
                     return number
@@ -118,10 +138,10 @@ class Server:
 
     Args:
         requests: the socket that is shared with the parent.
-        work: what a worker does with its request.
+        work: what a worker does with its request; returns its exit code, where that is not 0.
     """
 
-    def __init__(self, requests: socket.socket, work: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, requests: socket.socket, work: Callable[[dict[str, Any]], int | None]) -> None:
         self._requests, self._work = requests, work
         self._workers: dict[int, socket.socket] = {}
         self._woken, self._wake = socket.socketpair()
@@ -182,8 +202,7 @@ class Server:
             for stream in (1, 2):
                 os.dup2(output, stream)
             os.close(output)
-            self._work(request)
-            code = 0
+            code = self._work(request) or 0
         except BaseException:  # noqa: BLE001 - nothing may leave here, or there would be two servers
             traceback.print_exc()
         finally:

@@ -1,0 +1,99 @@
+"""A stage that is forked is to its run as one that is started: output, end, interrupt, death, environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.flows.running import stage_server
+from gristmill.flows.running.fork_server import ForkServer, ForkServerError
+from gristmill.flows.running.run import Runner, StageFailedError
+from gristmill.mixtures.manifest import Engine
+from tests.flows.conftest import toy_node
+
+Make = Callable[..., Runner]
+
+
+@pytest.fixture
+def forked(
+    toy_runner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Runner]]:
+    """Makes a runner whose toy stages are forked."""
+    monkeypatch.setattr(stage_server, "FORKABLE", ("gristmill_toy_stages:",))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    server = ForkServer(stage_server.__name__, {"PYTHONHASHSEED": "0"}, ["gristmill_toy_stages"])
+    yield lambda **configs: replace(toy_runner(**configs), server=server)
+    server.close()
+    assert not server.is_running
+
+
+def test_it_makes_the_same_and_tells_the_same(forked: Make) -> None:
+    runner = forked(first={"n": 2}, second={})
+    assert [runner.run_stage(stage).how for stage in runner.plan] == ["Completed", "Completed"]
+    assert (runner.folder("second").data / "1.txt").read_text() == "1"
+    assert [event["done"] for event in runner.observer.events if event["event"] == "progress"] == [1, 2]  # type: ignore[attr-defined]
+    assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
+    cost = runner.folder("second").manifest()["cost"]
+    assert 0 <= cost["cpu_seconds"] < 5, "what the server imported is not the stage's"
+
+
+def test_one_that_is_killed_resumes_and_one_that_fails_says_why(forked: Make) -> None:
+    runner = forked(first={"n": 4}, second={"die_once": True}, failing={})
+    runner.run_stage("first")
+    with pytest.raises(StageFailedError, match="killed"):
+        runner.run_stage("second")
+    assert runner.run_stage("second").how == "Resumed"
+    with pytest.raises(StageFailedError, match="the number 7 is not allowed here"):
+        runner.run_stage("failing")
+
+
+def test_its_exit_code_is_that_of_a_program(forked: Make) -> None:
+    with pytest.raises(StageFailedError, match="ended with code 3: last words"):
+        forked(exiting={}).run_stage("exiting")
+
+
+def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(forked: Make) -> None:
+    runner = forked(first={"n": 1}, waiting={})
+    runner.run_stage("first")
+    main = threading.main_thread().ident or 0
+    runner.observer.on_event = lambda event: signal.pthread_kill(main, signal.SIGINT)  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_stage("waiting")
+    pids = [int(pid) for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    runner.observer.on_event = lambda event: None  # type: ignore[attr-defined]
+    assert runner.run_stage("first", force=True).note == "every byte as before", "another one can be forked"
+
+
+def test_a_server_that_has_died_is_told_of_and_a_stage_begins_without_it(forked: Make) -> None:
+    runner = forked(first={"n": 1})
+    assert runner.server is not None
+    os.kill(runner.server._process.pid, signal.SIGKILL)
+    runner.server._process.wait()
+    assert runner.run_stage("first").how == "Completed"
+    with pytest.raises((ForkServerError, BrokenPipeError)):
+        runner.server.start({}, [], 1).begun()
+
+
+def test_only_stages_of_data_on_this_machine_are_forked_and_a_single_one_is_not_worth_it() -> None:
+    def node(name: str, run: str, launch: str = "process") -> Any:
+        made = toy_node(name, {})
+        return replace(made, stage=replace(made.stage, run=run, launch=launch))  # type: ignore[arg-type]
+
+    plan = {"filter": node("filter", "gristmill.dataprep.filtering.filter:run"),
+            "mix": node("mix", "gristmill.tokenize.mixing.mix:run"),
+            "pretrain": node("pretrain", "gristmill.train.stages.pretrain:run", "torchrun"),
+            "own": node("own", "somebody.elses:run")}
+    assert [name for name in plan if stage_server.is_forkable(plan, name)] == ["filter", "mix"]
+    for stages, engine in ((["filter", "pretrain"], Engine()), (list(plan), Engine(runner="FlinkRunner"))):
+        with stage_server.stage_server(plan, stages, engine) as server:
+            assert server is None
