@@ -38,10 +38,12 @@ AREAS = {
     "train": ("train.step:rows", "train.sizes:rows", "train.loop:rows", "train.parallel_forms:rows"),
     "sizes": ("train.sizes:rows",),
     "posttrain": ("train.tuning:rows", "train.rollouts:rows"),
+    "chain": ("chain.chain:rows",),
     "chaos": ("chaos.chaos:rows",),
 }  # fmt: skip
 """Area -> the functions of this folder that yield what was measured: module and name."""
-OPTIONS = {"chaos": ("points", "seed", "folder", "at_once"), "bounds": ("documents", "folder")}
+OPTIONS = {"chaos": ("points", "seed", "folder", "at_once"), "bounds": ("documents", "folder"),
+           "chain": ("documents", "folder", "whole_peers", "flame")}
 """Area -> what may be said of how it is measured."""
 SAID = ("promised", "happened")
 """What a row may say in words besides: lines below it on a terminal, columns of a page."""

@@ -22,17 +22,23 @@ def bench(
         metavar="N", help="For chaos: number of kills; 200 if absent.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="For chaos: seed of places and kinds of kills.")] = None,
     folder: Annotated[Path | None, typer.Option(
-        metavar="DIR", help="For chaos and bounds: the folder to work in; chaos resumes in it.")
+        metavar="DIR", help="For bounds, chain and chaos: the folder to work in; chaos resumes in it.")
                       ] = None,
     at_once: Annotated[int | None, typer.Option(
         metavar="N", help="For chaos: points at the same time; 2 if absent.", min=1)] = None,
-    documents: Annotated[int | None, typer.Option(
-        metavar="N", help="For bounds: how many documents of 200 bytes; 30 million if absent.", min=1000)] = None,
+    documents: Annotated[list[int] | None, typer.Option(
+        metavar="N", help="For bounds: how many documents of 200 bytes; 30 million if absent. For chain: of a "
+        "corpus, may be repeated; 20000, 100000 and 300000 if absent.", min=10)] = None,
+    whole_peers: Annotated[bool, typer.Option(
+        "--whole-peers", help="For chain: slow peers get every corpus, not only the smallest.")] = False,
+    flame: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="For chain: also draw a flame graph (SVG; needs py-spy).")] = None,
 ) -> None:
     """Measure against a named peer or bound, both in this run, on this machine.
 
     The area `chaos` kills, starves and damages a tiny pipeline instead, and measures the share of runs that ended with
-    the same bytes all the same. The area `bounds` takes an hour: `--documents 1000000` shows the same in minutes.
+    the same bytes all the same. The area `bounds` takes an hour: `--documents 1000000` shows the same in minutes. The
+    area `chain` takes raw JSONL to packed shards, beside others' chains.
     """
     from gristmill.mixtures.yaml_text import did_you_mean
 
@@ -42,12 +48,16 @@ def bench(
     if area not in areas.AREAS:
         nearest = did_you_mean(area, areas.AREAS) or ";"
         fail(f"no such area: {area}{nearest} areas are {', '.join(areas.AREAS)}", EXIT_USAGE)
-    options = {name: value for name, value in (("points", points), ("seed", seed), ("folder", folder),
-                                               ("at_once", at_once), ("documents", documents)) if value is not None}
+    sizes = documents if area == "chain" or not documents else documents[-1]
+    given = {"points": points, "seed": seed, "folder": folder, "at_once": at_once, "documents": sizes,
+             "whole_peers": whole_peers or None, "flame": flame}
+    options = {name: value for name, value in given.items() if value is not None}
     for name in options:
         if name not in areas.OPTIONS.get(area, ()):
             known = " and ".join(one for one, names in areas.OPTIONS.items() if name in names)
             fail(f"--{name.replace('_', '-')} belongs to the area {known}", EXIT_USAGE)
+    if flame is not None:
+        out_file("--flame", flame)
     areas.print_rows(area, as_json, markdown, **options)
 
 

@@ -1,0 +1,78 @@
+"""What the kernels of a chain take by themselves: on texts that lie in memory, in one thread, with nothing around them.
+
+What a whole chain takes beyond this is reading and writing, starting, scheduling, merging and recording.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.chain.our_chain import Models
+from benchmarks.chain.pages import Corpus
+from gristmill.dataprep.duplicates.minhash import band_keys, signatures
+from gristmill.dataprep.duplicates.shingles import shingle_sets
+from gristmill.dataprep.files import sha256_file
+from gristmill.dataprep.filtering.rule_sets import measure as measure_rules
+from gristmill.dataprep.judges import langid
+from gristmill.dataprep.judges.classifier import score_texts
+from gristmill.dataprep.judges.fasttext_models import MODEL_SHA256, load_model
+from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.mixtures.steps.dedup import Dedup
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.langid import LanguageId
+from gristmill.mixtures.steps.quality import Classifier
+
+REPEATS = 2
+
+
+def seconds_per_mb(corpus: Corpus, models: Models, settings: Any) -> dict[str, float]:
+    """Seconds of processor time per MB of raw text, by what is done, on the first file of a corpus."""
+    lines = next(iter(sorted(corpus.folder.glob("*.jsonl")))).read_bytes().splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    rows = pa.table({"text": pa.array(texts, pa.large_string()), "language": pa.nulls(len(texts), pa.string())})
+    array = rows["text"].combine_chunks()
+    rules, section = Filter.model_validate(settings["filter"]).rules, Dedup.model_validate(settings["dedup"]).minhash
+    languages = LanguageId(model=str(models.language))  # type: ignore[arg-type]
+    classifier = Classifier(model=str(models.classifier))  # type: ignore[arg-type]
+    assert section is not None
+
+    def sketch() -> None:
+        sets = shingle_sets(array, section.ngram)
+        band_keys(signatures(sets, section.bands * section.rows, section.seed), section.bands, section.rows)
+
+    works: dict[str, Callable[[], object]] = {
+        "JSON": lambda: [json.loads(line) for line in lines],
+        "rules": partial(measure_rules, rows, rules),
+        "MinHash": sketch,
+        "language": partial(langid.measure, load_model(str(models.language), MODEL_SHA256), languages,
+                            langid.wanted_languages(languages), array),
+        "classifier": partial(score_texts, load_model(str(models.classifier), sha256_file(models.classifier)),
+                              texts, classifier),
+        "tokens": encoding(models, array),
+    }
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    return {name: least(work) / size for name, work in works.items()}
+
+
+def encoding(models: Models, texts: pa.Array) -> Callable[[], object]:
+    """Encodes texts as the stage does."""
+    from gristmill.tokenize.encoding.encode import encode_batch
+    from gristmill.tokenize.encoding.tokenizer import load
+
+    return partial(encode_batch, load(models.tokenizer.parent), *text_buffers(texts))
+
+
+def least(work: Callable[[], object]) -> float:
+    """Seconds of processor time, the less of some repeats; what is compiled or loaded once is not counted."""
+    found = []
+    for _ in range(REPEATS):
+        begun = time.process_time()
+        work()
+        found.append(time.process_time() - begun)
+    return min(found)
