@@ -336,16 +336,18 @@ def annotate(
     reasons: Sequence[str | None] | pa.Array,
     measures: Mapping[str, pa.Array],
     errors: Sequence[str | None] | pa.Array | None = None,
+    sizes: pa.Array | None = None,
 ) -> tuple[pa.Table, Counts]:
     """Build the annotation table of a shard, and its counts.
 
     Args:
-        documents: the shard, with at least `id`, `source` and `text`.
+        documents: the shard, with at least `id`, `source` and, unless `sizes` are given, `text`.
         rows: rows that earlier stages kept.
         judged: the subset of `rows` that this stage judged; the rest passes.
         reasons: per judged row, the rule that dropped it, or None where it is kept.
         measures: column name -> one value per judged row; `edits` (see `edits.py`) changes the text that is kept.
         errors: per judged row, the error that quarantines it, or None.
+        sizes: bytes of the text of each of the shard's documents (int64).
     """
     total = len(documents)
     position = np.full(total, -1, dtype=np.int64)
@@ -370,23 +372,26 @@ def annotate(
     grown = np.zeros(total, np.int64)
     if EDITS in measures:
         grown[judged] = size_changes(measures[EDITS])
-    return pa.table(columns), count_documents(documents, rows, columns["reason"], grown)
+    if sizes is None:
+        sizes = pc.binary_length(documents["text"]).cast(pa.int64())
+    return pa.table(columns), count_documents(documents["source"], sizes, rows, columns["reason"], grown)
 
 
-def count_documents(documents: pa.Table, rows: np.ndarray, reasons: pa.Array, changes: np.ndarray) -> Counts:
+def count_documents(
+    sources: pa.Array, sizes: pa.Array, rows: np.ndarray, reasons: pa.Array, changes: np.ndarray
+) -> Counts:  # fmt: skip
     """Count a shard's documents: read, kept, dropped by rule and quarantined, in total and per source.
 
     Args:
-        documents: the shard's n documents.
+        sources, sizes: of the shard's n documents, the source and the bytes of the text.
         rows: int64, those that earlier stages kept.
         reasons: n strings, why each goes; null where it is kept.
         changes: int64 of shape (n,), by how many bytes the stage's edits make each text longer.
     """
     taken = pa.array(rows)
-    sizes = pc.binary_length(documents["text"]).cast(pa.int64())
     table = pa.table(
         {
-            "source": documents["source"].cast(pa.string()),
+            "source": sources.cast(pa.string()),
             "reason": reasons.cast(pa.string()),
             "bytes": sizes,
             "bytes_after": pc.add(sizes, pa.array(changes)),

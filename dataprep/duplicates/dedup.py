@@ -15,7 +15,6 @@ follows from the data alone and changes no result.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,13 @@ from gristmill.dataprep.duplicates.dedup_index import (
 )
 from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, keys_path, keys_per_document, write_keys
 from gristmill.dataprep.duplicates.links import LARGEST_BUCKETS, find_candidates, verify
-from gristmill.dataprep.duplicates.sketches import sketch_path, sketch_shard, unpack_sketches, write_sketches
+from gristmill.dataprep.duplicates.sketches import (
+    seen_path,
+    sketch_path,
+    sketch_shard,
+    unpack_sketches,
+    write_sketches,
+)
 from gristmill.dataprep.duplicates.survivors import (
     check_columns,
     decide,
@@ -57,7 +62,7 @@ from gristmill.dataprep.duplicates.survivors import (
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import merge_annotations
-from gristmill.dataprep.shuffle import count_partitions
+from gristmill.dataprep.shuffle import count_partitions, open_batches
 from gristmill.mixtures.steps.dedup import Dedup
 
 
@@ -98,15 +103,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     check_columns(inputs, keys)
     plan = make_plan(inputs, section, out, context)
     shards = shard_tasks(inputs["ingest"])
-    sketched = run_tasks("sketch", sketch_tasks(plan), partial(sketch, plan=plan), context)
+    run_tasks("sketch", sketch_tasks(plan), partial(sketch, plan=plan), context)
     found = run_tasks("candidates", plan.partitions(), partial(find_candidates, plan=plan), context)
     verified = run_tasks("verify", plan.partitions(), partial(verify, plan=plan), context)
     tasks = partition_tasks(count_star_partitions(sum(result["linked"] for result in verified)))
     rounds = find_components(plan, plan.partitions(), len(tasks), context)
     run_tasks("members", shards, partial(gather_members, plan=plan, keys=keys, tasks=tasks), context)
     decided = run_tasks("decide", tasks, partial(decide, plan=plan, keys=keys, tasks=tasks), context)
-    applying = [replace(task, payload=result) for task, result in zip(shards, sketched, strict=False)]
-    applied = run_tasks("apply", applying, partial(apply, plan=plan, tasks=tasks), context)
+    applied = run_tasks("apply", shards, partial(apply, plan=plan, tasks=tasks), context)
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
     _warn_of_uncompared(sum(result["uncompared"] for result in decided), context)
     write_duplicates(plan, tasks)
@@ -161,24 +165,26 @@ def sketch_tasks(plan: DedupPlan) -> list[Task]:
 def sketch(task: Task, plan: DedupPlan) -> Done:
     """Sketch the documents of one shard, or read their sketches from an index."""
     index_file = task.payload["index_file"]
-    errors: dict[str, str] = {}
+    paths = [sketch_path(plan.work, task.name), keys_path(plan.work, task.name)]
     if index_file is None:
-        batch, errors = sketch_shard(plan.inputs, task.name, plan.section)
+        batch, seen = sketch_shard(plan.inputs, task.name, plan.section)
+        paths.append(seen_path(plan.work, task.name))
+        write_sketches(paths[-1], seen)
     else:
         batch = import_shard(as_path(index_file), plan.section)
-    paths = [sketch_path(plan.work, task.name), keys_path(plan.work, task.name)]
     write_sketches(paths[0], batch)
     documents = task.payload["start"] + batch["row"].to_numpy()
     write_keys(paths[1], documents, unpack_sketches(batch), plan.section, plan.num_partitions)
-    return Done(paths, {"errors": errors})
+    return Done(paths)
 
 
 def apply(task: Task, plan: DedupPlan, tasks: Sequence[Task]) -> Done:
     """Write the annotations of one shard, and its part of the index."""
-    read = read_shard(plan.inputs, task.name, ["id", "source", "text"])
+    read = read_shard(plan.inputs, task.name, ["id", "source"])
     documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, plan.section.sources)
-    errors = pa.array([task.payload["errors"].get(str(row)) for row in judged], pa.string())
+    seen = open_batches(seen_path(plan.work, task.name)).get_batch(0)
+    errors = seen["error"].take(pa.array(judged))
     decisions, members = decisions_of(plan, task.name, tasks)
     place = np.searchsorted(judged, members)
     position = np.full(len(judged), -1)
@@ -195,7 +201,8 @@ def apply(task: Task, plan: DedupPlan, tasks: Sequence[Task]) -> Done:
         "against_locator": pc.if_else(decided["against_index"].is_valid(), decided["survivor_locator"], None),
     }
     measures = {name: values.combine_chunks() for name, values in measures.items()}
-    table, counts = annotate(documents, rows, judged, decided["reason"].combine_chunks(), measures, errors)
+    table, counts = annotate(documents, rows, judged, decided["reason"].combine_chunks(), measures, errors,
+                             seen["bytes"])
     write_table(plan.out / task.name, table)
     if not plan.section.index:
         return Done([plan.out / task.name], {"counts": counts})

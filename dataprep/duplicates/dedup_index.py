@@ -24,7 +24,13 @@ import pyarrow.parquet as pq
 
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, read_table
-from gristmill.dataprep.duplicates.sketches import load_columns, read_sketches, sketch_batch, unpack_sketches
+from gristmill.dataprep.duplicates.sketches import (
+    binary_numbers,
+    load_columns,
+    read_sketches,
+    sketch_batch,
+    unpack_sketches,
+)
 from gristmill.dataprep.files import as_path, atomic_write, canonical_json, read_json, write_json
 from gristmill.dataprep.jobs.engine import Task, partition_tasks
 from gristmill.dataprep.shuffle import read_partition, task_file
@@ -144,8 +150,8 @@ def import_shard(path: Path, section: Dedup) -> pa.RecordBatch:
 
 def sum_of_ids(ids: pa.ChunkedArray) -> int:
     """The ids as whole numbers, added up modulo 2^128: the same in every order."""
-    joined = b"".join(ids.to_pylist())
-    words: Sequence[int] = np.frombuffer(joined, np.uint32).reshape(-1, 4).sum(axis=0, dtype=np.uint64).tolist()
+    numbers = np.ascontiguousarray(binary_numbers(ids)).view(np.uint32)
+    words: Sequence[int] = numbers.sum(axis=0, dtype=np.uint64).tolist()
     return sum(word << 32 * place for place, word in enumerate(words)) % 2**128
 
 

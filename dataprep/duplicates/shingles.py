@@ -12,7 +12,6 @@ Among k shingles about k^2 / 2^33 pairs share a hash by chance: one in a text of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,22 +41,17 @@ def no_shingles(texts: int) -> ShingleSets:
     return ShingleSets(np.empty(0, np.uint32), np.zeros(texts + 1, np.int64))
 
 
-def join_sets(parts: Sequence[ShingleSets]) -> ShingleSets:
-    """The sets of several batches of texts, one batch after the other."""
-    sizes = [np.diff(part.offsets) for part in parts]
-    return ShingleSets(
-        np.concatenate([np.empty(0, np.uint32), *(part.hashes for part in parts)]),
-        np.cumsum(np.concatenate([np.zeros(1, np.int64), *sizes])),
-    )
-
-
 def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int) -> ShingleSets:
     """Hash the word n-grams of every text.
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
     """
-    data, offsets = text_buffers(texts)
+    return hash_shingles(*text_buffers(texts), ngram)
+
+
+def hash_shingles(data: np.ndarray, offsets: np.ndarray, ngram: int) -> ShingleSets:
+    """`shingle_sets` of texts as `text_buffers` gives them."""
     return ShingleSets(*_shingle_texts(data, offsets, code_point_flags(), lower_case(), ngram))
 
 
@@ -103,8 +97,9 @@ def _shingle_texts(
     number = len(offsets) - 1
     hashes = np.empty((offsets[-1] - offsets[0]) // 2 + number, np.uint32)
     ends = np.zeros(number + 1, np.int64)
+    ascii_words = _ascii_words(flags, lower)
     for text in range(number):
-        words = _word_hashes(data, offsets[text], offsets[text + 1], flags, lower)
+        words = _word_hashes(data, offsets[text], offsets[text + 1], flags, lower, ascii_words)
         shingles = hashes[ends[text] : ends[text] + max(len(words) - ngram + 1, min(len(words), 1))]
         _roll(words, min(ngram, len(words)), shingles)
         ends[text + 1] = ends[text] + sort_distinct(shingles, np.empty(len(shingles), np.uint32))
@@ -112,11 +107,35 @@ def _shingle_texts(
 
 
 @kernel
-def _word_hashes(data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray) -> np.ndarray:
+def _ascii_words(flags: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    """What a byte of ASCII adds to a word, its lower case; 0 where it ends one: 128 bytes, which stay near."""
+    table = np.zeros(128, np.uint8)
+    for code in range(128):
+        if flags[code] & WORD != 0:
+            table[code] = lower[code]
+    return table
+
+
+@kernel
+def _word_hashes(
+    data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray, ascii_words: np.ndarray
+) -> np.ndarray:
     words = np.empty((end - begin) // 2 + 1, np.uint64)
     count, length, value = 0, np.uint64(0), np.uint64(0)
     at = begin
     while at < end:
+        byte = data[np.uint64(at)]
+        if byte < 128:
+            at += 1
+            letter = ascii_words[byte]
+            if letter != 0:
+                value = (value ^ np.uint64(letter)) * _ODD
+                value ^= value >> np.uint64(32)
+                length += np.uint64(1)
+            elif length > 0:
+                words[count] = fmix64(value + length)
+                count, length, value = count + 1, np.uint64(0), np.uint64(0)
+            continue
         code, width = decode(data, at)
         at += width
         flag = flags[code]

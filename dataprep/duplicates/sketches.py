@@ -7,9 +7,9 @@ looked at is read. Its columns but the row number are also those of the index th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,11 @@ from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import judged_rows, read_shard
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
-from gristmill.dataprep.duplicates.shingles import ShingleSets, join_sets, no_shingles, shingle_sets
+from gristmill.dataprep.duplicates.shingles import ShingleSets, hash_shingles, no_shingles
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.measuring import BATCH_ROWS, measure_texts
+from gristmill.dataprep.measuring import measure_texts
 from gristmill.dataprep.shuffle import open_batches
+from gristmill.dataprep.text.blake2b import digest_texts
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
@@ -54,32 +55,61 @@ def sketch_path(work: Path, shard: str) -> Path:
     return work / "sketches" / f"{shard}.arrow"
 
 
-def sketch_shard(inputs: Mapping[str, Path], shard: str, section: Dedup) -> tuple[pa.RecordBatch, dict[str, str]]:
+def seen_path(work: Path, shard: str) -> Path:
+    """The file with what was seen of all documents of a shard: bytes and errors."""
+    return work / "sketches" / f"{shard}.seen.arrow"
+
+
+def sketch_shard(inputs: Mapping[str, Path], shard: str, section: Dedup) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Sketch the documents of a shard that take part.
 
     Returns:
-        one row each: `row` (in the shard), `id`, `locator`, `length` (code points), `digest`, `url`, `bands` (where
-        MinHash is on) and `shingles`; and row number -> error of the documents that raised one and do not take part.
+        one row for each of them: `row` (in the shard), `id`, `locator`, `length` (code points), `digest`, `url`,
+        `bands` (where MinHash is on) and `shingles`; and for each of the shard's documents `bytes` (of its text) and
+        `error` (why its text cannot be read, so that it does not take part, or null).
     """
     columns = ["id", "source", "locator", "text", *(["metadata"] if section.url else [])]
     read = read_shard(inputs, shard, columns)
-    documents, judged = read.documents, judged_rows(read.documents, read.rows, section.sources)
-    measured, errors = measure_texts(documents["text"].take(judged), measure_lengths)
+    judged = judged_rows(read.documents, read.rows, section.sources)
+    documents = _take_rows(read.documents, judged)
+    measured, errors = measure_texts(documents["text"], partial(sketch_texts, section=section.minhash))
     good = np.array([error is None for error in errors], bool)
-    raised = {str(row): error for row, error in zip(judged, errors, strict=True) if error is not None}
-    rows = judged[good]
-    documents = documents.take(pa.array(rows))
-    sets, bands = _sketch_texts(documents["text"], section.minhash)
-    urls = digest_urls(documents) if section.url else np.zeros((len(rows), 2), np.uint64)
-    return sketch_batch(
-        {
-            "row": pa.array(rows),
-            "id": documents["id"].combine_chunks(),
-            "locator": documents["locator"].combine_chunks(),
-            "length": pa.array(measured["length"]),
-        },
-        Sketches(digest_texts(documents["text"]), urls, bands, sets),
-    ), raised
+    places = np.full(len(read.documents), -1)
+    places[judged] = np.arange(len(judged))
+    seen = {
+        "bytes": pc.binary_length(read.documents["text"]).cast(pa.int64()).combine_chunks(),
+        "error": pa.array(errors, pa.string()).take(pa.array(places, mask=places < 0)),
+    }
+    documents = _take_rows(documents, np.flatnonzero(good))
+    urls = digest_urls(documents) if section.url else np.zeros((len(documents), 2), np.uint64)
+    of_documents = {name: documents[name].combine_chunks() for name in ("id", "locator")}
+    batch = {"row": pa.array(judged[good]), **of_documents, "length": pa.array(measured["length"]),
+             "digest": measured["digest"], "url": _binary(urls)}
+    batch |= {name: measured[name] for name in ("bands", "shingles") if name in measured}
+    return pa.record_batch(batch), pa.record_batch(seen)
+
+
+def _take_rows(table: pa.Table, rows: np.ndarray) -> pa.Table:
+    """Some rows of a table, ascending and distinct; all of them without a copy."""
+    return table if len(rows) == len(table) else table.take(pa.array(rows))
+
+
+def sketch_texts(texts: pa.Array, section: MinHash | None) -> dict[str, np.ndarray | pa.Array]:
+    """`length`, `digest`, `bands` and `shingles` of every text; raises where one is not UTF-8.
+
+    Without MinHash there are no bands, and the lists of shingles are empty.
+    """
+    data, offsets = text_buffers(texts)
+    sets = no_shingles(len(texts)) if section is None else hash_shingles(data, offsets, section.ngram)
+    found: dict[str, np.ndarray | pa.Array] = {
+        "length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64),
+        "digest": _binary(digest_texts(data, offsets)),
+        "shingles": _lists(sets),
+    }
+    if section is not None:
+        signature = signatures(sets, section.bands * section.rows, section.seed)
+        found["bands"] = _binary(band_keys(signature, section.bands, section.rows))
+    return found
 
 
 def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.RecordBatch:
@@ -87,13 +117,12 @@ def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.Reco
     named = {**columns, "digest": _binary(sketches.digests), "url": _binary(sketches.urls)}
     if sketches.bands.shape[1]:
         named["bands"] = _binary(sketches.bands)
-    shingles = pa.LargeListArray.from_arrays(pa.array(sketches.sets.offsets), pa.array(sketches.sets.hashes))
-    return pa.record_batch({**named, "shingles": shingles})
+    return pa.record_batch({**named, "shingles": _lists(sketches.sets)})
 
 
 def write_sketches(path: Path, batch: pa.RecordBatch) -> None:
-    """Write the sketches of a shard."""
-    with atomic_write(path) as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+    """Write the sketches of a shard, or what was seen of its documents."""
+    with atomic_write(path, durable=False) as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
 
 
@@ -133,48 +162,25 @@ def unpack_sketches(table: pa.Table | pa.RecordBatch) -> Sketches:
     """The inverse of `sketch_batch`; without the column `bands` there are none."""
     lists = _combined(table["shingles"])
     has_bands = "bands" in table.schema.names
-    bands = _numbers(table["bands"]) if has_bands else np.empty((len(lists), 0), np.uint64)
+    bands = binary_numbers(table["bands"]) if has_bands else np.empty((len(lists), 0), np.uint64)
     offsets = lists.offsets.to_numpy()
     sets = ShingleSets(lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0])
-    return Sketches(_numbers(table["digest"]), _numbers(table["url"]), bands, sets)
-
-
-def measure_lengths(texts: pa.Array) -> dict[str, np.ndarray]:
-    """Code points of every text; raises where one is not UTF-8."""
-    text_buffers(texts)
-    return {"length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)}
-
-
-def digest_texts(texts: pa.ChunkedArray) -> np.ndarray:
-    """BLAKE2b-128 of every text: uint64 of shape (n, 2)."""
-    data, offsets = text_buffers(texts)
-    view = memoryview(data)  # type: ignore[arg-type]
-    return _digests(view[begin:end] for begin, end in pairwise(offsets.tolist()))
+    return Sketches(binary_numbers(table["digest"]), binary_numbers(table["url"]), bands, sets)
 
 
 def digest_urls(documents: pa.Table) -> np.ndarray:
     """BLAKE2b-128 of every document's normalised URL: uint64 of shape (n, 2); zeros where it has none."""
     urls = (None if url is None else normalise_url(url) for url in document_urls(documents))
-    return _digests(None if url is None else url.encode("utf-8", "surrogatepass") for url in urls)
-
-
-def _digests(values: Iterable[bytes | memoryview | None]) -> np.ndarray:
-    digests = b"".join(
-        NO_DIGEST if value is None else hashlib.blake2b(value, digest_size=DIGEST_BYTES).digest() for value in values
-    )
+    digests = b"".join(NO_DIGEST if url is None else _digest(url) for url in urls)
     return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
-def _sketch_texts(texts: pa.ChunkedArray, section: MinHash | None) -> tuple[ShingleSets, np.ndarray]:
-    """The shingle sets of n texts, and band keys: uint64 of shape (n, bands). Without MinHash both are empty."""
-    if section is None:
-        return no_shingles(len(texts)), np.empty((len(texts), 0), np.uint64)
-    sets, keys = [], [np.empty((0, section.bands), np.uint64)]
-    for at in range(0, len(texts), BATCH_ROWS):
-        sets.append(shingle_sets(texts.slice(at, BATCH_ROWS), section.ngram))
-        signature = signatures(sets[-1], section.bands * section.rows, section.seed)
-        keys.append(band_keys(signature, section.bands, section.rows))
-    return join_sets(sets), np.concatenate(keys)
+def _digest(url: str) -> bytes:
+    return hashlib.blake2b(url.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def _lists(sets: ShingleSets) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array(sets.offsets), pa.array(sets.hashes))
 
 
 def _binary(numbers: np.ndarray) -> pa.Array:
@@ -185,8 +191,8 @@ def _binary(numbers: np.ndarray) -> pa.Array:
     )
 
 
-def _numbers(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """The inverse of `_binary`."""
+def binary_numbers(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Values of fixed size as rows of 64-bit numbers, in the byte order of this machine: uint64 of shape (n, w)."""
     values = _combined(values)
     width = values.type.byte_width // 8
     flat = np.frombuffer(values.buffers()[1], np.uint64, len(values) * width, offset=8 * width * values.offset)

@@ -33,7 +33,7 @@ from gristmill.dataprep.duplicates.clusters import (
 from gristmill.dataprep.duplicates.components import labels_of
 from gristmill.dataprep.duplicates.dedup_index import MATCH_SCHEMA, DedupPlan, best_matches
 from gristmill.dataprep.duplicates.links import AGAINST_REASONS, CHAINED_KIND, REASONS, compare
-from gristmill.dataprep.duplicates.sketches import load_columns
+from gristmill.dataprep.duplicates.sketches import binary_numbers, load_columns
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.dataprep.shuffle import read_partition, task_file, write_partitions
@@ -300,6 +300,6 @@ def _duplicates_in_order(plan: DedupPlan, tasks: Sequence[Task]) -> Iterator[pa.
 
 def _ranges(ids: pa.ChunkedArray, num_ranges: int) -> np.ndarray:
     """Which of equal ranges of all ids each is in: int64."""
-    leading = b"".join(identity[:4] for identity in ids.to_pylist())
-    ranges: np.ndarray = np.frombuffer(leading, ">u4").astype(np.int64) * num_ranges >> 32
+    leading = binary_numbers(ids).view(">u4")[:, 0]
+    ranges: np.ndarray = leading.astype(np.int64) * num_ranges >> 32
     return ranges

@@ -147,8 +147,9 @@ def read_record(records: Path, name: str) -> dict[str, Any] | None:
 def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
     """Run one task and leave its record, which is written last.
 
-    The task's files are on the disk by then. The record is not forced there: should the machine crash before it gets
-    there by itself, the task is done once more.
+    Files of the output are on the disk by then. What only later jobs read (`shuffle.py`), and the record, are not
+    forced there: should the machine crash before they get there by themselves, a file is missing or smaller than the
+    record says, since file systems let it grow when its data are written, and the task is done once more.
     """
     done = process(task)
     files = {str(path): path.stat().st_size for path in done.files}

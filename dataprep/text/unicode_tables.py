@@ -174,12 +174,15 @@ def _is_mark(character: str) -> bool:
 def lower_case() -> np.ndarray:
     """Lower-case code point of every code point: uint32 of shape (CODE_POINTS,).
 
-    The only one whose lower case is two code points (U+0130) stands for itself.
+    The only one whose lower case is two code points (U+0130) stands for itself. Python lowers all others in one go but
+    the sigma (U+03A3), whose lower case depends on what stands around it.
     """
-    lowered = [chr(code).lower() for code in range(CODE_POINTS)]
-    return np.fromiter(
-        (ord(text) if len(text) == 1 else code for code, text in enumerate(lowered)), np.uint32, CODE_POINTS
-    )
+    lowered = np.arange(CODE_POINTS, dtype=np.uint32)
+    others = np.delete(lowered, [0x130, 0x3A3])
+    text = others.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass").lower()
+    lowered[others] = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    lowered[0x3A3] = ord("\u03a3".lower())
+    return lowered
 
 
 @lru_cache(maxsize=1)

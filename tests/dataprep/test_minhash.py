@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from itertools import combinations
@@ -14,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
-from gristmill.dataprep.duplicates.shingles import ShingleSets, join_sets, shingle_sets, similarities
+from gristmill.dataprep.duplicates.shingles import ShingleSets, shingle_sets, similarities
+from gristmill.dataprep.text.blake2b import BLOCK_BYTES, digest_texts
+from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES
 
 MASK = 2**64 - 1
@@ -162,7 +165,9 @@ def test_similarity_is_that_of_the_sets(sets: list[set[int]]) -> None:
         assert similarities(made, np.array([b]), np.array([a])) == [similarity]
 
 
-def test_batches_join_to_the_whole() -> None:
-    texts = pa.array([text for pair in range(3) for text in perturbed(pair, 50)] + [""])
-    whole, parts = shingle_sets(texts, 3), [shingle_sets(texts.slice(at, 2), 3) for at in range(0, 7, 2)]
-    assert as_lists(join_sets(parts)) == as_lists(whole)
+@settings(deadline=None)
+@given(st.lists(st.one_of(any_text, st.integers(0, 3 * BLOCK_BYTES + 1).map("x".__mul__)), max_size=6))
+def test_digests_are_those_of_hashlib(texts: list[str]) -> None:
+    found = digest_texts(*text_buffers(pa.array(["before", *texts], pa.large_string()).slice(1)))
+    assert [row.tobytes() for row in found] == [
+        hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
