@@ -1,28 +1,29 @@
 """Clusters from links: connected components, by tasks of which none needs all links.
 
-Three functions of arrays, from which `components.py` makes jobs over partitions: `forest` contracts what one task sees;
-`large_star` and `small_star`, in turns, join what different tasks have found (Kiveris, Lattanzi, Mirrokni, Rastogi,
-Vassilvitskii, Connected Components in MapReduce and Beyond, SoCC 2014, section 3). Neither makes more edges than it
-gets, and what they end with does not depend on how the edges were partitioned.
+Functions of arrays, from which jobs over partitions are made: `forest` contracts what one task sees; `large_star` and
+`small_star`, in turns, join what different tasks have found (Kiveris, Lattanzi, Mirrokni, Rastogi, Vassilvitskii,
+Connected Components in MapReduce and Beyond, SoCC 2014, section 3). Neither makes more edges than it gets, and what
+they end with does not depend on how the edges were partitioned.
 
-A task holds the links of its partition and a few copies of them (some 100 bytes per link); the number of partitions
-follows from the number of links. What cannot be cut is a star: the document with the smallest number in a cluster has
-all others as neighbours in one partition, 16 bytes each. Links that fit into one partition need no rounds at all.
+A task holds a few copies of LINKS_PER_RUN links (some 100 bytes for each: 200 MB) and 32 bytes for each node of its
+partition, of which there are at most twice as many as links; the number of partitions follows from the number of links.
+So even a star, the document with the smallest number in a cluster and all others as its neighbours, is read in parts.
+Links that fit into one partition need no rounds at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.duplicates.dedup_index import DedupPlan
-from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks
-from gristmill.dataprep.shuffle import open_batches, read_partition, task_file, write_partitions
+from gristmill.dataprep.jobs.engine import Done, Process, Task, partition_tasks, run_name, run_names, run_tasks
+from gristmill.dataprep.shuffle import MOST_PARTITIONS, open_batches, read_partition, task_file, write_partitions
 from gristmill.dataprep.text.kernels import kernel
 
 
@@ -38,42 +39,70 @@ def forest(pairs: np.ndarray) -> np.ndarray:
     return np.stack([nodes[leaves], nodes[roots[leaves]]], axis=1)
 
 
-def large_star(edges: np.ndarray) -> tuple[np.ndarray, int]:
+def summarise(edges: np.ndarray) -> np.ndarray:
+    """What the steps ask of each node: int64 of shape (n, 4), by node.
+
+    The columns: the node, the smallest of it and its neighbours, the largest neighbour that is smaller than it (or -1),
+    and the largest neighbour.
+
+    Args:
+        edges: int64 of shape (m, 2), rows (node, neighbour).
+    """
+    node, neighbour = edges[:, 0], edges[:, 1]
+    smaller = np.where(neighbour < node, neighbour, -1)
+    return join_summaries(np.stack([node, np.minimum(node, neighbour), smaller, neighbour], axis=1))
+
+
+def join_summaries(rows: np.ndarray) -> np.ndarray:
+    """Rows as of `summarise`, of which several may be of one node, as one of each."""
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    starts = _groups(rows[:, 0])[0]
+    if not len(starts):
+        return rows
+    columns = [np.minimum.reduceat(rows[:, 1], starts), *np.maximum.reduceat(rows[:, 2:], starts).T]
+    return np.stack([rows[starts, 0], *columns], axis=1)
+
+
+def count_unsettled(nodes: np.ndarray) -> int:
+    """How many nodes are neither the smallest of a star nor a leaf of just one: 0 where all edges are stars, which then
+    are the components.
+
+    Args:
+        nodes: as from `summarise`, of all edges of these nodes.
+    """
+    node, smallest, largest_smaller, largest = nodes.T
+    return int(((largest_smaller >= 0) & ((smallest != largest_smaller) | (largest > node))).sum())
+
+
+def large_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     """Connect the larger neighbours of every node with its smallest neighbour, or with itself.
 
     Args:
-        edges: int64 of shape (m, 2), rows (node, neighbour), with all neighbours of every node that occurs first.
+        edges: int64 of shape (m, 2), rows (node, neighbour), some of those of every node.
+        nodes: as from `summarise`, of all of them.
 
     Returns:
-        edges (larger, smaller), not all of them distinct; and how many nodes are neither the smallest of a star nor
-        a leaf of just one: 0 where all edges are stars, which then are the components.
+        distinct edges (larger, smaller).
     """
-    edges = _distinct(edges)
-    starts, group = _groups(edges[:, 0])
-    node, neighbour = edges[:, 0], edges[:, 1]
-    smallest = np.minimum(node[starts], neighbour[starts])
-    larger = neighbour > node
-    num_larger = np.bincount(group[larger], minlength=len(starts))
-    num_smaller = np.bincount(group[~larger], minlength=len(starts))
-    unsettled = (num_smaller > 1) | ((num_smaller > 0) & (num_larger > 0))
-    return np.stack([neighbour[larger], smallest[group[larger]]], axis=1), int(unsettled.sum())
+    edges = edges[edges[:, 1] > edges[:, 0]]
+    smallest = nodes[np.searchsorted(nodes[:, 0], edges[:, 0]), 1]
+    return _distinct(np.stack([edges[:, 1], smallest], axis=1))
 
 
-def small_star(edges: np.ndarray) -> np.ndarray:
+def small_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     """Connect every node and its smaller neighbours with the smallest of them.
 
     Args:
-        edges: int64 of shape (m, 2), rows (larger, smaller), with all smaller neighbours of every node.
+        edges: int64 of shape (m, 2), rows (larger, smaller), some of those of every node that occurs first.
+        nodes: as from `summarise`, of all of them.
 
     Returns:
-        edges (larger, smaller), not all of them distinct.
+        distinct edges (larger, smaller).
     """
-    edges = _distinct(edges)
-    starts, group = _groups(edges[:, 0])
-    smallest = edges[starts, 1]
-    own = np.stack([edges[starts, 0], smallest], axis=1)
-    others = np.stack([edges[:, 1], smallest[group]], axis=1)
-    return np.concatenate([own, others[others[:, 0] != others[:, 1]]])
+    smallest = nodes[np.searchsorted(nodes[:, 0], edges[:, 0]), 1]
+    own = np.stack([edges[:, 0], smallest], axis=1)
+    others = np.stack([edges[:, 1], smallest], axis=1)
+    return _distinct(np.concatenate([own, others[others[:, 0] != others[:, 1]]]))
 
 
 def _distinct(edges: np.ndarray) -> np.ndarray:
@@ -111,79 +140,101 @@ def _root(parent: np.ndarray, node: int) -> int:
     return node
 
 
-LINKS_PER_PARTITION = 4_000_000
+LINKS_PER_PARTITION = LINKS_PER_RUN = 2_000_000
 
 
 def count_star_partitions(num_links: int) -> int:
     """How many partitions to cut so many links into; a function of the data alone."""
-    return max(1, -(-num_links // LINKS_PER_PARTITION))
+    return min(max(1, -(-num_links // LINKS_PER_PARTITION)), MOST_PARTITIONS)
 
 
-def find_components(plan: DedupPlan, links: Sequence[Task], num_partitions: int, context: Context) -> int:
+def find_components(
+    plan: DedupPlan, links: Sequence[str], num_partitions: int, context: Context
+) -> tuple[int, list[str], int]:
     """Label every linked document with the smallest document number of its cluster.
 
     Leaves the job `labels`, readable by `labels_of`.
 
     Args:
-        links: the tasks that left files of links.
+        links: names of the files of links.
 
     Returns:
-        the rounds that it took.
+        the rounds that it took, the names of the files of labels, and how many labels there are.
     """
     tasks = partition_tasks(num_partitions)
-    names = [task.name for task in links]
-    run_tasks("forest", tasks, partial(contract, plan=plan, links=names, num_partitions=num_partitions), context)
-    source, rounds = "forest", 0
+
+    def run(job: str, process: Process) -> list[dict[str, Any]]:
+        return run_tasks(job, tasks, process, context)
+
+    found = run("forest", partial(contract, plan=plan, links=links, num_partitions=num_partitions))
+    edges, rounds = Edges("forest", run_names(tasks, found)), 0
     while num_partitions > 1:
         job = f"large-star-{rounds}"
-        step = partial(make_large_stars, plan=plan, job=job, source=source, tasks=tasks)
-        found = run_tasks(job, tasks, step, context)
-        source = job
+        found = run(job, partial(make_large_stars, plan=plan, job=job, edges=edges, num_partitions=num_partitions))
+        edges = Edges(job, run_names(tasks, found))
         if not sum(result["unsettled"] for result in found):
             break
         job = f"small-star-{rounds}"
-        step = partial(make_small_stars, plan=plan, job=job, source=source, tasks=tasks)
-        run_tasks(job, tasks, step, context)
-        source, rounds = job, rounds + 1
-    run_tasks("labels", tasks, partial(label, plan=plan, source=source, tasks=tasks), context)
-    return rounds
+        found = run(job, partial(make_small_stars, plan=plan, job=job, edges=edges, num_partitions=num_partitions))
+        edges, rounds = Edges(job, run_names(tasks, found)), rounds + 1
+    labelled = run("labels", partial(label, plan=plan, edges=edges))
+    return rounds, run_names(tasks, labelled), sum(result["labels"] for result in labelled)
+
+
+class Edges(NamedTuple):
+    """Where edges lie: the job that left them, and the names of its files."""
+
+    job: str
+    names: Sequence[str]
 
 
 def contract(task: Task, plan: DedupPlan, links: Sequence[str], num_partitions: int) -> Done:
-    """Contract the links of some files to a forest; each edge goes to the partitions of both its ends."""
-    own = links[task.payload["partition"] :: num_partitions]
-    parts = [pairs_array(open_batches(task_file(plan.work, "links", name)).read_all()) for name in own]
-    edges = forest(np.concatenate([np.empty((0, 2), np.int64), *parts]))
-    return Done([_write(plan, "forest", task, _both_ways(edges), num_partitions)])
+    """Contract the links of some files to forests, one of LINKS_PER_RUN links at a time.
+
+    Each edge goes to the partitions of both its ends. Of a single partition there is one forest.
+    """
+    files = [task_file(plan.work, "links", name) for name in links[task.payload["partition"] :: num_partitions]]
+    read = (pairs_array(open_batches(file).read_all()) for file in files)
+    runs = _in_runs(read) if num_partitions > 1 else [np.concatenate([_NONE, *read])]
+    return _leave(plan, "forest", task, (_both_ways(forest(run)) for run in runs), num_partitions)
 
 
-def make_large_stars(task: Task, plan: DedupPlan, job: str, source: str, tasks: Sequence[Task]) -> Done:
+def make_large_stars(task: Task, plan: DedupPlan, job: str, edges: Edges, num_partitions: int) -> Done:
     """One large-star step over the nodes of one partition."""
-    edges, unsettled = large_star(_read(plan, source, task, tasks))
-    return Done([_write(plan, job, task, edges, len(tasks))], {"unsettled": unsettled})
+    nodes = _summarise_all(plan, edges, task)
+    stars = (large_star(run, nodes) for run in _read_runs(plan, edges, task))
+    return _leave(plan, job, task, stars, num_partitions, {"unsettled": count_unsettled(nodes)})
 
 
-def make_small_stars(task: Task, plan: DedupPlan, job: str, source: str, tasks: Sequence[Task]) -> Done:
+def make_small_stars(task: Task, plan: DedupPlan, job: str, edges: Edges, num_partitions: int) -> Done:
     """One small-star step over the nodes of one partition."""
-    edges = small_star(_read(plan, source, task, tasks))
-    return Done([_write(plan, job, task, _both_ways(edges), len(tasks))])
+    nodes = _summarise_all(plan, edges, task)
+    stars = (_both_ways(small_star(run, nodes)) for run in _read_runs(plan, edges, task))
+    return _leave(plan, job, task, stars, num_partitions)
 
 
-def label(task: Task, plan: DedupPlan, source: str, tasks: Sequence[Task]) -> Done:
+def label(task: Task, plan: DedupPlan, edges: Edges) -> Done:
     """Write (document, smallest of its cluster) of one partition's stars to the shards of the documents."""
-    edges = _read(plan, source, task, tasks)
-    edges = edges[edges[:, 0] > edges[:, 1]]
-    roots = np.unique(edges[:, 1])
-    labels = np.concatenate([edges, np.stack([roots, roots], axis=1)])
-    path = task_file(plan.work, "labels", task.name)
-    write_partitions(path, pairs_table(labels), plan.numbering.shards_of(labels[:, 0]), plan.numbering.num_new_shards)
-    return Done([path])
+    paths, number = [], 0
+    for run in _read_runs(plan, edges, task):
+        leaves = run[run[:, 0] > run[:, 1]]
+        roots = np.unique(leaves[:, 1])
+        labels = np.concatenate([leaves, np.stack([roots, roots], axis=1)])
+        paths.append(task_file(plan.work, "labels", run_name(task, len(paths))))
+        shards = plan.numbering.shards_of(labels[:, 0])
+        write_partitions(paths[-1], pairs_table(labels), shards, plan.numbering.num_new_shards)
+        number += len(labels)
+    return Done(paths, {"runs": len(paths), "labels": number})
 
 
-def labels_of(plan: DedupPlan, shard: int, tasks: Sequence[Task]) -> np.ndarray:
-    """The labels of one shard's documents: int64 of shape (n, 2), ascending."""
-    table = read_partition([task_file(plan.work, "labels", task.name) for task in tasks], shard)
-    return np.unique(pairs_array(table), axis=0)
+def labels_of(plan: DedupPlan, shard: int, names: Sequence[str]) -> np.ndarray:
+    """The labels of one shard's documents: int64 of shape (n, 2), ascending.
+
+    Args:
+        names: of the files of labels.
+    """
+    files = [task_file(plan.work, "labels", name) for name in names]
+    return np.unique(pairs_array(read_partition(files, shard)), axis=0)
 
 
 def pairs_table(pairs: np.ndarray) -> pa.Table:
@@ -196,16 +247,44 @@ def pairs_array(table: pa.Table) -> np.ndarray:
     return np.stack([table["left"].to_numpy(), table["right"].to_numpy()], axis=1)
 
 
+_NONE = np.empty((0, 2), np.int64)
+
+
 def _both_ways(edges: np.ndarray) -> np.ndarray:
     return np.concatenate([edges, edges[:, ::-1]])
 
 
-def _write(plan: DedupPlan, job: str, task: Task, edges: np.ndarray, num_partitions: int) -> Path:
-    path = task_file(plan.work, job, task.name)
-    write_partitions(path, pairs_table(edges), edges[:, 0] % num_partitions, num_partitions)
-    return path
+def _leave(
+    plan: DedupPlan, job: str, task: Task, runs: Iterable[np.ndarray], num_partitions: int,
+    result: Mapping[str, Any] | None = None,
+) -> Done:  # fmt: skip
+    """Write a file for each run of edges, every edge to the partition of its first node."""
+    paths = []
+    for edges in runs:
+        paths.append(task_file(plan.work, job, run_name(task, len(paths))))
+        write_partitions(paths[-1], pairs_table(edges), edges[:, 0] % num_partitions, num_partitions)
+    return Done(paths, {"runs": len(paths), **(result or {})})
 
 
-def _read(plan: DedupPlan, source: str, task: Task, tasks: Sequence[Task]) -> np.ndarray:
-    files = [task_file(plan.work, source, other.name) for other in tasks]
-    return pairs_array(read_partition(files, task.payload["partition"]))
+def _read_runs(plan: DedupPlan, edges: Edges, task: Task) -> Iterator[np.ndarray]:
+    """The edges of one partition, about LINKS_PER_RUN at a time; one run at least."""
+    files = (task_file(plan.work, edges.job, name) for name in edges.names)
+    return _in_runs(pairs_array(read_partition([file], task.payload["partition"])) for file in files)
+
+
+def _in_runs(parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    held, number = [_NONE], 0
+    for part in parts:
+        if number + len(part) > LINKS_PER_RUN:
+            yield np.concatenate(held)
+            held, number = [_NONE], 0
+        held.append(part)
+        number += len(part)
+    yield np.concatenate(held)
+
+
+def _summarise_all(plan: DedupPlan, edges: Edges, task: Task) -> np.ndarray:
+    nodes = summarise(_NONE)
+    for run in _read_runs(plan, edges, task):
+        nodes = join_summaries(np.concatenate([nodes, summarise(run)]))
+    return nodes

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import balance
+from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.document_numbers import number_rows
 from gristmill.dataprep.documents import (
     annotate,
@@ -53,6 +53,7 @@ from gristmill.dataprep.duplicates.sketches import (
 )
 from gristmill.dataprep.duplicates.survivors import (
     check_columns,
+    count_member_partitions,
     decide,
     decisions_of,
     gather_members,
@@ -60,7 +61,7 @@ from gristmill.dataprep.duplicates.survivors import (
     write_duplicates,
 )
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_names, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import merge_annotations
 from gristmill.dataprep.shuffle import count_partitions, open_batches
 from gristmill.mixtures.steps.dedup import Dedup
@@ -88,7 +89,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Returns:
         `counts`, `clusters` (survivors that stand for two documents or more), `largest_clusters` of these,
-        `uncompared` (kept documents of clusters too large to compare all), `candidate_pairs`, `linked_pairs`,
+        `uncompared` (kept documents of clusters too large to compare all), `dropped_by_rule` (how many documents would
+        go by each rule of `clusters`), `candidate_pairs`, `linked_pairs`,
         `oversized_buckets` (`number`, and the `largest` with size, key, band and an example), `star_rounds`, `against`
         (name and documents of each index) and `index` (the name of the one that was written).
 
@@ -105,10 +107,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shards = shard_tasks(inputs["ingest"])
     run_tasks("sketch", sketch_tasks(plan), partial(sketch, plan=plan), context)
     found = run_tasks("candidates", plan.partitions(), partial(find_candidates, plan=plan), context)
-    verified = run_tasks("verify", plan.partitions(), partial(verify, plan=plan), context)
-    tasks = partition_tasks(count_star_partitions(sum(result["linked"] for result in verified)))
-    rounds = find_components(plan, plan.partitions(), len(tasks), context)
-    run_tasks("members", shards, partial(gather_members, plan=plan, keys=keys, tasks=tasks), context)
+    pairs = run_names(plan.partitions(), found)
+    verified = run_tasks("verify", plan.partitions(), partial(verify, plan=plan, pairs=pairs), context)
+    checked = run_names(plan.partitions(), verified)
+    num_partitions = count_star_partitions(sum(result["linked"] for result in verified))
+    rounds, labels, labelled = find_components(plan, checked, num_partitions, context)
+    tasks = partition_tasks(count_member_partitions(labelled + sum(result["matched"] for result in verified)))
+    gather = partial(gather_members, plan=plan, keys=keys, labels=labels, matches=checked, num_partitions=len(tasks))
+    run_tasks("members", shards, gather, context)
     decided = run_tasks("decide", tasks, partial(decide, plan=plan, keys=keys, tasks=tasks), context)
     applied = run_tasks("apply", shards, partial(apply, plan=plan, tasks=tasks), context)
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
@@ -119,6 +125,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "counts": counts,
         "clusters": sum(result["clusters"] for result in decided),
         "uncompared": sum(result["uncompared"] for result in decided),
+        "dropped_by_rule": add_counts(result["dropped_by_rule"] for result in decided),
         "largest_clusters": largest_clusters([cluster for result in decided for cluster in result["largest_clusters"]]),
         "candidate_pairs": sum(result["candidates"] for result in verified),
         "linked_pairs": sum(result["linked"] for result in verified),

@@ -211,19 +211,22 @@ def spread_to_copies(matches: np.ndarray, jaccard: np.ndarray, copies: np.ndarra
     return np.stack([np.repeat(copies[:, 1], number), matches[rows, 1]], axis=1), jaccard[rows]
 
 
-def best_matches(plan: DedupPlan, shard: int) -> pa.Table:
+def best_matches(plan: DedupPlan, shard: int, names: Sequence[str]) -> pa.Table:
     """Of every document of a shard that matches older ones, the best match.
 
     An equal text comes before an equal URL, and that before a similar text; then the highest similarity, the index
     that is named first in `against`, and the smallest id decide.
 
+    Args:
+        names: of the files of matches.
+
     Returns:
         one row of MATCH_SCHEMA per document, ascending: the older document's id, locator and index (its name), the
         kind of likeness (position in `links.REASONS`) and the Jaccard similarity.
     """
-    if not plan.indexes:
+    if not plan.indexes or not names:
         return MATCH_SCHEMA.empty_table()
-    found = read_partition([task_file(plan.work, "matches", task.name) for task in plan.partitions()], shard)
+    found = read_partition([task_file(plan.work, "matches", name) for name in names], shard)
     if not len(found):
         return MATCH_SCHEMA.empty_table()
     older, place = np.unique(found["right"].to_numpy(), return_inverse=True)

@@ -11,8 +11,11 @@ their texts and come first in their buckets, so that every new text is compared 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +24,18 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.duplicates.components import pairs_array, pairs_table
 from gristmill.dataprep.duplicates.dedup_index import DedupPlan, spread_to_copies
-from gristmill.dataprep.duplicates.dedup_keys import keys_path
+from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, keys_path
 from gristmill.dataprep.duplicates.shingles import similarities
 from gristmill.dataprep.duplicates.sketches import load_columns, load_sketches, read_sketches
-from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.shuffle import read_partition, task_file, write_partitions
+from gristmill.dataprep.jobs.engine import Done, Task, run_name
+from gristmill.dataprep.shuffle import (
+    PARTITION_BYTES,
+    concat_mapped,
+    group_starts,
+    open_batches,
+    task_file,
+    write_partitions,
+)
 from gristmill.mixtures.steps.dedup import Dedup
 
 LARGEST_BUCKET = 64
@@ -130,6 +140,11 @@ def _pairs_in_buckets(keys: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int
 
 BYTES_PER_BATCH = 64_000_000
 """Sketches that are compared at a time; a document counts once for each of its pairs."""
+PAIRS_PER_RUN = 2_000_000
+"""Pairs that a task holds at a time, 16 bytes each and some copies of them: 200 MB. A document that alone has more, the
+first text of a bucket of millions, is held with all of them."""
+SLICES = 256
+"""Ranges of documents whose pairs are counted before they are read."""
 BYTES_PER_SKETCH = 256
 """A sketch without its shingles, roughly."""
 LARGEST_BUCKETS = 10
@@ -157,24 +172,75 @@ class Comparison(NamedTuple):
 
 
 def find_candidates(task: Task, plan: DedupPlan) -> Done:
-    """Pair up the documents that share a key of one partition; the pairs go to partitions of their first one."""
-    found = Candidates(np.empty((0, 2), np.int64))
-    if plan.numbering.shards:
-        files = [keys_path(plan.work, shard) for shard in plan.numbering.shards]
-        keys = read_partition(files, task.payload["partition"])
+    """Pair up the documents that share a key of one partition; the pairs go to partitions of their first one.
+
+    Leaves a file for each run of pairs.
+
+    Returns:
+        `runs`, and of the buckets that are `oversized` how many and the `largest`.
+    """
+    paths: list[Path] = []
+    buckets, oversized = [], 0
+    for keys in key_runs(plan, task.payload["partition"]):
+        found = candidate_pairs(*keys, rank_ids(plan, keys[1]), plan.numbering.num_new)
+        paths.append(task_file(plan.work, "pairs", run_name(task, len(paths))))
+        partitions = found.pairs[:, 0] * plan.num_partitions // max(plan.numbering.num_new, 1)
+        write_partitions(paths[-1], pairs_table(found.pairs), partitions, plan.num_partitions)
+        oversized += len(found.oversized)
+        buckets = _largest([*buckets, *found.oversized])
+    return Done(paths, {"runs": len(paths), "oversized": oversized, "largest": describe_buckets(plan, buckets)})
+
+
+def key_runs(plan: DedupPlan, partition: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The keys of one partition that occur more than once: key, document and text, as many as a task can hold.
+
+    A bucket is never cut: 24 bytes for each document of the largest, and five copies of them.
+    """
+    files = [keys_path(plan.work, shard) for shard in plan.numbering.shards]
+    rows = sum(open_batches(path).get_batch(partition).num_rows for path in files)
+    parts = max(1, -(-rows * BYTES_PER_KEY // (2 * PARTITION_BYTES)))
+    for part in range(parts if files else 0):
+        keys = concat_mapped(files, partial(_read_keys, partition=partition, part=part, parts=parts))
         keys = keys.take(pa.array(shared_keys(keys["key"].to_numpy())))
         key, document, text = (keys[name].to_numpy() for name in ("key", "document", "text"))
-        found = candidate_pairs(key, document, text, rank_ids(plan, document), plan.numbering.num_new)
-    path = task_file(plan.work, "pairs", task.name)
-    partitions = found.pairs[:, 0] * plan.num_partitions // max(plan.numbering.num_new, 1)
-    write_partitions(path, pairs_table(found.pairs), partitions, plan.num_partitions)
-    return Done([path], {"oversized": len(found.oversized), "largest": describe_buckets(plan, found.oversized)})
+        starts = group_starts(key)
+        ends = np.append(starts[1:], len(key))
+        for begin, end in cut_runs(_most_pairs(ends - starts), PAIRS_PER_RUN):
+            own = slice(starts[begin], ends[end - 1])
+            yield key[own], document[own], text[own]
+
+
+def _read_keys(file: pa.RecordBatchFileReader, partition: int, part: int, parts: int) -> pa.Table:
+    """Of the keys of a file in one partition those of one part, which the lower half of a key names."""
+    keys = pa.Table.from_batches([file.get_batch(partition)])
+    if parts == 1:
+        return keys
+    halves = keys["key"].to_numpy() & np.uint64(0xFFFFFFFF)
+    return keys.filter(pa.array(halves * np.uint64(parts) >> np.uint64(32) == part))
+
+
+def _most_pairs(sizes: np.ndarray) -> np.ndarray:
+    """How many pairs buckets of so many documents make at the most, whatever their texts."""
+    of_few, of_many = sizes * (sizes - 1) // 2, 2 * sizes + LARGEST_BUCKET * (LARGEST_BUCKET - 1) // 2
+    most: np.ndarray = np.where(sizes > LARGEST_BUCKET, of_many, of_few)
+    return most
+
+
+def cut_runs(costs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """Cut a row of n costs into runs (begin, end) of less than twice `most`; what costs more than that is alone."""
+    number, alone = (np.cumsum(costs) - 1) // most, np.flatnonzero(costs > most)
+    begins = np.concatenate([[0], np.flatnonzero(np.diff(number)) + 1, alone, alone + 1, [len(costs)]])
+    yield from pairwise(np.unique(begins).tolist())
+
+
+def _largest(buckets: Sequence[Bucket]) -> list[Bucket]:
+    return sorted(buckets, key=lambda bucket: (-bucket.size, bucket.key))[:LARGEST_BUCKETS]
 
 
 def describe_buckets(plan: DedupPlan, buckets: list[Bucket]) -> list[dict[str, Any]]:
-    """The largest buckets: `size` (different texts), `key`, `band` and, as an example, `id` and `locator`."""
+    """Some buckets: `size` (different texts), `key`, `band` and, as an example, `id` and `locator`."""
     described = []
-    for bucket in sorted(buckets, key=lambda bucket: (-bucket.size, bucket.key))[:LARGEST_BUCKETS]:
+    for bucket in buckets:
         example = np.array([bucket.example])
         (named,) = load_columns(plan.work, plan.numbering, example, ["id", "locator"]).to_pylist()
         bands = load_sketches(plan.work, plan.numbering, example).bands[0]
@@ -194,23 +260,64 @@ def rank_ids(plan: DedupPlan, documents: np.ndarray) -> np.ndarray:
     return ranks[position]
 
 
-def verify(task: Task, plan: DedupPlan) -> Done:
+def verify(task: Task, plan: DedupPlan, pairs: Sequence[str]) -> Done:
     """Keep the pairs of one partition that hold: links within this run, and matches with older documents.
 
-    Matches go to the shards of the new documents, with the kind of likeness and the similarity.
+    Matches go to the shards of the new documents, with the kind of likeness and the similarity. Leaves a file of each
+    for each run of pairs.
+
+    Args:
+        pairs: names of the files of all pairs.
+
+    Returns:
+        `runs`, and how many pairs were `candidates`, are `linked`, and `matched` older documents.
     """
-    files = [task_file(plan.work, "pairs", other.name) for other in plan.partitions()]
-    pairs = distinct_pairs(pairs_array(read_partition(files, task.payload["partition"])))
-    found = compare(plan, pairs)
-    holds = found.kind < CHAINED_KIND
-    within = pairs[:, 1] < plan.numbering.num_new
-    paths = [task_file(plan.work, "links", task.name), task_file(plan.work, "matches", task.name)]
-    links = pairs[holds & within]
-    write_partitions(paths[0], pairs_table(links), np.zeros(len(links), np.int64), 1)
-    matches = _matches(pairs, found, within)
-    shards = plan.numbering.shards_of(matches["left"].to_numpy())
-    write_partitions(paths[1], matches, shards, plan.numbering.num_new_shards)
-    return Done(paths, {"candidates": len(pairs), "linked": int(holds.sum())})
+    files = [task_file(plan.work, "pairs", name) for name in pairs]
+    number, partition = plan.numbering.num_new, task.payload["partition"]
+    first, last = (-(-place * number // plan.num_partitions) for place in (partition, partition + 1))
+    paths: list[Path] = []
+    counts = {"runs": 0, "candidates": 0, "linked": 0, "matched": 0}
+    for run in pair_runs(files, partition, first, last, PAIRS_PER_RUN):
+        found = compare(plan, run)
+        holds = found.kind < CHAINED_KIND
+        within = run[:, 1] < number
+        links = run[holds & within]
+        matches = _matches(run, found, within)
+        name = run_name(task, counts["runs"])
+        paths += [task_file(plan.work, "links", name), task_file(plan.work, "matches", name)]
+        write_partitions(paths[-2], pairs_table(links), np.zeros(len(links), np.int64), 1)
+        shards = plan.numbering.shards_of(matches["left"].to_numpy())
+        write_partitions(paths[-1], matches, shards, plan.numbering.num_new_shards)
+        done = {"runs": 1, "candidates": len(run), "linked": int(holds.sum()), "matched": len(matches)}
+        counts = {name: counts[name] + done[name] for name in counts}
+    return Done(paths, counts)
+
+
+def pair_runs(files: Sequence[Path], partition: int, first: int, last: int, most: int) -> Iterator[np.ndarray]:
+    """The distinct pairs of one partition in ascending order, about `most` at a time.
+
+    Args:
+        files: in each of them the partition's pairs are ascending.
+        first, last: the range of their first documents; all pairs of one of these are in one run.
+    """
+    edges = np.unique(np.linspace(first, last, SLICES + 1).astype(np.int64))
+    counts = np.zeros(len(edges) - 1, np.int64)
+    for path in files:
+        counts += np.diff(np.searchsorted(open_batches(path).get_batch(partition)["left"].to_numpy(), edges))
+    for begin, end in cut_runs(counts, most):
+        inside = edges[begin], edges[end]
+        if counts[begin:end].sum() > 2 * most and inside[1] - inside[0] > 1:
+            yield from pair_runs(files, partition, *inside, most)
+        elif counts[begin:end].any():
+            read = concat_mapped(files, partial(_read_pairs, partition=partition, inside=inside))
+            yield distinct_pairs(pairs_array(read))
+
+
+def _read_pairs(file: pa.RecordBatchFileReader, partition: int, inside: tuple[int, int]) -> pa.Table:
+    """The pairs of a file in one partition whose first document is inside of a range."""
+    pairs = pa.Table.from_batches([file.get_batch(partition)])
+    begin, end = np.searchsorted(pairs["left"].to_numpy(), inside)
+    return pairs.slice(begin, end - begin)
 
 
 def _matches(pairs: np.ndarray, found: Comparison, within: np.ndarray) -> pa.Table:
@@ -232,8 +339,10 @@ def batches(plan: DedupPlan, pairs: np.ndarray) -> Iterator[np.ndarray]:
     """Cut pairs into runs whose sketches take about BYTES_PER_BATCH; a larger pair is a run of its own."""
     documents, positions = np.unique(pairs, return_inverse=True)
     sizes = BYTES_PER_SKETCH + 4 * count_shingles(plan, documents)[positions.reshape(-1, 2)].sum(axis=1)
-    number = (np.cumsum(sizes) - 1) // BYTES_PER_BATCH
-    yield from np.split(pairs, np.flatnonzero(np.diff(number)) + 1)
+    if not len(pairs):
+        yield pairs
+    for begin, end in cut_runs(sizes, BYTES_PER_BATCH):
+        yield pairs[begin:end]
 
 
 def count_shingles(plan: DedupPlan, documents: np.ndarray) -> np.ndarray:

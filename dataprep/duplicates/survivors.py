@@ -36,7 +36,7 @@ from gristmill.dataprep.duplicates.links import AGAINST_REASONS, CHAINED_KIND, R
 from gristmill.dataprep.duplicates.sketches import binary_numbers, load_columns
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.shuffle import read_partition, task_file, write_partitions
+from gristmill.dataprep.shuffle import MOST_PARTITIONS, read_partition, task_file, write_partitions
 from gristmill.mixtures.prepare import column_prefix
 
 DOCUMENT_COLUMNS = ("id", "source", "locator")
@@ -119,6 +119,8 @@ def _sortable(values: pa.ChunkedArray) -> pa.Array:
 
 
 LARGEST_CLUSTERS = 10
+RULES = ("survivors", "connected")
+"""Which documents of a cluster go: see `clusters.py`."""
 KEEP_PREFIX = "keep_"
 LINKED_BY = np.array(["exact", "url", "minhash", "chain"])
 """How a member is like its survivor, by the positions of `links.REASONS`."""
@@ -130,30 +132,46 @@ DUPLICATE_COLUMNS = [
 ]  # fmt: skip
 
 
-def gather_members(task: Task, plan: DedupPlan, keys: Sequence[KeepKey], tasks: Sequence[Task]) -> Done:
-    """Send the documents of one shard that need a decision, with what it is made by, to their clusters' partitions."""
-    shard = plan.numbering.shards.index(task.name)
-    labels = labels_of(plan, shard, tasks)
-    matches = best_matches(plan, shard)
-    documents = np.union1d(labels[:, 0], matches["document"].to_numpy())
+MEMBERS_PER_PARTITION = 100_000
+"""Members that a task decides about, some 2 kB for each with its survivor's values and the reasons in words: 200 MB. A
+cluster is never cut, so one of a million takes 2 GB."""
+
+
+def count_member_partitions(num_members: int) -> int:
+    """How many partitions to cut so many members of clusters into; a function of the data alone."""
+    return min(max(-(-num_members // MEMBERS_PER_PARTITION), 1), MOST_PARTITIONS)
+
+
+def gather_members(
+    task: Task, plan: DedupPlan, keys: Sequence[KeepKey], labels: Sequence[str], matches: Sequence[str],
+    num_partitions: int,
+) -> Done:  # fmt: skip
+    """Send the documents of one shard that need a decision, with what it is made by, to their clusters' partitions.
+
+    Args:
+        labels, matches: names of the files of these.
+    """
+    shard = task.payload["shard"]
+    labels_here, found = labels_of(plan, shard, labels), best_matches(plan, shard, matches)
+    documents = np.union1d(labels_here[:, 0], found["document"].to_numpy())
     components = documents.copy()  # a document without links within this run is a cluster of its own
-    components[np.searchsorted(documents, labels[:, 0])] = labels[:, 1]
+    components[np.searchsorted(documents, labels_here[:, 0])] = labels_here[:, 1]
     sketches = load_columns(plan.work, plan.numbering, documents, ["id", "locator", "length"])
     rows = documents - plan.numbering.starts[shard]
     members = read_columns(plan.measured, task.name, rows, keys, sketches)
     position = np.full(len(documents), -1)
-    position[np.searchsorted(documents, matches["document"].to_numpy())] = np.arange(len(matches))
+    position[np.searchsorted(documents, found["document"].to_numpy())] = np.arange(len(found))
     take = pa.array(position, mask=position < 0)
     members = pa.table(
         {
             **{f"{KEEP_PREFIX}{name}": members[name] for name in members.column_names},
             "component": components, "document": documents, "locator": sketches["locator"],
             MATCHED: (position >= 0).astype(np.int8),
-            **{name: matches[name].take(take) for name in MATCH_SCHEMA.names if name != "document"},
+            **{name: found[name].take(take) for name in MATCH_SCHEMA.names if name != "document"},
         }
     )  # fmt: skip
     path = task_file(plan.work, "members", task.name)
-    write_partitions(path, members, components % len(tasks), len(tasks))
+    write_partitions(path, members, components % num_partitions, num_partitions)
     return Done([path])
 
 
@@ -163,31 +181,32 @@ def decide(task: Task, plan: DedupPlan, keys: Sequence[KeepKey], tasks: Sequence
     Leaves the decisions by shard, and the table of duplicates by the range of the cluster's id.
 
     Returns:
-        `clusters` (how many survivors stand for two documents or more), `largest_clusters` of these, and `uncompared`
-        documents of clusters that are too large.
+        `clusters` (how many survivors stand for two documents or more), `largest_clusters` of these, `uncompared`
+        documents of clusters that are too large, and how many documents go by each rule (`dropped_by_rule`).
     """
     files = [task_file(plan.work, "members", shard) for shard in plan.numbering.new_shards]
     members = read_partition(files, task.payload["partition"])
     members = members.take(pa.array(np.argsort(members["document"].to_numpy())))
-    decisions, survivors, uncompared = _decide(plan, members, keys)
+    decisions, survivors, counted = _decide(plan, members, keys)
     shards = plan.numbering.shards_of(decisions["document"].to_numpy())
     paths = [task_file(plan.work, "decisions", task.name), task_file(plan.work, "twins", task.name)]
     write_partitions(paths[0], decisions, shards, plan.numbering.num_new_shards)
     duplicates = decisions.filter(decisions["reason"].is_valid()).select(DUPLICATE_COLUMNS)
     write_partitions(paths[1], duplicates, _ranges(duplicates["cluster"], len(tasks)), len(tasks))
     own = decisions.filter(pa.array(survivors & (decisions["size"].to_numpy() > 1)))
-    return Done(paths, {"clusters": len(own), "largest_clusters": largest_clusters(_as_clusters(own)),
-                        "uncompared": uncompared})
+    return Done(paths, {"clusters": len(own), "largest_clusters": largest_clusters(_as_clusters(own)), **counted})
 
 
-def _decide(plan: DedupPlan, members: pa.Table, keys: Sequence[KeepKey]) -> tuple[pa.Table, np.ndarray, int]:
-    """One row per member, which of them stand for themselves and others (bool), and how many were not compared."""
+def _decide(
+    plan: DedupPlan, members: pa.Table, keys: Sequence[KeepKey]
+) -> tuple[pa.Table, np.ndarray, dict[str, Any]]:
+    """One row per member, which of them stand for themselves and others (bool), and what `_survivors` counts."""
     names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
     values = members.select(names).rename_columns([name.removeprefix(KEEP_PREFIX) for name in names])
     component = np.unique(members["component"].to_numpy(), return_inverse=True)[1]
     values = values.append_column("component", pa.array(component)).append_column(MATCHED, members[MATCHED])
     matched = members[MATCHED].to_numpy() == 1
-    survivor, uncompared = _survivors(plan, members, values, [KeepKey(MATCHED), *keys])
+    survivor, counted = _survivors(plan, members, values, [KeepKey(MATCHED), *keys])
     chosen = explain_choices(values, [KeepKey(MATCHED), *keys], survivor)
     losers = np.flatnonzero((survivor != np.arange(len(members))) & ~matched)
     documents = members["document"].to_numpy()
@@ -223,15 +242,20 @@ def _decide(plan: DedupPlan, members: pa.Table, keys: Sequence[KeepKey]) -> tupl
         "survivor_value": pc.if_else(mask, None, chosen["survivor_value"]),
         "member_value": pc.if_else(mask, None, chosen["member_value"]),
     }
-    return pa.table(decisions), (survivor == np.arange(len(members))) & ~matched, uncompared
+    return pa.table(decisions), (survivor == np.arange(len(members))) & ~matched, counted
 
 
 def _survivors(
     plan: DedupPlan, members: pa.Table, values: pa.Table, keys: Sequence[KeepKey]
-) -> tuple[np.ndarray, int]:  # fmt: skip
-    """The row of each member's survivor by the rule of the section; what matches an older document comes last."""
-    if plan.section.clusters == "connected" or not len(members):
-        return survivors_of_components(values, keys), 0
+) -> tuple[np.ndarray, dict[str, Any]]:  # fmt: skip
+    """The row of each member's survivor by the rule of the section; what matches an older document comes last.
+
+    Returns:
+        besides how many documents are `uncompared`, and how many go by each rule (`dropped_by_rule`).
+    """
+    by_component = survivors_of_components(values, keys)
+    if not len(members):
+        return by_component, {"uncompared": 0, "dropped_by_rule": dict.fromkeys(RULES, 0)}
     documents, matched = members["document"].to_numpy(), members[MATCHED].to_numpy() == 1
     digests = load_columns(plan.work, plan.numbering, documents, ["digest"])["digest"].combine_chunks()
     texts = digests.dictionary_encode().indices.to_numpy().astype(np.int64)
@@ -245,7 +269,12 @@ def _survivors(
         found[~matched[rows]] = alike
         return found | matched[rows]
 
-    return survivors_alike(component, texts, best_first(values, keys), are_alike)
+    alike, uncompared = survivors_alike(component, texts, best_first(values, keys), are_alike)
+    chosen = dict(zip(RULES, (alike, by_component), strict=True))
+    own = np.arange(len(members))
+    dropped = {rule: int((matched | (survivor != own)).sum()) for rule, survivor in chosen.items()}
+    rule = plan.section.clusters
+    return chosen[rule], {"uncompared": uncompared if rule == "survivors" else 0, "dropped_by_rule": dropped}
 
 
 def largest_clusters(clusters: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -65,6 +65,16 @@ def partition_tasks(num_partitions: int) -> list[Task]:
     return [Task(f"{number:05d}", {"partition": number}) for number in range(num_partitions)]
 
 
+def run_name(task: Task, run: int) -> str:
+    """The name of the file of one of several runs of a task."""
+    return f"{task.name}-{run}"
+
+
+def run_names(tasks: Sequence[Task], results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the files that tasks have left, by how many `runs` each had."""
+    return [run_name(task, run) for task, result in zip(tasks, results, strict=True) for run in range(result["runs"])]
+
+
 def shard_tasks(ingest: Path) -> list[Task]:
     """One task per document shard of a committed ingest, in their order: its name, `shard` (its number), its size."""
     return [

@@ -194,7 +194,11 @@ def duplicates(facts: Facts, name: str = "dedup") -> Section | None:
     if not found or not found["largest"]:
         return None
     rows = [[cluster["locator"], cluster["survivor"][:16], cluster["size"]] for cluster in found["largest"]]
-    parts: list[Part] = [Note(f"{facts['summaries'][name]['clusters']:,} clusters of two or more documents.")]
+    summary = facts["summaries"][name]
+    parts: list[Part] = [Note(f"{summary['clusters']:,} clusters of two or more documents.")]
+    if dropped := summary.get("dropped_by_rule"):  # of an older version there is none
+        parts.append(Note(f"`clusters: survivors` drops {dropped['survivors']:,} documents, each similar to a kept one;"
+                          f" `clusters: connected` drops {dropped['connected']:,}, all but one of each chain."))
     if found["sizes"]:
         parts.append(Figure(clusters_picture(found["sizes"]), "Clusters by their number of documents."))
     return Section("Duplicates", [*parts, Table(["survivor of the largest", "id", "documents"], rows, {2})])

@@ -187,13 +187,14 @@ def print_next(session: Session, facts: Facts, run: Path, console: Console) -> N
 
 def example_document(session: Session) -> str | None:
     """The id of a near-duplicate, or else of the first document: one that is worth explaining."""
-    from gristmill.dataprep.documents import read_table, shard_names
+    from gristmill.dataprep.documents import open_table, read_table, shard_names
 
     dedup = session.committed("dedup")
     if dedup is not None and (dedup.data / "clusters.parquet").exists():
-        members = read_table(dedup.data / "clusters.parquet", ["member"])["member"].to_pylist()
-        if members:
-            return str(members[0].hex()[:16])
+        with open_table(dedup.data / "clusters.parquet") as table:
+            first = next(table.iter_batches(1, columns=["member"], use_threads=False), None)
+        if first is not None and len(first):
+            return str(first["member"][0].as_py().hex()[:16])
     ingest = session.committed("ingest")
     names = shard_names(ingest.data) if ingest is not None else []
     if ingest is None or not names:

@@ -40,7 +40,11 @@ class Dedup(Judging):
     """Which documents of a cluster are dropped. `survivors`: only those that are themselves similar enough to a kept
     document. The best (`keep`) is kept and what is similar to it is dropped, then the best of the rest, and so on.
     `connected` (single linkage, as in datatrove and NeMo Curator): all but one, so that a chain of texts, each similar
-    to the next, is one document; those not similar to the survivor have the reason `chained_duplicate`."""
+    to the next, is one document; those not similar to the survivor have the reason `chained_duplicate`.
+
+    `survivors` is the default by precision: of the labelled revisions that it drops (`gristmill bench quality`) all are
+    similar to the kept one, of those that `connected` drops 94 %; and neither keeps more than 0.6 % of the pairs that
+    are similar. The report says how many documents go by each."""
     keep: tuple[str, ...] = ("length desc", "source", "id")
     """Which member survives: columns in order, each with an optional `desc`."""
     against: tuple[OutsidePath, ...] = ()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.duplicates.clusters import (
@@ -20,8 +21,9 @@ from gristmill.dataprep.duplicates.clusters import (
     survivors_alike,
     survivors_of_components,
 )
-from gristmill.dataprep.duplicates.components import forest
-from gristmill.dataprep.duplicates.links import LARGEST_BUCKET, candidate_pairs, distinct_pairs
+from gristmill.dataprep.duplicates.components import forest, pairs_table
+from gristmill.dataprep.duplicates.links import LARGEST_BUCKET, candidate_pairs, cut_runs, distinct_pairs, pair_runs
+from gristmill.dataprep.shuffle import write_partitions
 
 numbers = st.integers(0, 12)
 
@@ -92,6 +94,30 @@ def test_in_a_large_bucket_every_new_text_meets_an_older_one() -> None:
 
 def test_pairs_are_ordered_and_distinct() -> None:
     assert distinct_pairs(np.array([[3, 1], [1, 3], [3, 1], [0, 9]])).tolist() == [[0, 9], [1, 3], [3, 1]]
+
+
+@given(st.lists(st.integers(0, 12), max_size=30), st.integers(1, 20))
+def test_runs_cover_all_and_cost_less_than_twice_the_most_but_for_what_is_alone(costs: list[int], most: int) -> None:
+    runs = list(cut_runs(np.array(costs, np.int64), most))
+    assert [at for begin, end in runs for at in range(begin, end)] == list(range(len(costs)))
+    assert all(sum(costs[begin:end]) < 2 * most or end - begin == 1 for begin, end in runs)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.tuples(st.integers(10, 999), numbers), max_size=20), max_size=3), st.integers(0, 9))
+def test_pairs_are_read_in_runs_of_whole_documents(
+    tmp_path: Path, files: list[list[tuple[int, int]]], hub: int
+) -> None:
+    files = [sorted({*file, *((500, 100 + at) for at in range(3 * hub))}) for file in files]
+    paths = [tmp_path / f"{number}.arrow" for number in range(len(files))]
+    for path, file in zip(paths, files, strict=True):
+        pairs = np.array(file, np.int64).reshape(-1, 2)
+        write_partitions(path, pairs_table(pairs), (pairs[:, 0] >= 10).astype(np.int64), 2)
+    runs = [run.tolist() for run in pair_runs(paths, 1, 10, 1000, 4)]
+    assert [tuple(pair) for run in runs for pair in run] == sorted({pair for file in files for pair in file})
+    assert all(len(run) < 8 * max(len(files), 1) or len({left for left, _ in run}) == 1 for run in runs)
+    assert len({left for run in runs for left in {left for left, _ in run}}) == sum(
+        len({left for left, _ in run}) for run in runs)
 
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=40), st.permutations(range(13)), st.integers(0, 12))

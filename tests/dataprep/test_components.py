@@ -13,17 +13,20 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from gristmill.dataprep.document_numbers import Numbering
+from gristmill.dataprep.duplicates import components
 from gristmill.dataprep.duplicates.components import (
     count_star_partitions,
+    count_unsettled,
     find_components,
     forest,
+    join_summaries,
     labels_of,
     large_star,
     pairs_table,
     small_star,
+    summarise,
 )
 from gristmill.dataprep.duplicates.dedup_index import DedupPlan
-from gristmill.dataprep.jobs.engine import partition_tasks
 from gristmill.dataprep.shuffle import task_file, write_partitions
 from gristmill.mixtures.steps.dedup import Dedup
 
@@ -49,6 +52,18 @@ def edges(pairs: np.ndarray) -> set[tuple[int, int]]:
     return {(int(a), int(b)) for a, b in pairs}
 
 
+def large_stars(pairs: np.ndarray) -> tuple[np.ndarray, int]:
+    """One step over all nodes, which sees the edges in two parts."""
+    both = np.concatenate([pairs, pairs[:, ::-1]])
+    nodes = join_summaries(np.concatenate([summarise(both[::2]), summarise(both[1::2])]))
+    return np.concatenate([large_star(both[::2], nodes), large_star(both[1::2], nodes)]), count_unsettled(nodes)
+
+
+def small_stars(pairs: np.ndarray) -> np.ndarray:
+    nodes = summarise(pairs)
+    return np.concatenate([small_star(pairs[::2], nodes), small_star(pairs[1::2], nodes)])
+
+
 @settings(deadline=None)
 @given(graphs)
 def test_a_forest_points_every_node_at_the_smallest_that_it_reaches(pairs: np.ndarray) -> None:
@@ -62,11 +77,11 @@ def test_a_forest_points_every_node_at_the_smallest_that_it_reaches(pairs: np.nd
 def test_alternating_steps_end_with_the_stars_of_the_components(pairs: np.ndarray) -> None:
     expected, current = as_stars(smallest_of(pairs)), pairs
     for _ in range(12):
-        current, unsettled = large_star(np.concatenate([current, current[:, ::-1]]))
+        current, unsettled = large_stars(current)
         if not unsettled:
             assert edges(current) == expected
             return
-        current = small_star(current)
+        current = small_stars(current)
         assert smallest_of(current) == smallest_of(pairs)
     raise AssertionError("no end after 12 rounds")
 
@@ -74,17 +89,18 @@ def test_alternating_steps_end_with_the_stars_of_the_components(pairs: np.ndarra
 def test_a_chain_takes_rounds_in_the_logarithm_of_its_length() -> None:
     chain = np.random.default_rng(3).permutation(1024)
     current, rounds = np.stack([chain[:-1], chain[1:]], axis=1), 0
-    while (found := large_star(np.concatenate([current, current[:, ::-1]])))[1]:
-        current, rounds = small_star(found[0]), rounds + 1
+    while (found := large_stars(current))[1]:
+        current, rounds = small_stars(found[0]), rounds + 1
         assert len(edges(current)) < 1024
     assert edges(found[0]) == {(node, 0) for node in range(1, 1024)}
     assert rounds <= 10
 
 
-@pytest.mark.parametrize("num_partitions", [1, 3, 8])
-def test_labels_do_not_depend_on_the_partitions(
-    num_partitions: int, make_context: Callable, tmp_path: Path
+@pytest.mark.parametrize(("num_partitions", "links_per_run"), [(1, 2), (3, 2), (3, 10**6), (8, 10)])
+def test_labels_depend_neither_on_the_partitions_nor_on_how_much_a_task_holds(
+    num_partitions: int, links_per_run: int, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(components, "LINKS_PER_RUN", links_per_run)
     generator = np.random.default_rng(5)
     pairs = np.concatenate([
         np.stack([np.arange(20, 60), np.arange(21, 61)], axis=1),  # a chain
@@ -97,14 +113,15 @@ def test_labels_do_not_depend_on_the_partitions(
     plan = DedupPlan({}, {}, Dedup(), [], Numbering(["a", "b", "c"], starts, 3), 4, context.work, tmp_path / "out")
     for task, part in zip(plan.partitions(), np.array_split(generator.permutation(pairs), 4), strict=True):
         write_partitions(task_file(plan.work, "links", task.name), pairs_table(part), np.zeros(len(part), np.int64), 1)
-    rounds = find_components(plan, plan.partitions(), num_partitions, context)
+    links = [task.name for task in plan.partitions()]
+    rounds, labels, number = find_components(plan, links, num_partitions, context)
     assert (rounds == 0) == (num_partitions == 1)
-    tasks = partition_tasks(num_partitions)
-    per_shard = [labels_of(plan, shard, tasks) for shard in range(3)]
+    assert number >= len(smallest_of(pairs))
+    per_shard = [labels_of(plan, shard, labels) for shard in range(3)]
     for shard, labels in enumerate(per_shard):
         assert ((labels[:, 0] >= starts[shard]) & (labels[:, 0] < starts[shard + 1])).all()
     assert {int(a): int(b) for a, b in np.concatenate(per_shard)} == smallest_of(pairs)
 
 
 def test_partitions_follow_from_the_number_of_links() -> None:
-    assert [count_star_partitions(links) for links in (0, 1, 4_000_000, 4_000_001)] == [1, 1, 1, 2]
+    assert [count_star_partitions(links) for links in (0, 1, 2_000_000, 2_000_001)] == [1, 1, 1, 2]

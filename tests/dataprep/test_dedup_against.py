@@ -14,7 +14,7 @@ import pytest
 
 from gristmill.dataprep.counts import check_conservation
 from gristmill.dataprep.documents import document_id
-from gristmill.dataprep.duplicates import dedup
+from gristmill.dataprep.duplicates import components, dedup, links, survivors
 from gristmill.dataprep.duplicates.dedup_index import IndexMismatchError
 from gristmill.mixtures.section import outside_paths
 from gristmill.mixtures.steps.dedup import Dedup
@@ -215,6 +215,10 @@ def test_neither_shards_nor_partitions_nor_the_cut_of_the_index_decide(
     def attempt(name: str, shards: int, partitions: int, workers: int) -> tuple[Any, ...]:
         monkeypatch.setattr(dedup, "count_partitions", lambda size: partitions)
         monkeypatch.setattr(dedup, "count_star_partitions", lambda links: max(1, partitions // 2))
+        monkeypatch.setattr(links, "PARTITION_BYTES", 10**9 // partitions**10)
+        monkeypatch.setattr(links, "PAIRS_PER_RUN", 10**6 // partitions**6)
+        monkeypatch.setattr(components, "LINKS_PER_RUN", 10**6 // partitions**6)
+        monkeypatch.setattr(survivors, "MEMBERS_PER_PARTITION", 10**6 // partitions**5)
         shuffled = dict(source.sample(sorted(old.items()), len(old)))
         index, _, _ = run_dedup(f"{name}-old", shuffled, config, shards=max(1, shards - 1), workers=workers)
         shuffled = dict(source.sample(sorted(new.items()), len(new)))
