@@ -372,26 +372,27 @@ def annotate(
     grown = np.zeros(total, np.int64)
     if EDITS in measures:
         grown[judged] = size_changes(measures[EDITS])
-    if sizes is None:
-        sizes = pc.binary_length(documents["text"]).cast(pa.int64())
-    return pa.table(columns), count_documents(documents["source"], sizes, rows, columns["reason"], grown)
+    return pa.table(columns), count_documents(documents, rows, columns["reason"], grown, sizes)
 
 
 def count_documents(
-    sources: pa.Array, sizes: pa.Array, rows: np.ndarray, reasons: pa.Array, changes: np.ndarray
-) -> Counts:  # fmt: skip
+    documents: pa.Table, rows: np.ndarray, reasons: pa.Array, changes: np.ndarray, sizes: pa.Array | None = None
+) -> Counts:
     """Count a shard's documents: read, kept, dropped by rule and quarantined, in total and per source.
 
     Args:
-        sources, sizes: of the shard's n documents, the source and the bytes of the text.
+        documents: the shard's n documents.
         rows: int64, those that earlier stages kept.
         reasons: n strings, why each goes; null where it is kept.
         changes: int64 of shape (n,), by how many bytes the stage's edits make each text longer.
+        sizes: bytes of each text (int64); where None, those of the column `text`.
     """
     taken = pa.array(rows)
+    if sizes is None:
+        sizes = pc.binary_length(documents["text"]).cast(pa.int64())
     table = pa.table(
         {
-            "source": sources.cast(pa.string()),
+            "source": documents["source"].cast(pa.string()),
             "reason": reasons.cast(pa.string()),
             "bytes": sizes,
             "bytes_after": pc.add(sizes, pa.array(changes)),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,7 +216,8 @@ def make_small_stars(task: Task, plan: DedupPlan, job: str, edges: Edges, num_pa
 
 def label(task: Task, plan: DedupPlan, edges: Edges) -> Done:
     """Write (document, smallest of its cluster) of one partition's stars to the shards of the documents."""
-    paths, number = [], 0
+    paths: list[Path] = []
+    number = 0
     for run in _read_runs(plan, edges, task):
         leaves = run[run[:, 0] > run[:, 1]]
         roots = np.unique(leaves[:, 1])
@@ -259,7 +261,7 @@ def _leave(
     result: Mapping[str, Any] | None = None,
 ) -> Done:  # fmt: skip
     """Write a file for each run of edges, every edge to the partition of its first node."""
-    paths = []
+    paths: list[Path] = []
     for edges in runs:
         paths.append(task_file(plan.work, job, run_name(task, len(paths))))
         write_partitions(paths[-1], pairs_table(edges), edges[:, 0] % num_partitions, num_partitions)

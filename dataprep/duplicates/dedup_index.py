@@ -237,10 +237,10 @@ def best_matches(plan: DedupPlan, shard: int, names: Sequence[str]) -> pa.Table:
     documents, kind, jaccard = (found[name].to_numpy() for name in ("left", "kind", "jaccard"))
     order = np.lexsort((rank[place], index[place], -jaccard, kind, documents))
     best = order[np.unique(documents[order], return_index=True)[1]]
-    names = np.array([index.name for index in plan.indexes])
+    indexes = pa.array(np.array([index.name for index in plan.indexes])[index[place[best]]])
     take = pa.array(place[best])
     return pa.table(
-        [documents[best], named["id"].take(take), named["locator"].take(take), pa.array(names[index[place[best]]]),
+        [documents[best], named["id"].take(take), named["locator"].take(take), indexes,
          kind[best], jaccard[best]],
         schema=MATCH_SCHEMA,
     )  # fmt: skip

@@ -180,7 +180,8 @@ def find_candidates(task: Task, plan: DedupPlan) -> Done:
         `runs`, and of the buckets that are `oversized` how many and the `largest`.
     """
     paths: list[Path] = []
-    buckets, oversized = [], 0
+    buckets: list[Bucket] = []
+    oversized = 0
     for keys in key_runs(plan, task.payload["partition"]):
         found = candidate_pairs(*keys, rank_ids(plan, keys[1]), plan.numbering.num_new)
         paths.append(task_file(plan.work, "pairs", run_name(task, len(paths))))
