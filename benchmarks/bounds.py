@@ -2,9 +2,10 @@
 
 Documents of 200 bytes are made by seeds, one in twenty a copy of an earlier one and one nearly so. What is measured is
 the peak of anonymous memory (`dataprep/memory.py` says why) of the largest process and of all together, the time, and
-what a step leaves on the disk while it works and when it is done. `gristmill plan --at` draws these figures on.
+what a step leaves on the disk while it works and when it is done. `gristmill plan MANIFEST --documents N` draws these
+figures on (`flows/planning/at_scale.py`).
 
-The last row asks for documents as `gristmill explain` does: one that lies in a row, and one that was dropped.
+The last rows ask for documents as `gristmill explain` does: one that lies in a row, and one that was dropped.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def rows(documents: int = DOCUMENTS, folder: Path | None = None) -> Iterator[Row
     """Measure every step, against the limit.
 
     Args:
-        documents: how many; 30 million take about 40 GB of disk.
-        folder: where to work; what is there already is not made again.
+        documents: how many; 30 million take about 35 GB of disk.
+        folder: where to work, instead of a temporary one; the outputs stay there.
 
     Raises:
         MemoryError: a step needed more than the limit, or failed.
@@ -59,6 +60,9 @@ def rows(documents: int = DOCUMENTS, folder: Path | None = None) -> Iterator[Row
         note = f"{documents:,} documents, {made / 1e6:,.0f} MB of text, {WORKERS} workers"
         for step in STEPS:
             found = measure(Path(root), step)
+            if step == "ingest":  # the first file teaches the tokenizer; the others have served their turn
+                for path in sorted((Path(root) / "texts").glob("*.jsonl"))[1:]:
+                    path.unlink()
             for name, key in (("all processes", "all_bytes"), ("largest process", "largest_bytes")):
                 yield {**row(f"bounds: {step}, {name}", found[key] / 2**30, LIMIT_BYTES / 2**30, "GiB",
                              f"{note}; peer: the limit"), "ratio": LIMIT_BYTES / max(1, found[key])}
