@@ -139,10 +139,14 @@ class Server:
     Args:
         requests: the socket that is shared with the parent.
         work: what a worker does with its request; returns its exit code, where that is not 0.
+        later: modules that are imported one by one whenever there is nothing else to do; those that are not installed
+            are passed over.
     """
 
-    def __init__(self, requests: socket.socket, work: Callable[[dict[str, Any]], int | None]) -> None:
-        self._requests, self._work = requests, work
+    def __init__(
+        self, requests: socket.socket, work: Callable[[dict[str, Any]], int | None], later: Sequence[str] = ()
+    ) -> None:
+        self._requests, self._work, self._later = requests, work, list(later)
         self._workers: dict[int, socket.socket] = {}
         self._woken, self._wake = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -155,7 +159,11 @@ class Server:
         for source in (self._requests, self._woken):
             self._selector.register(source, selectors.EVENT_READ)
         while True:
-            for key, _ in self._selector.select():
+            events = self._selector.select(0 if self._later else None)
+            if not events:
+                with without_collection(), suppress(ImportError):
+                    importlib.import_module(self._later.pop(0))
+            for key, _ in events:
                 if key.fileobj is self._woken:
                     self._woken.recv(4096)
                     self._tell_who_ended()

@@ -29,6 +29,8 @@ from gristmill.mixtures.manifest import Engine
 
 FORKABLE = ("gristmill.dataprep.", "gristmill.tokenize.")
 """Where the work of such stages is defined. Importing these starts no thread, which a fork would lose."""
+LATER = ("fasttext", "tokenizers", "gigatoken", "awkward")
+"""What stages import where they use it."""
 FEWEST = 2
 """Stages to be made that are worth the process."""
 
@@ -68,13 +70,13 @@ def main(argv: list[str]) -> None:
     with without_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module("gristmill.flows.running.execute")
-        for name in modules:
-            importlib.import_module(name)
+        importlib.import_module(modules[0])
         import_beam()
         importlib.import_module("apache_beam.runners.portability.fn_api_runner")
     gc.freeze()
     with socket.socket(fileno=int(descriptor)) as requests:
-        Server(requests, become_stage).serve()
+        # The rest while the first stages work.
+        Server(requests, become_stage, [*modules[1:], *LATER]).serve()
 
 
 def become_stage(request: Mapping[str, Any]) -> int:
