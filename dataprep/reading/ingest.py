@@ -49,6 +49,10 @@ TRIED_RECORDS = 100
 SHOWN_CAUSES = 5
 """Causes that the warning about a source which is mostly skipped names."""
 DEFAULT_EXTRACTOR = "resiliparse"
+THREADS = 4
+"""Workers that may share one GIL: a third of what reading JSON lines takes is hashing, a document at a time."""
+THREAD_BYTES = 1 << 30
+"""Of JSON lines that threads read: of 300 MB two had done before two processes had all that they import."""
 
 
 class ChangedInputError(SourceError):
@@ -89,7 +93,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     unsteady = list(try_readers(sources, listings))
     tasks = plan(sources, listings, section.shard_bytes)
     process = partial(ingest_task, str(out), str(context.work / "ids"), section)
-    results = run_tasks("read", tasks, process, context, holds_gil=True)
+    in_threads = context.workers <= THREADS and _is_read_in_kernels(sources, listings)
+    results = run_tasks("read", tasks, process, context, holds_gil=not in_threads)
     _check_every_source(sources, results)
     losses = estimate_losses(results)
     warnings = [*unsteady, *_ignored_files(listings),
@@ -331,6 +336,13 @@ def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
         + ", ".join(f"{count} {extension}" for extension, count in listing.ignored.items())
         for name, listing in listings.items() if listing.ignored
     ]  # fmt: skip
+
+
+def _is_read_in_kernels(sources: Mapping[str, Source], listings: Mapping[str, SourceListing]) -> bool:
+    """Whether little is read but JSON lines, most of it without the GIL: processes take longer to start than that."""
+    files = [file for listing in listings.values() for file in listing.files]
+    plain = all(source.read is None and source.extract in (None, "none") for source in sources.values())
+    return plain and all(file.format == "jsonl" for file in files) and sum(file.size for file in files) <= THREAD_BYTES
 
 
 def _may_repeat(source: Source, listing: SourceListing) -> bool:

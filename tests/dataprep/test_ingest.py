@@ -391,3 +391,24 @@ def test_a_source_of_one_document_beyond_the_limit_says_what_to_do(tmp_path: Pat
               "ingest": {"max_document_bytes": 100, "max_quarantined": 1.0}}  # fmt: skip
     with pytest.raises(SourceError, match=r"more than ingest\.max_document_bytes = 100; split it, or raise that"):
         ingest.run({}, config, tmp_path / "out", make_context("work"))
+
+
+def test_little_json_is_read_by_few_threads_and_all_else_by_processes(
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "a.txt").write_text("a")
+    original, held = ingest.run_tasks, []
+
+    def run_tasks(*arguments: Any, holds_gil: bool) -> Any:
+        held.append(holds_gil)
+        return original(*arguments, holds_gil=holds_gil)
+
+    monkeypatch.setattr(ingest, "run_tasks", run_tasks)
+    cases = [("a.jsonl", 4, 1 << 30, {}), ("a.jsonl", 5, 1 << 30, {}), ("a.jsonl", 4, 9, {}), ("a.txt", 4, 1 << 30, {}),
+             ("a.jsonl", 4, 1 << 30, {"extract": "resiliparse"})]  # fmt: skip
+    for number, (name, workers, most, keys) in enumerate(cases):
+        monkeypatch.setattr(ingest, "THREAD_BYTES", most)
+        config = {"sources": {"s": {"path": str(tmp_path / name), **keys}}}
+        ingest.run({}, config, tmp_path / str(number), make_context(f"work{number}", workers=workers))
+    assert held == [False, True, True, True, True]
