@@ -157,8 +157,9 @@ class Corpus:
         Raises:
             UnknownDocumentError: none, or more than one, fits.
         """
-        is_id = 0 < len(wanted) <= 2 * ID_BYTES and all(character in hexdigits for character in wanted)
-        places = find_ids(self.inputs[INGEST], self.shards, wanted) if is_id else []
+        if not 0 < len(wanted) <= 2 * ID_BYTES or not all(character in hexdigits for character in wanted):
+            raise UnknownDocumentError(f"{wanted!r} is no id: 1 to {2 * ID_BYTES} hexadecimal digits")
+        places = find_ids(self.inputs[INGEST], self.shards, wanted)
         if len(places) != 1:
             raise UnknownDocumentError(f"{len(places) or 'no'} documents have an id that begins with {wanted!r}")
         shard, row = places[0]

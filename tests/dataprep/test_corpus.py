@@ -37,7 +37,7 @@ KINDS = {"twin": pa.binary(16)}
 
 
 def write_documents(folder: Path, shard: int, texts: list[str]) -> None:
-    rows = [{"id": document_id("web", f"{shard}#{row}", text), "source": "web" if row % 2 else "books",
+    rows = [{"id": b"\xab" + document_id("web", f"{shard}#{row}", text)[1:], "source": "web" if row % 2 else "books",
              "locator": f"{shard}#{row}" if row else f"https://c.example/{shard}", "text": text,
              "metadata": json.dumps(METADATA[row] if row < len(METADATA) else {})} for row, text in enumerate(texts)]
     write_table(folder / f"part-{shard:05d}.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA))
@@ -168,10 +168,13 @@ def test_a_document_is_found_by_the_beginning_of_its_id(corpus: Corpus) -> None:
         {"step": "filter", "keep": True, "reason": None, "error": None, "values": {"words": 3}},
         {"step": "clean", "keep": True, "reason": None, "error": None, "values": {"twin": b"bad e f         ".hex()}},
         {"step": "filter-2", "keep": False, "reason": "quarantine", "error": "KeyError: 1", "values": {}}]
-    with pytest.raises(UnknownDocumentError, match="7 documents have an id that begins with ''"):
-        corpus.document("")
-    with pytest.raises(UnknownDocumentError, match="no documents have an id that begins with 'zz'"):
-        corpus.document("zz")
+    with pytest.raises(UnknownDocumentError, match=r"^7 documents have an id that begins"):
+        corpus.document("Ab")
+    with pytest.raises(UnknownDocumentError, match=r"^no documents have an id that begins"):
+        corpus.document("b")
+    for wanted in ("", "zz", "0" * 33):
+        with pytest.raises(UnknownDocumentError, match=f"^'{wanted}' is no id: 1 to 32 hexadecimal digits"):
+            corpus.document(wanted)
 
 
 def test_as_a_dataset_it_is_read_as_often_as_asked_and_only_in_part(
