@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.flows.orchestration.cards import document_lines, picture
-from gristmill.flows.report.document_sections import cuts, document_sections, funnel_picture, tokens_kept
+from gristmill.flows.report.document_sections import cuts, document_sections, duplicates, funnel_picture, tokens_kept
 from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.page import costs, stage_sections
@@ -170,6 +170,17 @@ def test_the_card_has_the_same_as_markdown_with_pictures_inside() -> None:
     assert "| filter | gopher_quality/min_words | 3 | 30.00% |" in lines
     assert picture("<svg/>", "x") == "![x](data:image/svg+xml;base64,PHN2Zy8+)"
     assert document_lines({"funnel": [], "summaries": {}}) == []
+
+
+def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
+    found = {"largest": [{"locator": "a.txt", "survivor": "00" * 16, "size": 3}], "sizes": {}}
+    summary = {"clusters": 2, "dropped_by_rule": {"survivors": 1200, "connected": 1345}}
+    html = html_of(duplicates({"clusters": {"dedup": found}, "summaries": {"dedup": summary}}))
+    assert "drops 1,200 documents, each similar to a kept one" in html
+    assert "drops 1,345, all but one of each chain" in html
+    older = html_of(duplicates({"clusters": {"dedup": found}, "summaries": {"dedup": {"clusters": 2}}}))
+    assert "2 clusters of two or more documents." in older
+    assert "drops" not in older
 
 
 def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> None:
