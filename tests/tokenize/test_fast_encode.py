@@ -25,8 +25,14 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from gristmill.dataprep.processes import resident_bytes
 from gristmill.dataprep.text.unicode_tables import ranges
 from gristmill.tokenize.encoding import fast_encode
-from gristmill.tokenize.encoding.fast_encode import NFC_SINCE_UNICODE_9, UNICODE_17, FastEncoder, replace_stand_ins
-from gristmill.tokenize.encoding.known_tokenizers import NotKnownError
+from gristmill.tokenize.encoding.fast_encode import (
+    NFC_SINCE_UNICODE_9,
+    NONCHARACTERS,
+    UNICODE_17,
+    FastEncoder,
+    replace_stand_ins,
+)
+from gristmill.tokenize.encoding.known_tokenizers import NEVER_TEXT, NotKnownError
 from gristmill.tokenize.encoding.pretokens import LLAMA3, byte_characters
 from tests.tokenize.families import BYTE_LEVEL, CL100K, FAMILIES, MANIFEST, SPECIAL, changed, family
 
@@ -37,7 +43,7 @@ PIECES = [
     "本", "ไท", "한", "🏳️\u200d🌈", "\x00", "\x00" * 9, "\U000e0001", "word", "\ufffd", "Ünder", "\u212a", "/", "//\n",
     "seven77", "eightsss", "fifteenlettersss", "sixteenletterssss", "[", "`", "{", "@", "\x7f", "\u0378", "\u2581",
     "\u2581\u2581", "<0x41>", "\u088f", "\U000323b0", "\u07fd", "\u1bf3", "नमस्ते", "\u1c89",
-    "McDonald", "HTTPServer", "ǅ", "ʰ", "zq", "日日", *SPECIAL, "<|endo", "text|>",
+    "McDonald", "HTTPServer", "ǅ", "ʰ", "zq", "日日", NEVER_TEXT, "\uffff", *SPECIAL, "<|endo", "text|>",
 ]
 
 
@@ -72,6 +78,7 @@ awkward_text = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 @settings(deadline=None, max_examples=100)
 @given(texts=st.lists(awkward_text | st.text(max_size=20), max_size=5))
 @example(texts=["\x00" * 15 + "a" * 9, "\x00" * 9, "a word" + "\x00" * 8])
+@example(texts=[NEVER_TEXT, "a" + NEVER_TEXT + "٣", "plain ٣ text"])
 @example(texts=["a\u088fa1\u088f", "", "plain", "\U000323b0\U000323b0 x", "12٣4 1²3"])
 def test_ids_equal_the_librarys_on_any_text(name: str, texts: list[str]) -> None:
     assert by_encoder(encoder_of(name), texts) == by_library(family(name), texts)
@@ -162,10 +169,11 @@ def test_documents_with_such_a_character_are_the_librarys_and_others_stay_in_pla
 
 @settings(deadline=None, max_examples=200)
 @given(texts=st.lists(st.lists(st.sampled_from([
-    "a" * 7, "b" * 63, " ", "é", "\u07fd", "\u07fc", "日", "\u20c1", "\u20c0", "😀", "\U0001fac8", "\u0c3c", "c" * 256,
+    "a" * 7, "b" * 63, " ", "é", "\u07fd", "\u07fc", "日", "\u20c1", "\u20c0", "\ufffd", "\ufffe", "😀",
+    "\U0001fac8", "\u0c3c", "c" * 256,
 ]), max_size=12).map("".join), max_size=5), nfc=st.booleans())
 def test_listed_characters_are_found_wherever_they_are(texts: list[str], nfc: bool) -> None:
-    listed = {chr(code) for first, last in ranges(UNICODE_17 + NFC_SINCE_UNICODE_9 * nfc)
+    listed = {chr(code) for first, last in ranges(NONCHARACTERS + UNICODE_17 + NFC_SINCE_UNICODE_9 * nfc)
               for code in range(first, last + 1)}
     found = np.ones(len(texts), bool)
     buffers = fast_encode.text_buffers(pa.array(texts, pa.large_string()))

@@ -48,6 +48,8 @@ UNICODE_17 = """
 the regular expressions of `tokenizers` do not: the two split text that has one of them in different places."""
 
 
+NONCHARACTERS = "FFFE-FFFF"
+"""Those of `known_tokenizers.NEVER_TEXT`."""
 NFC_SINCE_UNICODE_9 = """
 7FD 897-89F 8CA-8D3 9FE C3C D3B-D3C EBA 1715 1ABF-1ADD 1AE0-1AEB 1DF6-1DFA A82C 105D2 105DA 10D24-10D27 10D69-10D6D
 10EAB-10EAC 10EFA-10EFB 10EFD-10EFF 10F46-10F50 10F82-10F85 11070 1133B 11382 11384 1138B 11390 113B8 113BB 113C2 113C5
@@ -149,7 +151,7 @@ class FastEncoder:
             self.forget()
 
     def _unlike(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Which texts have a code point of UNICODE_17, where classes of characters matter."""
+        """Which texts are not gigatoken's to encode, where classes of characters matter."""
         found = np.zeros(len(offsets) - 1, bool)
         if self._known.byte_level:
             find_code_points(data, offsets, *_unlike_tables(self._known.nfc), found)
@@ -206,7 +208,8 @@ def _spelt_tokens(tokenizer: Tokenizer) -> list[str]:
 def _unlike_tables(nfc: bool) -> tuple[np.ndarray, np.ndarray, np.uint64]:
     """For `find_code_points`; `nfc`: whether text is normalized."""
     table, pairs = np.zeros(CODE_POINTS, np.uint8), np.zeros(1 << 16, np.uint8)
-    for first, last in ranges(UNICODE_17 + NFC_SINCE_UNICODE_9 if nfc else UNICODE_17):
+    listed = NONCHARACTERS + UNICODE_17 + (NFC_SINCE_UNICODE_9 if nfc else "")
+    for first, last in ranges(listed):
         table[first : last + 1] = 1
         for code in range(first, last + 1):
             one, two = chr(code).encode()[:2]

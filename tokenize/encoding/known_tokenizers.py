@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+NEVER_TEXT = "\uffff\ufffe"
+"""Two noncharacters (Unicode, section 23.7). gigatoken looks for added tokens in a whole document before it splits it,
+which brings the document into the processor's cache: with one to look for it takes a twentieth less time."""
+
+
 class NotKnownError(ValueError):
     """A tokenizer that only the `tokenizers` library can encode with; the message is the reason."""
 
@@ -69,6 +74,9 @@ def read_known(tokenizer: Tokenizer) -> Known:
     if digits:
         cut, stand_ins = _digits_alone(tokenizer, first)
         added = [*added, *cut]
+    if byte_level:
+        added = [*added, {"id": first + len(stand_ins), "content": NEVER_TEXT, "special": False, "normalized": False}]
+        stand_ins = [*stand_ins, [0]] if stand_ins else []  # a document that has it is left to the library anyway
     known = {
         "added_tokens": added, "normalizer": described.get("normalizer"), "pre_tokenizer": pre_tokenizer,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(model["merges"], vocabulary),
