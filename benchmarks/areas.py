@@ -19,9 +19,10 @@ from benchmarks.measuring import Row
 from gristmill.dataprep.files import atomic_write
 
 AREAS = {
-    "dataprep": ("dataprep.rules:rows", "dataprep.duplicates:speed_rows", "dataprep.judges:speed_rows",
-                 "dataprep.reading:speed_rows", "dataprep.cleaning:speed_rows", "dataprep.jobs:rows",
-                 "dataprep.own_steps:rows", "dataprep.spans:rows", "dataprep.dedup_million:rows"),
+    "dataprep": ("dataprep.rules:rows", "dataprep.duplicates:speed_rows", "dataprep.label_speed:rows",
+                 "dataprep.judges:speed_rows", "dataprep.reading:speed_rows", "dataprep.cleaning:speed_rows",
+                 "dataprep.jobs:rows", "dataprep.own_steps:rows", "dataprep.spans:rows", "dataprep.dedup_million:rows"),
+    "labels": ("dataprep.label_speed:rows",),
     "jobs": ("dataprep.jobs:rows",),
     "own_steps": ("dataprep.own_steps:rows",),
     "dedup_million": ("dataprep.dedup_million:rows",),

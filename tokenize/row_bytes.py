@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numba import carray, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import carray
 
 from gristmill.dataprep.text.hashing import first_bytes, load64
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import kernel, pointer
 
 ALL_THERE, NO_SUCH_ROW, DAMAGED = -1, -2, -3
 """What `gather_mapped` returns instead of a shard's number."""
@@ -77,16 +74,6 @@ def gather_rows(shard, rows, places, out):  # type: ignore[no-untyped-def]
         source, target = shard[rows[number]], out[places[number]]
         for token in range(len(source)):
             target[token] = source[token]
-
-
-@intrinsic
-def pointer(typing: Any, address: Any) -> Any:
-    """An address as a pointer that `carray` takes."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(address), generate
 
 
 @kernel

@@ -107,7 +107,7 @@ def jobs(texts: Path, documents: Path) -> Iterator[Job]:
     yield Job("sketch", documents, tasks_to_sketch, partial(sketches, inputs))
     model = language_model()
     if model is not None:
-        yield Job("langid", documents, shard_tasks, partial(identifies, inputs, model), holds_gil=True)
+        yield Job("langid", documents, shard_tasks, partial(identifies, inputs, model))
 
 
 def time_a_task(job: Job, folder: Path) -> float:

@@ -30,16 +30,14 @@ from benchmarks.checkout import data_folder
 from benchmarks.dataprep.texts import library_texts, synthetic_texts
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.judges.classifier import as_line, score_texts, train
-from gristmill.dataprep.judges.fasttext_models import MODEL_SHA256, find_model, load_model
 from gristmill.dataprep.judges.heuristics import heuristic_scores
 from gristmill.dataprep.judges.kneser_ney import read_sentences, train_entries
-from gristmill.dataprep.judges.langid import measure, wanted_languages
 from gristmill.dataprep.judges.ngram_tables import make_tables
 from gristmill.dataprep.judges.ngram_tables import score_texts as ngram_scores
 from gristmill.dataprep.judges.perplexity import load_scores, normalise, perplexities
+from gristmill.dataprep.judges.predictors import load_model
 from gristmill.dataprep.judges.quality import area_under_curve, best_cut, measure_cut
 from gristmill.dataprep.text.hashing import fmix64
-from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.quality import Classifier
 
 Labelled = Sequence[tuple[bool, str]]
@@ -101,7 +99,7 @@ def classify(examples: Labelled, texts: Sequence[str], section: Classifier) -> n
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.bin"
         path.write_bytes(train(((good, as_line(text, section)) for good, text in shuffled), section, 1, None))
-        return score_texts(load_model(str(path), str(hash(path))), texts, section)
+        return score_texts(load_model(str(path), str(hash(path))), pa.array(texts, pa.large_string()), section)
 
 
 def cross_validate(examples: Labelled, section: Classifier) -> np.ndarray:
@@ -163,23 +161,8 @@ def _split(examples: Labelled, scores: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def speed_rows() -> Iterator[Row]:
-    """One row per judge: MB of UTF-8 that are looked at per second."""
-    texts = library_texts(DOCUMENTS // 2) + synthetic_texts(DOCUMENTS // 2)
-    yield langid_vs_fasttext(texts)
-    yield from perplexity_vs_kenlm(texts)
-
-
-def langid_vs_fasttext(texts: list[str]) -> Row:
-    """What `langid` measures of documents, against fastText's own prediction of a list of ready-made lines."""
-    local = data_folder() / "langid" / "lid176" / "lid.176.ftz"
-    model = load_model(str(find_model(str(local) if local.exists() else None)), MODEL_SHA256)
-    section = LanguageId()
-    array = pa.array(texts, pa.large_string())
-    lines = [text[: section.max_characters].replace("\n", " ") for text in texts]
-    ours, peer = fastest(REPEATS, partial(measure, model, section, wanted_languages(section), array),
-                         partial(model.predict, lines))
-    size = sum(len(line.encode("utf-8")) for line in lines) / 1e6
-    return row("langid_vs_fasttext", size / ours, size / peer, "MB/s")
+    """Perplexities, in MB of UTF-8 that are looked at per second; fastText's models are in `label_speed`."""
+    yield from perplexity_vs_kenlm(library_texts(DOCUMENTS // 2) + synthetic_texts(DOCUMENTS // 2))
 
 
 def perplexity_vs_kenlm(texts: list[str]) -> Iterator[Row]:

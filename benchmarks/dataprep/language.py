@@ -18,9 +18,10 @@ import numpy as np
 
 from benchmarks.checkout import data_folder
 from benchmarks.measuring import Row, row
-from gristmill.dataprep.judges.fasttext_models import MODEL_NAME, MODEL_SHA256, find_model, load_model
+from gristmill.dataprep.judges.fasttext_models import MODEL_NAME, MODEL_SHA256, find_model
 from gristmill.dataprep.judges.langid import identify, view
 from gristmill.dataprep.judges.language_codes import parse_label, short_code
+from gristmill.dataprep.judges.predictors import load_model
 from gristmill.mixtures.steps.langid import LanguageId
 
 LIKE_THE_MODEL = {"nob": "no", "als": "sq", "nds": "nds"}
@@ -46,7 +47,7 @@ def rows() -> Iterator[Row]:
         yield row("language identification", None, None, "", f"{folder} has no labelled text")
         return
     model = load_model(str(find_model(_local_model(folder))), MODEL_SHA256)
-    known = {parse_label(label).code for label in model.get_labels()}
+    known = {parse_label(label).code for label in model.labels}
     documents = [sample for sample in read_declarations(folder / "udhr2.zip") if sample.language in known]
     lines = [Sample(language, line) for language, text in documents for line in text.split("\n") if line.strip()]
     sentences = [sample for sample in read_sentences(folder / "whatlang_examples.json") if sample.language in known]

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.files import as_path, sha256_file
 from gristmill.dataprep.filtering.listed_words import Automaton, build, count, lower, read_list
-from gristmill.dataprep.judges.fasttext_models import load_model
+from gristmill.dataprep.judges.one_line import one_line_each
+from gristmill.dataprep.judges.predictors import load_model
 from gristmill.mixtures.steps.rules import BadWords, Toxicity
 
 STATISTICS = ("bad_words", "bad_word_ratio")
-BATCH_TEXTS = 1000
 
 
 class ToxicityModelError(ValueError):
@@ -60,21 +60,14 @@ def toxicity_statistics(rows: pa.Table, options: Toxicity) -> dict[str, np.ndarr
         ToxicityModelError: the model does not have the label.
     """
     model = load_model(options.model, _fingerprint(options.model))
-    labels = model.get_labels()
-    if options.label not in labels:
+    if options.label not in model.labels:
         raise ToxicityModelError(
-            f"{options.model} has no label {options.label!r}; it has {', '.join(sorted(labels)[:10])}; "
+            f"{options.model} has no label {options.label!r}; it has {', '.join(sorted(model.labels)[:10])}; "
             "name one of them as toxicity.label"
         )
-    lines = [" ".join(text.split()) for text in rows["text"].to_pylist()]
-    chosen = [row for row, line in enumerate(lines) if line]
-    values = np.full(len(lines), np.nan)
-    for start in range(0, len(chosen), BATCH_TEXTS):
-        some = chosen[start : start + BATCH_TEXTS]
-        found, shares = model.predict([lines[row] for row in some], k=len(labels))
-        of_label = [dict(zip(*pair, strict=True)).get(options.label, 0.0) for pair in zip(found, shares, strict=True)]
-        values[some] = np.clip(of_label, 0.0, 1.0)
-    return {"toxicity": values}
+    lines, _ = one_line_each(rows["text"].combine_chunks(), None, lower=False, marks=True)
+    values = np.clip(model.shares(lines, options.label), 0.0, 1.0)
+    return {"toxicity": np.where(lines.ends > lines.begins, values, np.nan)}
 
 
 @lru_cache(maxsize=8)

@@ -14,13 +14,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from gristmill.mixtures.steps.quality import Classifier
+
+if TYPE_CHECKING:  # the process that trains has no use for kernels
+    from gristmill.dataprep.judges.predictors import Predictor
 
 LABEL_PREFIX = "__label__"
 POSITIVE, NEGATIVE = "positive", "negative"
@@ -28,7 +32,6 @@ END_OF_LINE = "</s>"
 ZEROED_MEMORY = {"MALLOC_PERTURB_": "255", "GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"}
 """glibc fills new memory with the complement of this byte: zero (mallopt(3), M_PERTURB)."""
 PROBE_BYTES = 1 << 16
-BATCH_LINES = 1000
 MAX_CHARACTERS = 2000
 """What a classifier that is trained here looks at, unless the manifest says otherwise."""
 
@@ -49,13 +52,22 @@ def as_line(text: str, section: Classifier) -> str:
     label's prefix, the end of a line). A given model sees all of the text as it is, with each run of white space as
     one space (DCLM replaces line breaks by spaces, which is the same to fastText). The section may say otherwise.
     """
-    given = section.model is not None
-    line = text[: section.max_characters or (None if given else MAX_CHARACTERS)]
-    if (not given) if section.lower is None else section.lower:
+    line = text[: characters_seen(section)]
+    if is_lowered(section):
         line = line.lower()
-    if not given:
+    if section.model is None:
         line = line.replace(LABEL_PREFIX, "label ").replace(END_OF_LINE, "s")
     return " ".join(line.split())
+
+
+def characters_seen(section: Classifier) -> int | None:
+    """How many characters of a text are looked at; None for all."""
+    return section.max_characters or (None if section.model is not None else MAX_CHARACTERS)
+
+
+def is_lowered(section: Classifier) -> bool:
+    """Whether texts are put in lower case."""
+    return section.model is None if section.lower is None else section.lower
 
 
 def epochs_of(section: Classifier, documents: int) -> int:
@@ -100,21 +112,25 @@ def train(examples: Iterable[tuple[bool, str]], section: Classifier, seed: int, 
         return model.read_bytes()
 
 
-def score_texts(model: Any, texts: Sequence[str], section: Classifier) -> np.ndarray:
+def score_texts(model: Predictor, texts: pa.Array, section: Classifier) -> np.ndarray:
     """Probability of the good class for n texts: float64 of shape (n,), in [0, 1]."""
-    label = LABEL_PREFIX + POSITIVE if section.model is None else section.label
-    classes = len(model.get_labels())
-    scores = np.empty(len(texts), np.float64)
-    for start in range(0, len(texts), BATCH_LINES):
-        batch = [as_line(text, section) for text in texts[start : start + BATCH_LINES]]
-        for row, (labels, shares) in enumerate(zip(*model.predict(batch, k=classes), strict=True), start):
-            scores[row] = dict(zip(labels, shares, strict=True)).get(label, 0.0)
+    from gristmill.dataprep.judges.fasttext_predict import lines_of
+    from gristmill.dataprep.judges.one_line import one_line_each
+
+    given = section.model is not None
+    label = section.label if given else LABEL_PREFIX + POSITIVE
+    lines, left_out = one_line_each(texts, characters_seen(section), is_lowered(section), marks=given)
+    scores = model.shares(lines, label)
+    others = np.flatnonzero(left_out)
+    if len(others):
+        lines = lines_of([as_line(text, section) for text in texts.take(pa.array(others)).to_pylist()])
+        scores[others] = model.shares(lines, label)
     return np.clip(scores, 0.0, 1.0)
 
 
-def check_label(model: Any, section: Classifier) -> None:
+def check_label(model: Predictor, section: Classifier) -> None:
     """Raise ClassifierError where a given model does not have the label that its section names."""
-    labels = model.get_labels()
+    labels = model.labels
     if section.model is not None and section.label not in labels:
         raise ClassifierError(f"{section.model} has no label {section.label!r}; it has {', '.join(sorted(labels)[:10])}"
                               "; name one of them as quality.classifier.label")  # fmt: skip

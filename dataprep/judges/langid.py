@@ -27,8 +27,11 @@ from gristmill.dataprep.documents import annotate, judged_rows, read_shard, writ
 from gristmill.dataprep.edits import EDITS, Edit, edits_array
 from gristmill.dataprep.files import sha256_file
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.judges.fasttext_models import find_model, is_other_model, load_model, read_labels
+from gristmill.dataprep.judges.fasttext_models import find_model, is_other_model, read_labels
+from gristmill.dataprep.judges.fasttext_predict import lines_of
+from gristmill.dataprep.judges.fasttext_words import Lines
 from gristmill.dataprep.judges.language_codes import EVERY_OTHER, LID_176, Language, best_match, parse_label
+from gristmill.dataprep.judges.predictors import Predictor, load_model
 from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.replay import Columns, Rule, remember_last, threshold_rules
 from gristmill.mixtures.steps.langid import LanguageId
@@ -183,9 +186,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Returns:
         `counts`; `languages`: top language -> documents, `languages_kept`: those of them that are kept; `parts`: key of
-        a mapping `keep` -> reason -> documents; `histograms` of `language_score`; with `lines` also
-        `line_languages`: language -> characters, and `cut`: how many
-        `lines` and `bytes` of the documents that are kept.
+        a mapping `keep` -> reason -> documents; `histograms` of `language_score`; with `lines` also `line_languages`:
+        language -> characters, and `cut`: how many `lines` and `bytes` of the documents that are kept; where fastText
+        itself had to predict, which is slower, why: `fallback`.
 
     Raises:
         ModelError: the language model cannot be had.
@@ -195,14 +198,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = LanguageId.model_validate(config)
     path = find_model(section.model)  # fails before any work, and fills the cache once
     sha256 = sha256_file(path)
-    labels = load_model(str(path), sha256).get_labels()
+    model = load_model(str(path), sha256)
+    labels = model.labels
     check_labels(section, labels, path.name)
     check_languages(wanted_languages(section), [section.labels.get(label, label) for label in labels], path.name)
     tasks = shard_tasks(inputs["ingest"])
     process = partial(
         identify_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, sha256=sha256
     )
-    results = run_tasks("langid", tasks, process, context, holds_gil=True)
+    results = run_tasks("langid", tasks, process, context, holds_gil=bool(model.fallback) or section.lines)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     summary = {
         "counts": counts,
@@ -211,6 +215,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "parts": add_counts(result["parts"] for result in results),
         "histograms": add_histograms(result["histograms"] for result in results),
     }
+    if model.fallback:
+        summary["fallback"] = model.fallback
     if section.lines:
         summary["line_languages"] = add_counts(result["line_languages"] for result in results)
         summary["cut"] = add_counts(result["cut"] for result in results)
@@ -233,7 +239,7 @@ def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any
             measured["language"].tolist(), scripts.tolist(), measured["language_score"].tolist(), lines, strict=True)
     ]  # fmt: skip
     reasons = spread(np.array(verdicts, object), errors).to_pylist()
-    if any(parse_label(section.labels.get(label, label)).script for label in model.get_labels()):
+    if any(parse_label(section.labels.get(label, label)).script for label in model.labels):
         measured["script"] = scripts
     if section.lines:
         measured.update(describe_lines(lines, section.cut_other_lines))
@@ -275,10 +281,13 @@ def _dropped_by_part(section: LanguageId, unsure: Sequence[Language]) -> dict[st
     return {key: {"language_score": number} for key, number in dropped.items() if key is not None}
 
 
-def measure(model: Any, section: LanguageId, wanted: Wanted, texts: pa.Array) -> dict[str, np.ndarray]:
+def measure(model: Predictor, section: LanguageId, wanted: Wanted, texts: pa.Array) -> dict[str, np.ndarray]:
     """What is measured of n texts: `language`, `script`, `language_score`, and the judgement of their `lines`."""
+    lines = np.empty(len(texts), object)
+    if not section.lines and section.sample == "head" and section.newlines == "space":
+        seen = lines_of(texts, section.max_characters)  # as `view`: to the model a newline is a space
+        return {**_columns(identify(model, seen, section.labels)), "lines": lines}
     whole = texts.to_pylist()
-    lines = np.empty(len(whole), object)
     if section.lines:
         shorten = partial(view, max_characters=section.max_characters, sample=section.sample)
         lines[:] = judge_lines(
@@ -288,20 +297,31 @@ def measure(model: Any, section: LanguageId, wanted: Wanted, texts: pa.Array) ->
         whole = [without_cuts(text, of_text.cuts) if of_text.lines_left else text
                  for text, of_text in zip(whole, lines, strict=True)]  # fmt: skip
     views = [view(text, section.max_characters, section.sample, section.newlines) for text in whole]
-    languages, scores = identify(model, views, section.labels)
+    return {**_columns(identify(model, views, section.labels)), "lines": lines}
+
+
+def _columns(predictions: Predictions) -> dict[str, np.ndarray]:
+    languages, scores = predictions
     return {
         "language": np.array([language.code for language in languages], "U16"),
         "script": np.array([language.script for language in languages], "U4"),
         "language_score": scores,
-        "lines": lines,
     }
 
 
-def identify(model: Any, lines: Sequence[str], meanings: Mapping[str, str] = MappingProxyType({})) -> Predictions:
-    """The top language of each of n lines (no line breaks in them), and its score; `meanings` as the key `labels`."""
-    labels, scores = model.predict(list(lines))  # with one string, fastText 0.9.3 fails on NumPy 2
-    tops = np.array([score[0] for score in scores], np.float64)
-    return [parse_label(meanings.get(label[0], label[0])) for label in labels], np.minimum(tops, 1.0)
+def identify(
+    model: Predictor, lines: Lines | Sequence[str], meanings: Mapping[str, str] = MappingProxyType({})
+) -> Predictions:
+    """The top language of each of n lines, and its score; `meanings` as the key `labels`.
+
+    Raises:
+        LanguageError: a line has nothing that the model knows, not even an end.
+    """
+    labels, scores = model.tops(lines if isinstance(lines, Lines) else lines_of(lines))
+    if len(labels) and labels.min() < 0:
+        raise LanguageError("the model knows nothing of the text, not even the end of a line: it names no language")
+    languages = [parse_label(meanings.get(label, label)) for label in model.labels]
+    return [languages[label] for label in labels.tolist()], np.minimum(scores, 1.0)
 
 
 def view(text: str, max_characters: int, sample: str = "head", newlines: str = "space") -> str:

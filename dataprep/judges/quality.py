@@ -126,7 +126,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     told["models"] = find_models(section, out, trained)
     tasks = shard_tasks(inputs["ingest"])
     scores = context.work / "scored"
-    results = run_tasks("score", tasks, partial(score_shard, **told, out=scores), context, holds_gil=True)
+    results = run_tasks("score", tasks, partial(score_shard, **told, out=scores), context,
+                        holds_gil=section.perplexity is not None)
     histograms = _join_histograms(result["histograms"] for result in results)
     cuts = _find_cuts(section, scores, [task.name for task in tasks])
     buckets = _find_buckets(section, scores, [task.name for task in tasks])

@@ -15,7 +15,6 @@ from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.files import as_path, atomic_write, is_local, sha256_file
 from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.dataprep.judges.classifier import as_line, check_label, epochs_of, train
-from gristmill.dataprep.judges.fasttext_models import load_model
 from gristmill.dataprep.judges.kneser_ney import read_sentences, train_entries
 from gristmill.dataprep.judges.labelled_examples import (
     Examples,
@@ -27,6 +26,7 @@ from gristmill.dataprep.judges.labelled_examples import (
 )
 from gristmill.dataprep.judges.ngram_tables import write_entries
 from gristmill.dataprep.judges.perplexity import NGRAM_FILES, halves, load_scores, normalise
+from gristmill.dataprep.judges.predictors import load_model
 from gristmill.dataprep.judges.scorers import Measure, ModelFiles, load_language_model, make_measure
 from gristmill.dataprep.measuring import measure_texts
 from gristmill.mixtures.steps.quality import Classifier, Quality

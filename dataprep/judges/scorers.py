@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.judges.classifier import score_texts
-from gristmill.dataprep.judges.fasttext_models import load_model
 from gristmill.dataprep.judges.heuristics import heuristic_scores
 from gristmill.dataprep.judges.perplexity import (
     LogScores,
@@ -22,6 +21,7 @@ from gristmill.dataprep.judges.perplexity import (
     perplexities,
     score_by_other_half,
 )
+from gristmill.dataprep.judges.predictors import Predictor, load_model
 from gristmill.mixtures.steps.quality import Perplexity, Quality
 
 Measure = Callable[[pa.Array], Mapping[str, np.ndarray]]
@@ -64,7 +64,7 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
     """The function that measures what the section asks for, and no more; models are loaded once per process."""
     scorers: list[Measure] = []
     if section.classifier is not None:
-        model: Any = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
+        model = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
         scorers.append(partial(_quality, model, section))
     ngrams = [load_scores(**model) for name, model in models.items() if name.startswith("ngram/")]
     if section.perplexity is not None and ngrams:
@@ -84,9 +84,9 @@ def load_language_model(path: str, sha256: str, max_tokens: int) -> Any:
     return getattr(importlib.import_module(module), name)(path, sha256, max_tokens)
 
 
-def _quality(model: Any, section: Quality, texts: pa.Array) -> dict[str, np.ndarray]:
+def _quality(model: Predictor, section: Quality, texts: pa.Array) -> dict[str, np.ndarray]:
     assert section.classifier is not None
-    return {"quality": score_texts(model, texts.to_pylist(), section.classifier)}
+    return {"quality": score_texts(model, texts, section.classifier)}
 
 
 def _perplexity(ngrams: Sequence[LogScores], section: Perplexity, texts: pa.Array) -> dict[str, np.ndarray]:

@@ -10,11 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 
 def text_buffers(texts: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -74,3 +78,23 @@ def cache_folder() -> Path:
 
 numba.config.CACHE_DIR = str(cache_folder())
 kernel = numba.njit(nogil=True, cache=True)
+
+
+@intrinsic
+def pointer(typing: Any, address: Any) -> Any:
+    """An address as a pointer that `carray` takes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
+
+
+@kernel
+def unowned(values: np.ndarray) -> np.ndarray:
+    """The same array without a count of references; who calls keeps `values`.
+
+    An array that a kernel hands on to another is counted twice, each time with an atomic addition: more than what is
+    done for a word, where it is done for every word.
+    """
+    return carray(pointer(values.ctypes.data), values.shape, values.dtype)

@@ -22,7 +22,8 @@ from gristmill.dataprep.edits import apply_edits, edits_array
 from gristmill.dataprep.judges import fasttext_models as models
 from gristmill.dataprep.judges import langid
 from gristmill.dataprep.judges.classifier import ZEROED_MEMORY
-from gristmill.dataprep.judges.fasttext_models import MODEL_SHA256, ModelError, find_model, is_other_model, load_model
+from gristmill.dataprep.judges.fasttext_models import MODEL_SHA256, ModelError, find_model, is_other_model
+from gristmill.dataprep.judges.fasttext_words import Lines
 from gristmill.dataprep.judges.langid import (
     LanguageError,
     check_labels,
@@ -37,6 +38,7 @@ from gristmill.dataprep.judges.langid import (
     without_cuts,
 )
 from gristmill.dataprep.judges.language_codes import Language, parse_label
+from gristmill.dataprep.judges.predictors import load_model
 from gristmill.mixtures.steps.langid import LanguageId
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "langid"
@@ -398,18 +400,21 @@ def test_another_model_with_scripts_in_its_labels_measures_them_and_keeps_by_the
 class OtherNames:
     """A model whose labels are no codes."""
 
-    def get_labels(self) -> list[str]:
-        return ["__label__English", "__label__zhs", "__label__deu_Latn"]
+    labels = ("__label__English", "__label__zhs", "__label__deu_Latn")
+    fallback = ""
 
-    def predict(self, lines: list[str]) -> tuple[list[list[str]], list[list[float]]]:
-        return [[self.get_labels()[int(line)]] for line in lines], [[0.9]] * len(lines)
+    def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(len(lines.begins), dtype=np.int32), np.full(len(lines.begins), 0.9)
+
+    def shares(self, lines: Lines, label: str) -> np.ndarray:
+        raise NotImplementedError
 
 
 def test_labels_that_are_no_codes_can_be_explained() -> None:
     section = section_of(labels={"__label__English": "en", "__label__zhs": "zho_Hans"}, keep=["zh_Hans", "de"])
     found, _ = identify(OtherNames(), ["0", "1", "2"], section.labels)
     assert found == [("en", ""), ("zh", "Hans"), ("de", "Latn")]
-    check_labels(section, OtherNames().get_labels(), "a model")
+    check_labels(section, OtherNames().labels, "a model")
     with pytest.raises(LanguageError, match="'__label__zhs' is not a label of a model, which has __label__deu"):
         check_labels(section, ["__label__deu", "__label__English"], "a model")
 

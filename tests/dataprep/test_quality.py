@@ -6,19 +6,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fasttext
 import numpy as np
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.judges import classifier, quality, quality_models, scorers
-from gristmill.dataprep.judges.classifier import ClassifierError, as_line, epochs_of, score_texts, train
-from gristmill.dataprep.judges.fasttext_models import load_model
+from gristmill.dataprep.judges.classifier import (
+    ClassifierError,
+    as_line,
+    characters_seen,
+    epochs_of,
+    is_lowered,
+    score_texts,
+    train,
+)
+from gristmill.dataprep.judges.fasttext_files import read_model
 from gristmill.dataprep.judges.labelled_examples import QualityError, choose_examples, draw, open_pool, split_draws
+from gristmill.dataprep.judges.one_line import one_line_each
+from gristmill.dataprep.judges.predictors import KernelPredictor, load_model
 from gristmill.dataprep.judges.quality import area_under_curve
 from gristmill.mixtures.steps.quality import Classifier, Quality
+from tests.dataprep.random_models import Shape, write_model
 
 SECTION = {"positive": ["books"], "negative": ["ads"], "epochs": 5, "dimensions": 8, "buckets": 1000, "holdout": 0.25}
 SETTINGS = Classifier.model_validate(SECTION)
@@ -50,6 +63,40 @@ def test_a_normalised_text_is_one_line_without_fasttexts_own_marks(content: str)
         assert "__label__" not in line
         assert "</s>" not in line
         assert line == " ".join(line.split())
+
+
+PIECES = st.sampled_from(["__label__", "</s>", "__LABEL__", *"_>ÉİΣẞȺ \x85\u2003\0"])
+
+
+@settings(deadline=None)  # the first call compiles the kernel
+@given(st.lists(st.text(max_size=20) | PIECES, max_size=12).map("".join), st.sampled_from([
+    SETTINGS, Classifier(model="m.bin"), Classifier(model="m.bin", lower=True, max_characters=9),
+]))  # fmt: skip
+def test_the_kernel_makes_the_same_line(content: str, section: Classifier) -> None:
+    given_model = section.model is not None
+    lines, left_out = one_line_each(
+        pa.array(["before", content, "After"]), characters_seen(section), is_lowered(section), marks=given_model
+    )
+    made = [lines.data[begin:end].tobytes().decode() for begin, end in zip(lines.begins, lines.ends, strict=True)]
+    wanted = [as_line(whole, section) for whole in ("before", content, "After")]
+    assert made == [wanted[0], "" if left_out[1] else wanted[1], wanted[2]]
+    lowered = content.lower() if is_lowered(section) else content
+    marked = not given_model and ("__label__" in lowered or "</s>" in lowered)
+    if content.isascii():
+        assert left_out[1] == marked
+    elif marked:
+        assert left_out[1]
+
+
+def test_texts_that_the_kernel_leaves_out_are_scored_as_all_others(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model", Shape(labels=2, word_ngrams=2), ["s", "label", "όσος", "a"], seed=1)
+    predictor = KernelPredictor(*read_model(path))
+    predictor.labels = ("__label__positive", "__label__negative")
+    content = ["a </s> b", "__label__a", "ΌΣΟΣ ΣΑΣ", "a b", "İstanbul"]
+    scores = score_texts(predictor, pa.array(content), SETTINGS)
+    lines = [as_line(one, SETTINGS) for one in content]
+    found = fasttext.load_model(str(path)).predict(lines, k=2)
+    assert scores == pytest.approx([dict(zip(*one, strict=True))["__label__0"] for one in zip(*found, strict=True)])
 
 
 def test_only_the_beginning_is_normalised() -> None:
@@ -121,7 +168,7 @@ def test_the_stage_separates_easy_sources_and_scores_every_document(
     assert np.mean(scores["books"]) > 0.8
     assert np.mean(scores["ads"]) < 0.2
     model = load_model(str(out / "model.bin"), "as written")
-    assert score_texts(model, [text(GOOD, 7)], SETTINGS)[0] > 0.5
+    assert score_texts(model, pa.array([text(GOOD, 7)]), SETTINGS)[0] > 0.5
     separation = summary["scores"]["quality"]["separation"]
     assert separation["auc"] == summary["auc"]
     assert separation["at_cut"] is None  # nothing is cut
@@ -374,7 +421,8 @@ def test_a_classifier_of_few_labels_learns_as_much_as_it_can(tmp_path: Path) -> 
         section = Classifier.model_validate({"positive": ["a"], "negative": ["b"], "buckets": 1000, **settings})
         path = tmp_path / f"{len(settings)}.bin"
         path.write_bytes(train(learnt, section, 1, tmp_path))
-        scores = score_texts(load_model(str(path), str(path)), [text for _, text in held_out], section)
+        texts = pa.array([text for _, text in held_out])
+        scores = score_texts(load_model(str(path), str(path)), texts, section)
         good = np.array([label for label, _ in held_out])
         return area_under_curve(scores[good], scores[~good])
 

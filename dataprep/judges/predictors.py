@@ -1,0 +1,128 @@
+"""Who predicts with a fastText model: our own kernels, or fastText itself where they do not know the model."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gristmill.dataprep.files import as_path, is_local
+from gristmill.dataprep.judges.fasttext_files import UnknownModelError, Weights, path_to, read_model
+from gristmill.dataprep.judges.fasttext_predict import find_shares, find_tops
+from gristmill.dataprep.judges.fasttext_words import Cache, Lines, average_rows, make_cache
+
+BATCH_LINES = 4096
+"""Lines whose averaged rows are held at once."""
+
+
+class Predictor(Protocol):
+    """A supervised model. Threads may share it."""
+
+    labels: tuple[str, ...]
+    fallback: str
+    """Why fastText itself predicts; empty where our kernels do."""
+
+    def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
+        """The likeliest label's number, int32, and its probability, float64, for n lines; -1 and 0 without any."""
+
+    def shares(self, lines: Lines, label: str) -> np.ndarray:
+        """The probability of one label for n lines: float64 of shape (n,)."""
+
+
+class KernelPredictor:
+    """Predicts with our kernels; every thread has a cache of its own, of `fasttext_words.CACHE_BYTES`."""
+
+    fallback = ""
+
+    def __init__(self, weights: Weights, labels: tuple[str, ...]) -> None:
+        self.labels = labels
+        self._weights = weights
+        self._of_thread = threading.local()
+
+    def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
+        """See Predictor."""
+        labels, shares = np.empty(len(lines.begins), np.int32), np.empty(len(lines.begins), np.float64)
+        for some, hidden, counts in self._averages(lines):
+            find_tops(self._weights, hidden, counts, labels[some], shares[some])
+        return labels, shares
+
+    def shares(self, lines: Lines, label: str) -> np.ndarray:
+        """See Predictor."""
+        shares, number = np.empty(len(lines.begins), np.float64), self.labels.index(label)
+        path = path_to(self._weights, number)
+        for some, hidden, counts in self._averages(lines):
+            find_shares(self._weights, hidden, counts, number, path, shares[some])
+        return shares
+
+    def _averages(self, lines: Lines) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """The averaged rows of a batch of lines after the other: which lines, and what `average_rows` fills."""
+        for first in range(0, len(lines.begins), BATCH_LINES):
+            some = slice(first, first + BATCH_LINES)
+            batch = Lines(lines.data, lines.begins[some], lines.ends[some])
+            hidden = np.empty((len(batch.begins), self._weights.rows.shape[1]), np.float32)
+            counts = np.empty(len(batch.begins), np.int64)
+            average_rows(self._weights, self._cache(), batch, hidden, counts)
+            yield some, hidden, counts
+
+    def _cache(self) -> Cache:
+        if not hasattr(self._of_thread, "cache"):
+            self._of_thread.cache = make_cache()
+        cache: Cache = self._of_thread.cache
+        return cache
+
+
+class FastTextPredictor:
+    """Predicts with fastText, holding the GIL."""
+
+    def __init__(self, model: Any, fallback: str) -> None:
+        self.labels = tuple(model.get_labels())
+        self.fallback = fallback
+        self._model = model
+
+    def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
+        """See Predictor."""
+        found = [(self.labels.index(names[0]), shares[0]) if names else (-1, 0.0)
+                 for names, shares in self._predict(lines, 1)]  # fmt: skip
+        labels, shares = [label for label, _ in found], [share for _, share in found]
+        return np.array(labels, np.int32), np.array(shares, np.float64)
+
+    def shares(self, lines: Lines, label: str) -> np.ndarray:
+        """See Predictor."""
+        found = self._predict(lines, len(self.labels))
+        return np.array([dict(zip(*one, strict=True)).get(label, 0.0) for one in found], np.float64)
+
+    def _predict(self, lines: Lines, k: int) -> list[tuple[Any, Any]]:
+        texts = [lines.data[begin:end].tobytes().decode("utf-8").replace("\n", " ")
+                 for begin, end in zip(lines.begins, lines.ends, strict=True)]  # fmt: skip
+        return list(zip(*self._model.predict(texts, k), strict=True))  # with one string, 0.9.3 fails on NumPy 2
+
+
+@lru_cache(maxsize=4)
+def load_model(path: str, sha256: str) -> Predictor:
+    """Load a fastText model, once per process: the threads of a worker share it.
+
+    Args:
+        path: where it lies.
+        sha256: what it holds, so that another file at the same place is not taken for it.
+    """
+    location = as_path(path)
+    if is_local(location):
+        return _load(Path(str(location)))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "model.bin"
+        copy.write_bytes(location.read_bytes())
+        return _load(copy)
+
+
+def _load(path: Path) -> Predictor:
+    try:
+        return KernelPredictor(*read_model(path))
+    except UnknownModelError as error:
+        import fasttext
+
+        return FastTextPredictor(fasttext.load_model(str(path)), str(error))
