@@ -33,7 +33,9 @@ from gristmill.mixtures.steps.quality import Classifier
 
 DOCUMENTS, REPEATS = 2000, 5
 SHARD, SHARD_TIMES = "part-00000.parquet", 4
-CLASSIFIERS = {"": {"loss": "softmax"}, ", hs": {"loss": "hs"}, ", 2 million buckets": {"bucket": 2_000_000, "dim": 64}}
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "": {"loss": "softmax"}, ", hs": {"loss": "hs"}, ", 2 million buckets": {"bucket": 2_000_000, "dim": 64},
+}  # fmt: skip
 """What differs from the classifiers that the stage `quality` trains: 32 dimensions, word bigrams, softmax."""
 
 

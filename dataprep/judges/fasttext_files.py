@@ -105,7 +105,7 @@ class _Reader:
 
     def numbers(self, kind: str) -> tuple[int, ...]:
         """The next numbers, of a format of `struct`."""
-        found: tuple[int, ...] = struct.unpack_from("<" + kind, self.content, self.at)
+        found: tuple[int, ...] = struct.unpack_from("<" + kind, memoryview(self.content), self.at)
         self.at += struct.calcsize("<" + kind)
         return found
 
@@ -157,7 +157,7 @@ def _read(reader: _Reader) -> Model:
     if rows.shape[0] < words + used or rows.shape[1] != d or output.shape != (n, d) or (pruned >= 0) > quantised:
         raise UnknownModelError("its matrices do not go with its dictionary")
     for matrix in (rows, output):
-        if not (matrix.min() > -LARGEST and matrix.max() < LARGEST):
+        if not (matrix.min(initial=0) > -LARGEST and matrix.max(initial=0) < LARGEST):
             raise UnknownModelError("its matrices have numbers that are not finite, or too large")
     tree = _grow_tree(counts[words:]) if loss == HIERARCHICAL else np.empty((2, 0), np.int32)
     entries = [content[start:end].tobytes() for start, end in zip(starts[words:], ends[words:], strict=True)]
@@ -318,7 +318,7 @@ def find_place(dictionary: Dictionary, data: np.ndarray, begin: int, end: int) -
         if size == end - begin and equal_bytes(dictionary.content, start, data, begin, size):
             break
         place = (place + 1) & mask
-    return place
+    return int(place)
 
 
 @kernel

@@ -188,7 +188,7 @@ def word_end(data: np.ndarray, begin: int, end: int) -> int:
         low = eight & _LOW
         spaces = (low + _CONTROL) & ~(low + _BEYOND) & ~eight & HIGH_BITS | equal_to(eight, 0x20) | equal_to(eight, 0)
         if spaces:
-            return min(end, at + np.int64(first_of(spaces)))
+            return min(end, at + int(np.int64(first_of(spaces))))
         at += 8
         if at >= end:
             return end
@@ -213,7 +213,7 @@ def find_known(table: np.ndarray, content: np.ndarray, key: np.uint64, data: np.
         ):  # fmt: skip
             break
         place = (place + 1) & (SLOTS - 1)
-    return place
+    return int(place)
 
 
 @kernel
@@ -232,7 +232,7 @@ def remember(
     if taken[0] >= SLOTS // 2 or taken[1] + MOST_ROWS > ROOM_ROWS or taken[2] + size > ROOM_BYTES:
         cache.table[:] = 0
         taken[:] = 0
-        place = np.int64(fmix64(key) & np.uint64(SLOTS - 1))
+        place = int(np.int64(fmix64(key) & np.uint64(SLOTS - 1)))
     entry, found = look_up(weights, data, begin, end)
     first, count = taken[1], 0
     if 0 <= entry < weights.words:
@@ -346,7 +346,7 @@ def count_bits(number: np.uint64) -> int:
     number -= number >> np.uint64(1) & np.uint64(0x5555555555555555)
     number = (number & np.uint64(0x3333333333333333)) + (number >> np.uint64(2) & np.uint64(0x3333333333333333))
     number = (number + (number >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return np.int64(number * np.uint64(0x0101010101010101) >> np.uint64(56))
+    return int(np.int64(number * np.uint64(0x0101010101010101) >> np.uint64(56)))
 
 
 @kernel

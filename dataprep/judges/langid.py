@@ -208,7 +208,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     )
     results = run_tasks("langid", tasks, process, context, holds_gil=bool(model.fallback) or section.lines)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    summary = {
+    summary: dict[str, Any] = {
         "counts": counts,
         "languages": add_counts(result["languages"] for result in results),
         "languages_kept": add_counts(result["languages_kept"] for result in results),

@@ -73,7 +73,7 @@ def _make_line(
         code, width = decode(data, at)
         at += width
         if flags[code] & SPACE:
-            apart = filled > start
+            apart = int(np.int64(filled)) > start
             continue
         if apart:
             lines[filled] = 0x20
@@ -88,7 +88,7 @@ def _make_line(
         filled += np.uint64(width)
         if not marks and (code == 0x3E or code == 0x5F) and _ends_in_mark(lines, start, np.int64(filled)):
             return -1
-    return np.int64(filled)
+    return int(np.int64(filled))
 
 
 @kernel

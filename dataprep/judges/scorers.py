@@ -64,8 +64,8 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
     """The function that measures what the section asks for, and no more; models are loaded once per process."""
     scorers: list[Measure] = []
     if section.classifier is not None:
-        model = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
-        scorers.append(partial(_quality, model, section))
+        classifier = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
+        scorers.append(partial(_quality, classifier, section))
     ngrams = [load_scores(**model) for name, model in models.items() if name.startswith("ngram/")]
     if section.perplexity is not None and ngrams:
         scorers.append(partial(_perplexity, ngrams, section.perplexity))

@@ -21,13 +21,12 @@ from numba import carray
 from gristmill.dataprep.files import as_path, is_local
 from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.dataprep.shuffle import read_partition
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import kernel, pointer
 from gristmill.tokenize.document_sampling import order_below, word_ids
 from gristmill.tokenize.mixing.best_fit import by_bin
 from gristmill.tokenize.mixing.exclude import EmptiedRows, documents_beside, drop_rows
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, files_of, read_tokens
 from gristmill.tokenize.packed_writing import write_blocks, write_rows
-from gristmill.tokenize.row_bytes import pointer
 
 PIECE_BYTES = 250
 """What a task needs for each piece of its shard: where it comes from, as read and in order, and its two tables."""
