@@ -21,7 +21,8 @@ from gristmill.dataprep.files import sha256_file
 from gristmill.dataprep.filtering.rule_sets import measure as measure_rules
 from gristmill.dataprep.judges import langid
 from gristmill.dataprep.judges.classifier import score_texts
-from gristmill.dataprep.judges.fasttext_models import MODEL_SHA256, load_model
+from gristmill.dataprep.judges.fasttext_models import MODEL_SHA256
+from gristmill.dataprep.judges.predictors import load_model
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
@@ -53,7 +54,7 @@ def seconds_per_mb(corpus: Corpus, models: Models, settings: Any) -> dict[str, f
         "language": partial(langid.measure, load_model(str(models.language), MODEL_SHA256), languages,
                             langid.wanted_languages(languages), array),
         "classifier": partial(score_texts, load_model(str(models.classifier), sha256_file(models.classifier)),
-                              texts, classifier),
+                              array, classifier),
         "tokens": encoding(models, array),
     }
     size = sum(len(text.encode()) for text in texts) / 1e6

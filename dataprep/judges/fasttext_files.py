@@ -105,8 +105,9 @@ class _Reader:
 
     def numbers(self, kind: str) -> tuple[int, ...]:
         """The next numbers, of a format of `struct`."""
-        found: tuple[int, ...] = struct.unpack_from("<" + kind, memoryview(self.content), self.at)
-        self.at += struct.calcsize("<" + kind)
+        size = struct.calcsize("<" + kind)
+        found: tuple[int, ...] = struct.unpack("<" + kind, self.content[self.at : self.at + size].tobytes())
+        self.at += size
         return found
 
     def array(self, kind: str, *shape: int) -> np.ndarray:
