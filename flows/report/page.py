@@ -31,8 +31,8 @@ from gristmill.mixtures.own_code import name_code
 
 REPORT = "report.html"
 MINUTE = "%Y-%m-%d %H:%M"
-NOTE = re.compile(r'(<p class="note">).*?(</p>)', re.DOTALL)
-"""The first one of a page is its own."""
+NOTE = re.compile("(<!--run-->).*?(<!--end of run-->)", re.DOTALL)
+"""Which run a page is of, as its template marks it."""
 EARLIER_RUNS = 5
 """So many reports are looked at for one that is made of the same."""
 SOURCES = (Path(__file__).parent, Path(questions.__path__[0]))

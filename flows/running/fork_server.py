@@ -63,16 +63,23 @@ class ForkServer:
             modules: what the server imports before it forks, unless it has.
             output: the descriptor of the worker's standard output and error.
             command: what it is to do, where the server's inside asks for that.
+
+        Raises:
+            ForkServerError: the server has ended.
         """
-        line, theirs = socket.socketpair()
-        with theirs, self._lock:
-            socket.send_fds(self._socket, [b"w"], [theirs.fileno(), output])
         folder = os.getcwd()
         request = {
             "environment": dict(environment), "modules": list(modules), "folder": folder,
             "path": [folder, *filter(None, sys.path)], "command": list(command),
         }  # fmt: skip
-        line.sendall(json.dumps(request).encode() + b"\n")
+        line, theirs = socket.socketpair()
+        try:
+            with theirs, self._lock:
+                socket.send_fds(self._socket, [b"w"], [theirs.fileno(), output])
+            line.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            line.close()
+            raise ForkServerError(f"the process that others are forked from has ended: {error}") from error
         return Forked(line, self._process)
 
     def close(self) -> None:
@@ -104,9 +111,11 @@ class Forked:
         Raises:
             ForkServerError: the server ended before.
         """
-        answer = self._answers.readline()
+        answer = b""
+        with suppress(ConnectionResetError):  # so it ends where the server had not read the request
+            answer = self._answers.readline()
         if not answer:
-            raise ForkServerError(f"the process that stages are forked from ended with code {self._server.wait()}")
+            raise ForkServerError(f"the process that others are forked from ended with code {self._server.wait()}")
         self.pid = int(answer)
         return self.pid
 

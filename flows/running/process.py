@@ -124,6 +124,9 @@ class StageProcess:
                 else subprocess.Popen([sys.executable, "-m", "gristmill.flows.running.execute", str(stage_folder)],
                                       stdin=subprocess.DEVNULL, stdout=write, stderr=write, start_new_session=True,
                                       env=environment))
+        except BaseException:
+            self._output.close()
+            raise
         finally:
             os.close(write)
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)

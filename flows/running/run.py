@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -20,7 +20,7 @@ from gristmill.flows.running.capacity import (
     documents_of,
     shortage,
 )
-from gristmill.flows.running.fork_server import ForkServer
+from gristmill.flows.running.fork_server import ForkServer, ForkServerError
 from gristmill.flows.running.process import Event, StageProcess
 from gristmill.flows.running.progress import ProgressFile
 from gristmill.flows.running.stage_server import is_forkable
@@ -269,8 +269,10 @@ class Runner:
         self, node: Node, folder: StageFolder, log: Path, take: Callable[[Event], None], secrets: str | None
     ) -> StageProcess:
         """Start a stage's process: as a fork of what has imported all that it needs, where that is there."""
-        server = self.server if is_forkable(self.plan, node.name) else None
-        return StageProcess(folder.path, log, take, secrets, server if server and server.is_running else None)
+        if self.server and self.server.is_running and is_forkable(self.plan, node.name):
+            with suppress(ForkServerError):  # it ended this very moment
+                return StageProcess(folder.path, log, take, secrets, self.server)
+        return StageProcess(folder.path, log, take, secrets)
 
     def _advice(self, node: Node) -> str:
         """What to do where a stage ran out of memory."""
