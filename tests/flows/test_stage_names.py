@@ -31,6 +31,7 @@ ALLOWED = {
     "dataprep/examples/kept_examples.py": "folders below one stage's own output, called after its steps",
     "flows/authoring/try_function.py": "what a function may be for, called after the steps that have one",
     "flows/cli/try_command.py": "what a function may be for, called after the steps that have one",
+    "flows/planning/at_scale.py": "what each of four stages takes for 10^9 documents, by the constants of its own code",
     "flows/report/document_sections.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/evaluation.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/mixture.py": "each section of the page is about one stage, whose summary it reads",
