@@ -26,7 +26,7 @@ from gristmill.flows.running.progress import ProgressFile
 from gristmill.flows.running.stage_server import is_forkable
 from gristmill.flows.stages.plan import Node, Plan
 from gristmill.flows.store.lease import Lease, acquire, running_owner
-from gristmill.flows.store.store import StageFolder, Store, remove_tree
+from gristmill.flows.store.store import WORK_FORMAT, StageFolder, Store, remove_tree
 from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.training import HOW_KEYS
@@ -201,11 +201,11 @@ class Runner:
 
     def _make(self, node: Node, folder: StageFolder, lease: Lease, workers: int) -> Outcome:
         started = time.time()
-        resuming = folder.work.exists() and any(folder.work.iterdir())
         header = self.header(node)
         # Only the process has to know the credentials of an address; its next attempt gets them again.
         written, secrets = split_secrets(self.describe(node, workers))
         folder.begin(written)
+        resuming = folder.work.exists() and any(folder.work.iterdir())
         self.observer.stage_started(node, resuming, folder)
         self._warn_of_memory(node)
         self._run_process(node, folder, lease, folder.logs / f"{lease.number}.log", secrets)
@@ -223,7 +223,8 @@ class Runner:
         """What a stage's process gets: all that is in `stage.json`, credentials included."""
         engine = {**self.engine.model_dump(mode="json"), "workers": workers or self.engine.workers}
         return {
-            **self.header(node), "launch": node.stage.launch, "run": node.stage.run, "config": dict(node.config),
+            **self.header(node), WORK_FORMAT: node.stage.work_format, "launch": node.stage.launch,
+            "run": node.stage.run, "config": dict(node.config),
             "inputs": [{"stage": name, "folder": str(self.folder(name).data)} for name in node.inputs],
             "trained": [name for name in node.inputs if self.plan[name].stage.trains],
             "origins": self._origins(node), "engine": engine,

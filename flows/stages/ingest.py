@@ -47,5 +47,6 @@ def preflight(
 
 STAGE = Stage(
     INGEST, 2, "gristmill.dataprep.reading.ingest:run", configure, parallel=True, preflight=preflight,
+    work_format=2,
     report=("gristmill.flows.report.document_sections:damaged_files",
             "gristmill.flows.report.document_sections:skipped_records"))

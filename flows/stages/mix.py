@@ -52,6 +52,7 @@ def preflight(
 STAGE = Stage(
     "mix", 8, "gristmill.tokenize.mixing.mix:run", configure, documents("tokenizer", "tokenize", "import_tokens"),
     parallel=True,
+    work_format=2,
     preflight=preflight,
     pace="a sample has too few tokens to be mixed", topics={"packed": "packed.json"},
     report=("gristmill.flows.report.mixture:mixture_section",))

@@ -50,6 +50,8 @@ class Stage:
     Attributes:
         name: what users call it; of a step of `prepare` also its key there.
         version: raised whenever the same recipe gives an output with another meaning or other bytes.
+        work_format: raised whenever what an interrupted attempt leaves has another form: the next attempt then begins
+            anew, as it could not read it.
         run: `module:function`, imported in the stage's own process only.
         configure: what it reads of the manifest; of a step of `prepare` always its settings.
         needs: which stages' outputs it reads; of a step always the documents and the steps before it.
@@ -91,6 +93,7 @@ class Stage:
     recipe: Callable[[Any, Recipe], Recipe] = lambda section, named: named
     rules: str = "gristmill.dataprep.replay:rules"
     ranking: str | None = None
+    work_format: int = 1
     parallel: bool = False
     memory: Memory | None = None
     preflight: Preflight | None = None

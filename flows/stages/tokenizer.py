@@ -103,4 +103,5 @@ def preflight(
 
 STAGE = Stage(
     "tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", configure, documents(), parallel=True,
+    work_format=2,
     preflight=preflight)

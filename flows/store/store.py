@@ -81,6 +81,9 @@ KEPT_LIST = "kept.json"
 LAST_WORK = ("result.json", KEPT_LIST)
 """Files of work/ that are removed last and in this order, so that a killed cleaning resumes with the same list."""
 
+WORK_FORMAT = "work_format"
+"""The key of a stage's description that says which form its `work/` has; 1 where it is absent."""
+
 
 class CorruptError(RuntimeError):
     """A committed output is not what its manifest says."""
@@ -144,10 +147,17 @@ class StageFolder:
                 yield f"{file} has the committed size but not the committed checksum"
 
     def begin(self, description: Mapping[str, Any]) -> None:
-        """Write down what is to be made, and put a damaged commit aside so that the work continues."""
+        """Write down what is to be made, and put a damaged commit aside so that the work continues.
+
+        What an interrupted attempt has left in a form that is no longer read is removed.
+        """
+        written = self.path / "stage.json"
+        if self.work.exists() and written.exists() and (
+                read_json(written).get(WORK_FORMAT, 1) != description.get(WORK_FORMAT, 1)):
+            remove_tree(self.work)
         for folder in (self.data, self.work, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "stage.json", description)
+        write_json(written, description)
         success = self.path / "_SUCCESS"
         if success.exists():
             number = len(list(self.path.glob("_CORRUPT.*")))
