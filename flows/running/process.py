@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,8 @@ from gristmill.dataprep.files import is_local
 from gristmill.dataprep.secrets import VARIABLE, mask_addresses, mask_text
 from gristmill.flows.running.fork_server import Forked, ForkServer
 
+TURN_SECONDS = 1.0
+"""So long is waited at a time."""
 TERMINATE_SECONDS = 15.0
 """For a checkpoint after SIGTERM. Whoever cancels in the UI waits for as long, and Prefect kills after 30 s."""
 KILL_SECONDS = 5.0
@@ -87,10 +90,16 @@ class ForkedProcess:
         """Its exit code, once it has ended."""
         return self._code
 
-    def wait(self) -> int:
-        """Its exit code, when it has ended (negative: the signal that ended it)."""
-        self._thread.join()
-        assert self._code is not None
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, when it has ended (negative: the signal that ended it).
+
+        Raises:
+            subprocess.TimeoutExpired: it has not, after so many seconds.
+        """
+        self._thread.join(timeout)
+        if self._code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
         return self._code
 
     def _wait(self) -> None:
@@ -139,8 +148,15 @@ class StageProcess:
         return self._process.pid
 
     def wait(self) -> int:
-        """Wait for the end and return the exit code (negative: the signal that ended it)."""
-        code = self._process.wait()
+        """Wait for the end and return the exit code (negative: the signal that ended it).
+
+        In turns: an interrupt that comes between Python's last look for one and the system call that waits is seen
+        when that call ends.
+        """
+        code = None
+        while code is None:
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(TURN_SECONDS)
         self._reader.join(timeout=5)
         return code
 

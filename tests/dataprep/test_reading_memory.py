@@ -145,9 +145,10 @@ print(json.dumps({"bytes": peak_resident_bytes(), **found["counts"]["dropped"]})
 
 
 @pytest.mark.slow
-def test_no_step_of_ingest_holds_more_of_three_million_documents_than_of_one(tmp_path: Path) -> None:
+def test_no_step_of_ingest_holds_more_of_four_million_documents_than_of_one(tmp_path: Path) -> None:
+    """What is resident differs by some 80 MB from run to run; a list of all documents would have 60 bytes of each."""
     peaks = {}
-    for number in (1_000_000, 3_000_000):
+    for number in (1_000_000, 4_000_000):
         folder = tmp_path / str(number)
         folder.mkdir()
         command = [sys.executable, "-c", INGEST, str(folder), str(number)]
@@ -155,4 +156,4 @@ def test_no_step_of_ingest_holds_more_of_three_million_documents_than_of_one(tmp
         assert found["ingest/repeated"] == number // 100
         peaks[number] = found["bytes"]
         shutil.rmtree(folder)
-    assert peaks[3_000_000] < 1.1 * peaks[1_000_000] < 1 << 30, peaks
+    assert peaks[4_000_000] < peaks[1_000_000] + 3_000_000 * 45 < 1 << 30, peaks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from gristmill.dataprep.files import read_json, write_json
+from gristmill.flows.running.process import TURN_SECONDS
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.store import store
 from gristmill.flows.store.lease import LeaseLostError
@@ -159,6 +161,24 @@ def test_an_interrupt_ends_the_whole_process_group(toy_runner: Make) -> None:
     pids = [int(pid) for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()]
     assert [is_running(pid) for pid in pids] == [False, False]
     assert os.getpid() not in pids
+
+
+def test_a_stage_is_waited_for_in_turns_so_that_no_interrupt_is_heard_at_its_end_alone(
+    toy_runner: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float | None] = []
+    wait = subprocess.Popen.wait
+
+    def wait_in_turns(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waited.append(timeout)
+        if len(waited) == 2:
+            raise KeyboardInterrupt
+        return wait(process, timeout and 0.01)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_in_turns)
+    with pytest.raises(KeyboardInterrupt):
+        toy_runner(waiting={}).run_stage("waiting")
+    assert waited[:2] == [TURN_SECONDS, TURN_SECONDS]
 
 
 @pytest.fixture
