@@ -198,7 +198,7 @@ def by_role(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return dict(sorted(rows.items()))
 
 
-@pytest.mark.parametrize("rule", ["survivors", "connected"])
+@pytest.mark.parametrize("rule", ["survivors", pytest.param("connected", marks=pytest.mark.slow)])
 def test_neither_shards_nor_partitions_nor_the_cut_of_the_index_decide(
     run_dedup: Callable, monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:
