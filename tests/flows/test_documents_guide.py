@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from gristmill.flows.cli.main import app
+from tests.flows.doc_pages import BLOCK, run_command
 
 pytestmark = pytest.mark.slow
 
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "documents.md"
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -36,12 +32,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run_command(line: str) -> str:
-    done = CliRunner(env={"COLUMNS": "60"}).invoke(app, shlex.split(line)[1:])
-    assert done.exit_code == 0, (line, done.output, done.exception)
-    return done.stdout
-
-
 def run_python(text: str) -> str:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -57,7 +47,7 @@ def test_every_example_of_the_page_runs(folder: Path, monkeypatch: pytest.Monkey
         if kind == "yaml":
             (folder / text.splitlines()[0].removeprefix("# ")).write_text(text)
         elif kind == "bash":
-            said |= {line: run_command(line) for line in text.splitlines()}
+            said |= {line: run_command(line, 60) for line in text.splitlines()}
         elif kind == "python":
             said[text] = run_python(text)
     assert len(said) == 14

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from gristmill.dataprep.judges.fasttext_models import MODEL_VARIABLE
-from gristmill.flows.cli.main import app
+from tests.flows.doc_pages import BLOCK, run_command
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "languages.md"
 MODEL = PAGE.parents[2] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is not here")]
 TEXTS = {
     "en": ["The river ran past the old mill all day.", "Nobody had seen the miller since the spring floods of {n}.",
@@ -47,25 +43,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run_command(line: str) -> str:
-    done = CliRunner(env={"COLUMNS": "80"}).invoke(app, shlex.split(line)[1:])
-    assert done.exit_code == 0, (line, done.output, done.exception)
-    return done.stdout
-
-
 def test_the_page_says_what_happens(folder: Path) -> None:
     said: dict[str, str] = {}
     for kind, text in BLOCK.findall(PAGE.read_text()):
         if kind == "yaml":
             (folder / text.splitlines()[0].removeprefix("# ")).write_text(text)
         elif kind == "bash":
-            said |= {line: run_command(line) for line in text.splitlines()}
+            said |= {line: run_command(line, 80) for line in text.splitlines()}
     (table,) = (folder / "gristmill-store" / "filter").glob("*/data/part-*.parquet")
     rows = pq.read_table(table).to_pylist()
     assert {row["rules_language"] for row in rows} == {"general", "de", "fr", None}
     assert rows[-1]["reason"] == "de/gopher_quality/max_mean_word_length"
     assert sum(bool(row["keep"]) for row in rows) >= 12
-    why = run_command("gristmill explain several.yaml " + rows[-1]["id"].hex())
+    why = run_command("gristmill explain several.yaml " + rows[-1]["id"].hex(), 80)
     assert "dropped: de/gopher_quality/max_mean_word_length" in why
     assert "threshold 12" in why
     scores, lengths = (next(text for line, text in said.items() if key in line) for key in ("langid.keep", "max_mean"))
