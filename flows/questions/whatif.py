@@ -399,7 +399,7 @@ def _print_rules(console: Console, found: Mapping[str, Any]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for name in sorted(shown, key=lambda name: (-rules[name]["then"]["failing"], name)):
         counts = (rules[name][side][what] for what in ("failing", "only") for side in ("now", "then"))
-        table.add_row(short_name(name.partition("/")[2]), *(f"{count:,}" for count in counts))
+        table.add_row(short_name(name), *(f"{count:,}" for count in counts))
     if shown:
         console.print()
         console.print(table)

@@ -73,7 +73,7 @@ def test_a_sample_of_whatif_shows_its_locator_whole_and_the_text_that_fits(capsy
                for locator in (LONG, "a#1")]
     print_replay({
         "now": sizes, "then": sizes, "tokens_known": False, "unseen": {},
-        "rules": {"filter/gopher_repetition/max_duplicate_10gram_char_ratio": {
+        "rules": {"gopher_repetition/max_duplicate_10gram_char_ratio": {
             "now": {"failing": 1, "only": 1}, "then": {"failing": 2, "only": 1}}},
         "cuts": [{"rule": "filter/x", "key": "filter.x", "now": 50, "then": 400, "failing": samples, "passing": []}],
     })  # fmt: skip
