@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gristmill.dataprep.files import as_path
-from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Wandb
+from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Trackers
 
 EVENT_PREFIX = "@gristmill "
 """Lines of a stage process that begin so are events in JSON; all others are log."""
@@ -93,7 +93,7 @@ class Context:
         permanent_every: training steps between checkpoints that are never deleted; none are if absent.
         stream: how training reads its rows.
         deterministic: whether operations whose result may differ between two runs are refused.
-        wandb, profile: how a training is watched.
+        trackers, profile: how a training is watched.
         origins: committed outputs, by stage, that know more of the documents trained on; for loss-spike reports.
         began_with: fingerprints of the models that a training begins with, by stage.
         following: on the first rank of those that work in one folder, the store that follows it.
@@ -118,7 +118,7 @@ class Context:
     permanent_every: int | None = None
     stream: Stream = field(default_factory=Stream)
     deterministic: bool = False
-    wandb: Wandb | None = None
+    trackers: Trackers = field(default_factory=Trackers)
     profile: Profile | None = None
     origins: Mapping[str, Path] = field(default_factory=dict)
     began_with: Mapping[str, str] = field(default_factory=dict)

@@ -191,6 +191,41 @@ class Wandb(Section):
     """`offline` writes to the stage's working folder, for `wandb sync`."""
 
 
+class Mlflow(Section):
+    """MLflow beside metrics.jsonl and TensorBoard (extra `mlflow`)."""
+
+    tracking_uri: Annotated[str, Field(min_length=1)]
+    """A server, `http://HOST:PORT`, or a database, `sqlite:////FOLDER/mlflow.db`."""
+    experiment: Annotated[str, Field(min_length=1)]
+    """Where the run appears; made if there is none of this name."""
+    name: str | None = None
+    """What the run is called; MLflow makes up a name if absent."""
+
+
+class Trackio(Section):
+    """trackio beside metrics.jsonl and TensorBoard (extra `trackio`): a database on this machine, in the folder that
+    the variable TRACKIO_DIR names, which `trackio show` reads."""
+
+    project: Annotated[str, Field(min_length=1)]
+    """Where the run appears."""
+    name: str | None = None
+    """What the run is called; the name of its working folder, as a hash, if absent. No two trainings of a project may
+    have the same, since a run that is there is continued."""
+    server_url: str | None = None
+    """A server of trackio's to send to instead."""
+
+
+class Trackers(Section):
+    """Where trainings are logged to besides metrics.jsonl and TensorBoard."""
+
+    wandb: Wandb | None = None
+    """Weights & Biases."""
+    mlflow: Mlflow | None = None
+    """MLflow."""
+    trackio: Trackio | None = None
+    """trackio."""
+
+
 class Profile(Section):
     """A trace of some steps by PyTorch's profiler, in the stage's working folder: `profile/rank-0.json.gz`."""
 

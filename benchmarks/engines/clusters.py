@@ -59,9 +59,10 @@ pekko.ask.timeout: 5 min
 pekko.startup-timeout: 5 min
 heartbeat.timeout: 300000
 taskmanager.slot.timeout: 5 min
+classloader.resolve-order: parent-first
 """
 """On the loopback address, and patient. Flink's scripts, which the package lacks, would reckon what is said of memory.
-"""
+Beam's classes are in the job server's jar, which TaskManagers have too, and load once for all jobs."""
 FLINK_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *(
     f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in (
         "lang", "lang.invoke", "lang.reflect", "io", "net", "nio", "text", "time", "util", "util.concurrent",
@@ -155,16 +156,16 @@ def start_flink(folder: Path) -> Cluster:
         raise MissingEngineError("flink: needs java, which is not on this machine")
     lines = [line for line in FLINK_VERSIONS if distributions.is_there(distributions.flink(line))]
     line = lines[-1] if lines else FLINK_VERSIONS[-1]
-    distributions.find(distributions.flink(line))
+    server = distributions.find(distributions.flink(line))
     jars = distributions.find(distributions.flink_cluster(line)).parent
     rest, rpc = free_port(), free_port()
     (folder / "config.yaml").write_text(FLINK_SETTINGS.format(rest=rest, rpc=rpc, folder=folder))
     command = {"command": str(program()), "env": {"PYTHONPATH": CHECKOUT}}
     made = Cluster({"runner": "flink", "address": f"127.0.0.1:{rest}", "options": {
         "flink_version": line, "parallelism": 2, "environment_type": "PROCESS",
-        "environment_config": json.dumps(command),
+        "environment_config": json.dumps(command), "job_server_jvm_properties": list(FLINK_JAVA[:3]),
     }}, f"a JobManager and two TaskManagers of Flink {line}, a worker below each (PROCESS)")
-    begin = ("java", *FLINK_JAVA, "-cp", f"{jars}/*")
+    begin = ("java", *FLINK_JAVA, "-cp", f"{jars}/*:{server}")
     config = ("--configDir", str(folder))
     made.start(folder, *begin, "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint", *config)
     for _ in range(2):

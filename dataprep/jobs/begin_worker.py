@@ -6,6 +6,7 @@ It is text, and no code that Python has compiled, so that a worker of another Py
 
     CACHE/packages/<digest>/gristmill/...    the package, by its content
     CACHE/files/<SHA-256>/<name>             files that the functions of jobs name: models, lists of words
+    CACHE/folders/<digest>/...               models' folders that they name: links to their files
 
 CACHE is `$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else `~/.cache/gristmill`, of the worker.
 """
@@ -87,7 +88,8 @@ def call(job: Mapping[str, Any], *arguments: Any) -> Any:
 
     Args:
         job: `store` (URL or folder), `package` (its digest), `wheel` (below the store), `function` (pickled),
-            `python` (its version), `options` (for fsspec) and `files` (path there -> SHA-256).
+            `python` (its version), `options` (for fsspec), `files` (path there -> SHA-256) and `folders` (path there ->
+            path in it -> SHA-256).
         arguments: for the function.
 
     Raises:

@@ -7,7 +7,8 @@ it. Beside it travels what it names of this machine:
     STORE/carried/files/<SHA-256>/<name>                           local files that the function names
     STORE/carried/kernels/<sources>/<kernel>.<key>                 machine code that the first worker compiled
 
-All are named by their content, or by what it is made of, written once, and fetched by each worker once. The wheel is a
+A folder that it names is taken along, file by file, where it is a model's: one with a config.json. All are named by
+their content, or by what it is made of, written once, and fetched by each worker once. The wheel is a
 whole one, so that images for workers can be made from it too (`pip install`, with what it requires).
 """
 
@@ -29,6 +30,7 @@ from typing import Any
 
 from gristmill.dataprep.files import as_path, atomic_write, carried_files, is_local, sha256_file
 from gristmill.dataprep.jobs import begin_worker
+from gristmill.dataprep.models.model_folders import CONFIG_FILE
 from gristmill.dataprep.text.machine_code import FOLDER as KERNELS
 from gristmill.dataprep.text.machine_code import share
 
@@ -59,8 +61,11 @@ def carry(function: Callable[..., Any]) -> Callable[..., Any]:
 
     digest, _ = package()
     wheel = _send_package(store)
-    files = {str(path): _send_file(store, path, _stamp(path)) for path in sorted(set(_local_files(function, store)))}
-    job = {"store": str(store), "package": digest, "wheel": wheel, "files": files,
+    named = sorted(set(_local_files(function, store)))
+    files = {str(path): _send_file(store, path, _stamp(path)) for path in named if path.is_file()}
+    folders = {str(path): {str(one.relative_to(path)): _send_file(store, one, _stamp(one))
+                           for one in sorted(path.rglob("*")) if one.is_file()} for path in named if path.is_dir()}
+    job = {"store": str(store), "package": digest, "wheel": wheel, "files": files, "folders": folders,
            "python": ".".join(map(str, sys.version_info[:2])),
            "options": {} if is_local(store) else dict(store.storage_options),  # type: ignore[attr-defined]
            "function": cloudpickle.dumps(function)}
@@ -102,7 +107,14 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 @cache
 def _send_file(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
-    """Put a file into a store, once in a process unless it changes; its SHA-256."""
+    """Put a file into a store, once in a process unless it changes; its SHA-256.
+
+    Raises:
+        ValueError: it is too large.
+    """
+    if path.stat().st_size > MOST_FILE_BYTES:
+        raise ValueError(f"{path} has more than {MOST_FILE_BYTES >> 30} GiB: put it where all workers see it, and name "
+                         "it by its URL")
     sha256 = sha256_file(path)
     target = store / FOLDER / "files" / sha256 / path.name
     if not target.exists():
@@ -117,7 +129,12 @@ def call_here(job: Mapping[str, Any], *arguments: Any) -> Any:
     store = as_path(job["store"])
     share(store / FOLDER / KERNELS)
     function = _loaded(job["function"])
-    files = {path: store / FOLDER / "files" / sha256 / Path(path).name for path, sha256 in job["files"].items()}
+
+    def in_store(files: Mapping[str, str]) -> dict[str, Path]:
+        return {path: store / FOLDER / "files" / sha256 / Path(path).name for path, sha256 in files.items()}
+
+    files: dict[str, Path | Mapping[str, Path]] = {
+        **in_store(job["files"]), **{path: in_store(inside) for path, inside in job["folders"].items()}}
     token = carried_files.set(files)
     try:
         result = function(*arguments)
@@ -126,7 +143,7 @@ def call_here(job: Mapping[str, Any], *arguments: Any) -> Any:
     return _one_by_one(result, files) if isinstance(result, Iterator) else result
 
 
-def _one_by_one(results: Iterator[Any], files: Mapping[str, Path]) -> Iterator[Any]:
+def _one_by_one(results: Iterator[Any], files: Mapping[str, Path | Mapping[str, Path]]) -> Iterator[Any]:
     """What a generator yields: between two of them whoever asks has files of its own."""
     while True:
         token = carried_files.set(files)
@@ -148,7 +165,7 @@ def _loaded(function: bytes) -> Callable[..., Any]:
 
 
 def _local_files(value: Any, store: Path) -> Iterator[Path]:
-    """Files of this machine outside the store that a function names among its arguments."""
+    """Files, and models' folders, of this machine outside the store that a function names among its arguments."""
     if isinstance(value, partial):
         yield from _local_files([value.args, value.keywords], store)
     elif isinstance(value, Mapping):
@@ -160,10 +177,8 @@ def _local_files(value: Any, store: Path) -> Iterator[Path]:
         yield from _local_files([getattr(value, one.name) for one in fields(value)], store)
     elif isinstance(value, str | Path) and str(value).startswith("/"):
         path = Path(str(value))
-        if is_local(as_path(value)) and not path.is_relative_to(str(store)) and path.is_file():
-            if path.stat().st_size > MOST_FILE_BYTES:
-                raise ValueError(f"{path} has more than {MOST_FILE_BYTES >> 30} GiB: put it where all workers see it, "
-                                 "and name it by its URL")
+        if is_local(as_path(value)) and not path.is_relative_to(str(store)) and (
+                path.is_file() or (path / CONFIG_FILE).is_file()):
             yield path
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.mixtures.engine import FLINK_VERSIONS
@@ -37,6 +36,62 @@ FLINK_VERSION = FLINK_VERSIONS[-1]
 """The one taken where none is named, as Beam does."""
 JOB_SERVER = "org.apache.beam:beam-runners-flink-{line}-job-server:{beam}"
 """Beam's job server for Flink, in Maven's words."""
+RUNNERS = {"1.19": "2.62.0"}
+"""Line of Flink -> Beam of the runner that a job server is assembled from where the repository has none: one that
+repositories with a part of Maven Central have too, with all that it requires. The tests run this Beam's jobs by it."""
+RUNNER_POM = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>gristmill</groupId>
+  <artifactId>job-server</artifactId>
+  <version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.beam</groupId>
+      <artifactId>beam-runners-flink-{line}</artifactId>
+      <version>{beam}</version>
+      <exclusions>
+        <exclusion><groupId>org.apache.beam</groupId><artifactId>beam-sdks-java-transform-service-launcher</artifactId></exclusion>
+        <exclusion><groupId>org.apache.flink</groupId><artifactId>flink-rpc-akka-loader</artifactId></exclusion>
+        <exclusion><groupId>org.apache.flink</groupId><artifactId>flink-shaded-zookeeper-3</artifactId></exclusion>
+        <exclusion><groupId>io.grpc</groupId><artifactId>*</artifactId></exclusion>
+        <exclusion><groupId>org.conscrypt</groupId><artifactId>*</artifactId></exclusion>
+      </exclusions>
+    </dependency>
+    <dependency>
+      <groupId>org.slf4j</groupId>
+      <artifactId>slf4j-simple</artifactId>
+      <version>1.7.30</version>
+    </dependency>
+  </dependencies>
+  <build><plugins><plugin>
+    <groupId>org.apache.maven.plugins</groupId>
+    <artifactId>maven-shade-plugin</artifactId>
+    <version>3.6.0</version>
+    <executions><execution>
+      <phase>package</phase>
+      <goals><goal>shade</goal></goals>
+      <configuration>
+        <createDependencyReducedPom>false</createDependencyReducedPom>
+        <transformers>
+          <transformer implementation="org.apache.maven.plugins.shade.resource.ServicesResourceTransformer"/>
+          <transformer implementation="org.apache.maven.plugins.shade.resource.ManifestResourceTransformer">
+            <mainClass>org.apache.beam.runners.flink.FlinkJobServerDriver</mainClass>
+          </transformer>
+        </transformers>
+        <filters><filter>
+          <artifact>*:*</artifact>
+          <excludes><exclude>META-INF/*.SF</exclude><exclude>META-INF/*.DSA</exclude><exclude>META-INF/*.RSA</exclude></excludes>
+        </filter></filters>
+      </configuration>
+    </execution></executions>
+  </plugin></plugins></build>
+</project>
+"""
+"""Puts a runner and what it requires into one jar, which starts as Beam's job server and goes to Flink with each job:
+without what only a Flink inside of it, ZooKeeper and Google's stores want, and without signatures, which are those of
+the jars that it was made from."""
+MAVEN = ("mvn", "--batch-mode", "--quiet", "--strict-checksums", "-Dstyle.color=never")
 PRISM = "github.com/apache/beam/sdks/v2"
 """The Go module that has Prism."""
 LISTENER = "go/pkg/beam/runners/prism/internal/jobservices/server.go"
@@ -71,16 +126,18 @@ class Part:
         folder: its folder in the cache, with its version.
         file: what of it is run, below the folder.
         tool: the program that fetches it.
-        fetch: puts it into an empty folder.
+        fetch: puts it into an empty folder; returns what is to be said of it, if anything.
         needs: the part without which it is of no use, if any: it is not fetched then, unless it is named.
+        instead: fetched where this one cannot be had, unless this one was named.
     """
 
     name: str
     folder: str
     file: str
     tool: str
-    fetch: Callable[[Path], None]
+    fetch: Callable[[Path], str | None]
     needs: Part | None = None
+    instead: Part | None = None
 
     @property
     def path(self) -> Path:
@@ -108,28 +165,16 @@ def spark() -> Part:
 
 def flink(line: str = FLINK_VERSION) -> Part:
     """Beam's job server for a line of Flink, such as `2.2`, which this machine hands jobs to."""
-    def fetch(folder: Path) -> None:
-        artifact = JOB_SERVER.format(line=line, beam=beam_version())
-        maven = ("mvn", "--batch-mode", "--quiet", "--strict-checksums", "-Dstyle.color=never")
-        try:
-            _call(*maven, "dependency:get", f"-Dartifact={artifact}", "-Dtransitive=false")
-        except MissingEngineError as error:
-            if not any(words in str(error) for words in ("was not found", "Could not find")):
-                raise
-            raise MissingEngineError(
-                f"flink-{line}: Maven's repository here has no {artifact}; to take it from a file: "
-                f"`python -m {__spec__.name} flink-{line}=FILE`") from error
-        _call(*maven, "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}",
-              "-Dmdep.stripVersion=true")
-
     jar = f"beam-runners-flink-{line}-job-server.jar"
-    return Part(f"flink-{line}", f"flink-{line}-beam-{beam_version()}", jar, "mvn", fetch)
+    return Part(f"flink-{line}", f"flink-{line}-beam-{beam_version()}", jar, "mvn", partial(_fetch_flink, line, jar),
+                instead=None if line in RUNNERS else flink(next(iter(RUNNERS))))
 
 
 def flink_cluster(line: str = FLINK_VERSION) -> Part:
     """Flink itself, to start a cluster for a trial: the distribution's Java, which the PyPI package has whole."""
     return Part(f"flink-cluster-{line}", f"flink-cluster-{line}", "lib/flink-dist.jar", sys.executable,
-                partial(_fetch_flink_cluster, line), flink(line))
+                partial(_fetch_flink_cluster, line), flink(line),
+                None if line in RUNNERS else flink_cluster(next(iter(RUNNERS))))
 
 
 def dataflow() -> Part:
@@ -199,21 +244,24 @@ def lay(file: Path, part: Part) -> str:
         raise MissingEngineError(f"{part.name}: is more than one file, and is fetched whole")
     if not file.is_file():
         raise MissingEngineError(f"{part.name}: cannot be taken from {file}, which is no file")
-    return _put(part, lambda folder: shutil.copy(file, folder / part.file))
+    def copy(folder: Path) -> None:
+        shutil.copy(file, folder / part.file)
+
+    return _put(part, copy)
 
 
-def _put(part: Part, fill: Callable[[Path], Any]) -> str:
+def _put(part: Part, fill: Callable[[Path], str | None]) -> str:
     """Make a part's folder anew, whole or not at all."""
     folder = cache_folder() / part.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{part.folder}.") as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
-        fill(made)
+        said = fill(made)
         (made / WHOLE).write_text(json.dumps({part.file: _sha256(made / part.file)}))
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
-    return f"{part.name}: fetched into {folder}"
+    return f"{part.name}: fetched into {folder}{said or ''}"
 
 
 def _is_whole(folder: Path) -> bool:
@@ -267,6 +315,29 @@ def _fetch_spark(folder: Path) -> None:
         script.chmod(0o755)
 
 
+def _fetch_flink(line: str, jar: str, folder: Path) -> str | None:
+    """Get the job server of a line as Beam publishes it; where the repository has none, assemble one, and say so."""
+    artifact = JOB_SERVER.format(line=line, beam=beam_version())
+    try:
+        _call(*MAVEN, "dependency:get", f"-Dartifact={artifact}", "-Dtransitive=false")
+    except MissingEngineError as error:
+        if not any(words in str(error) for words in ("was not found", "Could not find")):
+            raise
+        lacks = f"Maven's repository here has no {artifact}"
+        if line not in RUNNERS:
+            raise MissingEngineError(f"flink-{line}: {lacks}; to take it from a file: "
+                                     f"`python -m {__spec__.name} flink-{line}=FILE`") from error
+        source = folder.parent / "source"
+        source.mkdir()
+        (source / "pom.xml").write_text(RUNNER_POM.format(line=line, beam=RUNNERS[line]))
+        _call(*MAVEN, "package", folder=source)
+        (source / "target" / "job-server-1.jar").rename(folder / jar)
+        return f"; {lacks}, so that it was assembled from Beam {RUNNERS[line]}'s runner"
+    _call(*MAVEN, "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}",
+          "-Dmdep.stripVersion=true")
+    return None
+
+
 def _fetch_flink_cluster(line: str, folder: Path) -> None:
     """Lay the Java of the archive of `apache-flink-libraries` out, the distribution's jar under a name without version.
     """
@@ -303,23 +374,26 @@ def main(names: list[str]) -> int:
     Args:
         names: `NAME=FILE` takes what of it is run from a file, for what a registry lacks.
     """
-    asked = [name.partition("=") for name in names or PARTS]
+    asked = [name.partition("=") for name in names]
     known = {**PARTS, **LINES}
     unknown = {name for name, _, _ in asked} - known.keys()
     if unknown:
         print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
         return 2
+    wanted = [(known[name](), file) for name, _, file in asked] or [(part(), "") for part in PARTS.values()]
     missing = 0
-    for name, _, file in asked:
+    for part, file in wanted:
         try:
-            part = known[name]()
             if not names and part.needs is not None and not is_there(part.needs):
                 raise MissingEngineError(f"{part.name}: is not fetched, for {part.needs.name} is not there, without "
                                          "which it is of no use")
             print(lay(Path(file), part) if file else fetch(part), flush=True)
         except MissingEngineError as error:
-            missing = 1
             print(error, file=sys.stderr, flush=True)
+            if not names and part.instead is not None:
+                wanted.append((part.instead, ""))
+            else:
+                missing = 1
     return missing
 
 

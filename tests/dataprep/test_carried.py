@@ -25,6 +25,10 @@ from gristmill.dataprep.files import as_path, sha256_file
 from gristmill.dataprep.jobs import begin_worker
 from gristmill.dataprep.jobs import carried as carried_module
 from gristmill.dataprep.jobs.carried import FOLDER, carry, carry_step, package, through
+from gristmill.dataprep.jobs.engine import do_group
+from gristmill.dataprep.models.score_documents import score_shard
+from gristmill.mixtures.steps.own_steps import Annotate
+from tests.dataprep.small_models import write_word_vectors
 
 LIBRARIES = str(Path(np.__file__).parents[1])
 STRANGER = "import sys; sys.path.append(sys.argv.pop(1)); "
@@ -77,6 +81,51 @@ def test_a_worker_without_the_package_gets_it_and_the_files_that_a_job_names(tmp
                                         f"/.cache/gristmill/packages/{digest}/gristmill/__init__.py"]), done.stderr
     (file,) = (tmp_path / "first" / ".cache" / "gristmill" / "files").glob("*/words.txt")
     assert file.read_text() == "of this machine"
+
+
+def listing(folder: str, plain: str) -> Callable[[str], Iterator[str]]:
+    """A function of a job that reads all files of a folder, and looks for another one."""
+
+    def read(folder: str, plain: str, element: str) -> Iterator[str]:
+        from gristmill.dataprep.files import as_path
+
+        there = as_path(folder)
+        files = [path for path in there.rglob("*") if path.is_file()]
+        yield from sorted(f"{path.relative_to(there)}: {path.read_text()}" for path in files)
+        yield f"{element}: {as_path(plain).exists()}"
+
+    return partial(read, folder, plain)
+
+
+def test_a_models_folder_is_carried_whole_and_one_that_is_no_models_is_not(tmp_path: Path) -> None:
+    model, plain = tmp_path / "model", tmp_path / "plain"
+    for name in ("config.json", "1_Pooling/config.json", "weights"):
+        (model / name).parent.mkdir(parents=True, exist_ok=True)
+        (model / name).write_text(f"content of {name}")
+    plain.mkdir()
+    (plain / "secret").write_text("stays")
+    with through(tmp_path / "store"):
+        carried = carry(listing(str(model), str(plain)))
+    assert not [*(tmp_path / "store").rglob("secret")]
+    shutil.rmtree(model)
+    shutil.rmtree(plain)
+    for home in (tmp_path / "first", tmp_path / "second"):
+        for element in ("a", "b"):
+            done = in_stranger(carried, element, home)
+            assert done.stdout == repr([
+                "1_Pooling/config.json: content of 1_Pooling/config.json", "config.json: content of config.json",
+                "weights: content of weights", f"{element}: False"]), done.stderr
+        assert len(list((home / ".cache" / "gristmill" / "folders").iterdir())) == 1
+
+
+def test_a_step_that_scores_by_a_model_carries_its_folder(tmp_path: Path) -> None:
+    folder = write_word_vectors(tmp_path / "model")
+    section = Annotate.model_validate({"model": {"path": str(folder), "like": {"prose": "w1 w2"}}})
+    process = partial(score_shard, inputs={}, config=section.model_dump(mode="json"), sha256="", out=tmp_path / "out")
+    with through(tmp_path / "store"):
+        carry(partial(do_group, process, str(tmp_path / "store" / "records")))
+    assert sorted(path.name for path in (tmp_path / "store" / FOLDER / "files").glob("*/*")) == sorted(
+        path.name for path in folder.iterdir())
 
 
 def test_a_worker_that_cannot_see_the_store_says_so_and_what_to_do(tmp_path: Path) -> None:

@@ -68,6 +68,38 @@ def test_a_repository_that_lacks_the_job_server_is_told_from_one_that_cannot_be_
         fetch(flink("2.0"))
 
 
+WITHOUT_JOB_SERVERS = """\
+#!/bin/sh
+case "$*" in
+  *package*) mkdir target && cp pom.xml target/job-server-1.jar ;;
+  *) echo "[ERROR] Could not find artifact in central"; exit 1 ;;
+esac
+"""
+
+
+def test_a_job_server_is_assembled_from_its_runner_where_the_repository_has_none(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mvn = tmp_path / "bin" / "mvn"
+    mvn.parent.mkdir()
+    mvn.write_text(WITHOUT_JOB_SERVERS)
+    mvn.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{mvn.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(distributions, "PARTS", {"flink": flink})
+    [(line, beam)] = distributions.RUNNERS.items()
+    assert distributions.main([]) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith(f"flink-{FLINK_VERSION}: Maven's repository here has no org.apache.beam:")
+    assert said.out == (
+        f"flink-{line}: fetched into {cache / flink(line).folder}; Maven's repository here has no org.apache.beam:"
+        f"beam-runners-flink-{line}-job-server:{distributions.beam_version()}, so that it was assembled from Beam "
+        f"{beam}'s runner\n")
+    pom = find(flink(line)).read_text()
+    assert f"<artifactId>beam-runners-flink-{line}</artifactId>\n      <version>{beam}</version>" in pom
+    assert distributions.main([f"flink-{FLINK_VERSION}"]) == 1  # which was named: another line does not stand in
+    assert len(list(cache.iterdir())) == 1
+
+
 def test_flink_itself_is_fetched_where_its_job_server_is_there_or_it_is_asked_for(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,8 +111,9 @@ def test_flink_itself_is_fetched_where_its_job_server_is_there_or_it_is_asked_fo
     monkeypatch.setattr(distributions, "PARTS", {"flink-cluster": distributions.flink_cluster})
     name = f"flink-cluster-{FLINK_VERSION}"
     assert distributions.main([]) == 1
-    assert capsys.readouterr().err == (
-        f"{name}: is not fetched, for flink-{FLINK_VERSION} is not there, without which it is of no use\n")
+    assert capsys.readouterr().err == "".join(
+        f"flink-cluster-{line}: is not fetched, for flink-{line} is not there, without which it is of no use\n"
+        for line in (FLINK_VERSION, *distributions.RUNNERS))
     assert distributions.main(["flink-cluster"]) == 0
     (cache / name / "lib" / "flink-dist.jar").unlink()
     (tmp_path / "server.jar").write_text("a job server")

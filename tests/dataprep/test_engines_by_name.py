@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engines.clusters import CHECKOUT, running
+from benchmarks.engines.clusters import CHECKOUT, PATIENCE_SECONDS, running
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs import on_cluster, spark
@@ -57,6 +57,7 @@ def test_other_processes_do_the_work_one_of_them_may_die_and_the_engine_counts(
 ) -> None:
     ended: list[Any] = []
     monkeypatch.setattr(on_cluster, "run_there", lambda *job, **more: ended.append(run_there(*job, **more)))
+    monkeypatch.setattr(on_cluster, "WORKER_SECONDS", PATIENCE_SECONDS)
     try:
         with running(name, tmp_path) as cluster:
             told = cluster.engine

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engines.clusters import Cluster, running
+from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs import servers, spark
+from gristmill.dataprep.jobs import on_cluster, servers, spark
 from gristmill.dataprep.jobs.distributions import MissingEngineError
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.jobs.errors import WorkerError
@@ -162,6 +162,24 @@ def test_prisms_own_process_is_killed_and_what_is_missing_is_given_to_another_on
         return next(server.process.pid for name, server in servers._running.items() if name.startswith("prism "))
 
     with clusters("prism") as cluster:
+        check(do(cluster, tmp_path, find), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("killed", ["a TaskManager", "the job server"])
+def test_flink_loses_a_taskmanager_or_its_job_server_and_what_is_missing_is_done_by_another(
+    killed: str, clusters: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cluster, "WORKER_SECONDS", PATIENCE_SECONDS)
+
+    def find() -> int:
+        if killed == "the job server":
+            return next(server.process.pid for name, server in servers._running.items() if name.startswith("Flink "))
+        return next(process.pid for process in cluster.processes if any(descendants(process.pid)))
+
+    with clusters("flink") as cluster:
+        cluster.engine["options"]["parallelism"] = 1  # so that there is a TaskManager to spare
         check(do(cluster, tmp_path, find), tmp_path)
 
 
