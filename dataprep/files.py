@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,9 @@ CONNECTIONS = 32
 """Requests to a store at a time, for many small files."""
 TEMPORARY_MARK = ".tmp-"
 S3_PROTOCOLS = ("s3", "s3a")
+DEFAULT_STORE = "gristmill-store"
+"""Name of the folder with a run's outputs, in the current folder; where it lies among a source's files, it is none of
+them."""
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl")
 """Protocols whose libraries keep listings of folders for good by default. What another process wrote
 (a lease, a commit) would not be seen."""
@@ -35,9 +39,11 @@ REPAIR = "gristmill verify MANIFEST --repair"
 """What finds damaged outputs and withdraws them; whoever knows the manifest puts its own command in this place."""
 
 
-carried_files: ContextVar[Mapping[str, Path]] = ContextVar("carried_files", default=MappingProxyType({}))
+carried_files: ContextVar[Mapping[str, Path | Mapping[str, Path]]] = ContextVar(
+    "carried_files", default=MappingProxyType({}))
 """In a worker of a cluster: where in the store lie the files of another machine that a job names
-(`dataprep/jobs/carried.py`): by their paths there, each in a folder that is named by its SHA-256."""
+(`dataprep/jobs/carried.py`): by their paths there, each in a folder that is named by its SHA-256; of a folder all of
+its files, by their paths in it."""
 
 
 def as_path(location: str | Path) -> Path:
@@ -45,7 +51,9 @@ def as_path(location: str | Path) -> Path:
     text = str(location)
     if "://" not in text:
         carried = carried_files.get().get(text)
-        return Path(text) if carried is None else _fetch_once(carried)
+        if carried is None:
+            return Path(text)
+        return _fetch_folder(carried) if isinstance(carried, Mapping) else _fetch_once(carried)
     from upath import UPath
 
     protocol = text.partition("://")[0]
@@ -205,6 +213,24 @@ def _fetch_once(source: Path) -> Path:
             raise OSError(f"{source} does not hold what its folder's name says; remove it, and start the run again")
         with atomic_write(target) as sink:
             sink.write(content)
+    return target
+
+
+def _fetch_folder(sources: Mapping[str, Path]) -> Path:
+    """A folder of this machine with the files of another machine's: links, so that what two have lies here once."""
+    digest = hashlib.sha256(canonical_json({name: source.parent.name for name, source in sources.items()})).hexdigest()
+    target = cache_folder() / "folders" / digest
+    if not target.exists():
+        made = target.with_name(f"{digest}{TEMPORARY_MARK}{uuid.uuid4().hex}")
+        for name, source in sources.items():
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).symlink_to(_fetch_once(source))
+        try:
+            made.rename(target)
+        except OSError:  # another process was first
+            shutil.rmtree(made)
+            if not target.exists():
+                raise
     return target
 
 

@@ -16,6 +16,7 @@ from numba import carray
 from gristmill.dataprep.text.hashing import fmix64, splitmix64
 from gristmill.dataprep.text.kernels import kernel, pointer
 from gristmill.tokenize.packed import OpenShard
+from gristmill.tokenize.packed_files import expect_far_reads, read_ahead
 
 RUN = 8
 """So many suffixes are sorted by insertion, then runs of them are merged."""
@@ -59,6 +60,24 @@ class MappedRows:
                                    for part in range(3))
         ends = np.cumsum([len(kept[0]) for kept in self._kept], dtype=np.int64)
         self.rows, self.dtype = Rows(tokens, offsets, bounds, ends, length, dtype.itemsize == 4), dtype
+
+    def expect_far_reads(self) -> None:
+        """See `packed_files.expect_far_reads`."""
+        for arrays in self._kept:
+            for one in arrays:
+                expect_far_reads(one)
+
+    def read_ahead(self, places: np.ndarray, tokens: int) -> None:
+        """Have the system read so many tokens from some places on (int64), and where their pieces end."""
+        length = self.rows.length
+        numbers = np.searchsorted(self.rows.ends, places // length, side="right")
+        of_shard = [places[numbers == number] - (self.rows.ends[number - 1] * length if number else 0)
+                    for number in range(len(self._kept))]
+        for (held, offsets, _), found in zip(self._kept, of_shard, strict=True):
+            read_ahead(held, found, np.minimum(found + tokens, held.size))
+            read_ahead(offsets, found // length, found // length + 2)
+        for (_, offsets, bounds), found in zip(self._kept, of_shard, strict=True):
+            read_ahead(bounds, offsets[found // length], offsets[found // length + 1])
 
 
 @kernel
@@ -110,12 +129,17 @@ def _is_before(one, other, n, rows):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _bucket(address, n, bits, wide):  # type: ignore[no-untyped-def]
-    """The bucket of the n tokens at an address."""
+def _hash(address, n, wide):  # type: ignore[no-untyped-def]
+    """A hash of the n tokens at an address: its first bits are their bucket, its last eight their print."""
     value = np.uint64(n)
     for at in range(n):
         value = splitmix64(value ^ np.uint64(_token(address, at, wide)))
-    return fmix64(value) >> np.uint64(64 - bits)
+    return fmix64(value)
+
+
+@kernel
+def _print(hashed):  # type: ignore[no-untyped-def]
+    return np.uint8(hashed & np.uint64(255))
 
 
 @kernel
@@ -143,7 +167,8 @@ def list_places(first, last, withheld, n, bits, rows, buckets, places):  # type:
                 break
             address = _address(place, rows)
             for at in range(left - n + 1):
-                buckets[found] = _bucket(address + np.uint64(at * (4 if rows.wide else 2)), n, bits, rows.wide)
+                hashed = _hash(address + np.uint64(at * (4 if rows.wide else 2)), n, rows.wide)
+                buckets[found] = hashed >> np.uint64(64 - bits)
                 places[found] = place + at
                 found += 1
             place += left
@@ -176,8 +201,8 @@ def _key(place, rows):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def sort_buckets(places, starts, n, rows, spare):  # type: ignore[no-untyped-def]
-    """Sort the places of each bucket by their suffixes; equal ones stay in their order.
+def sort_buckets(places, starts, n, rows, spare, prints):  # type: ignore[no-untyped-def]
+    """Sort the places of each bucket by their suffixes, and take their prints; equal ones stay in their order.
 
     Args:
         places: uint32 or uint64, sorted in place.
@@ -185,12 +210,11 @@ def sort_buckets(places, starts, n, rows, spare):  # type: ignore[no-untyped-def
         n: tokens that every suffix has at the least, 4 or more.
         rows: see Rows.
         spare: like places, as large as the largest bucket.
+        prints: uint8, like places, filled.
     """
     keys, spare_keys = np.empty(len(spare), np.uint64), np.empty(len(spare), np.uint64)
     for bucket in range(len(starts) - 1):
         begin, end = starts[bucket], starts[bucket + 1]
-        if end - begin < 2:
-            continue
         sorted_ = places[begin:end]
         for at in range(end - begin):
             keys[at] = _key(np.int64(sorted_[at]), rows)
@@ -208,6 +232,8 @@ def sort_buckets(places, starts, n, rows, spare):  # type: ignore[no-untyped-def
                 _merge(sorted_, keys, first, first + width, min(first + 2 * width, end - begin), n, rows, spare,
                        spare_keys)
             width *= 2
+        for at in range(begin, end):
+            prints[at] = _print(_hash(_address(np.int64(places[at]), rows), n, rows.wide))
 
 
 @kernel
@@ -240,21 +266,44 @@ def _shared(text, size, place, rows):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def bucket_numbers(text, size, n, bits, wide, buckets):  # type: ignore[no-untyped-def]
-    """Fill `buckets` (int64, (size - n + 1,)) with those of every n tokens of a text at an address."""
+def hash_text(text, size, n, bits, wide, buckets, prints):  # type: ignore[no-untyped-def]
+    """The buckets (int64) and the prints (uint8) of every n tokens of a text at an address, of (size - n + 1,)."""
     for at in range(size - n + 1):
-        buckets[at] = _bucket(text + np.uint64(at * (4 if wide else 2)), n, bits, wide)
+        hashed = _hash(text + np.uint64(at * (4 if wide else 2)), n, wide)
+        buckets[at], prints[at] = np.int64(hashed >> np.uint64(64 - bits)), _print(hashed)
 
 
 @kernel
-def find_longest(text, size, begins, buckets, places, starts, n, rows, found):  # type: ignore[no-untyped-def]
+def keep_alike(prints, wanted, most, firsts, lasts):  # type: ignore[no-untyped-def]
+    """Narrow parts of a partition to where places with the same print may be, to nothing where there is none.
+
+    Args:
+        prints: uint8, of the partition.
+        wanted: uint8 (k,), a print for each part.
+        most: parts that are longer are left as they are.
+        firsts, lasts: int64 (k,), the parts [first, last), changed.
+    """
+    for number in range(len(wanted)):
+        first, last = firsts[number], lasts[number]
+        if last - first > most:
+            continue
+        while first < last and prints[first] != wanted[number]:
+            first += 1
+        while first < last and prints[last - 1] != wanted[number]:
+            last -= 1
+        firsts[number], lasts[number] = first, last
+
+
+@kernel
+def find_longest(text, size, begins, firsts, lasts, places, n, rows, found):  # type: ignore[no-untyped-def]
     """The longest passage from each of some places of a text on that stands in the rows, and where.
 
     Args:
         text, size: address of the text's tokens, and how many there are.
         begins: int64 (k,), places in the text, n tokens or more before its end.
-        buckets: int64 (k,), their buckets, counted from the partition's first one.
-        places, starts: of the partition.
+        firsts, lasts: int64 (k,), the part [first, last) of the partition in which all places are that have the same n
+            tokens, in the order of what follows them.
+        places: of the partition.
         n: tokens of the shortest passage.
         rows: see Rows.
         found: int64 (k, 3), filled with the passage's tokens (0: there is none), and [first, last) of its places.
@@ -262,7 +311,7 @@ def find_longest(text, size, begins, buckets, places, starts, n, rows, found):  
     for number in range(len(begins)):
         begin = begins[number]
         address, left = text + np.uint64(begin * (4 if rows.wide else 2)), size - begin
-        first, last = np.int64(starts[buckets[number]]), np.int64(starts[buckets[number] + 1])
+        first, last = firsts[number], lasts[number]
         low, high = first, last
         while low < high:
             middle = (low + high) // 2

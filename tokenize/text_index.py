@@ -2,6 +2,7 @@
 
     index.json           `shortest_span`, `bits` of a bucket's number, `partitions`, `places`, `dtype` of the files
     places-00000.bin     the places of a partition, by bucket and within it by suffix (`suffixes.py`)
+    prints-00000.bin     of each place eight more bits of its hash
     buckets-00000.bin    where each of its buckets begins among them, and behind the last one its end
 
 It is a suffix array (Manber & Myers 1993), cut into buckets by the hash of the first tokens: a passage is found by one
@@ -9,10 +10,15 @@ look at its bucket and a search in it, with all its places counted, however many
 longest passage from any token on is found exactly. A place is row x L + start; passages never go on behind the end of a
 row or of a document's piece in it, as a training sees none that do.
 
+A question that finds the index on the disk reads two pages for each token of the text, of `buckets` and `prints`; the
+prints leave one in thirty of what is not there. Of what may be there it reads a page of `places` and one of the rows.
+All pages of a kind are asked for at once, and without those around them: page faults wait for one after another, and
+read 128 KiB for each.
+
 Two jobs. `grams` goes over the shards of rows and sends each place to the partition of its bucket, `sort` orders a
 partition. A task of the first holds CHUNK_TOKENS places at a time (100 MB), one of the second 4 bytes, or 8 beyond 2^32
-tokens, for each place of a partition, 28 for each bucket, and 20 or 24 for each place of its largest bucket: 110 MB, or
-190 MB, where no n-gram comes millions of times. Rows are mapped beside.
+tokens, and one for its print, for each place of a partition, 28 for each bucket, and 20 or 24 for each place of its
+largest bucket: 120 MB, or 200 MB, where no n-gram comes millions of times. Rows are mapped beside.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,18 +38,19 @@ from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_task
 from gristmill.dataprep.jobs.shuffled import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.shuffle import count_partitions
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import read_tokens
+from gristmill.tokenize.packed_files import expect_far_reads, read_ahead, read_tokens
 from gristmill.tokenize.suffixes import (
     MappedRows,
-    bucket_numbers,
     count_buckets,
     deal_out,
     find_longest,
+    hash_text,
+    keep_alike,
     list_places,
     sort_buckets,
 )
 
-HEADER, FORMAT = "index.json", 1
+HEADER, FORMAT = "index.json", 2
 GRAMS = "grams"
 CHUNK_TOKENS = 1_000_000
 PLACE_BYTES = 12
@@ -51,6 +58,12 @@ PLACE_BYTES = 12
 BUCKET_PLACES = 8
 """Places in a bucket, on average: so few that a search in it costs no more than the look at it."""
 MOST_BITS = 32
+MOST_PRINTS = 4096
+"""Of a bucket with more places the prints are not read: it is long because an n-gram comes often, and is searched."""
+MOST_ROWS = 16
+"""A search looks at about so many places; of a longer part it is not known beforehand which ones."""
+AHEAD_TOKENS = 64
+"""Of a passage are asked for beforehand: the page that it begins in has them nearly always."""
 
 
 @dataclass(frozen=True)
@@ -145,16 +158,16 @@ def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
         for piece in sent.pieces(partition):
             count_buckets(piece["bucket"].to_numpy(), first, counts[1:])
     starts = np.cumsum(counts)
-    places = np.empty(starts[-1], plan.dtype)
+    places, prints = np.empty(starts[-1], plan.dtype), np.empty(starts[-1], np.uint8)
     if len(places):
         filled = starts[:-1].copy()
         for piece in sent.pieces(partition):
             deal_out(piece["bucket"].to_numpy(), piece["place"].to_numpy(), first, filled, places)
         spare = np.empty(int(counts.max()), plan.dtype)
         mapped = plan.rows()  # which must outlive the kernel: its rows are addresses
-        sort_buckets(places, starts, plan.shortest, mapped.rows, spare)
-    files = [plan.out / places_name(partition), plan.out / buckets_name(partition)]
-    for path, content in zip(files, (places, starts.astype(plan.dtype)), strict=True):
+        sort_buckets(places, starts, plan.shortest, mapped.rows, spare, prints)
+    files = [plan.out / name_of(partition) for name_of in (places_name, prints_name, buckets_name)]
+    for path, content in zip(files, (places, prints, starts.astype(plan.dtype)), strict=True):
         with atomic_write(path) as sink:
             sink.write(content.data.cast("B") if len(content) else b"")
     return Done(files, {"places": len(places)})
@@ -163,6 +176,11 @@ def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
 def places_name(partition: int) -> str:
     """The name of the file of a partition's places."""
     return f"places-{partition:05d}.bin"
+
+
+def prints_name(partition: int) -> str:
+    """The name of the file of their prints."""
+    return f"prints-{partition:05d}.bin"
 
 
 def buckets_name(partition: int) -> str:
@@ -184,6 +202,29 @@ class Passage:
     places: np.ndarray
 
 
+class Partition(NamedTuple):
+    """The files of a partition, mapped."""
+
+    places: np.ndarray
+    prints: np.ndarray
+    starts: np.ndarray
+
+
+class Part(NamedTuple):
+    """What is looked for in one partition.
+
+    Attributes:
+        held: the partition.
+        begins: int64 (k,), places in the text.
+        firsts, lasts: int64 (k,), where in the partition the n tokens from there on may be.
+    """
+
+    held: Partition
+    begins: np.ndarray
+    firsts: np.ndarray
+    lasts: np.ndarray
+
+
 class OpenIndex:
     """An index and the rows that it is of, mapped.
 
@@ -202,7 +243,8 @@ class OpenIndex:
         self._per_partition = (1 << self._bits) // header["partitions"]
         self._dtype = np.dtype(header["dtype"]).newbyteorder("<")
         self._folder, self._rows = folder, map_rows(packed)
-        self._open: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._rows.expect_far_reads()
+        self._open: dict[int, Partition] = {}
 
     def passages(self, ids: np.ndarray) -> list[Passage]:
         """The passages of a text that stand in the rows, none within another one, in their order.
@@ -214,25 +256,54 @@ class OpenIndex:
         size, shortest = len(text), self.shortest
         if size < shortest:
             return []
-        address = np.uint64(text.ctypes.data)
-        buckets = np.empty(size - shortest + 1, np.int64)
-        bucket_numbers(address, size, shortest, self._bits, self._rows.rows.wide, buckets)
+        address, wide = np.uint64(text.ctypes.data), self._rows.rows.wide
+        buckets, prints = np.empty(size - shortest + 1, np.int64), np.empty(size - shortest + 1, np.uint8)
+        hash_text(address, size, shortest, self._bits, wide, buckets, prints)
         owners, found = buckets // self._per_partition, np.zeros((len(buckets), 3), np.int64)
-        for partition in np.unique(owners).tolist():
-            begins = np.flatnonzero(owners == partition)
-            some = np.zeros((len(begins), 3), np.int64)
-            places, starts = self._partition(partition)
-            find_longest(address, size, begins, buckets[begins] - partition * self._per_partition, places, starts,
-                         shortest, self._rows.rows, some)
-            found[begins] = some
+        for part in self._look_ahead(owners, buckets, prints):
+            some = np.zeros((len(part.begins), 3), np.int64)
+            find_longest(address, size, part.begins, part.firsts, part.lasts, part.held.places, shortest,
+                         self._rows.rows, some)
+            found[part.begins] = some
         lengths = found[:, 0]
         # A passage that the token before it belongs to is a part of the one from there on.
         whole = (lengths > 0) & (np.concatenate([[0], lengths[:-1]]) != lengths + 1)
-        return [Passage(begin, int(lengths[begin]), self._partition(int(owners[begin]))[0][slice(*found[begin, 1:])])
-                for begin in np.flatnonzero(whole).tolist()]
+        kept = zip(np.flatnonzero(whole).tolist(), owners[whole].tolist(), found[whole].tolist(), strict=True)
+        return [Passage(begin, tokens, self._partition(owner).places[first:last])
+                for begin, owner, (tokens, first, last) in kept]
 
-    def _partition(self, partition: int) -> tuple[np.ndarray, np.ndarray]:
-        if partition not in self._open:
-            self._open[partition] = (read_tokens(self._folder / places_name(partition), self._dtype),
-                                     read_tokens(self._folder / buckets_name(partition), self._dtype))
-        return self._open[partition]
+    def _look_ahead(self, owners: np.ndarray, buckets: np.ndarray, prints: np.ndarray) -> list[Part]:
+        """Where a text's n-grams may be, which the system is then reading; those that are nowhere are left out."""
+        each = [(self._partition(number), np.flatnonzero(owners == number), number * self._per_partition)
+                for number in np.unique(owners).tolist()]
+        for held, begins, first in each:
+            read_ahead(held.starts, buckets[begins] - first, buckets[begins] - first + 2)
+        parts = [Part(held, begins, held.starts[buckets[begins] - first].astype(np.int64),
+                      held.starts[buckets[begins] - first + 1].astype(np.int64)) for held, begins, first in each]
+        for part in parts:
+            short = part.lasts - part.firsts <= MOST_PRINTS
+            read_ahead(part.held.prints, part.firsts[short], part.lasts[short])
+        for part in parts:
+            keep_alike(part.held.prints, prints[part.begins], MOST_PRINTS, part.firsts, part.lasts)
+        parts = [Part(part.held, part.begins[there], part.firsts[there], part.lasts[there]) for part in parts
+                 if (there := part.lasts > part.firsts).any()]
+        short = [part.lasts - part.firsts <= MOST_ROWS for part in parts]
+        for part in parts:
+            read_ahead(part.held.places, part.firsts, np.minimum(part.lasts, part.firsts + MOST_PRINTS))
+        places = [part.held.places[np.concatenate([np.arange(first, last) for first, last in zip(
+            part.firsts[some].tolist(), part.lasts[some].tolist(), strict=True)])].astype(np.int64)
+                  for part, some in zip(parts, short, strict=True) if some.any()]
+        if places:
+            self._rows.read_ahead(np.concatenate(places), AHEAD_TOKENS)
+        return parts
+
+    def _partition(self, number: int) -> Partition:
+        if number not in self._open:
+            names = (places_name(number), prints_name(number), buckets_name(number))
+            dtypes = (self._dtype, np.dtype(np.uint8), self._dtype)
+            held = Partition(*(read_tokens(self._folder / name, dtype)
+                               for name, dtype in zip(names, dtypes, strict=True)))
+            for one in held:
+                expect_far_reads(one)
+            self._open[number] = held
+        return self._open[number]

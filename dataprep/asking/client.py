@@ -203,6 +203,10 @@ class Asking:
         return canonical_json({"model": model.called, "messages": [*system, *messages], **_drawn(model, request.number),
                                **wanted})
 
+    def expect(self, requests: int) -> None:
+        """So many more requests will come: progress, and messages about the budget, are out of all of them."""
+        self._total = (self._total or 0) + requests
+
     def answers(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Answer requests, in their order.
 

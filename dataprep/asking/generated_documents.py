@@ -18,25 +18,24 @@ import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.asking.client import Asking
 from gristmill.dataprep.asking.diversity import SAMPLE_TEXTS, describe
 from gristmill.dataprep.asking.lineage import GENERATED, KIND, PARENTS, SCHEMA, STYLE, write_lineage
-from gristmill.dataprep.asking.prompt_templates import PromptTemplate, TemplateProblemError, read_lines, read_template
-from gristmill.dataprep.asking.prompting import Answer, Request, prompt
+from gristmill.dataprep.asking.prompt_templates import read_lines, read_template
+from gristmill.dataprep.asking.prompting import Answer, Request
+from gristmill.dataprep.asking.shard_answers import ask_tasks
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
 from gristmill.dataprep.documents import document_id
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs.engine import Done, Task, finish_task, read_records, shard_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, shard_tasks
 from gristmill.dataprep.own.own_documents import read_judged_columns
 from gristmill.dataprep.reading import ingest
 from gristmill.dataprep.seeds import seeded_key
@@ -45,7 +44,6 @@ from gristmill.mixtures.generated_source import Generate, ParentStep
 READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "persona", "language", "number", "others")
 """What templates get."""
-HELD_SHARDS = 2
 SHARD_SAMPLE, SAMPLE_CHARACTERS = 50, 4000
 """Texts of a shard by which diversity is measured, and how much of each."""
 EMPTY, SHORT, CUT = "generate/empty", "generate/short", "generate/cut"
@@ -88,17 +86,17 @@ class _Chosen:
 
     Attributes:
         parents: id, text and licence of each parent.
-        requests: per new document, the numbers of its parents, that whose turn it is first, its own number, and its
+        wanted: per new document, the numbers of its parents, that whose turn it is first, its own number, and its
             request or why there is none.
     """
 
     parents: Sequence[tuple[bytes, str, str | None]]
-    requests: Sequence[tuple[tuple[int, ...], int, Request | str]]
+    wanted: Sequence[tuple[tuple[int, ...], int, Request | str]]
 
     @property
-    def asked(self) -> Iterator[Request]:
-        """The requests that there are."""
-        return (one for _, _, one in self.requests if isinstance(one, Request))
+    def requests(self) -> Iterator[Request]:
+        """Those that there are."""
+        return (one for _, _, one in self.wanted if isinstance(one, Request))
 
 
 class _Source:
@@ -117,21 +115,10 @@ class _Source:
         """Choose parents, ask, and write what was answered; the source's part of the summary."""
         inputs = self._read_parents()
         tasks = shard_tasks(inputs["ingest"])
-        records = self.context.work / f"generate-{self.name}"
-        records.mkdir(parents=True, exist_ok=True)
-        names = [task.name for task in tasks]
-        pending = [task for task, found in zip(tasks, read_records(records, names), strict=True) if found is None]
         bound, parents, eligible = self._choose(inputs, tasks)
-        chosen = lru_cache(HELD_SHARDS)(partial(self._requests, inputs, bound))
-        tally: dict[str, Any] = {}
-        if pending:
-            total = min(eligible, self.section.limit or eligible) * self.section.per_document
-            with Asking(self.section.model, self.context, total) as asking:
-                answers = asking.answers(request for task in pending for request in chosen(task.name).asked)
-                for task in pending:
-                    finish_task(task, partial(self._write, chosen, answers), records)
-                tally = asking.tally.as_json(asking.model)
-        results = [found for found in read_records(records, names) if found is not None]
+        total = min(eligible, self.section.limit or eligible) * self.section.per_document
+        results, asked = ask_tasks(f"generate-{self.name}", tasks, [self.section.model],
+                                   partial(self._read, inputs, bound), self._write, self.context, lambda shards: total)
         counts = add_counts(result["counts"] for result in results)
         check_conservation(counts, self.context.stage)
         self._write_quarantine(results)
@@ -141,7 +128,8 @@ class _Source:
                 "made_from": list(self.section.parents), "parents": parents, "eligible": eligible,
                 "used": sum(result["parents"] for result in results), "requests": counts.get("read", 0),
                 "kept": counts.get("kept", 0), "dropped": counts.get("dropped", {}),
-                "quarantined": counts.get("quarantined", 0), "bytes": counts.get("bytes_kept", 0), "asked": tally,
+                "quarantined": counts.get("quarantined", 0), "bytes": counts.get("bytes_kept", 0),
+                "asked": asked[0] if asked else {},
                 "texts": describe([text for _, text, _ in sample], [parent for _, _, parent in sample])}
 
     def _read_parents(self) -> dict[str, Path]:
@@ -197,12 +185,12 @@ class _Source:
     def _key(self, document: str, *more: str | int) -> int:
         return seeded_key(self.seed, "generate", self.name, document, *more)
 
-    def _requests(self, inputs: Mapping[str, Path], bound: int, shard: str) -> _Chosen:
+    def _read(self, inputs: Mapping[str, Path], bound: int, shard: str) -> _Chosen:
         """What is asked about the parents of a shard."""
         read = read_judged_columns(inputs, shard, None, READS)
         rows = [values for values in read.given.select(READS).to_pylist() if self._key(values["id"]) <= bound]
         parents: list[tuple[bytes, str, str | None]] = []
-        requests: list[tuple[tuple[int, ...], int, Request | str]] = []
+        wanted: list[tuple[tuple[int, ...], int, Request | str]] = []
         for place, row in enumerate(rows):
             document, metadata = row["id"], json.loads(row["metadata"])
             licence = next((str(metadata[key]) for key in LICENCE_KEYS if metadata.get(key)), None)
@@ -213,8 +201,9 @@ class _Source:
                 filled = {**given, "language": self.section.language, "persona": self._persona(document, number),
                           "number": number, "others": [self._shown(rows[one]) for one in others]}
                 about = [rows[one]["id"] for one in (place, *others)]
-                requests.append(((place, *others), number, _filled(self.template, filled, number, about)))
-        return _Chosen(parents, requests)
+                wanted.append(((place, *others), number,
+                               self.template.request(filled, number=number, about=" ".join(about))))
+        return _Chosen(parents, wanted)
 
     def _shown(self, row: Mapping[str, Any]) -> str:
         text: str = row["text"][: self.section.characters]
@@ -233,13 +222,12 @@ class _Source:
             return None
         return self.personas[self._key(document, "persona", number) % len(self.personas)]
 
-    def _write(self, chosen: Any, answers: Iterator[Answer], task: Task) -> Done:
-        of_shard: _Chosen = chosen(task.name)
-        given = islice(answers, sum(1 for _ in of_shard.asked))
+    def _write(self, task: Task, of_shard: _Chosen, answers: Sequence[Sequence[Answer]]) -> Done:
+        given = iter(answers[0])
         lines, lineage, sample, errors = list[str](), list[tuple[str, str]](), list[Any](), list[dict[str, Any]]()
-        counts: dict[str, Any] = {"read": len(of_shard.requests), "kept": 0, "dropped": {}, "quarantined": 0,
+        counts: dict[str, Any] = {"read": len(of_shard.wanted), "kept": 0, "dropped": {}, "quarantined": 0,
                                   "bytes_kept": 0}
-        for places, number, request in of_shard.requests:
+        for places, number, request in of_shard.wanted:
             answer = next(given) if isinstance(request, Request) else Answer("", error=request)
             of_child = [of_shard.parents[place] for place in places]
             parent, text, _ = of_child[0]
@@ -287,15 +275,6 @@ class _Source:
         if errors:
             with atomic_write(self.out / "quarantine" / f"{self.name}.jsonl") as sink:
                 sink.write("".join(json.dumps(one) + "\n" for one in errors).encode())
-
-
-def _filled(
-    template: PromptTemplate, given: Mapping[str, Any], number: int, documents: Sequence[str]
-) -> Request | str:  # fmt: skip
-    try:
-        return prompt(template.fill(given), number=number, about=" ".join(documents))
-    except TemplateProblemError as error:
-        return str(error)
 
 
 def _read_lineage(folder: Path, name: str) -> Iterator[pa.Table]:

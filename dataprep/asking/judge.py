@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +22,21 @@ import pyarrow as pa
 
 from gristmill.dataprep import counts as histograms
 from gristmill.dataprep.asking.agreement import agreement, count_pairs
-from gristmill.dataprep.asking.client import Asking
-from gristmill.dataprep.asking.prompt_templates import PromptTemplate, TemplateProblemError, read_template
-from gristmill.dataprep.asking.prompting import Answer, Request, prompt
+from gristmill.dataprep.asking.prompt_templates import PromptTemplate, read_template
+from gristmill.dataprep.asking.prompting import Answer, Request
+from gristmill.dataprep.asking.shard_answers import ShardPrompts, ask_tasks, count_judged, with_problems
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, balance
-from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
+from gristmill.dataprep.documents import annotate, write_table
 from gristmill.dataprep.files import canonical_json
-from gristmill.dataprep.jobs.engine import Done, Task, finish_task, read_records, shard_tasks
-from gristmill.dataprep.own.own_documents import JudgedColumns, read_judged_columns
+from gristmill.dataprep.jobs.engine import Done, Task, shard_tasks
+from gristmill.dataprep.own.own_documents import read_judged_columns
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.mixtures.steps.judge import FIRST, SECOND, Judge, Question
 
 READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "answer_schema")
 """What templates get."""
-HELD_SHARDS = 2
 JOB = "judge"
 ARROW = {"number": pa.float64(), "integer": pa.float64(), "boolean": pa.bool_(), "string": pa.string()}
 
@@ -63,23 +60,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = Judge.model_validate(config)
     template = read_template(section.template, f"judge-{section.rubric}")
     template.check(GIVEN)
-    tasks = shard_tasks(inputs["ingest"])
-    records = context.work / JOB
-    records.mkdir(parents=True, exist_ok=True)
-    names = [task.name for task in tasks]
-    pending = [task for task, found in zip(tasks, read_records(records, names), strict=True) if found is None]
-    prompts = lru_cache(HELD_SHARDS)(partial(read_prompts, dict(inputs), section, template, section.sources))
-    models = [model for model in (section.model, section.second) if model is not None]
-    asked = []
-    with ExitStack() as opened:
-        total = sum(_number_judged(inputs, task.name, section.sources) for task in pending)
-        asking = [opened.enter_context(Asking(model, context, total)) for model in models if pending]
-        streams = [one.answers(request for task in pending for request in prompts(task.name).requests)
-                   for one in asking]
-        for task in pending:
-            finish_task(task, partial(_write, section, prompts, streams, out), records)
-        asked = [one.tally.as_json(one.model) for one in asking]
-    results = [found for found in read_records(records, names) if found is not None]
+    results, asked = ask_tasks(
+        JOB, shard_tasks(inputs["ingest"]), section.models,
+        partial(read_prompts, dict(inputs), section, template, section.sources), partial(_write, section, out), context,
+        partial(count_judged, inputs, section.sources))
     unusable = sum(result["unusable"] for result in results)
     if unusable and section.unusable == "pass":
         context.warn(f"{unusable:,} documents have no usable answer, and pass (`unusable: pass`)")
@@ -92,29 +76,6 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                        histograms.add_histograms(result["histograms"] for result in results).items()},
         "asked": asked, "unusable": unusable, **found,
     }
-
-
-@dataclass(frozen=True)
-class ShardPrompts:
-    """What a shard's documents are asked about.
-
-    Attributes:
-        read: the shard.
-        prompts: per judged document its request, or why there is none.
-    """
-
-    read: JudgedColumns
-    prompts: Sequence[Request | str]
-
-    @property
-    def requests(self) -> Iterator[Request]:
-        """Those that there are."""
-        return (one for one in self.prompts if isinstance(one, Request))
-
-    @property
-    def number(self) -> int:
-        """Of requests."""
-        return sum(1 for _ in self.requests)
 
 
 def read_prompts(
@@ -132,23 +93,13 @@ def read_prompts(
         document = values.pop("id")
         given = {**values, "text": values["text"][: question.characters], "metadata": json.loads(values["metadata"]),
                  "answer_schema": answer_schema}
-        try:
-            found.append(prompt(template.fill(given), question.answer, about=document))
-        except TemplateProblemError as error:
-            found.append(str(error))
+        found.append(template.request(given, question.answer, about=document))
     return ShardPrompts(read, found)
 
 
-def _number_judged(inputs: Mapping[str, Path], shard: str, sources: Sequence[str] | None) -> int:
-    read = read_shard(inputs, shard, ["id", "source"])
-    return len(judged_rows(read.documents, read.rows, sources))
-
-
 def _write(
-    section: Judge, prompts: Any, streams: Sequence[Iterator[Answer]], out: Path, task: Task
+    section: Judge, out: Path, task: Task, of_shard: ShardPrompts, given: Sequence[Sequence[Answer]]
 ) -> Done:  # fmt: skip
-    of_shard: ShardPrompts = prompts(task.name)
-    given = [list(islice(stream, of_shard.number)) for stream in streams]
     answers = [with_problems(of_shard.prompts, found) for found in given]
     problems = [next((one.error for one in of_document if one.error is not None), None)
                 for of_document in zip(*answers, strict=True)]
@@ -169,12 +120,6 @@ def _write(
         "counts": counts, "rules": count_failures(failed), "unusable": sum(one is not None for one in problems),
         "histograms": {name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()},
         **both})
-
-
-def with_problems(prompts: Sequence[Request | str], answers: Sequence[Answer]) -> list[Answer]:
-    """An answer per document; of one that could not be asked about why."""
-    waiting = iter(answers)
-    return [next(waiting) if isinstance(one, Request) else Answer("", error=one) for one in prompts]
 
 
 def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:

@@ -8,10 +8,8 @@ JSON (`pair_text`). Memory: the pairs of the shards that are on their way.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from functools import lru_cache, partial
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +17,19 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.asking.agreement import agreement, count_pairs
-from gristmill.dataprep.asking.client import Asking
-from gristmill.dataprep.asking.judge import HELD_SHARDS, ShardPrompts, with_problems
-from gristmill.dataprep.asking.prompt_templates import PromptTemplate, TemplateProblemError, read_lines, shipped
+from gristmill.dataprep.asking.prompt_templates import PromptTemplate, read_lines, shipped
 from gristmill.dataprep.asking.prompt_templates import read_template as read_template_file
-from gristmill.dataprep.asking.prompting import Answer, Request, prompt
+from gristmill.dataprep.asking.prompting import Answer, Request
+from gristmill.dataprep.asking.shard_answers import ShardPrompts, ask_tasks, count_judged, with_problems
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.documents import annotate, write_table
 from gristmill.dataprep.files import canonical_json
-from gristmill.dataprep.jobs.engine import Done, Task, finish_task, read_records, shard_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, shard_tasks
 from gristmill.dataprep.own.own_documents import read_judged_columns
 from gristmill.dataprep.seeds import seeded_key
 from gristmill.mixtures.steps.judge import FIRST, SECOND
-from gristmill.mixtures.steps.judge_pairs import REJECTED, UNDECIDED, JudgePairs
+from gristmill.mixtures.steps.judge_pairs import REJECTED, UNDECIDED, Comparison, JudgePairs
 
 QUESTION = "compare-pairs"
 GIVEN = ("prompt", "first", "second", "principle", "source", "answer_schema")
@@ -51,7 +48,7 @@ def pair_text(prompt_text: str, chosen: str, rejected: str) -> str:
     return json.dumps({"prompt": prompt_text, CHOSEN: chosen, REJECTED: rejected}, ensure_ascii=False)
 
 
-def read_question(section: JudgePairs) -> PromptTemplate:
+def read_question(section: Comparison) -> PromptTemplate:
     """What a judge is asked.
 
     Raises:
@@ -80,25 +77,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = JudgePairs.model_validate(config)
     template = read_question(section)
     principles = read_lines(section.principles)
-    tasks = shard_tasks(inputs["ingest"])
-    records = context.work / JOB
-    records.mkdir(parents=True, exist_ok=True)
-    names = [task.name for task in tasks]
-    pending = [task for task, found in zip(tasks, read_records(records, names), strict=True) if found is None]
-    prompts = lru_cache(HELD_SHARDS)(partial(_read_prompts, dict(inputs), section, template, principles))
-    models = [model for model in (section.model, section.second) if model is not None]
-    with ExitStack() as opened:
-        asking = [opened.enter_context(Asking(model, context)) for model in models if pending]
-        streams = [one.answers(request for task in pending for request in prompts(task.name).requests)
-                   for one in asking]
-        for task in pending:
-            finish_task(task, partial(_write, section, prompts, streams, out), records)
-        asked = [one.tally.as_json(one.model) for one in asking]
-    results = [found for found in read_records(records, names) if found is not None]
+    results, asked = ask_tasks(
+        JOB, shard_tasks(inputs["ingest"]), section.models,
+        partial(_read_prompts, dict(inputs), section, template, principles), partial(_write, section, out), context,
+        lambda shards: 2 * count_judged(inputs, section.sources, shards))
     both = {} if section.second is None else {
         "agreement": agreement(add_counts(result["agreement"] for result in results))}
     biases = [{"model": model.called, **biases_of(add_counts(result["biases"][number] for result in results))}
-              for number, model in enumerate(models)]
+              for number, model in enumerate(section.models)]
     return {"counts": balance(results, section.max_quarantined, context.stage, errors=out), "asked": asked,
             "unusable": sum(result["unusable"] for result in results), "biases": biases, **both}
 
@@ -108,30 +94,42 @@ def _read_prompts(
 ) -> ShardPrompts:  # fmt: skip
     """Two requests a pair: the chosen answer first, and the rejected one first."""
     read = read_judged_columns(inputs, shard, section.sources, ("id", "text", "source"))
-    schema = canonical_json(ANSWER).decode()
     found: list[Request | str] = []
     for row in read.given.select(["id", "text", "source"]).to_pylist():
         pair = json.loads(row["text"])
         if REJECTED not in pair:
             found += ["it is a single answer, and no pair"] * 2
             continue
-        shown = {key: text[: section.characters] for key, text in pair.items()}
         principle = principles[seeded_key("principle", row["id"]) % len(principles)] if principles else ""
-        for first, second in ((CHOSEN, REJECTED), (REJECTED, CHOSEN)):
-            try:
-                found.append(prompt(template.fill({
-                    "prompt": shown["prompt"], "first": shown[first], "second": shown[second], "principle": principle,
-                    "source": row["source"], "answer_schema": schema}), ANSWER, about=row["id"]))
-            except TemplateProblemError as error:
-                found.append(str(error))
+        found += in_both_orders(section, template, pair, principle, row["source"], row["id"])
     return ShardPrompts(read, found)
 
 
+def in_both_orders(
+    section: Comparison, template: PromptTemplate, pair: Mapping[str, str], principle: str, source: str, about: str
+) -> list[Request | str]:
+    """Two requests about a pair, or why there are none: the chosen answer first, and the rejected one first.
+
+    Args:
+        section: of which so many characters are shown.
+        template: the question.
+        pair: the texts `prompt`, `chosen` and `rejected`.
+        principle: by which the answers are compared; may be empty.
+        source: what the template gets by that name.
+        about: the ids of what is asked about.
+    """
+    shown = {key: text[: section.characters] for key, text in pair.items()}
+    schema = canonical_json(ANSWER).decode()
+    return [template.request({
+        "prompt": shown["prompt"], "first": shown[first], "second": shown[second], "principle": principle,
+        "source": source, "answer_schema": schema}, ANSWER, about=about)
+        for first, second in ((CHOSEN, REJECTED), (REJECTED, CHOSEN))]
+
+
 def _write(
-    section: JudgePairs, prompts: Any, streams: Sequence[Iterator[Answer]], out: Path, task: Task
+    section: JudgePairs, out: Path, task: Task, of_shard: ShardPrompts, given: Sequence[Sequence[Answer]]
 ) -> Done:  # fmt: skip
-    of_shard: ShardPrompts = prompts(task.name)
-    answers = [with_problems(of_shard.prompts, list(islice(stream, of_shard.number))) for stream in streams]
+    answers = [with_problems(of_shard.prompts, found) for found in given]
     errors = [next((one.error for judge in answers for one in judge[2 * row : 2 * row + 2] if one.error is not None),
                    None) for row in range(len(of_shard.prompts) // 2)]
     takes = [[[answer.value["better"] if answer.error is None else "same" for answer in judge[order::2]]

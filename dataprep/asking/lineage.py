@@ -1,7 +1,8 @@
-"""Who was made from whom: generated documents and their parents, by id.
+"""Who was made from whom: generated documents, examples and prompts, and their parents, by id.
 
-`lineage.parquet` of the stage `generate` has a row per child and parent, sorted by the parent: `parent`, `child` (ids
-of documents), `source` (of the child). A document's own metadata name its parents.
+`lineage.parquet` of a stage that generates has a row per child and parent, sorted by the parent: `parent`, `child`
+(ids), `source` (of the child; of examples their set). A document's own metadata name its parents, an example's record
+does.
 """
 
 from __future__ import annotations
@@ -41,3 +42,13 @@ def descendants(inputs: Mapping[str, Path], ids: Collection[bytes]) -> set[bytes
         new = children - found - set(ids)
         found |= new
     return found
+
+
+def parents(inputs: Mapping[str, Path], child: bytes) -> set[bytes]:
+    """What one document or example was made from.
+
+    Args:
+        inputs: committed stages.
+    """
+    return {parent for folder in inputs.values() if (folder / LINEAGE).exists()
+            for parent in read_matching(folder / LINEAGE, "child", [child], ["parent"])["parent"].to_pylist()}

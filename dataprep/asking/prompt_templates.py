@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gristmill.dataprep.asking.prompting import Request, prompt
 from gristmill.dataprep.files import as_path
 from gristmill.mixtures.yaml_text import did_you_mean, why_unreadable
 
@@ -80,6 +81,16 @@ class PromptTemplate:
         except Exception as error:
             raise TemplateProblemError(f"{self.place}: {type(error).__name__}: {error}") from error
         return filled.strip()
+
+    def request(
+        self, values: Mapping[str, Any], schema: Mapping[str, Any] | None = None, number: int = 0,
+        about: str | None = None,
+    ) -> Request | str:  # fmt: skip
+        """The prompt as a request (see `prompting.Request`), or why it cannot be filled in."""
+        try:
+            return prompt(self.fill(values), schema, number=number, about=about)
+        except TemplateProblemError as error:
+            return str(error)
 
 
 def shipped(name: str) -> PromptTemplate:

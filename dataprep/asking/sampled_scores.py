@@ -5,27 +5,17 @@ Memory: 32 bytes per document of the sample, and the texts of a shard or two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from functools import lru_cache
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gristmill.dataprep.asking.agreement import agreement, count_pairs
-from gristmill.dataprep.asking.client import Asking
-from gristmill.dataprep.asking.judge import (
-    GIVEN,
-    HELD_SHARDS,
-    ShardPrompts,
-    as_numbers,
-    column_of,
-    read_prompts,
-    with_problems,
-)
+from gristmill.dataprep.asking.judge import GIVEN, as_numbers, column_of, read_prompts
 from gristmill.dataprep.asking.prompt_templates import read_template
+from gristmill.dataprep.asking.prompting import Answer
+from gristmill.dataprep.asking.shard_answers import ShardPrompts, ask_shards, with_problems
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.steps.quality import Judge
 
@@ -53,28 +43,23 @@ def ask_scores(
     """
     template = read_template(judge.template, f"judge-{judge.rubric}")
     template.check(GIVEN)
-    pending = [number for number, rows in enumerate(chosen) if len(rows)]
+    rows_of = {shard: rows for shard, rows in zip(shards, chosen, strict=True) if len(rows)}
+    found = {shard: [np.empty(0)] * len(judge.models) for shard in shards}
 
-    def read(number: int) -> ShardPrompts:
-        return read_prompts(inputs, judge, template, sources, shards[number], chosen[number])
+    def read(shard: str) -> ShardPrompts:
+        return read_prompts(inputs, judge, template, sources, shard, rows_of[shard])
 
-    prompts = lru_cache(HELD_SHARDS)(read)
-    found = [[np.empty(0)] * len(shards) for _ in judge.models]
-    with ExitStack() as opened:
-        asking = [opened.enter_context(Asking(model, context, sum(map(len, chosen)))) for model in judge.models]
-        streams = [one.answers(request for number in pending for request in prompts(number).requests)
-                   for one in asking]
-        for number in pending:
-            for of_judge, stream in zip(found, streams, strict=True):
-                of_judge[number] = _scores(judge, prompts(number), stream)
-        asked = [one.tally.as_json(one.model) for one in asking]
-    first, *second = [np.concatenate(of_judge) if of_judge else np.empty(0) for of_judge in found]
+    def use(shard: str, of_shard: ShardPrompts, answers: Sequence[Sequence[Answer]]) -> None:
+        found[shard] = [_scores(judge, with_problems(of_shard.prompts, given)) for given in answers]
+
+    asked = ask_shards(judge.models, list(rows_of), read, use, context, sum(map(len, chosen)))
+    first, *second = [np.concatenate([np.empty(0), *(of_shard[number] for of_shard in found.values())])
+                      for number in range(len(judge.models))]
     told: dict[str, Any] = {"asked": asked, "unusable": int(np.isnan(first).sum())}
     if second:
         told["agreement"] = {judge.score_name: agreement(count_pairs(first, second[0]))}
-    return found[0], told
+    return [of_shard[0] for of_shard in found.values()], told
 
 
-def _scores(judge: Judge, prompts: ShardPrompts, stream: Iterator[Any]) -> np.ndarray:
-    answers = with_problems(prompts.prompts, list(islice(stream, prompts.number)))
+def _scores(judge: Judge, answers: Sequence[Answer]) -> np.ndarray:
     return as_numbers(column_of(answers, judge.score_name, judge.answer["properties"][judge.score_name]["type"]))

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.documents import ID_BYTES, kept_rows, read_table, shard_names
-from gristmill.dataprep.examples.read_examples import Example, Kind, Quarantined, read_set
+from gristmill.dataprep.examples.read_examples import Example, Kind, Quarantined, made_path, read_set
 from gristmill.dataprep.files import atomic_write, read_json
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 
@@ -88,7 +88,8 @@ class UsableSet:
 
 
 def usable_sets(
-    data: Sequence[Instructions | PreferencePairs], kind: Kind, prepared: Path | None
+    data: Sequence[Instructions | PreferencePairs], kind: Kind, prepared: Path | None,
+    inputs: Mapping[str, Path] | None = None,
 ) -> Iterator[UsableSet]:
     """What there is to encode of each set: as it is read, or as its preparation left it.
 
@@ -96,6 +97,7 @@ def usable_sets(
         data: the sets of the section.
         kind: sft or dpo.
         prepared: output of the stage that prepared them, if any did.
+        inputs: of the stage, among them the sets that the manifest makes.
 
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
@@ -103,7 +105,7 @@ def usable_sets(
     """
     if prepared is None:
         for one in data:
-            read = read_set(one.path, kind, one.format, one.limit, one.max_quarantined)
+            read = read_set(made_path(one.path, inputs or {}), kind, one.format, one.limit, one.max_quarantined)
             yield UsableSet(read.examples, read.quarantined, read.counts())
         return
     quarantined: dict[str, list[Quarantined]] = {}

@@ -38,7 +38,7 @@ from gristmill.dataprep.examples.kept_examples import (
     set_names,
     write_quarantined,
 )
-from gristmill.dataprep.examples.read_examples import Example, ExamplesError, ExampleSet, Kind, read_set
+from gristmill.dataprep.examples.read_examples import Example, ExamplesError, ExampleSet, Kind, made_path, read_set
 from gristmill.dataprep.files import write_json
 from gristmill.dataprep.reading.records import metadata_json
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
@@ -103,7 +103,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Read all sets, and run the steps over them.
 
     Args:
-        inputs: nothing.
+        inputs: the sets that the manifest makes.
         config: `kind` (sft or dpo), `data` (the sets) and `prepare` (the steps) of that section.
         out: see above.
         context: where to run.
@@ -123,7 +123,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
              for step in config["prepare"]]
     names = set_names([one.path for one in data])
     check_sources(kind, steps, names)
-    read = [read_set(one.path, kind, one.format, one.limit, one.max_quarantined) for one in data]
+    read = [read_set(made_path(one.path, inputs), kind, one.format, one.limit, one.max_quarantined) for one in data]
     write_quarantined(out / QUARANTINED, ((name, found.quarantined) for name, found in zip(names, read, strict=True)))
     views = [view_of(step, kind) for step in steps]
     write_documents(out, dict(zip(names, read, strict=True)), sorted(set(views)))

@@ -25,8 +25,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
+from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.examples.conversations import (
     SFT_FORMS,
     Message,
@@ -44,6 +46,7 @@ from gristmill.dataprep.reading.jsonl.json_lines import BYTE_ORDER_MARK, parse_j
 from gristmill.dataprep.reading.pythondocs import DOCS, QUESTIONS_VERSION, preferences, questions
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.tables import table_rows
+from gristmill.mixtures.steps.made_examples import MADE, output_name
 
 PROMPT_KEYS = ("prompt", "question")
 """What a prompt alone is called; `question` is GSM8K's name."""
@@ -124,6 +127,7 @@ def _answer(key: str, value: Any) -> str | None:
 
 __all__ = ["Example", "ExampleSet", "ExamplesError", "Kind", "Message", "Quarantined", "read_examples", "read_set"]
 SHOWN_REASONS, SHOWN_PLACES = 10, 4
+OWN_ID = re.compile(r"[0-9a-f]{32}")
 VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 """What differs between two reasons of one kind: values, and numbers."""
 
@@ -156,10 +160,14 @@ class Origin:
     Attributes:
         place: as a quarantined record's.
         url: of the page that it was made from, where its record has one (`url`).
+        licence: of its record, where it says one.
+        record: the id that its record has, where that has the form of ours.
     """
 
     place: str
     url: str | None = None
+    licence: str | None = None
+    record: str | None = None
 
 
 @dataclass(frozen=True)
@@ -259,15 +267,26 @@ def _form_of(kind: Kind, form: str, answer: str, columns: Sequence[str]) -> Form
 
 
 def examples_listing(path: str) -> list[dict[str, Any]]:
-    """What fingerprints a set of examples: `path`, `size`, `stamp` of each file, or Python's version.
+    """What fingerprints a set of examples: `path`, `size`, `stamp` of each file, or Python's version; of a set that the
+    manifest makes nothing but its name.
 
     Raises:
         ExamplesError: the path matches nothing.
     """
+    if path.startswith(MADE):  # the fingerprint of what makes it names its content
+        return [{"path": path, "size": 0, "stamp": ""}]
     if path == DOCS:
         stamps = {"python": sys.version, "questions": str(QUESTIONS_VERSION)}
         return [{"path": name, "size": 0, "stamp": stamp} for name, stamp in stamps.items()]
     return [{"path": file.name, "size": file.size, "stamp": file.stamp} for file in _files(path)]
+
+
+def made_path(path: str, inputs: Mapping[str, Path]) -> str:
+    """Where a set lies: the file of one that the manifest makes, among a stage's inputs; of others their own path."""
+    if not path.startswith(MADE):
+        return path
+    name = path.removeprefix(MADE)
+    return str(inputs[output_name(name)] / f"{name}.jsonl")
 
 
 def example_id(content: Mapping[str, Any]) -> str:
@@ -296,8 +315,8 @@ def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], li
     for file in _files(path):
         for number, row in _rows(file):
             try:
-                content, url = _example(row, form)
-                found.append((content, Origin(f"{file.name}:{number}", url)))
+                record = _record(row)
+                found.append((form(record), _origin(f"{file.name}:{number}", record)))
             except CorruptFileError as error:
                 raise ExamplesError(f"{file.name}:{number}: {error}; the number of records lost after it is unknown: "
                                     "replace the file") from error
@@ -306,15 +325,21 @@ def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], li
     return found, quarantined
 
 
-def _example(row: Any, form: Form) -> tuple[Example, str | None]:
+def _record(row: Any) -> dict[str, Any]:
     if isinstance(row, ValueError):
         raise row
     if isinstance(row, bytes):
         row = _parse(row)
     if not isinstance(row, dict):
         raise ValueError("a JSON object was expected")
-    url = row.get("url")
-    return form(row), url if isinstance(url, str) else None
+    return row
+
+
+def _origin(place: str, record: Row) -> Origin:
+    url, licence = record.get("url"), next((record[key] for key in LICENCE_KEYS if record.get(key)), None)
+    own = record.get("id")
+    return Origin(place, url if isinstance(url, str) else None, None if licence is None else str(licence),
+                  own if isinstance(own, str) and OWN_ID.fullmatch(own) else None)
 
 
 def _parse(line: bytes) -> Any:

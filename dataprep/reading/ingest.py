@@ -42,7 +42,7 @@ from gristmill.dataprep.reading.repeats import Repeats, settle_repeats, shards_o
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
 from gristmill.dataprep.reading.table_guard import TableReader
 from gristmill.mixtures.own_code import OwnCodeError
-from gristmill.mixtures.sources import GENERATE, Ingest, OwnReader, Source
+from gristmill.mixtures.sources import GENERATE, Ingest, OwnReader, Paragraphs, Source
 
 TRIED_RECORDS = 100
 """Records of its first file by which a reader of the user's is compared with itself."""
@@ -177,8 +177,9 @@ def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], s
 
 def reading_of(source: Source) -> Reading:
     """How a source's records are read."""
+    split = source.split if source.format != "hf" else None
     return Reading(source.text_field, source.id_field, source.metadata_fields, source.encoding, source.extract,
-                   source.encoding_errors)
+                   source.encoding_errors, split.paragraphs if isinstance(split, Paragraphs) else split)  # type: ignore[arg-type]
 
 
 def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Iterator[list[SourceFile]]:

@@ -37,6 +37,7 @@ from gristmill.dataprep.reading.sources import SourceFile, member_format
 from gristmill.dataprep.reading.table_guard import TableReader
 from gristmill.dataprep.reading.tables import read_table
 from gristmill.dataprep.reading.warc import read_warc
+from gristmill.dataprep.text.chapters import chapters, heading_of, paragraph_runs
 
 
 def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
@@ -90,7 +91,8 @@ def _records(file: SourceFile, item: Input, reading: Reading, tables: TableReade
 
 
 def _read_text(item: Input, reading: Reading) -> Iterator[Record | Rejected | Dropped]:
-    """The whole file is one document; a byte order mark is not part of it, newlines stay as they are."""
+    """The whole file is one document, or several where it is cut; a byte order mark is not part of it, newlines stay
+    as they are."""
     content = _whole(item)
     if isinstance(content, Rejected):
         yield content
@@ -101,7 +103,15 @@ def _read_text(item: Input, reading: Reading) -> Iterator[Record | Rejected | Dr
         yield Rejected(1, str(error), excerpt(content))
         return
     found = {} if decoded.encoding == UTF8 else {"encoding": decoded.encoding}
-    yield make_record(1, item.name, decoded.text, chosen_metadata(found, reading), decoded.replaced)
+    if reading.split is None:
+        yield make_record(1, item.name, decoded.text, chosen_metadata(found, reading), decoded.replaced)
+        return
+    parts = chapters(decoded.text) if reading.split == "chapters" else paragraph_runs(decoded.text, reading.split)
+    for number, part in enumerate(parts, start=1):
+        heading = heading_of(part) if reading.split == "chapters" else None
+        replaced = part.count("\N{REPLACEMENT CHARACTER}") if decoded.replaced else 0
+        yield make_record(number, f"{item.name}#{number}", part, chosen_metadata(found | {"heading": heading}, reading),
+                          replaced)
 
 
 def _read_html(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Dropped]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ class Reading:
         encoding: a codec's name, `auto`, or None for the format's own way.
         encoding_errors: what becomes of bad bytes; see `decode`.
         extract: extractor of HTML, or None for the format's own way.
+        split: how text files are cut: into `chapters`, into paragraphs of so many characters, or not at all.
     """
 
     text: str = "text"
@@ -45,6 +46,7 @@ class Reading:
     encoding: str | None = None
     extract: str | None = None
     encoding_errors: Errors = "replace"
+    split: Literal["chapters"] | int | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from gristmill.dataprep.files import as_path, sha256_file
+from gristmill.dataprep.files import DEFAULT_STORE, as_path, sha256_file
 from gristmill.dataprep.reading.compression import split_compression
 from gristmill.dataprep.reading.huggingface import DEFAULT_SPLIT, NoSplitError, split_files
 from gristmill.dataprep.reading.own_sources import OwnProcess
@@ -55,7 +55,8 @@ def _find_local(path: str) -> tuple[str, list[Found]]:
     if not glob.has_magic(path):
         return "missing", []
     root, pattern = _split_glob(path)
-    names = glob.glob(pattern, root_dir=root or None, recursive=True)
+    names = (name for name in glob.glob(pattern, root_dir=root or None, recursive=True)
+             if DEFAULT_STORE in pattern or DEFAULT_STORE not in Path(name).parts)
     return "glob", [_found_inside(root, name) for name in sorted(set(names))
                     if os.path.isfile(os.path.join(root, name))]  # fmt: skip
 
@@ -76,9 +77,10 @@ def _found_inside(root: str, name: str) -> Found:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """The regular files below a folder, also behind links; pipes, sockets and devices are none."""
+    """The regular files below a folder, also behind links; pipes, sockets and devices are none, nor what a run that was
+    started there has written."""
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != DEFAULT_STORE)
         for name in sorted(names):
             if not name.startswith(".") and os.path.isfile(os.path.join(parent, name)):
                 yield os.path.relpath(os.path.join(parent, name), folder)

@@ -26,7 +26,7 @@ MOST_TERMS = 32
 CANDIDATES = 100_000
 """Documents that are kept between parts, the best by what is known by then: 24 bytes of each, and 8 for each term. With
 as many hits or fewer nothing is let go of."""
-NOT_OF_WORDS = r"[^\pL\pM\pN_]+"
+OF_WORD, NOT_OF_WORD = r"[\pL\pM\pN_]", r"[^\pL\pM\pN_]"
 QUOTED = re.compile(r'"([^"]*)"')
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
 """Scripts that put no space between words: Thai, Lao, Burmese, Khmer, kana, Han. Pairs of characters are looked for, as
@@ -73,7 +73,7 @@ def terms_of(question: str) -> list[str]:
 
 
 def _as_words(text: str) -> str:
-    spaced: str = pc.replace_substring_regex(pc.utf8_lower(pa.scalar(text)), NOT_OF_WORDS, " ").as_py()
+    spaced: str = pc.replace_substring_regex(pc.utf8_lower(pa.scalar(text)), f"{NOT_OF_WORD}+", " ").as_py()
     return spaced.strip()
 
 
@@ -140,13 +140,23 @@ def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.n
         # What has the letters of the first word at all is few of the texts, and cheaply known.
         rows = np.flatnonzero(pc.match_substring(lowered, term.split(" ")[0]).to_numpy(zero_copy_only=False))
         some = lowered.take(pa.array(rows))
+        if not anywhere and " " not in term:
+            # Where a word begins like it, less where that word goes on: no match takes the border that the next needs.
+            begins = f"(?:^|{NOT_OF_WORD}){re.escape(term)}"
+            found[rows, place] = _count(some, begins) - _count(some, begins + OF_WORD)
+            continue
         if not anywhere:
             # Two blanks between words, so that each has its own on either side.
-            some = pc.replace_substring_regex(some, NOT_OF_WORDS, "  ")
+            some = pc.replace_substring_regex(some, f"{NOT_OF_WORD}+", "  ")
             some = pc.binary_join_element_wise(pa.scalar("", some.type), some, pa.scalar("", some.type),
                                                pa.scalar(" ", some.type))
             term = " " + term.replace(" ", "  ") + " "
         found[rows, place] = pc.count_substring(some, term).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _count(texts: pa.Array | pa.ChunkedArray, pattern: str) -> np.ndarray:
+    found: np.ndarray = pc.count_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
     return found
 
 

@@ -85,6 +85,11 @@ class Judge(Question, Judging):
         return self
 
     @property
+    def models(self) -> list[AskedModel]:
+        """Those that are asked."""
+        return [self.model] if self.second is None else [self.model, self.second]
+
+    @property
     def measured(self) -> list[str]:
         """The columns."""
         return [prefix + name for prefix in self.prefixes for name in self.answer["properties"]]

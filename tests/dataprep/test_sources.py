@@ -170,3 +170,14 @@ def test_a_snapshot_of_the_hubs_cache_links_to_its_blobs(tmp_path: Path) -> None
     snapshot.mkdir(parents=True)
     (snapshot / "train.jsonl").symlink_to("../../blobs/0123")
     assert [file.name for file in find_files("s", {"path": str(snapshot)}).files] == ["train.jsonl"]
+
+
+def test_a_store_among_the_files_of_a_source_is_none_of_them(tmp_path: Path) -> None:
+    """Who makes a manifest in the folder of the data has the store there, too."""
+    for name in ("a.txt", "deeper/b.txt", "gristmill-store/runs/one/c.txt", "deeper/gristmill-store/d.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("Words.")
+    for path in (tmp_path, tmp_path / "**" / "*.txt"):
+        assert [file.name for file in find_files("books", {"path": str(path)}).files] == ["a.txt", "deeper/b.txt"]
+    inside = find_files("books", {"path": str(tmp_path / "gristmill-store" / "**" / "*.txt")})
+    assert [file.name for file in inside.files] == ["runs/one/c.txt"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import read_json, write_json
 from gristmill.dataprep.jobs import shuffled
 from gristmill.dataprep.jobs.engine import run_tasks
-from gristmill.tokenize import text_index
+from gristmill.tokenize import packed_files, text_index
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, train_name
 from gristmill.tokenize.packed_writing import write_packed_set, write_rows
@@ -185,7 +186,7 @@ def test_the_same_bytes_come_of_other_workers_and_shuffles_and_chunks(
     make(packed, tmp_path / "chunks")
     make(packed, tmp_path / "engine", runner="FnApiRunner", options={"direct_running_mode": "in_memory"})
     expected = files(tmp_path / "one")
-    assert len(expected) == 17
+    assert len(expected) == 25
     for name in ("three", "chunks", "engine"):
         assert files(tmp_path / name) == expected, name
 
@@ -217,6 +218,45 @@ def test_rows_stay_mapped_as_long_as_a_kernel_reads_them(tmp_path: Path, monkeyp
     index = index_of(packed_of(tmp_path / "set", [[piece], [piece]]), tmp_path / "index")
     assert [len(one.places) for one in index.passages(np.array(piece))] == [2]
     assert {*read} == {"list_places", "sort_buckets", "find_longest"}
+
+
+def test_prints_leave_out_what_is_not_there_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(11)
+    pieces = draw_pieces(rng, 400, 300)
+    index = index_of(packed_of(tmp_path / "set", pieces, 3), tmp_path / "index")
+    left: list[int] = []
+    search = text_index.find_longest
+    monkeypatch.setattr(text_index, "find_longest", lambda text, size, begins, *rest: left.append(
+        len(begins)) or search(text, size, begins, *rest))
+    elsewhere = [rng.randrange(300, 900) for _ in range(1000)]
+    assert found_by_index(index, elsewhere) == []
+    assert sum(left) < 0.1 * len(elsewhere)
+    there = [token for row in rng.sample(pieces, 20) for part in row for token in part]
+    found = found_by_index(index, there)
+    monkeypatch.setattr(text_index, "MOST_PRINTS", -1)
+    monkeypatch.setattr(text_index, "MOST_ROWS", 0)
+    assert found_by_index(index, there) == found
+    assert len(found) > 20
+
+
+def test_pages_are_asked_for_before_they_are_read_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, page, asked = np.random.default_rng(12), mmap.PAGESIZE // 4, list[tuple[int, int]]()
+
+    class Mapping:
+        def madvise(self, option: int, start: int, length: int) -> None:
+            assert option == mmap.MADV_WILLNEED
+            assert start % mmap.PAGESIZE == 0
+            asked.append((start // mmap.PAGESIZE, length // mmap.PAGESIZE))
+
+    monkeypatch.setattr(packed_files, "_mapping", lambda tokens: Mapping())
+    firsts = rng.integers(0, 200 * page, 80)
+    lasts = firsts + rng.integers(1, 3 * page, 80)
+    packed_files.read_ahead(np.zeros(203 * page, np.uint32), firsts, lasts)
+    pages = [number for begin, length in asked for number in range(begin, begin + length)]
+    assert len(pages) == len({*pages})
+    assert {*pages} == {place // page for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)
+                        for place in range(first, last)}
+    assert len(asked) < 80
 
 
 @pytest.mark.parametrize("interrupted", ["write_batches", "sort_buckets"])

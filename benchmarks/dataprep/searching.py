@@ -1,0 +1,112 @@
+"""Search: nearest documents by meaning and by words, against NumPy and DuckDB doing the same over the same Parquet.
+
+By meaning the peer reads all vectors into memory and sorts their cosines, from a file of its own in 4 bytes a number.
+By words it is one query of DuckDB that counts words by regular expressions and computes BM25. Both sides read their
+files each time, as a command does. Both name the same documents, or the rows are not printed.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.dataprep.own_steps import write_shard
+from benchmarks.measuring import Row, fastest, row
+from gristmill.dataprep.corpus import Corpus
+from gristmill.dataprep.documents import read_documents
+from gristmill.dataprep.meaning.nearest import nearest
+from gristmill.dataprep.meaning.vectors import pack_vectors
+from gristmill.dataprep.words.by_words import K1, B, search_words, terms_of
+
+DOCUMENTS, WORDS, WORDS_PER_DOCUMENT, DIM, MOST = 20_000, 5_000, 120, 384, 200
+ASKED = ("w7", "w40", "w333")
+REPEATS = 3
+
+
+def rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[Row]:
+    """Documents per second that a question looks at."""
+    with tempfile.TemporaryDirectory(prefix="gristmill-bench-") as place:
+        folder = Path(place)
+        write_shard(folder / "ingest", 0, drawn_texts(documents))
+        corpus = Corpus({"ingest": folder / "ingest"})
+        yield by_meaning(folder, corpus, documents, repeats)
+        yield by_words(folder, corpus, documents, repeats)
+
+
+def drawn_texts(documents: int) -> list[str]:
+    """Texts of words as frequent as words are (Zipf)."""
+    draw = random.Random(8)
+    weights = [1 / (number + 3) for number in range(WORDS)]
+    names = [f"w{number}" for number in range(WORDS)]
+    return [" ".join(draw.choices(names, weights, k=draw.randrange(20, 2 * WORDS_PER_DOCUMENT)))
+            for _ in range(documents)]
+
+
+def by_meaning(folder: Path, corpus: Corpus, documents: int, repeats: int) -> Row:
+    """Cosines with stored vectors."""
+    rng = np.random.default_rng(4)
+    drawn = rng.normal(size=(documents, DIM)).astype(np.float32)
+    vectors = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float16)
+    asked, (shard,) = vectors[17].astype(np.float32), corpus.shards
+    ids = read_documents(corpus.inputs, shard, ["id"])["id"]
+    (folder / "vectors").mkdir()
+    pq.write_table(pa.table({"id": ids, "vector": pack_vectors(vectors)}), folder / "vectors" / shard)
+    wide = pa.FixedSizeListArray.from_arrays(pa.array(vectors.astype(np.float32).reshape(-1)), DIM)
+    pq.write_table(pa.table({"id": ids, "vector": wide}), folder / "wide.parquet")
+
+    def ours() -> list[bytes]:
+        return [one.id for one in nearest(folder / "vectors", corpus.shards, asked, MOST)[0]]
+
+    def plain() -> list[bytes]:
+        read = pq.read_table(folder / "wide.parquet")
+        held = read["vector"].combine_chunks().flatten().to_numpy().reshape(-1, DIM)
+        best = np.argsort(-(held @ asked), kind="stable")[:MOST]
+        found: list[bytes] = read["id"].take(pa.array(best)).to_pylist()
+        return found
+
+    same(ours(), plain())
+    taken, peer = fastest(repeats, ours, plain)
+    return row("search_by_meaning_vs_numpy", documents / taken, documents / peer, "documents/s",
+               f"{documents:,} vectors of {DIM} numbers in float16; peer: read_table and argsort, in float32")
+
+
+def by_words(folder: Path, corpus: Corpus, documents: int, repeats: int) -> Row:
+    """BM25 over the stored texts."""
+    import duckdb
+
+    (shard,) = corpus.shards
+    terms = terms_of(" ".join(ASKED))
+    counted = ", ".join(f"len(regexp_extract_all(lower(text), '\\b{one}\\b')) as n{at}" for at, one in enumerate(ASKED))
+    totals = ", ".join(f"sum((n{at} > 0)::int) over () as d{at}" for at in range(len(ASKED)))
+    score = " + ".join(f"ln(1 + (n - d{at} + 0.5) / (d{at} + 0.5)) * n{at} * {K1 + 1} / "
+                       f"(n{at} + {K1} * ({1 - B} + {B} * size / mean))" for at in range(len(ASKED)))
+    query = (f"with counted as (select file_row_number as row, strlen(text) as size, {counted} from "
+             f"read_parquet('{corpus.inputs['ingest'] / shard}', file_row_number = true)), "
+             f"known as (select *, count(*) over () as n, avg(size) over () as mean, {totals} from counted) "
+             f"select row from known where {' + '.join(f'n{at}' for at in range(len(ASKED)))} > 0 "
+             f"order by {score} desc, row limit {MOST}")
+    connection = duckdb.connect(config={"threads": 1})
+    connection.execute("set enable_progress_bar = false")
+
+    def ours() -> list[int]:
+        return [one.row for one in search_words(corpus, terms, MOST).hits]
+
+    def plain() -> list[int]:
+        return [one for (one,) in connection.execute(query).fetchall()]
+
+    same(ours(), plain())
+    taken, peer = fastest(repeats, ours, plain)
+    return row("search_by_words_vs_duckdb", documents / taken, documents / peer, "documents/s",
+               f"BM25 of {len(ASKED)} words over {documents:,} texts; peer: one query with regular expressions")
+
+
+def same(ours: list[bytes] | list[int], peer: list[bytes] | list[int]) -> None:
+    """See that both found the same documents; those of equal scores may stand in another order."""
+    if len({*ours} & {*peer}) < 0.99 * len(peer):
+        raise RuntimeError(f"the sides find other documents: {ours[:5]} and {peer[:5]}")

@@ -1,0 +1,79 @@
+"""Tasks that read documents by a model hold a shard, however many there are, and little of each document besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.dataprep.own_steps import write_shard
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.meaning import cluster, dedup_semantic
+from gristmill.dataprep.models import score_documents
+from gristmill.dataprep.own import annotate
+from tests.dataprep.small_models import random_texts, write_word_vectors
+from tests.tokenize.test_mix_memory import peak_bytes
+
+pytestmark = pytest.mark.slow
+DOCUMENTS = 3_000
+"""Of a shard; with 16 numbers a vector, 32 bytes."""
+
+
+def peaks(
+    monkeypatch: pytest.MonkeyPatch, stage: Any, config: dict[str, Any], folder: Path, shards: int,
+    documents: int = DOCUMENTS, jobs_in: Any = None,
+) -> dict[str, int]:
+    """What the first task of each job of a stage holds at the most, by job; `jobs_in` runs them, if not the stage."""
+    for number in range(shards):
+        write_shard(folder / "ingest", number, random_texts(documents, number))
+    tasks = dict[str, Callable[[], Any]]()
+
+    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(job: str, given: Any, process: Any, *more: Any, **options: Any) -> Any:
+            tasks.setdefault(job, lambda: process(given[0]))
+            return original(job, given, process, *more, **options)
+
+        return run
+
+    with monkeypatch.context() as patch:
+        for name in ("run_tasks", "run_shuffle"):
+            if hasattr(jobs_in or stage, name):
+                patch.setattr(jobs_in or stage, name, recorded(getattr(jobs_in or stage, name)))
+        (folder / "work").mkdir()
+        context = Context(work=folder / "work", mode="memory", emit=lambda event: None)
+        stage.run({"ingest": folder / "ingest"}, config, folder / "out", context)
+
+    def whole(work: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            found = work()
+            for _ in found if isinstance(found, Generator) else ():
+                pass
+
+        return run
+
+    return {job: peak_bytes(whole(work)) for job, work in tasks.items()}
+
+
+@pytest.mark.parametrize(("stage", "settings", "jobs"), [
+    (dedup_semantic, {"threshold": 0.99, "clusters": 4}, ("embed", "members", "apply")),
+    (cluster, {"k": 4}, ("embed", "apply")),
+])
+def test_a_shard_that_is_embedded_takes_the_same_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Any, settings: dict[str, Any], jobs: tuple[str, ...]
+) -> None:
+    config = {"model": str(write_word_vectors(tmp_path / "model")), **settings}
+    two, eight = (peaks(monkeypatch, stage, config, tmp_path / str(shards), shards) for shards in (2, 8))
+    for job in jobs:
+        assert eight[job] < 1.1 * two[job], job
+
+
+def test_what_annotate_with_a_model_holds_grows_by_the_shards_tables_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"model": {"path": str(write_word_vectors(tmp_path / "model")), "like": {"near": "w1 w2"}}}
+    few, many = (peaks(monkeypatch, annotate, config, tmp_path / str(number), 1, number, score_documents)["annotate"]
+                 for number in (3_000, 12_000))
+    texts = sum(len(text) for text in random_texts(12_000, 0)) - sum(len(text) for text in random_texts(3_000, 0))
+    assert many - few < 3 * texts + 200 * 9_000
