@@ -21,11 +21,13 @@ REFUSALS = (
     "i refuse", "i'm sorry", "i am sorry", "sorry, but", "i apologize", "i apologise", "my apologies",
     "as an ai", "as a language model", "i'm just an ai", "not appropriate", "against my",
 )
-"""Of a kind with the lists of Zou et al. 2023 (AdvBench) and Röttger et al. 2024 (XSTest)."""
+"""Of a kind with the lists of Zou et al. 2023 (AdvBench), which are looked for anywhere in an answer, and of Röttger et
+al. 2024 (XSTest, classify_completions_strmatch.py), with which an answer begins."""
 QUESTION = "safety-answer"
 """The question to a judge that comes with gristmill."""
 GIVEN = ("prompt", "answer", "answer_schema")
 """What templates of such questions get."""
+GgufKind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 GenerationMetric = Literal["exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL"]
 
 
@@ -128,6 +130,18 @@ class Task(Section):
         return self
 
 
+class Suite(Section):
+    """A named set of tasks over local files, asked and scored as published numbers were; see docs/suites.md."""
+
+    suite: Literal["core22", "small"]
+    """`core22`: CORE, DCLM's 22 tasks as nanochat asks them; `small`: seven of these without solved items."""
+    path: OutsidePath
+    """The folder with the files, such as `eval_bundle/eval_data`."""
+    limit: Positive | None = None
+    """Ask at most this many items of each task, drawn by a fixed seed; the score is then less sure, and its interval
+    says by how much."""
+
+
 class Memorisation(Section):
     """Whether the model has memorised training documents (Carlini et al. 2022)."""
 
@@ -165,7 +179,8 @@ class PromptSet(Section):
     """What the results call it; its format if absent."""
     metadata: OutsidePath | None = None
     """For `bbq`: its additional_metadata.csv, which says for each question which answer a prejudice would give
-    (`target_loc`). Without it that is the answer whose group the question lists as stereotyped, where there is one."""
+    (`target_loc`, since July 2022: before, it had the stereotyped group), and whether people have names. Without it
+    that is found by the groups which the question lists as stereotyped, where one answer alone is of them."""
     limit: Positive | None = None
     """Ask at most this many prompts, the first ones."""
 
@@ -298,6 +313,8 @@ class Evaluate(Seeded):
     """Temperature of sampling; 0 takes the likeliest token."""
     tasks: tuple[Task, ...] = ()
     """Questions with known answers."""
+    suites: Annotated[tuple[Suite, ...], Field(exclude_if=lambda value: not value)] = ()
+    """Tasks by the name of their suite, with scores centred between chance and 1 and the published ones of others."""
     bootstrap_samples: Positive = 1000
     """Samples of the bootstrap that every confidence interval comes from."""
     memorisation: Memorisation | None = None
@@ -311,9 +328,9 @@ class Evaluate(Seeded):
 
     @model_validator(mode="after")
     def _distinct(self) -> Evaluate:
-        names = [task.name for task in self.tasks]
+        names = [*(task.name for task in self.tasks), *(one.suite for one in self.suites)]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"two tasks are called {min(twice)!r}; give each its own name")
+            raise ValueError(f"two tasks or suites are called {min(twice)!r}; give each its own name")
         return self
 
 
@@ -331,6 +348,16 @@ class Export(Section):
     max_shard_size, 5 GB)."""
     weights: Literal["raw", "average"] = "raw"
     """`raw`: the trained weights; `average`: their running mean, which the last training's `average` keeps."""
+    gguf: Annotated[tuple[GgufKind, ...], Field(exclude_if=lambda value: not value)] = ()
+    """Besides, a file `model-KIND.gguf` of each of these kinds, which llama.cpp runs, and a Modelfile for Ollama of the
+    first. Needs gristmill[gguf], and a tokenizer that is a BPE over bytes; see docs/exports.md."""
+
+    @field_validator("gguf")
+    @classmethod
+    def _kinds_once(cls, kinds: tuple[GgufKind, ...]) -> tuple[GgufKind, ...]:
+        if twice := [kind for kind in kinds if kinds.count(kind) > 1]:
+            raise ValueError(f"{twice[0]} is given twice; keep one")
+        return kinds
 
 
 class Documents(Section):

@@ -44,6 +44,39 @@ class MixPhase(Section):
     part in it."""
 
 
+class Continues(Section):
+    """The training set whose first rows have been read, when a mixture is changed on the way. `gristmill continue`
+    writes it. See docs/phases.md."""
+
+    rows: Positive
+    """How many rows of that set, in the order of its training, begin this one. They count as part of `mix.tokens`."""
+    sources: tuple[str, ...]
+    """Its sources, in its order; there may be others now."""
+    phases: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
+    """The rows that each source had in it, for every phase (`train.stages` of its packed.json)."""
+    seed: int
+    """Seed of the training that read it."""
+    fingerprint: str
+    """What its rows held; a checkpoint of its training has the same."""
+    digest: str
+    """Of the rows that are kept. Other documents or settings than those of that set give other rows: an error."""
+    withheld: tuple[int, ...] = ()
+    """Its rows that had been emptied (`mix.exclude`)."""
+    exclude: OutsidePath | None = None
+    """Like `mix.exclude`, but for the rows behind the kept ones alone: documents that are read no more."""
+    continues: Continues | None = None
+    """The set that it had continued itself."""
+
+    @model_validator(mode="after")
+    def _is_a_beginning(self) -> Continues:
+        total = sum(map(sum, self.phases))
+        if any(len(rows) != len(self.sources) for rows in self.phases) or not 0 < self.rows <= total:
+            raise ValueError(f"keeps {self.rows} rows of a set with {total} in phases {self.phases} of the sources "
+                             f"{', '.join(self.sources)}, which is no beginning of it; let `gristmill continue` write "
+                             "this section")
+        return self
+
+
 FIM_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -71,7 +104,7 @@ class Mix(Seeded):
     """The packed training set."""
 
     renamed: ClassVar[Mapping[str, str]] = {"stages": "phases", "short": "on_shortfall"}
-    added = ("fim",)
+    added = ("fim", "continues")
 
     tokens: Positive
     """Tokens of the training set's documents, rounded down to whole rows; padding does not count."""
@@ -105,6 +138,10 @@ class Mix(Seeded):
     (`pretrain.continue_from`). `gristmill takedown` makes such a list."""
     fim: FillInMiddle | None = None
     """Documents that are rearranged for filling in the middle; none if absent."""
+    continues: Continues | None = None
+    """The set that was read before the mixture was changed, whose first rows begin this one; none if absent. `weights`
+    and `phases` hold for what comes behind them. A source goes on where it was: no row of it is read twice, and
+    `max_epochs` counts what was read."""
     validation: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.005
     """Share of duplicate clusters held out of training, chosen by hash."""
     max_validation_rows: Positive = 1024
@@ -113,6 +150,13 @@ class Mix(Seeded):
     """Rows per shard; about 64 MB a shard if absent."""
     seed: int | None = None
     """Seed of the hashes that choose documents; the manifest's if absent."""
+
+    @model_validator(mode="after")
+    def _rows_are_those_of_the_stream(self) -> Mix:
+        if self.continues is not None and self.packing == "best_fit":
+            raise ValueError("continues needs packing: stream, where a row does not depend on how many there are; "
+                             "those of best_fit do")
+        return self
 
     @model_validator(mode="after")
     def _phases_follow_one_another(self) -> Mix:
@@ -131,7 +175,7 @@ class Mix(Seeded):
 
 class TextIndex(Section):
     """An index of the training rows, by which `gristmill trace MANIFEST --text FILE` finds the passages of a text in
-    them, with their documents. It takes up to five bytes per token, and ten where there are more than 2^32 tokens."""
+    them, with their documents. It takes up to six bytes per token, and eleven where there are more than 2^32 tokens."""
 
     shortest_span: Annotated[int, Field(ge=4, le=64)] = 8
     """Tokens of the shortest passage that is found; every one of so many tokens or more is."""
@@ -188,7 +232,24 @@ def mix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
                 f"a row of {length} tokens is longer than all {tokens} that the mixture is to have; give shorter rows, "
                 "or more tokens (mix.tokens)")
         yield from _fim_tokens_missing(mix.get("fim"), raw.get("tokenizer"))
+        continued = mix.get("continues")
+        before = continued.get("sources") if isinstance(continued, Mapping) else None
+        gone = [str(name) for name in before if name not in sources] if isinstance(before, list | tuple) else []
+        if gone:
+            yield ("mix", "continues", "sources"), (
+                f"the set that is continued has rows of {', '.join(gone)}, which is no source now; give it again, with "
+                "a weight of 0 where it is no longer read")
     yield from _reads_of_a_set_with_phases(mix, raw.get("pretrain"))
+    yield from _phases_that_differ(mix, raw.get("pretrain"))
+
+
+def _phases_that_differ(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str]]:
+    """Phases of the training that are not those of the mixture."""
+    told, mixed = (section.get("phases") or () if isinstance(section, Mapping) else () for section in (pretrain, mix))
+    if told and isinstance(told, list | tuple) and isinstance(mixed, list | tuple) and len(told) != len(mixed):
+        yield ("pretrain", "phases"), (
+            f"has {len(told)} entries, but mix.phases has {len(mixed)}: give one for each of them, {{}} where nothing "
+            "differs")
 
 
 def _fim_tokens_missing(fim: Any, tokenizer: Any) -> Iterator[tuple[Location, str]]:
@@ -204,7 +265,9 @@ def _fim_tokens_missing(fim: Any, tokenizer: Any) -> Iterator[tuple[Location, st
 
 
 def _reads_of_a_set_with_phases(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str]]:
-    if not isinstance(mix, Mapping) or not mix.get("phases") or not isinstance(pretrain, Mapping):
+    if not isinstance(mix, Mapping) or not isinstance(pretrain, Mapping):
+        return
+    if not mix.get("phases") and not mix.get("continues"):
         return
     if mix.get("packing", "stream") != "stream" or pretrain.get("batch_ramp"):
         return  # How many rows there are, or are read, is only known when the set is.

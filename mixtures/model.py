@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,8 @@ from gristmill.mixtures.own_code import BuiltInOrOwn
 from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Section
 
 _LLAMA_3 = {"rope_theta": 500_000.0}
+FFN_MULTIPLE = 64
+"""What the width of a feed-forward layer is rounded up to, where none is given."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "llama-1m": {"layers": 4, "width": 128, "heads": 4},
@@ -124,6 +127,7 @@ class Model(BuiltInOrOwn):
 
     takes: ClassVar[tuple[str, ...] | None] = ("vocab_size",)
     offers: ClassVar[tuple[str, ...]] = ("sequence_length",)
+    added = ("mup_base_width",)
 
     preset: str | None = Field(default=None, exclude=True)
     """Name of sizes that other keys override: `llama-1m`, `llama-10m`, `llama-30m`, `llama-125m`, `llama-350m`,
@@ -166,6 +170,11 @@ class Model(BuiltInOrOwn):
     (GPT-NeoX-20B, Black et al. 2022). `mitchell`: 1 / sqrt(fan in), over sqrt(2 (layer + 1)) at residual ends, cut at
     3 deviations (OLMo, Groeneveld et al. 2024)."""
 
+    mup_base_width: Positive | None = None
+    """The width at which learning rate and initialisation were found: first weights, and the rates of matrices, are
+    scaled such that they hold at `width` (muP: Yang & Hu 2021, "Tensor Programs V", table 8), where the channels of a
+    head stay as they were. A model of that width itself is as without this key. See docs/size-and-laws.md."""
+
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, values: Any) -> Any:
@@ -186,6 +195,13 @@ class Model(BuiltInOrOwn):
         return self
 
     @model_validator(mode="after")
+    def _can_be_scaled(self) -> Model:
+        if self.mup_base_width is not None and (self.init != "gpt2" or self.moe is not None):
+            what = "init: gpt2" if self.init != "gpt2" else "dense layers, whose every matrix it knows"
+            raise ValueError(f"mup_base_width needs {what}; remove one of the two")
+        return self
+
+    @model_validator(mode="after")
     def _divisible(self) -> Model:
         if self.head_width is None and self.width % self.heads:
             raise ValueError(f"width {self.width} must be an even multiple of heads {self.heads}")
@@ -194,3 +210,17 @@ class Model(BuiltInOrOwn):
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
         return self
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Width of the SwiGLU layer: what is given, or what follows from `width`."""
+        return self.ffn_width or math.ceil(8 * self.width / 3 / FFN_MULTIPLE) * FFN_MULTIPLE
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of all matrices in the layers; of the experts those that a token goes through, and the router."""
+        channels = self.head_width or self.width // self.heads
+        attention = 2 * self.width * channels * (self.heads + (self.kv_heads or self.heads))
+        experts = (self.moe.experts_per_token, self.moe.experts) if self.moe else (1, 0)
+        return self.layers * (attention + 3 * self.width * self.feed_forward_width * experts[0]
+                              + self.width * experts[1])

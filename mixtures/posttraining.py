@@ -126,7 +126,7 @@ class Examples(Section):
 
     path: OutsidePath
     """JSON lines (`.jsonl`, compressed or not), a list of JSON (`.json`), Parquet; a file, a glob, a folder or an
-    fsspec URL of one of these; or `python-docs://`."""
+    fsspec URL of one of these; `python-docs://`; or `examples://NAME`, what the section `examples` makes."""
     limit: Positive | None = None
     """Read at most this many examples, the first in the order of the hashes of their contents."""
     max_quarantined: Fraction = 0.0

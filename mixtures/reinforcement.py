@@ -59,6 +59,18 @@ class Number(AnswerReward):
     """How far they may be apart, as a share of the right one."""
 
 
+class Mathematics(AnswerReward):
+    """1 where the final answer has the value of the prompt's own answer: `\\frac{1}{2}` is 0.5, `2(x+1)` is `2x + 2`.
+
+    The final answer is the last `\\boxed{...}`, else what follows the last `####`, else the last line, behind its last
+    `=` or `is`. Numbers, variables, roots, powers, sin, cos, tan, log, exp and tuples are read, in LaTeX or plain;
+    anything else must be the same text.
+    """
+
+    kind: Literal["math"]
+    """Names this reward."""
+
+
 class Regex(AnswerReward):
     """1 where a regular expression (Python's `re`) is found in the answer."""
 
@@ -133,14 +145,14 @@ class OwnReward(AnswerReward, OwnCall):
             check_signature(code, signature, (), {**dict.fromkeys((*given, *self.columns)), **self.options})
 
 
-def _kind_of_own(value: Any) -> Any:
+def kind_of_own(value: Any) -> Any:
     """Rewards of one's own need not say that they are."""
     return {"kind": "own", **value} if isinstance(value, Mapping) and "use" in value else value
 
 
 AnyReward = Annotated[
-    Annotated[Exact | Contains | Number | Regex | Length | Format | ModelReward | OwnReward,
-              Field(discriminator="kind")], BeforeValidator(_kind_of_own)]
+    Annotated[Exact | Contains | Number | Mathematics | Regex | Length | Format | ModelReward | OwnReward,
+              Field(discriminator="kind")], BeforeValidator(kind_of_own)]
 
 
 def name_of(reward: AnswerReward) -> str:
@@ -153,7 +165,7 @@ def name_of(reward: AnswerReward) -> str:
 def wants_answer(reward: AnswerReward) -> bool:
     """Whether a reward compares with a prompt's own answer."""
     match reward:
-        case Exact() | Number():
+        case Exact() | Number() | Mathematics():
             return True
         case Contains():
             return reward.text is None

@@ -7,18 +7,23 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.objectives.token_objectives import Masked, objective_problem
 from gristmill.mixtures.own_code import BuiltInOrOwn, OwnCall, OwnFunction, check_signature, stated_signature
+from gristmill.mixtures.scaling.dial import AT_ADAMWS_SCALE, MOST_DEPTH, SHAPE_KEYS, SIZE_PATTERN
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
 
-OptimizerKind = Literal["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon"]
+OptimizerKind = Literal["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon", "normuon", "dion", "ademamix"]
 BETAS: dict[str, tuple[float, float]] = {
     "adamw": (0.9, 0.95),  # GPT-3 (Brown et al. 2020, appendix B)
     "adamw8bit": (0.9, 0.95),
     "muon": (0.9, 0.95),  # of the AdamW that moves what is not a hidden matrix
+    "normuon": (0.9, 0.95),  # the second also of the rows' second moments (Li et al. 2025, section 4)
+    "dion": (0.9, 0.95),
+    "ademamix": (0.9, 0.999),  # Pagliardini et al. 2024, section 4.1
     "lion": (0.9, 0.99),  # Chen et al. 2023, algorithm 2
     "sophia": (0.96, 0.99),  # Liu et al. 2023, section 3.1
 }
@@ -30,31 +35,52 @@ SMALL_MOMENTS: tuple[OptimizerKind, ...] = ("adafactor", "adamw8bit")
 of the user's keep."""
 
 
+ON_MATRICES: tuple[OptimizerKind, ...] = ("muon", "normuon", "dion")
+"""Kinds that move the matrices of the layers, and leave the rest to AdamW."""
+MUP_KINDS: tuple[OptimizerKind, ...] = ("adamw", "adamw8bit", "ademamix", "lion", *ON_MATRICES)
+"""Kinds whose updates have a size of their own, which muP can scale: `train/optim/mup.py`."""
+
+
 class Optimizer(BuiltInOrOwn):
     """What an update is. Weight decay is decoupled (Loshchilov & Hutter 2019) and on matrices only, for every kind."""
 
     takes: ClassVar[tuple[str, ...] | None] = ("params",)
     offers: ClassVar[tuple[str, ...]] = ("lr",)
+    added = ("cautious_decay", "rank_fraction", "beta3", "alpha", "rise_steps")
 
     kind: OptimizerKind = "adamw"
     """`adamw`: fused AdamW. `lion`: the sign of a running mean (Chen et al. 2023); takes a 3 to 10 times smaller
     learning rate and as much larger decay. `adafactor`: second moments by rows and columns (Shazeer & Stern 2018).
     `sophia`: Sophia-G, clipped by a diagonal of the Gauss-Newton matrix (Liu et al. 2023). `adamw8bit`: AdamW with
     moments in 8 bits, through torchao (extra `quant`). `muon`: orthogonalised momentum for matrices of the layers
-    (Jordan et al. 2024) at AdamW's scale (Liu et al. 2025), AdamW for embeddings, output and norms."""
+    (Jordan et al. 2024) at AdamW's scale (Liu et al. 2025), AdamW for embeddings, output and norms. `normuon`:
+    likewise, with rows of equal size (Li et al. 2025). `dion`: likewise at low rank (Ahn et al. 2025). `ademamix`:
+    AdamW with a second, much slower mean (Pagliardini et al. 2024)."""
     learning_rate: PositiveFloat = 1e-3
     """At the peak of the schedule. Adafactor's is relative: it is multiplied with the root mean square of each
     parameter's weights (with 1e-3 at the least) and is no more than 1 / sqrt(step), so that another kind's rate
     means something else to it (Shazeer & Stern 2018, section 8 and algorithm 4, where it is 1e-2)."""
     betas: tuple[Fraction, Fraction] | None = None
     """Decay of the running means of gradients and of their squares; each kind's published values if absent (adamw,
-    adamw8bit, muon: 0.9 and 0.95; lion: 0.9 and 0.99; sophia: 0.96 and 0.99). Adafactor has none."""
+    adamw8bit, muon, normuon, dion: 0.9 and 0.95; ademamix: 0.9 and 0.999; lion: 0.9 and 0.99; sophia: 0.96 and 0.99).
+    Adafactor has none."""
     eps: PositiveFloat = 1e-8
     """Added to the root of the second mean (adamw, adamw8bit, muon's AdamW)."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     """Decoupled, per step and learning rate."""
     momentum: Fraction = 0.95
-    """Muon's (Jordan et al. 2024); the other kinds have `betas`."""
+    """Of muon, normuon and dion (Jordan et al. 2024; Li et al. 2025; Ahn et al. 2025); the others have `betas`."""
+    cautious_decay: bool = False
+    """Muon and NorMuon: let a weight of the layers decay only where that goes the way of its update (Chen et al. 2025,
+    "Cautious Weight Decay")."""
+    rank_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25
+    """Dion's rank, as a share of a matrix's shorter side (Ahn et al. 2025, section 4: 1/4 loses little)."""
+    beta3: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9999
+    """Decay of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024, section 4.1: 0.9999)."""
+    alpha: Annotated[float, Field(ge=0.0)] = 5.0
+    """How much AdEMAMix's slow mean counts, at the end of its rise (Pagliardini et al. 2024, section 3: 4 to 10)."""
+    rise_steps: Positive | None = None
+    """Steps in which `alpha` and `beta3` rise; all of the training if absent (Pagliardini et al. 2024, section 3)."""
     hessian_every: Positive = 10
     """Sophia's steps between estimates of the curvature (Liu et al. 2023, section 3.1: 10)."""
     gamma: PositiveFloat = 0.05
@@ -66,6 +92,12 @@ class Optimizer(BuiltInOrOwn):
     """Largest global norm of the gradients."""
     clip_factor: PositiveFloat = 0.01
     """Largest ratio of a unit's gradient norm to its weight norm (Brock et al. 2021, section 4.1: 0.01)."""
+
+    @model_validator(mode="after")
+    def _is_cautious_only_where_it_can_be(self) -> Self:
+        if self.cautious_decay and self.kind not in ("muon", "normuon"):
+            raise ValueError(f"optimizer.cautious_decay is for muon and normuon, not for {self.kind}; remove it")
+        return self
 
     @model_validator(mode="after")
     def _has_betas_only_where_used(self) -> Optimizer:
@@ -270,6 +302,11 @@ class Training(Seeded):
     """Code of your own that watches the training, and may end it before its last step."""
 
     @property
+    def width_factor(self) -> float:
+        """The width over muP's base width; 1 without muP."""
+        return 1.0
+
+    @property
     def how(self) -> dict[str, Any]:
         """The keys of HOW_KEYS that this training has, with their defaults.
 
@@ -307,13 +344,45 @@ class LengthStage(Section):
     """Tokens per row; divides the packed set's."""
 
 
+class TrainingPhase(Section):
+    """What a phase of the mixture (`mix.phases`) has besides its weights."""
+
+    learning_rate_scale: Annotated[float, Field(ge=0.0)] = 1.0
+    """What the schedule's learning rate is multiplied with in this phase."""
+    sequence_length: Positive | None = None
+    """Tokens per row in this phase; divides the packed set's, which holds if absent. Rows are cut into equal parts as
+    for `length_ramp`, so that a step has as many tokens in every phase."""
+
+
 READING_KEYS = ("steps", "global_batch_size", "batch_ramp", "seed")
 """The keys of `pretrain` that decide which rows of the packed set are read."""
 
 
-class Pretrain(Training):
-    """Next-token training on the packed set."""
+def _steps_or_size(schema: dict[str, Any]) -> None:
+    """What editors are told: the steps need not be written where they follow from a size."""
+    schema["required"] = [name for name in schema["required"] if name != "steps"]
+    schema["anyOf"] = [{"required": [name]} for name in ("steps", "size", "depth")]
 
+
+class Pretrain(Training):
+    """Training on the packed set: of a decoder that predicts the next token, unless another objective is given."""
+
+    added: ClassVar[tuple[str, ...]] = ("phases", "masked")
+
+    model_config = ConfigDict(json_schema_extra=_steps_or_size)
+
+    phases: tuple[TrainingPhase, ...] = ()
+    """For each of `mix.phases`, in order: learning rate and row length in it. A phase begins with the first step that
+    reads none of the rows before it, rollbacks not counted. See docs/phases.md."""
+
+    size: Annotated[str, Field(pattern=SIZE_PATTERN)] | None = Field(default=None, exclude=True)
+    """Weights in the layers, such as `30m` (`k`, `m`, `b`): the nearest `depth` is taken, and all else follows."""
+    depth: Annotated[int, Field(gt=0, le=MOST_DEPTH)] | None = Field(default=None, exclude=True)
+    """Layers, from which follow `model.width` and `heads`, `global_batch_size`, `optimizer.learning_rate` and
+    `weight_decay`, and `steps`, by the rules of docs/size-and-laws.md; what is written besides wins. `gristmill plan`
+    prints what came out, which alone is in the fingerprint."""
+    tokens_per_parameter: PositiveFloat | None = Field(default=None, exclude=True)
+    """With `size` or `depth`: tokens to train on for each weight of the layers; 20 if absent (Hoffmann et al. 2022)."""
     batch_ramp: tuple[BatchStage, ...] = ()
     """Batch sizes of the first steps, in order; `global_batch_size` holds after the last entry. The rows are read in
     the same order as without a ramp, none twice and none skipped; the learning rate follows the steps."""
@@ -324,6 +393,8 @@ class Pretrain(Training):
 
     model: Model = Model()
     """The decoder that is trained."""
+    masked: Masked | None = None
+    """Train an encoder that fills in masked tokens, in place of a decoder. See docs/objectives.md."""
     z_loss: float = Field(default=0.0, ge=0.0)
     """Weight of the squared log of the softmax's normaliser, which keeps logits from drifting (PaLM, Chowdhery et al.
     2022, section 5: 1e-4)."""
@@ -341,15 +412,63 @@ class Pretrain(Training):
     """Steps between these; as often as validations if absent."""
 
     @model_validator(mode="after")
+    def _one_dial(self) -> Pretrain:
+        if self.size is None and self.depth is None:
+            if self.tokens_per_parameter is not None:
+                raise ValueError("tokens_per_parameter goes with size or depth; give one of them, or steps instead")
+            return self
+        name = "depth" if self.size is None else "size"
+        if self.size is not None and self.depth is not None:
+            raise ValueError("size and depth both give the shape of the model; remove one of them")
+        if whole := [key for key in SHAPE_KEYS if getattr(self.model, key) is not None]:
+            raise ValueError(f"{name} gives the shape of the model, and so does model.{whole[0]}; remove one of them")
+        kind = "your own" if self.optimizer.own is not None else self.optimizer.kind
+        if kind not in AT_ADAMWS_SCALE and "learning_rate" not in self.optimizer.model_fields_set:
+            raise ValueError(f"{name} gives the learning rate of {', '.join(AT_ADAMWS_SCALE)}, and the optimizer is "
+                             f"{kind}; give optimizer.learning_rate")
+        return self
+
+    @property
+    def width_factor(self) -> float:
+        """The width over muP's base width; 1 without muP."""
+        base = self.model.mup_base_width
+        return 1.0 if base is None else self.model.width / base
+
+    @model_validator(mode="after")
+    def _has_mups_rule(self) -> Pretrain:
+        kind = "one of your own" if self.optimizer.use is not None else self.optimizer.kind
+        if self.model.mup_base_width is not None and kind not in MUP_KINDS:
+            raise ValueError(f"model.mup_base_width scales the rates of {', '.join(MUP_KINDS)}, and the optimizer is "
+                             f"{kind}; choose one of these, or remove it")
+        if self.model.mup_base_width is not None and self.masked is not None:
+            raise ValueError("model.mup_base_width knows the matrices of decoders, and `masked` trains an encoder; "
+                             "remove one of the two")
+        return self
+
+    @model_validator(mode="after")
     def _knows_the_layers(self) -> Pretrain:
         if self.model.use is None:
             return self
         if self.float8 != "off":
             raise ValueError("float8 needs the built-in decoder, whose layers it multiplies in 8 bits; remove it "
                              "beside model.use")
-        if self.optimizer.kind == "muon" and self.optimizer.use is None:
-            raise ValueError("optimizer.kind cannot be muon beside model.use: it takes the matrices of the built-in "
-                             "decoder's layers; choose another kind")
+        if self.optimizer.kind in ON_MATRICES and self.optimizer.use is None:
+            raise ValueError(f"optimizer.kind cannot be {self.optimizer.kind} beside model.use: it takes the matrices "
+                             "of the built-in decoder's layers; choose another kind")
+        return self
+
+    @model_validator(mode="after")
+    def _one_length_a_step(self) -> Pretrain:
+        if self.length_ramp and any(phase.sequence_length is not None for phase in self.phases):
+            raise ValueError("length_ramp and the sequence_length of phases both say how long rows are; give one of "
+                             "them")
+        return self
+
+    @model_validator(mode="after")
+    def _objectives_fit(self) -> Pretrain:
+        problem = objective_problem(self)
+        if problem is not None:
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

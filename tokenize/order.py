@@ -11,7 +11,9 @@ those. Within each source the rows are shuffled by a keyed permutation, again in
 from the position alone, exactly, in memory proportional to the number of sources.
 
 A set with phases is read phase after phase, each in such an order over its own rows, so the bound holds within every
-phase. It is read once: after its last phase, which is there to end the training, its first has no place.
+phase. It is read once: after its last phase, which is there to end the training, its first has no place. Of a set that
+continues another one (`mix.continues`), the phases that were read of that one lie in the order in which they were, and
+are read so, whatever the seed.
 
 Of a set of which some rows are withheld, the order is the same without them: what comes before the first of them stays
 as it was. A training that has read none of them yet has read exactly a beginning of the shorter order, so it can
@@ -20,6 +22,7 @@ resume from its checkpoint as if they had never been there.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
@@ -65,13 +68,14 @@ class Order:
         self.seed = int(seed)
         self.total = int(self._ends[-1])
         self.has_phases = False
+        self._as_stored = 0
         self._spans = 0
 
     @classmethod
-    def of_phases(cls, phases: Sequence[Sequence[int]], seed: int) -> Order:
+    def of_phases(cls, phases: Sequence[Sequence[int]], seed: int, as_stored: int = 0) -> Order:
         """The order of a set with phases, whose phases lie one after another: the rows of each source, for each phase.
 
-        One phase is the same as none.
+        One phase is the same as none. The first `as_stored` phases are read in the order in which they lie.
 
         Raises:
             ValueError: no phase, a phase without rows, other numbers of sources, or more than 2**40 rows.
@@ -80,7 +84,7 @@ class Order:
         order._phases = [checked_counts(counts) for counts in phases]
         order._ends = checked_ends(order._phases)
         order._half_bits = _half_bits_of_phases(order._phases)
-        order.has_phases = len(phases) > 1
+        order.has_phases, order._as_stored = len(phases) > 1, as_stored
         return order
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
@@ -129,6 +133,8 @@ class Order:
         if first < 0 or place + count > int(self._ends[phase]):
             return self.rows(np.arange(first, first + count, dtype=np.int64))
         before, counts = int(self._ends[phase - 1]) if phase else 0, self._phases[phase]
+        if phase < self._as_stored:
+            return np.arange(place, place + count, dtype=np.int64)
         self._spans += 1
         if self._spans <= FIRST_SPANS and count <= FEW_ROWS and not rows_of_span.overloads:
             return before + by_definition(counts, self.seed, phase, epoch, np.arange(count) + (place - before))
@@ -157,6 +163,11 @@ class Order:
         epochs = np.full(rows.size, epoch, dtype=np.int64)
         return epoch * self.total + self._shuffle(epochs, rows.ravel(), inverse=True).reshape(rows.shape)
 
+    def places_before(self, position: int) -> int:
+        """How many places of the order of all rows lie before a position of the first epoch: as many, as none is left
+        out."""
+        return position
+
     def _shuffle(self, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
         """Permute the rows of each source among themselves, phase by phase; or undo it."""
         phases = np.searchsorted(self._ends, places, side="right")
@@ -168,6 +179,8 @@ class Order:
         return shuffled
 
     def _shuffle_phase(self, phase: int, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
+        if phase < self._as_stored:
+            return places
         counts = self._phases[phase]
         half_bits = self._half_bits[phase]
         shuffled = np.empty_like(places)
@@ -217,10 +230,15 @@ def checked_ends(phases: Sequence[np.ndarray]) -> np.ndarray:
     return np.cumsum(rows, dtype=np.int64)
 
 
-def sources_of_rows(phases: Sequence[Sequence[int] | np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Source numbers (int64, shape (n,)) of physical rows of a set with phases; `phases` as in `Order.of_phases`."""
-    counts = [checked_counts(phase) for phase in phases]
-    ends = np.cumsum([int(part.sum()) for part in counts], dtype=np.int64)
+def sources_of_rows(
+    phases: Sequence[Sequence[int] | np.ndarray], rows: np.ndarray, begun: Sequence[Sequence[int]] = ()
+) -> np.ndarray:
+    """Source numbers (int64, shape (n,)) of physical rows of a set with phases; `phases` as in `Order.of_phases`.
+
+    The first phases are beginnings of the merged orders of `begun`, rows of each source, where there are such.
+    """
+    counts = [checked_counts(phase) for phase in (*begun, *phases[len(begun) :])]
+    ends = np.cumsum([sum(phase) for phase in phases], dtype=np.int64)
     found, phase_of = np.empty(len(rows), dtype=np.int64), np.searchsorted(ends, rows, side="right")
     for phase in _distinct(phase_of):
         chosen = phase_of == phase
@@ -243,6 +261,13 @@ def checked_counts(rows_per_source: Sequence[int] | np.ndarray) -> np.ndarray:
     if (counts < 0).any() or sum(counts.tolist()) > MAX_ROWS:
         raise ValueError(f"rows per source must be between 0 and {MAX_ROWS} together, not {counts.tolist()}")
     return counts
+
+
+def rows_before(rows_per_source: Sequence[int] | np.ndarray, place: int) -> list[int]:
+    """How many rows of each source lie before a place of the merged order."""
+    counts = checked_counts(rows_per_source)
+    return [bisect_left(range(count), place, key=lambda row: int(rank(counts, np.array(source), np.array(row))))
+            for source, count in enumerate(counts.tolist())]
 
 
 def rank(rows_per_source: Sequence[int] | np.ndarray, sources: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -430,6 +455,12 @@ class OrderWithout(Order):
             raise ValueError(f"row {never.flat[0]} is withheld: no position reads it")
         places = self._whole.positions(rows, epoch) - epoch * self._whole.total
         return places - np.searchsorted(self._gaps_of(epoch), places) + epoch * self.total
+
+    def places_before(self, position: int) -> int:
+        """See Order.places_before: those of withheld rows between them count."""
+        last = position - 1
+        gaps = np.searchsorted(self._gaps_of(0) - self._numbers, last, side="right") if position else 0
+        return position + int(gaps)
 
     @cached_property
     def _numbers(self) -> np.ndarray:

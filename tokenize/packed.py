@@ -21,6 +21,8 @@ from gristmill.dataprep.documents import ID_BYTES, read_table
 from gristmill.dataprep.files import as_path, canonical_json, read_json
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.mixtures.engine import Stream
+from gristmill.mixtures.mix import Continues
+from gristmill.tokenize.mixing.continued import SetBefore, read_sums, sets_before
 from gristmill.tokenize.order import Order, OrderWithout, sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
@@ -105,6 +107,7 @@ class PackedSet:
         self.rows: int = train["rows"]
         self.rows_per_source: list[int] = train["rows_per_source"]
         self.phases: list[list[int]] = train.get("stages") or [self.rows_per_source]
+        self._begun: list[list[int]] = train.get("begun", [])
         self._entries: list[dict[str, Any]] = train["shards"]
         self.withheld = np.array([row for entry in self._entries for row in entry.get("withheld", ())], dtype=np.int64)
         self._shards = Shards(self.folder, self._entries, self.sequence_length, self.dtype, stream, warn)
@@ -132,8 +135,34 @@ class PackedSet:
 
         Withheld rows are left out of it, and all others follow one another as they would with them.
         """
-        order = Order.of_phases(self.phases, seed)
+        order = Order.of_phases(self.phases, seed, len(self._begun))
         return OrderWithout(order, self.withheld) if len(self.withheld) else order
+
+    def phase_ends(self) -> list[int]:
+        """The positions at which the phases end that the manifest gave the mixture; a single one ends with the set."""
+        ends = self.manifest.get("phase_ends") or np.cumsum([sum(rows) for rows in self.phases]).tolist()
+        return self._positions_of(ends)
+
+    def described_phases(self) -> list[dict[str, Any]]:
+        """Of each phase its first position, `begin`, and `shares`, what of it each source has; none of a single one."""
+        if len(self.phases) == 1:
+            return []
+        begins = self._positions_of(np.cumsum([0, *(sum(rows) for rows in self.phases[:-1])]).tolist())
+        return [{"begin": begin, "shares": {name: number / sum(rows) for name, number in zip(
+            self.sources, rows, strict=True) if number}} for begin, rows in zip(begins, self.phases, strict=True)]
+
+    def _positions_of(self, rows: list[int]) -> list[int]:
+        """How many positions lie before each of some borders of phases, which are numbers of rows."""
+        return [row - int((self.withheld < row).sum()) for row in rows]
+
+    def sets_before(self) -> list[SetBefore]:
+        """The sets that this one continues (`mix.continues`), the last one first; none in general."""
+        told = self.manifest.get("continues")
+        return [] if told is None else sets_before(Continues.model_validate(told))
+
+    def sums(self) -> np.ndarray:
+        """The checksums (uint64) of all training rows, which a mixture has beside its shards."""
+        return read_sums(self.folder, [entry["file"] for entry in self._entries])
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of training rows, in the order asked for.
@@ -167,7 +196,7 @@ class PackedSet:
 
     def source_of(self, rows: np.ndarray) -> np.ndarray:
         """Source numbers (int64, shape (n,)) of training rows."""
-        return sources_of_rows(self.phases, self._locate(rows)[0])
+        return sources_of_rows(self.phases, self._locate(rows)[0], self._begun)
 
     def boundaries(self, rows: np.ndarray) -> Boundaries:
         """Where the document pieces of training rows (int64, shape (n,)) begin and end, in the order asked for."""

@@ -14,6 +14,8 @@
 A training row holds text of one source only, and row r belongs to the source at place r of the merged order
 (`order.unrank`), so the first n rows of the files are the mixture too. The rows of a set with phases lie phase after
 phase, each in the merged order of its own: `train.stages` of packed.json has the rows of each source for every phase.
+Of a set that continues another one (`continues`), the first phases are what was read of that one, in the order in which
+it was: each is the beginning of the merged order of the rows that `train.begun` has of each source.
 
 `train-00000.cu` says of every row what the table of pieces says, without the ids, for loops that read it by memory map:
 
@@ -43,7 +45,9 @@ from gristmill.dataprep.text.kernels import kernel
 FORMAT = 1
 FORMAT_WITH_PHASES = 2
 """Of a set with phases: a reader that knows no phases would take its rows for another mixture's."""
-READABLE_FORMATS = (FORMAT, FORMAT_WITH_PHASES)
+FORMAT_CONTINUED = 3
+"""Of a set that continues another one: its first phases are read in the order in which they lie."""
+READABLE_FORMATS = (FORMAT, FORMAT_WITH_PHASES, FORMAT_CONTINUED)
 MANIFEST = "packed.json"
 INDEX_GROUP_ROWS = 16_384
 """Larger than those of the other tables: an index is read for a few rows of it, and its groups are looked through."""
@@ -126,6 +130,41 @@ def read_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
         return np.empty(0, dtype=dtype)
     with path.open("rb") as stream:  # not by `np.memmap`, which takes ten times as long to make
         return np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), dtype)
+
+
+def _mapping(tokens: np.ndarray) -> mmap.mmap | None:
+    """What maps the file that an array is the whole of."""
+    held: Any = tokens
+    while held is not None and not isinstance(held, mmap.mmap):
+        held = held.obj if isinstance(held, memoryview) else getattr(held, "base", None)
+    return held
+
+
+def expect_far_reads(tokens: np.ndarray) -> None:
+    """Let the system read single pages of a mapped file, where it would read 128 KiB around each."""
+    mapping = _mapping(tokens)
+    if mapping is not None and hasattr(mmap, "MADV_RANDOM"):
+        mapping.madvise(mmap.MADV_RANDOM)
+
+
+def read_ahead(tokens: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> None:
+    """Have the system read some parts of a mapped file side by side: one page after another, each waits for the disk.
+
+    Args:
+        tokens: the file, as `read_tokens` gives it; nothing happens where it is not mapped.
+        firsts, lasts: integers of shape (n,), the parts [first, last).
+    """
+    mapping = _mapping(tokens)
+    if mapping is None or not len(firsts) or not hasattr(mmap, "MADV_WILLNEED"):
+        return
+    begins = np.asarray(firsts, np.int64) * tokens.itemsize // mmap.PAGESIZE
+    ends = -(-np.asarray(lasts, np.int64) * tokens.itemsize // mmap.PAGESIZE)
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    new = np.concatenate([[True], begins[1:] > ends[:-1]])
+    for begin, end in zip(begins[new].tolist(), ends[np.append(np.flatnonzero(new)[1:] - 1, len(ends) - 1)].tolist(),
+                          strict=True):
+        mapping.madvise(mmap.MADV_WILLNEED, begin * mmap.PAGESIZE, max(end - begin, 1) * mmap.PAGESIZE)
 
 
 def check_size(folder: Path, entry: Mapping[str, Any], row_bytes: int) -> None:

@@ -29,7 +29,7 @@ from gristmill.dataprep.files import as_path, create_exclusively, read_json, wri
 from gristmill.dataprep.object_stores import asked_for, warn_by
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
-from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Wandb
+from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Trackers
 from gristmill.train.loop import mirror
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm, stop_requested
 from gristmill.train.parallel import hosts
@@ -128,7 +128,7 @@ def run_stage(
         parallel=Parallel.model_validate(engine.get("parallel", {})),
         compute=Compute.model_validate(engine.get("compute", {})),
         deterministic=engine.get("deterministic", False),
-        wandb=None if engine.get("wandb") is None else Wandb.model_validate(engine["wandb"]),
+        trackers=Trackers.model_validate({name: engine[name] for name in Trackers.model_fields if name in engine}),
         profile=None if engine.get("profile") is None else Profile.model_validate(engine["profile"]),
         origins={name: as_path(path) for name, path in description.get("origins", {}).items()},
         began_with={name: fingerprint for name, fingerprint in input_fingerprints(description).items()

@@ -66,13 +66,13 @@ class _StreamObjective:
         self.sequence_length = rows.kind.packed.sequence_length
         self.flops_per_token = 6.0 * parameters  # Kaplan et al. 2020, table 1, without attention
 
-    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         return float(self._rows.kind.trained(rows))
 
     def num_tokens(self, rows: np.ndarray) -> int:
         return len(rows) * self.sequence_length
 
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> _Read:
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> _Read:
         # An empty micro-batch computes too: its passes are collective operations.
         chosen = rows if len(rows) else np.zeros(1, dtype=np.int64)
         return _Read(self._rows.kind.batch(chosen, self._rows.layout, trim=True), bool(len(rows)))

@@ -134,7 +134,11 @@ def test_a_key_of_an_absent_section_that_is_set_alone_leaves_that_section_its_de
     absent = list(optional_sections(getattr(manifest, section), section))
     assert f"{section}.average" in absent
     for place in absent:
-        whole = parsed(f"{place}={{}}")
+        try:
+            whole = parsed(f"{place}={{}}")
+        except ManifestError:
+            assert place == "pretrain.masked"  # The tunings behind it need a model that writes.
+            continue
         for path, value in keys_of(whole):
             if path.startswith(f"{place}."):
                 assert parsed(set_to(path, value)).model_dump() == whole.model_dump(), path

@@ -10,7 +10,7 @@ from gristmill.mixtures.sources import Ingest, Source
     ("section", "message"),
     [({"encoding": "klingon"}, "'klingon' is not a text encoding; use `auto`, or a codec of Python such as cp1252"),
      ({"encoding": "base64"}, "'base64' is not a text encoding"),
-     ({"split": "test"}, "`split` belongs to `format: hf`"),
+     ({"split": "test"}, "`split: test` is no way to cut a text; give `chapters` or"),
      ({"extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
      ({"extract": "resiliparse", "extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
      ({"extract": "justext"}, "'resiliparse', 'trafilatura' or 'none'")],

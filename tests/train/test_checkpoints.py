@@ -69,7 +69,8 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon"])
+@pytest.mark.parametrize("kind", [
+    "adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon", "normuon", "dion", "ademamix"])
 def test_a_checkpoint_holds_all_that_the_next_step_depends_on_and_later_steps_do_not_reach_it(
     one_process: None, tiny_shape: Shape, tmp_path: Path, kind: OptimizerKind
 ) -> None:

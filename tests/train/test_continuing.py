@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.dataprep.files import read_json, sha256_file, write_json
+from gristmill.tokenize.order import rows_before, unrank
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop import loop
 from gristmill.train.loop.resuming import ContinueError
 from gristmill.train.loop.row_plan import extend_digest
@@ -124,3 +126,56 @@ def test_a_finished_training_is_made_longer_from_a_permanent_checkpoint_with_the
     averaged = {**longer, "continue_from": str(checkpoint), "average": {}}
     with pytest.raises(ContinueError, match="holds other tensors than this training's"):
         run_stage("pretrain", inputs, averaged, tmp_path / "average")
+
+
+def another_mixture(whole: PackedSet, positions: int, tokenizer: dict[str, Any], target: Path) -> PackedSet:
+    """A set that begins with what a training has read of another one, and has more prose than code behind it."""
+    order = whole.order(SEED)
+    read, unread = order.rows(np.arange(positions)), order.rows(np.arange(positions, whole.rows))
+    rest = (24, 8)
+    own = [unread[whole.source_of(unread) == source][:count] for source, count in enumerate(rest)]
+    merged, index = unrank(rest, np.arange(sum(rest)))
+    behind = np.array([own[source][row] for source, row in zip(merged.tolist(), index.tolist(), strict=True)])
+    kept = rows_before(whole.rows_per_source, positions)
+    counts = {name: first + more for name, first, more in zip(whole.sources, kept, rest, strict=True)}
+    write_packed_set(target, whole.read(np.concatenate([read, behind])), counts, tokenizer,
+                     {name: whole.validation(name) for name in whole.sources})
+    manifest = read_json(target / "packed.json")
+    manifest["train"].update(stages=[kept, [*rest]], begun=whole.phases)
+    write_json(target / "packed.json", {**manifest, "format": 3, "continues": {
+        "rows": positions, "sources": whole.sources, "phases": whole.phases, "seed": SEED,
+        "fingerprint": whole.fingerprint, "digest": "not looked at here"}})
+    return PackedSet(target)
+
+
+def test_a_mixture_is_changed_on_the_way_with_the_bits_of_a_training_that_had_both_from_its_start(
+    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Steps 1 to 4 read the first set. The checkpoint of step 3 is taken over: step 4 is trained again."""
+    config = {**pretrain_config, "steps": 8, "schedule": {"kind": "constant", "warmup_steps": 0}}
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    run_stage("pretrain", inputs, config, tmp_path / "first", checkpoint_every=3, keep_checkpoints=9)
+    checkpoints, whole = tmp_path / "first" / "work" / "checkpoints", PackedSet(mix_folder)
+    inputs["mix"] = another_mixture(whole, 4 * BATCH, whole.manifest["tokenizer"], tmp_path / "mix").folder
+    run_stage("pretrain", inputs, config, tmp_path / "both")
+    taken = {**config, "continue_from": str(checkpoints / "step-00000003")}
+    run_stage("pretrain", inputs, taken, tmp_path / "continued")
+    first, both, continued = (lines_of(tmp_path / name) for name in ("first", "both", "continued"))
+    assert sorted(continued) == [4, 5, 6, 7, 8]
+    assert [both[step]["loss"] for step in range(1, 5)] == [first[step]["loss"] for step in range(1, 5)]
+    assert both[5]["loss"] != first[5]["loss"]
+    for step, line in continued.items():
+        assert (line["loss"], line["rows_digest"]) == (both[step]["loss"], both[step]["rows_digest"])
+    one, other = weights_of(tmp_path / "both"), weights_of(tmp_path / "continued")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    phases = [json.loads(line) for line in (tmp_path / "both" / "data" / "metrics.jsonl").read_text().splitlines()]
+    assert [line for line in phases if "phase" in line] == [
+        {"step": 1, "phase": {"number": 1, "of": 2, "shares": {"prose": 0.5, "code": 0.5}}},
+        {"step": 5, "phase": {"number": 2, "of": 2, "shares": {"prose": 0.75, "code": 0.25}}}]
+    late = {**config, "continue_from": str(checkpoints / "step-00000006")}
+    with pytest.raises(ContinueError, match="has read 36 rows, but the set continues the one that it read behind 24"):
+        run_stage("pretrain", inputs, late, tmp_path / "late")
+    torch.distributed.destroy_process_group()
+    other_seed = {**taken, "seed": SEED + 1}
+    run_stage("pretrain", inputs, other_seed, tmp_path / "seed")  # what was read is settled, whatever the seed
+    assert lines_of(tmp_path / "seed")[4]["loss"] == continued[4]["loss"]

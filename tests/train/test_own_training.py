@@ -219,7 +219,7 @@ def test_a_file_of_tasks_may_name_metrics_beside_it(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def f(p, r): ...\n")
     (tmp_path / "tasks.yaml").write_text("tasks: [{name: a, path: a.jsonl, kind: generate, "
                                          "metrics: [{use: './own.py:f'}]}]\n")
-    (task,) = read_task_file(tmp_path / "tasks.yaml")
+    (task,) = read_task_file(tmp_path / "tasks.yaml").tasks
     assert (task.path, task.own_metrics[0].use.taken) == (str(tmp_path / "a.jsonl"), True)
     (tmp_path / "own.py").write_text("def g(p, r): ...\n")
     with pytest.raises(EvaluationError, match=r"tasks.yaml: own.py defines no 'f'"):

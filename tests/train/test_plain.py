@@ -46,7 +46,7 @@ def test_layers_that_compute_in_another_dtype_have_their_own_weights(one_process
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("kind", ["adamw", "muon", "lion", "sophia", "adafactor"])
+@pytest.mark.parametrize("kind", ["adamw", "muon", "normuon", "dion", "ademamix", "lion", "sophia", "adafactor"])
 def test_three_updates_are_those_of_a_sharded_model_bit_by_bit(
     one_process: None, micro_batches: int, kind: str
 ) -> None:

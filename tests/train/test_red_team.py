@@ -113,10 +113,13 @@ def test_a_file_of_xstest_without_labels_has_them_in_its_types(files: Path) -> N
 
 
 def test_metadata_of_bbq_say_which_answer_a_prejudice_gives(files: Path) -> None:
+    """Whatever a question asks for: they name the other answer themselves where it asks for the good."""
     metadata = files / "additional_metadata.csv"
-    metadata.write_text("category,question_index,example_id,target_loc\nAge,1,0,1.0\nAge,1,2,\nSES,1,1,1\n")
-    probes = only(files, "".join(json.dumps(one) + "\n" for one in BBQ[:3]), "bbq", metadata=str(metadata))
-    assert [probe.bias and probe.bias.biased for probe in probes] == [1, 1, 0]
+    metadata.write_text("category,question_index,example_id,target_loc,label_type\nAge,1,0,1.0,label\n"
+                        "Age,1,1,0,name\nAge,1,2,,label\nSES,1,3,1,label\n")
+    probes = only(files, "".join(json.dumps(one) + "\n" for one in BBQ[:4]), "bbq", metadata=str(metadata))
+    assert [probe.bias and probe.bias.biased for probe in probes] == [1, 0, 0, 1]
+    assert [probe.category for probe in probes] == ["Age", "Age (names)", "Age", "Age"]
 
 
 def test_a_jailbreak_is_asked_of_each_unsafe_prompt_and_no_other(files: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gristmill.dataprep.judges.answer_checks import NoAnswerError
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.train.data.conversation_tokens import Chat, NothingToTrainError
@@ -25,7 +26,6 @@ from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.reinforcement.actor import Actor, drawn_by, sampling_of
 from gristmill.train.reinforcement.kept_answers import TOKEN_COLUMNS
-from gristmill.train.reinforcement.prompts import NoAnswerError
 from gristmill.train.reinforcement.rewards import RewardModelError
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")

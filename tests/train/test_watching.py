@@ -1,10 +1,15 @@
-"""What a training is watched by: Weights & Biases (a fake of it), PyTorch's profiler, and strict determinism."""
+"""What watches a training: Weights & Biases (a fake of it), MLflow, trackio, PyTorch's profiler, strict determinism."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
+import sqlite3
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +19,7 @@ import pytest
 import torch
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.engine import Profile, Wandb
+from gristmill.mixtures.engine import Mlflow, Profile, Trackers, Trackio, Wandb
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.throughput import Profiler
@@ -48,7 +53,7 @@ def test_weights_and_biases_gets_every_line_by_the_trainings_own_step(
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     for step in (0, 3):  # the second attempt resumes
-        record = Record(tmp_path, step, wandb=Wandb(project="mill", mode="offline"))
+        record = Record(tmp_path, step, trackers=Trackers(wandb=Wandb(project="mill", mode="offline")))
         record.metrics({"step": step + 1, "loss": 2.0, "sources": {"a": {"loss": 1.0}}, "mfu": "unknown"})
         record.close()
     first, second = runs
@@ -63,7 +68,80 @@ def test_weights_and_biases_gets_every_line_by_the_trainings_own_step(
 def test_wandb_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ModuleNotFoundError, match=r"install gristmill\[wandb\]"):
-        Record(tmp_path, 0, wandb=Wandb(project="mill"))
+        Record(tmp_path, 0, trackers=Trackers(wandb=Wandb(project="mill")))
+
+
+LINES = [{"step": 1, "loss": 2.0, "sources": {"a": {"loss": 1.0}}, "mfu": "unknown"}, {"step": 2, "loss": 1.5}]
+
+
+def test_a_client_that_is_not_installed_is_named_by_its_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, modules, asked in (
+        ("mlflow", ("mlflow", "mlflow.entities"), Trackers(mlflow=Mlflow(tracking_uri="sqlite://", experiment="mill"))),
+        ("trackio", ("trackio",), Trackers(trackio=Trackio(project="mill"))),
+    ):
+        for module in modules:
+            monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ModuleNotFoundError, match=rf"engine.{name} is set, but {name} is not installed; install "
+                                                      rf"gristmill\[{name}\]"):
+            Record(tmp_path, 0, trackers=asked)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+def test_mlflow_has_one_run_of_all_attempts_with_the_trainings_own_steps(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    section = Mlflow(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", experiment="mill", name="first")
+    for work, resumed in (("a", 0), ("a", 1), ("b", 0)):
+        (tmp_path / work).mkdir(exist_ok=True)
+        record = Record(tmp_path / work, resumed, trackers=Trackers(mlflow=section))
+        for line in LINES[resumed:]:
+            record.metrics(line)
+        record.close()
+    client = MlflowClient(section.tracking_uri)
+    experiment = client.get_experiment_by_name("mill")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time"])
+    assert [run.info.run_name for run in runs] == ["first", "first"]  # one for each working folder
+    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
+    first = runs[0].info.run_id
+    # The second attempt logged step 2 again.
+    assert [(one.step, one.value) for one in client.get_metric_history(first, "loss")] == [(1, 2.0), (2, 1.5), (2, 1.5)]
+    assert [(one.step, one.value) for one in client.get_metric_history(first, "sources/a/loss")] == [(1, 1.0)]
+    assert client.get_metric_history(first, "mfu") == []
+
+
+TRACKED = """
+import sys
+from pathlib import Path
+from gristmill.mixtures.engine import Trackers, Trackio
+from gristmill.train.loop.record import Record
+
+for resumed in (0, 1):
+    record = Record(Path(sys.argv[1]), resumed, trackers=Trackers(trackio=Trackio(project="mill")))
+    for step in (1, 2)[resumed:]:
+        record.metrics({"step": step, "loss": 3.0 - step, "sources": {"a": {"loss": 1.0}}})
+    record.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
+def test_trackio_has_one_run_of_all_attempts_in_a_database_on_this_machine(tmp_path: Path) -> None:
+    # A process of its own, which ends with what the client registers for its end and finds its folder at import.
+    (tmp_path / "work").mkdir()
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", TRACKED, str(tmp_path / "work")], env=environment, check=True,
+                   capture_output=True, timeout=240)
+    (database,) = (tmp_path / "trackio").glob("*.db")
+    with contextlib.closing(sqlite3.connect(database)) as opened:
+        rows = opened.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
+    assert len({name for name, _, _ in rows}) == 1
+    assert [(step, json.loads(numbers)) for _, step, numbers in rows] == [
+        (1, {"loss": 2.0, "sources/a/loss": 1.0}), (2, {"loss": 1.0, "sources/a/loss": 1.0}),
+        (2, {"loss": 1.0, "sources/a/loss": 1.0})]
 
 
 GOLDEN_LOSSES = {

@@ -153,6 +153,13 @@ def _marked(template: jinja2.Template, messages: Sequence[Mapping[str, Any]], te
     return marked + text[at:]
 
 
+def as_plain_jinja(text: str) -> str:
+    """A template for renderers that do not know `{% generation %}`: what it encloses is enclosed by `{% if true %}`,
+    so that blanks around the marks are trimmed as before."""
+    return re.sub(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})",
+                  lambda found: f"{found[1]}{'endif' if found[2] else 'if true'}{found[3]}", text)
+
+
 def check_template(text: str, special_tokens: Collection[str], **names: Any) -> None:
     """Render a conversation with a template, and refuse what could not be trained.
 

@@ -29,6 +29,7 @@ from gristmill.tokenize.encoding.chat_templates import (
     TemplateRefusedError,
     check_template,
 )
+from gristmill.tokenize.encoding.pretokens import byte_characters
 from gristmill.tokenize.encoding.sample import TokenizerSample, draw_sample
 from gristmill.tokenize.encoding.vocabulary import BLANK, train
 
@@ -221,8 +222,7 @@ def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     Byte-level tokens spell one byte per character. SentencePiece tokens write a blank as U+2581 and unknown bytes as
     <0xAB>. Special tokens, and ids that no token has, count 0.
     """
-    byte_level = '"ByteLevel"' in json.dumps([json.loads(tokenizer.to_str()).get(key)
-                                              for key in ("pre_tokenizer", "decoder")])
+    byte_level = _is_byte_level(tokenizer)
     added = tokenizer.get_added_tokens_decoder()
     sizes = np.zeros(_vocab_size(tokenizer), dtype=np.uint16)
     for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
@@ -234,6 +234,31 @@ def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
             is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
             sizes[number] = 1 if is_byte else len(token.replace(BLANK, " ").encode())
     return sizes
+
+
+def word_edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Which ids begin a word, and behind which ids one begins: bool of shape (vocab_size,) each.
+
+    Words are what blanks and line breaks separate; those in front belong to a word. A token begins one that begins with
+    a blank, or of a WordPiece vocabulary that has no `##` before it; a special token belongs to none.
+    """
+    prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
+    blanks = {character for byte, character in enumerate(byte_characters()) if chr(byte).isspace() and byte < 0x80} if (
+        _is_byte_level(tokenizer)) else {BLANK, " ", "\t", "\n", "\r"}
+    special = tokenizer.get_added_tokens_decoder()
+    begins, ends = np.ones((2, _vocab_size(tokenizer)), dtype=bool)
+    for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
+        if number in special:
+            continue
+        begins[number] = not token.startswith(prefix) if prefix else token[:1] in blanks
+        ends[number] = not prefix and token[-1:] in blanks and not set(token) <= blanks
+    return begins, ends
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether tokens spell one byte per character."""
+    spelt = json.loads(tokenizer.to_str())
+    return '"ByteLevel"' in json.dumps([spelt.get(key) for key in ("pre_tokenizer", "decoder")])
 
 
 def _vocab_size(tokenizer: Tokenizer) -> int:

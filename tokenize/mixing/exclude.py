@@ -49,13 +49,21 @@ class EmptiedRows:
         first: number of the shard's first row.
         excluded: document ids.
         pad: the padding id.
+        excluded_later: document ids whose rows are emptied from some row on, and that row.
 
     Attributes:
         pieces: those that are left.
     """
 
-    def __init__(self, pieces: pa.Table, first: int, excluded: Sequence[bytes], pad: int) -> None:
+    def __init__(
+        self, pieces: pa.Table, first: int, excluded: Sequence[bytes], pad: int,
+        excluded_later: Sequence[tuple[Sequence[bytes], int]] = (),
+    ) -> None:  # fmt: skip
         self._rows, hit = rows_with(pieces, excluded)
+        for ids, later in excluded_later:
+            behind, _ = rows_with(pieces.filter(pc.greater_equal(pieces["row"], later)), ids)
+            self._rows = np.union1d(self._rows, behind)
+            hit = pc.is_in(pieces["row"], value_set=pa.array(self._rows, pa.int64()))
         self.pieces = pieces.filter(pc.invert(hit)) if len(self._rows) else pieces
         self._ids = _ids_of(pieces.filter(hit)) if len(self._rows) else {}
         self._first, self._pad, self._whole = first, pad, hashlib.sha256()

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.dataprep.context import Context
@@ -129,7 +130,7 @@ def _words_of(ids: Collection[bytes]) -> np.ndarray:
 
 def write_ledger(
     candidates: Candidates, streams: Streams, taken: Taken, emptied: Emptied, sources: Sequence[str], out: Path,
-    context: Context,
+    context: Context, used: Shuffled | None = None,
 ) -> tuple[Counts, dict[str, int], int]:
     """Write the tables of all documents of a mixture.
 
@@ -141,11 +142,16 @@ def write_ledger(
         sources: names by number.
         out: the packed set's folder.
         context: where to run.
+        used: the documents that training rows hold, by the leading bits of their ids, where that does not follow from
+            `taken`.
 
     Returns:
         the counts, by RULES: a document is kept if any of its tokens is in a row; how many documents of each source
         were put in training rows, whether emptied or not; and how many tables there are.
     """
+    if used is not None:
+        trained = train_stream(np.arange(len(sources)))
+        taken.any[trained], taken.whole[trained] = False, False
     save(context.work / "plan", "taken", taken)
     save(context.work / "plan", "emptied", emptied)
     tables = -(-candidates.documents // FILE_DOCUMENTS)
@@ -154,7 +160,7 @@ def write_ledger(
     tasks = [Task(f"{number:05d}", {"file": ledger_name(number, 1 << bits), "first": number * each, "partitions": each})
              for number in range(1 << bits)]
     process = partial(write_table_of, draws=streams.draws, plan=str(context.work / "plan"), sources=len(sources),
-                      ledger=candidates.ledger, out=str(out))
+                      ledger=candidates.ledger, out=str(out), documents=used)
     results = run_tasks(JOB, tasks, process, context, direct=True)
     found = np.sum([result["counts_"] for result in results], axis=0)
     counts = {name: _ledger_of(found[number]) for number, name in enumerate(sources)}
@@ -172,7 +178,9 @@ def _ledger_of(found: np.ndarray) -> dict[str, Any]:
             "bytes_read": int(found[BYTES_READ]), "bytes_kept": int(found[BYTES_KEPT])}
 
 
-def write_table_of(task: Task, draws: Draws, plan: str, sources: int, ledger: Shuffled, out: str) -> Done:
+def write_table_of(
+    task: Task, draws: Draws, plan: str, sources: int, ledger: Shuffled, out: str, documents: Shuffled | None = None
+) -> Done:  # fmt: skip
     """Write one table: payload `file`, `first` (partition), `partitions`.
 
     Returns:
@@ -185,7 +193,8 @@ def write_table_of(task: Task, draws: Draws, plan: str, sources: int, ledger: Sh
 
     def tables() -> Iterator[pa.Table]:
         for partition in partitions:
-            yield _judged(ledger.read(partition), draws, taken, emptied, counts)
+            held = None if documents is None else documents.read(partition)
+            yield _judged(ledger.read(partition), draws, taken, emptied, counts, held)
 
     write_in_groups(path, tables())
     return Done([path], {"counts_": counts.tolist()})
@@ -208,14 +217,19 @@ def write_in_groups(path: Path, tables: Iterator[pa.Table]) -> None:
             writer.write_table(waiting, INDEX_GROUP_ROWS)
 
 
-def _judged(rows: pa.Table, draws: Draws, taken: Taken, emptied: Emptied, counts: np.ndarray) -> pa.Table:
-    """The ledger's entries of a partition, ordered by id; adds to the counts."""
+def _judged(
+    rows: pa.Table, draws: Draws, taken: Taken, emptied: Emptied, counts: np.ndarray, held: pa.Table | None
+) -> pa.Table:  # fmt: skip
+    """The ledger's entries of a partition, ordered by id; adds to the counts. `held`: see `write_ledger`."""
     columns = {name: rows[name].to_numpy() for name in rows.column_names}
     order = ordered_by(columns["high"], columns["low"])
     columns = {name: column[order] for name, column in columns.items()}
     words = np.stack([columns["high"], columns["low"]], axis=1)
     source, state, repeats = columns["source"], columns["state"], columns["repeats"]
     used = _used(words, source, state, repeats, draws, taken)
+    if held is not None:
+        ids = word_ids(np.stack([held["high"].to_numpy(), held["low"].to_numpy()], axis=1))
+        used |= (state == TRAINS) & pc.is_in(word_ids(words), value_set=ids).to_numpy(zero_copy_only=False)
     laid_out = used & (state == TRAINS)
     excluded = _among(words, emptied.excluded)
     gone = used & ~excluded & _among(words, emptied.touched) & ~_among(words, emptied.still)

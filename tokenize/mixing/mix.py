@@ -11,7 +11,8 @@ Weights are shares of tokens. Which documents are taken, and how often, depends 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,19 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import write_json
 from gristmill.dataprep.jobs.engine import Task, run_tasks
 from gristmill.dataprep.jobs.shuffled import must_send
-from gristmill.mixtures.mix import Mix
+from gristmill.mixtures.mix import Continues, Mix
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.importing.corpora import corpus_shards
 from gristmill.tokenize.mixing.candidates import VALIDATION_KEY, collect, planning_context
+from gristmill.tokenize.mixing.continued import before_of, check_kept_rows, check_reach
 from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.mixing.fill_in_middle import rearranging
 from gristmill.tokenize.mixing.ledger import find_emptied, last_taken, write_ledger
 from gristmill.tokenize.mixing.mix_summary import Mixed, describe, describe_redistribution, redistributed
 from gristmill.tokenize.mixing.packing import packing_of
 from gristmill.tokenize.mixing.place_pieces import Layout, Shards, find_ends, held_out_ends, lay_out, place
-from gristmill.tokenize.mixing.quotas import Quotas, plan_quotas
+from gristmill.tokenize.mixing.quotas import Phase, Quotas, Supply, ends_of, exact, plan_quotas
 from gristmill.tokenize.mixing.send_tokens import send_tokens
 from gristmill.tokenize.mixing.streams import Draws, make_streams, train_stream, validation_stream
 from gristmill.tokenize.mixing.write_shards import RowPlan, write_shard
@@ -39,6 +41,7 @@ from gristmill.tokenize.order import order_key
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
+    FORMAT_CONTINUED,
     FORMAT_WITH_PHASES,
     LEDGERS,
     MANIFEST,
@@ -74,23 +77,29 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     planning = planning_context(candidates.documents, context)
     streams = make_streams(candidates.entries, context.work, candidates.bits, draws, planning)
     pass_tokens = {name: streams.pass_tokens(train_stream(number)) for number, name in enumerate(names)}
-    quotas = plan_quotas(section, sources, pass_tokens)
-    streams, ends = find_ends(streams, sources, section, quotas, planning)
+    before = before_of(section.continues, names)
+    already, begun = ((), ()) if before is None else before.kept()
+    if before is not None:
+        check_reach(before, names, [Supply(source["max_epochs"], pass_tokens[name]).available_rows(
+            section.sequence_length) for name, source in sources.items()])
+    quotas = plan_quotas(section, sources, pass_tokens, already)
+    streams, ends = find_ends(streams, sources, section, quotas, planning, before)
     held_out_ends_ = held_out_ends(streams, len(names), section)
     layouts = lay_out(streams, ends, held_out_ends_, section, quotas, planning)
     train, held_out = dict(zip(names, layouts, strict=False)), dict(zip(names, layouts[len(names) :], strict=True))
     _warn(sources, section, quotas, held_out, context)
     dtype = dtype_name(tokenizer.vocab_size)
     shards = Shards(seed, tuple(names), tuple(zip(*(layout.rows_per_phase for layout in train.values()), strict=True)),
-                    _shard_rows(section, dtype), tuple(candidates.most))
+                    _shard_rows(section, dtype), tuple(candidates.most), before, candidates.ledger_bits)
     parts = tuple(str(corpus["tokenize"] / tokens_name(shard)) for corpus, shard in corpus_shards(inputs))
-    placed, wanted = place(streams, layouts, shards, packing_of(section), len(parts) if must_send(context) else 0,
+    placed, wanted, used = place(streams, layouts, shards, packing_of(section), len(parts) if must_send(context) else 0,
                            planning, rearranged)
     plan = RowPlan(
         placed=placed, out=str(out), dtype=dtype, parts=parts,
         sent=None if wanted is None else send_tokens(wanted, parts, dtype, shards.number, context),
         sequence_length=section.sequence_length, eos=tokenizer.eos, pad=tokenizer.pad,
         excluded=() if section.exclude is None else read_excluded(section.exclude),
+        excluded_later=tuple(_excluded_later(section.continues)),
     )
     token_bytes = str(inputs["tokenizer"] / "token_bytes.npy")
     tasks = [*_validation_tasks(held_out, shards), *_train_tasks(shards)]
@@ -99,7 +108,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     validation, entries = written[: len(names)], written[len(names) :]
     counts, laid_out, tables = write_ledger(
         candidates, streams, last_taken(streams, [layout.end for layout in layouts]),
-        find_emptied(out, written, plan.excluded), names, out, planning)
+        find_emptied(out, written, plan.excluded), names, out, planning, None if used is None else used.documents)
+    if section.continues is not None and used is not None:
+        check_kept_rows(section.continues, out, entries)
+        train = {name: replace(layout, documents=copies, ends=(layout.row_tokens,),
+                               tokens=layout.row_tokens + layout.tokens - layout.end)
+                 for (name, layout), copies in zip(train.items(), used.copies, strict=True)}
     # These have served their turn: packed.json and the summary need not hold every id twice.
     for entry in written:
         entry.pop("touched", None)
@@ -110,14 +124,38 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                "withheld_rows": sum(len(shard.get("withheld", ())) for shard in entries)}
     kept = ("packing", "packings", "validation", "requested", "realised", "redistributed")
     write_json(out / MANIFEST, {
-        "format": FORMAT if len(shards.phases) == 1 else FORMAT_WITH_PHASES, "dtype": plan.dtype,
+        "format": _format(shards), "dtype": plan.dtype,
         "sequence_length": section.sequence_length, "seed": seed, "sources": names,
         "tokenizer": tokenizer.described(), **({LEDGERS: tables} if tables > 1 else {}),
         "train": {"rows": summary["rows"], "rows_per_source": [layout.rows for layout in train.values()],
-                  "stages": [list(rows) for rows in shards.phases], "shards": entries},
-        "shares": summary["stages"], **{key: summary[key] for key in kept},
+                  "stages": [list(rows) for rows in shards.phases], **({"begun": begun} if begun else {}),
+                  "shards": entries},
+        **_continued(section, summary["rows"]), "shares": summary["stages"], **{key: summary[key] for key in kept},
     })
     return summary
+
+
+def _format(shards: Shards) -> int:
+    if shards.before is not None:
+        return FORMAT_CONTINUED
+    return FORMAT if len(shards.phases) == 1 else FORMAT_WITH_PHASES
+
+
+def _excluded_later(section: Continues | None) -> Iterator[tuple[tuple[bytes, ...], int]]:
+    """What is excluded behind the kept rows of each set that is continued, and how many these are."""
+    if section is not None:
+        yield from _excluded_later(section.continues)
+        if section.exclude is not None:
+            yield read_excluded(section.exclude), section.rows
+
+
+def _continued(section: Mix, rows: int) -> dict[str, Any]:
+    """What packed.json has of the set that is continued, and where the manifest's phases end among all rows."""
+    if section.continues is None:
+        return {}
+    told = section.continues.model_dump(mode="json", exclude={"exclude"})
+    ends = [exact(1.0 if phase.end is None else phase.end) for phase in section.phases]
+    return {"continues": told, "phase_ends": ends_of(rows, [Phase(end, ()) for end in ends]) or None}
 
 
 def _warn(

@@ -17,6 +17,7 @@ import numpy as np
 from gristmill.dataprep.counts import Counts, check_conservation
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.mixtures.mix import Mix
+from gristmill.tokenize.mixing.continued import before_of
 from gristmill.tokenize.mixing.packing import packing_of
 from gristmill.tokenize.mixing.place_pieces import Layout
 from gristmill.tokenize.mixing.quotas import Quotas
@@ -61,8 +62,14 @@ def describe(
     """
     check_conservation(mixed.counts, "mix")
     train, packing = mixed.train, packing_of(section)
+    before = before_of(section.continues, list(sources))
+    # What was read of a set that is continued is a part of that one's order.
+    kept = 0 if before is None else len(before.kept()[0])
     total = sum(layout.row_tokens for layout in train.values())
     realised = {name: {**layout.costs[packing.name], **_realised(name, mixed, total)} for name, layout in train.items()}
+    if before is not None:  # costs are those of the stretch of a stream, of which rows may be passed over
+        realised = {name: {**part, "rows": train[name].rows, "tokens": train[name].row_tokens}
+                    for name, part in realised.items()}
     return {
         "counts": mixed.counts, "rows": sum(layout.rows for layout in train.values()), "tokens": total,
         "padding_tokens": sum(part["padding_tokens"] for part in realised.values()), "packing": packing.name,
@@ -71,7 +78,7 @@ def describe(
         "stages": _phases(list(sources), quotas, train, section),
         "redistributed": redistributed(list(sources), quotas, section.sequence_length),
         "prefixes": describe_prefixes(list(sources), list(zip(*(layout.rows_per_phase for layout in train.values()),
-                                                              strict=True))),
+                                                              strict=True))[kept:]),
         "validation": {name: {**written, "documents": layout.documents,
                               "tokens": written["rows"] * section.sequence_length,
                               "cut_tokens": mixed.held_out_tokens[name] - layout.row_tokens}
@@ -107,7 +114,10 @@ def _requested(sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, length:
 def _phases(
     sources: Sequence[str], quotas: Quotas, train: Mapping[str, Layout], section: Mix
 ) -> list[dict[str, Any]]:
-    ends = [phase.end for phase in section.phases] or [None]
+    ends: list[float | None] = [phase.end for phase in section.phases] or [None]
+    if section.continues is not None:
+        passed = np.cumsum([sum(line) for line in quotas.rows])
+        ends = (passed / passed[-1]).tolist()
     tokens = list(zip(*(layout.tokens_per_phase for layout in train.values()), strict=True))
     rows = list(zip(*(layout.rows_per_phase for layout in train.values()), strict=True))
     return [{"until": 1.0 if end is None else end, "rows": sum(rows[number]), "tokens": sum(tokens[number]),

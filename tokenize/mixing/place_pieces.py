@@ -25,6 +25,7 @@ from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.jobs.shuffled import Sent, Shuffled, run_shuffle
 from gristmill.mixtures.mix import Mix
+from gristmill.tokenize.mixing.continued import USED, USED_SCHEMA, Before
 from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging
 from gristmill.tokenize.mixing.packing import (
     Costs,
@@ -43,14 +44,16 @@ from gristmill.tokenize.mixing.streams import (
     Segment,
     Streams,
     add_pass,
+    leading,
     segment_name,
     train_stream,
     validation_stream,
 )
-from gristmill.tokenize.order import half_bits_of, order_key, phase_parts, round_keys
+from gristmill.tokenize.order import half_bits_of, order_key, phase_parts, rank, round_keys
 from gristmill.tokenize.order_kernels import permute_source, rank_source
 
 LAYOUT_JOB, PLACE_JOB = "layout", "place"
+PIECE_COLUMNS = ("row", "entry", "offset", "length")
 PLACED_SCHEMA = pa.schema([
     ("row", pa.int32()), ("length", pa.int32()), ("high", pa.uint64()), ("low", pa.uint64()), ("source", pa.int32()),
     ("copy", pa.int32()), ("offset", pa.int64()), ("part", pa.int32()), ("first", pa.int64()), ("text", pa.int32()),
@@ -100,9 +103,12 @@ class Layout:
 
 
 def find_ends(
-    streams: Streams, sources: Mapping[str, Mapping[str, Any]], section: Mix, quotas: Quotas, context: Context
+    streams: Streams, sources: Mapping[str, Mapping[str, Any]], section: Mix, quotas: Quotas, context: Context,
+    before: Before | None = None,
 ) -> tuple[Streams, list[list[int]]]:
     """Up to where each source's stream goes in each phase; streams that are too short get one more pass, and another.
+
+    Of a mixture that continues a set, up to where it goes at all.
 
     Raises:
         MixError: rows that begin with a document drop so much that a source's documents do not fill its quota.
@@ -114,6 +120,8 @@ def find_ends(
             if number in found:
                 continue
             wanted = [rows[number] * section.sequence_length for rows in quotas.rows]
+            if before is not None:  # of rows that are passed over, too
+                wanted = [max(sum(wanted), before.reach(number) * section.sequence_length)]
             stream = train_stream(number)
             most = int(exact(source["max_epochs"]) * streams.pass_tokens(stream))
             ends = ends_of_phases(streams.starts(stream, most), wanted, packing)
@@ -244,6 +252,8 @@ class Shards:
         phases: training rows of each source, for every phase in order.
         shard_rows: rows of a training shard.
         copies: of each source, how often a document is in one pass at the most.
+        before: the set that is continued, whose kept rows are the first phases.
+        ledger_bits: see `Candidates`.
     """
 
     seed: int
@@ -251,6 +261,8 @@ class Shards:
     phases: tuple[tuple[int, ...], ...]
     shard_rows: int
     copies: tuple[int, ...]
+    before: Before | None = None
+    ledger_bits: int = 0
 
     @property
     def training(self) -> int:
@@ -265,8 +277,11 @@ class Shards:
     def places(self, source: int, rows: np.ndarray) -> np.ndarray:
         """At which place of the files each row of a source's stream lies (int64): shuffled, and merged with the others.
 
-        Within a phase the rows of a source are permuted by a key; then the sources are merged (`order.py`).
+        Within a phase the rows of a source are permuted by a key; then the sources are merged (`order.py`). Behind a
+        set that is continued, rows come by their numbers (`continued.py`); -1 are those that are passed over.
         """
+        if self.before is not None:
+            return self._places_behind(self.before, source, rows)
         own = np.cumsum([0, *(counts[source] for counts in self.phases)])
         ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
         phases, places = np.searchsorted(own, rows, side="right") - 1, np.empty_like(rows)
@@ -278,6 +293,21 @@ class Shards:
             found = ends[phase] + self._merged(phase, source, asked - own[phase])
             places[chosen] = found[rows[chosen] - low] if high - low < len(chosen) else found
         return places
+
+    def _places_behind(self, before: Before, source: int, rows: np.ndarray) -> np.ndarray:
+        asked, back = np.unique(rows, return_inverse=True)
+        numbers, places = before.numbers(source, self.sources[source], asked, self.seed), np.full(len(asked), -1)
+        own = np.cumsum([0, *(counts[source] for counts in self.phases)])
+        ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
+        begun = before.kept()[1]
+        phases = np.searchsorted(own, numbers, side="right") - 1
+        for phase in np.unique(phases[phases < len(self.phases)]).tolist():
+            chosen = np.flatnonzero(phases == phase)
+            within = numbers[chosen] - own[phase]
+            places[chosen] = ends[phase] + (rank(begun[phase], np.array(source), within) if phase < len(begun)
+                                            else self._merged(phase, source, within))
+        found: np.ndarray = places[back]
+        return found
 
     def _merged(self, phase: int, source: int, rows: np.ndarray) -> np.ndarray:
         """At which place of a phase rows of a source lie; changes `rows`."""
@@ -292,7 +322,7 @@ class Shards:
 def place(
     streams: Streams, layouts: Sequence[Layout], shards: Shards, packing: Packing, parts: int, context: Context,
     rearranging: Rearranging | None = None,
-) -> tuple[Shuffled, Shuffled | None]:
+) -> tuple[Shuffled, Shuffled | None, Used | None]:
     """Send the pieces of all segments to their shards, in the order of the streams.
 
     Args:
@@ -300,16 +330,46 @@ def place(
         rearranging: which documents are.
 
     Returns:
-        the pieces, and what is wanted.
+        the pieces, what is wanted, and which documents are used where a set is continued.
     """
     tasks = [Task(segment_name(number, partition), {"pass": number, "partition": partition})
              for number, partition in _used_segments(streams, layouts)]
     process = partial(place_segment, streams=streams_for_workers(streams), shards=shards, packing=packing,
                       ends=[layout.ends for layout in layouts], plan=str(context.work / "plan"), sends=parts > 0,
                       rearranging=rearranging)
-    partitions = {PLACE_JOB: shards.number, **({WANTED: parts} if parts else {})}
-    sent = run_shuffle(PLACE_JOB, tasks, process, context, partitions, direct=True)[1]
-    return sent[PLACE_JOB], sent.get(WANTED)
+    partitions = {PLACE_JOB: shards.number, **({WANTED: parts} if parts else {}),
+                  **({USED: 1 << shards.ledger_bits} if shards.before is not None else {})}
+    results, sent = run_shuffle(PLACE_JOB, tasks, process, context, partitions, direct=True)
+    used = None if shards.before is None else Used(
+        sent[USED], np.sum([result["copies"] for result in results], axis=0).tolist())
+    return sent[PLACE_JOB], sent.get(WANTED), used
+
+
+@dataclass(frozen=True)
+class Used:
+    """What the rows of a set that continues another one hold.
+
+    Attributes:
+        documents: USED_SCHEMA, those of training rows, by the leading bits of their ids.
+        copies: how many entries of each source's stream are taken, a part of them at least.
+    """
+
+    documents: Shuffled
+    copies: list[int]
+
+
+def used_of(
+    pieces: pa.Table, target: np.ndarray, training: int, sources: int, bits: int
+) -> tuple[Sent, list[int]]:  # fmt: skip
+    """The documents of a segment's pieces that lie in the first `training` shards, and how many entries each source
+    has of them."""
+    trained = pieces.filter(pa.array(target < training))
+    entries = trained.group_by(["source", "high", "low", "copy"]).aggregate([])
+    copies = np.bincount(entries["source"].to_numpy(), minlength=sources)
+    documents = entries.group_by(["high", "low"]).aggregate([]).select(["high", "low"]).cast(USED_SCHEMA)
+    words = documents["high"].to_numpy()
+    return Sent(USED, documents.combine_chunks(),
+                leading(words, bits) if bits else np.zeros(len(words), dtype=np.int64)), copies.tolist()
 
 
 def _used_segments(streams: Streams, layouts: Sequence[Layout]) -> list[tuple[int, int]]:
@@ -333,8 +393,12 @@ def place_segment(
     made = [_pieces_of(task, with_bases(streams, plan), shards, packing, ends, plan, rearranging)]
     if sends:
         yield wanted_of(*made[0])
+    copies: list[int] = []
+    if shards.before is not None:
+        sent, copies = used_of(*made[0], shards.training, len(shards.sources), shards.ledger_bits)
+        yield sent
     yield Sent(PLACE_JOB, *made.pop())  # not held here, while whoever gets it puts it in order
-    return Done()
+    return Done([], {"copies": copies})
 
 
 def _pieces_of(
@@ -357,6 +421,9 @@ def _pieces_of(
         for pieces in _cut_phases(own.starts(base), of_stream, used, *saved):
             if trains:
                 places = shards.places(source, pieces.row)
+                if (places < 0).any():
+                    laid = places >= 0
+                    pieces, places = Pieces(*(getattr(pieces, name)[laid] for name in PIECE_COLUMNS)), places[laid]
                 target, row = places // shards.shard_rows, places % shards.shard_rows
             else:
                 target, row = np.full(len(pieces.row), shards.training + source), pieces.row

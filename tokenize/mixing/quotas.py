@@ -93,15 +93,23 @@ def by_size(tokens: Sequence[int], alpha: float) -> tuple[Fraction, ...]:
     return tuple(Fraction(context.power(Decimal(number), power)) if number else Fraction(0) for number in tokens)
 
 
-def rows_of_phases(total: int, phases: Sequence[Phase]) -> list[int]:
-    """How many of `total` rows each phase has: its borders are rounded to whole rows, halves up.
+def ends_of(total: int, phases: Sequence[Phase]) -> list[int]:
+    """Behind how many of `total` rows each phase ends: rounded to whole rows, halves up."""
+    return [int(phase.end * total + Fraction(1, 2)) for phase in phases]
+
+
+def rows_of_phases(total: int, phases: Sequence[Phase], kept: int = 0) -> list[int]:
+    """How many of `total` rows each phase has, where the first `kept` were read already.
 
     Raises:
-        MixError: a phase is left without a row.
+        MixError: a phase is left without a row, which does not end before what was read does.
     """
-    ends = [int(phase.end * total + Fraction(1, 2)) for phase in phases]
-    rows = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    if not all(rows):
+    ends = ends_of(total, phases)
+    if kept and kept >= total:
+        raise MixError(f"mix.tokens are {total} rows, but {kept} of them were read already (mix.continues); ask for "
+                       "more tokens")
+    rows = [max(end, kept) - max(begin, kept) for begin, end in zip([0, *ends], ends, strict=False)]
+    if not all(number or 0 < end <= kept for number, end in zip(rows, ends, strict=True)):
         raise MixError(f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of {total} rows; ask for more "
                        "tokens (mix.tokens), or move the `end` of a phase")
     return rows
@@ -168,21 +176,36 @@ class MixRequest:
         sequence_length: tokens per row.
         phases: parts and weights, in order.
         supplies: source -> what it has, in the order of the weights.
+        kept: phases that were read already (`continued.py`), which come before the others: rows of each source.
     """
 
     tokens: int
     sequence_length: int
     phases: Sequence[Phase]
     supplies: Mapping[str, Supply]
+    kept: Sequence[Sequence[int]] = ()
 
     def total_rows(self) -> int:
         """Whole rows of the set."""
         return self.tokens // self.sequence_length
 
     def asked(self, total: int) -> Table:
-        """Exact rows per phase and source of a set of so many rows, by the weights alone."""
-        rows = rows_of_phases(total, self.phases)
-        return [[number * share for share in phase.shares()] for number, phase in zip(rows, self.phases, strict=True)]
+        """Exact rows per phase that is not over and source of a set of so many rows, by the weights alone."""
+        rows = rows_of_phases(total, self.phases, sum(map(sum, self.kept)))
+        return [*self._kept(), *([number * share for share in phase.shares()]
+                                 for number, phase in zip(rows, self.phases, strict=True) if number)]
+
+    def filled(self, total: int) -> Table:
+        """The same within the sources' limits (see `fill`)."""
+        asked, kept = self.asked(total)[len(self.kept) :], self._kept()
+        read = [sum(column, Fraction(0)) for column in zip(*kept, strict=True)] or [Fraction(0)] * len(self.supplies)
+        shares = [[part / sum(line) for part in line] for line in asked]
+        least = [max(0, number - int(have)) for number, have in zip(self.least(), read, strict=True)]
+        most = [max(0, number - int(have)) for number, have in zip(self.most(), read, strict=True)]
+        return [*kept, *fill([int(sum(line)) for line in asked], shares, least, most)]
+
+    def _kept(self) -> Table:
+        return [[Fraction(number) for number in rows] for rows in self.kept]
 
     def most(self) -> list[int]:
         """Most rows of each source."""
@@ -194,7 +217,8 @@ class MixRequest:
 
 
 def plan_quotas(
-    section: Mix, sources: Mapping[str, Mapping[str, Any]], pass_tokens: Mapping[str, int]
+    section: Mix, sources: Mapping[str, Mapping[str, Any]], pass_tokens: Mapping[str, int],
+    kept: Sequence[Sequence[int]] = (),
 ) -> Quotas:
     """Rows of each source in every phase, as a manifest asks for them.
 
@@ -202,6 +226,7 @@ def plan_quotas(
         section: the mixture.
         sources: name -> its keys of the mixture, in order.
         pass_tokens: source -> tokens of one pass over its training documents.
+        kept: see MixRequest.
 
     Raises:
         MixError: a share cannot be filled.
@@ -210,7 +235,7 @@ def plan_quotas(
     supplies = {name: Supply(source["max_epochs"], pass_tokens[name], source["min_tokens"], source["max_tokens"])
                 for name, source in sources.items()}
     phases = plan_phases(section, own_weights, pass_tokens)
-    request = MixRequest(section.tokens, section.sequence_length, phases, supplies)
+    request = MixRequest(section.tokens, section.sequence_length, phases, supplies, kept)
     return plan_rows(request, section.on_shortfall == "redistribute")
 
 
@@ -230,11 +255,7 @@ def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
         raise MixError(f"mix.tokens is {request.tokens}, which is less than one row of {length} tokens")
     _check_minimums(request)
     asked = request.asked(total)
-    table = asked
-    if redistribute:
-        shares = [phase.shares() for phase in request.phases]
-        table = fill([int(sum(line)) for line in asked], shares, request.least(), request.most())
-    rows = round_table(table)
+    rows = round_table(request.filled(total) if redistribute else asked)
     quotas = Quotas(tuple(map(tuple, rows)), tuple(map(tuple, asked)))
     if not redistribute and not _fits(request, quotas.per_source()):
         raise MixError(_describe(request, quotas.per_source()))
@@ -272,6 +293,8 @@ def _describe(request: MixRequest, rows: Sequence[int]) -> str:
 
 
 def _weight_of(request: MixRequest, number: int) -> str:
+    if request.kept:
+        return "what was read of it, and its weight,"
     if len(request.phases) > 1:
         return f"its share of {len(request.phases)} phases"
     return f"weight {float(request.phases[0].weights[number]):g}"
@@ -296,14 +319,14 @@ def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
     remedy = " and ".join(advice)
     weights = request.phases[0].weights
     others, most, total = sum(weights) - weights[number], supply.most_rows(length), sum(rows)
-    if len(request.phases) == 1 and others and most < total:
+    if len(request.phases) == 1 and not request.kept and others and most < total:
         remedy += f", or lower its weight to {_floor(others * most / (total - most))}"
     return f"; {remedy}"
 
 
 def _most_tokens(request: MixRequest) -> int:
-    """The largest mixture that these weights allow; 0 if there is none, or where a minimum asks for a larger one."""
-    if any(request.least()):
+    """The largest mixture that these weights allow; 0 if there is none, or where a minimum or what was read forbids."""
+    if any(request.least()) or request.kept:
         return 0
     begins = [Fraction(0), *(phase.end for phase in request.phases)]
     sizes = [phase.end - begin for begin, phase in zip(begins, request.phases, strict=False)]

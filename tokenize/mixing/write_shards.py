@@ -48,6 +48,7 @@ class RowPlan:
         eos: id that ends a document.
         pad: id behind the last document of a row that is not full.
         excluded: ids of the documents whose rows are emptied.
+        excluded_later: the same of those whose rows are emptied from some row on, and that row.
     """
 
     placed: Shuffled
@@ -58,6 +59,7 @@ class RowPlan:
     eos: int
     pad: int
     excluded: tuple[bytes, ...] = ()
+    excluded_later: tuple[tuple[tuple[bytes, ...], int], ...] = ()
     sent: Shuffled | None = None
     """The tokens of each shard, where they do not come out of the parts (`send_tokens.py`)."""
 
@@ -74,7 +76,7 @@ def write_train_shard(task: Task, plan: RowPlan) -> Done:
     first, rows = task.payload["first"], task.payload["rows"]
     contents = read_contents(plan, task.payload["partition"], rows)
     path = as_path(plan.out) / task.payload["file"]
-    emptied = EmptiedRows(contents.table(first), first, plan.excluded, plan.pad)
+    emptied = EmptiedRows(contents.table(first), first, plan.excluded, plan.pad, plan.excluded_later)
     blocks = emptied.blocks(blocks_of(plan, contents, rows))
     return Done(files_of(path), {**write_blocks(path, blocks, emptied.pieces, first), **emptied.entry()})
 

@@ -101,6 +101,11 @@ class Chat:
         return self._id("pad_token", "eos_token")
 
     @cached_property
+    def end_of_text(self) -> int:
+        """The id that ends a document."""
+        return self._id("eos_token")
+
+    @cached_property
     def stops(self) -> frozenset[int]:
         """Ids that end an answer: end of text, end of turn, and the special token that the template ends answers with.
         """
@@ -109,7 +114,7 @@ class Chat:
         last = self.tokenizer.encode(answers[-1], add_special_tokens=False).ids[-1:] if answers else []
         added = self.tokenizer.get_added_tokens_decoder()
         special = {number for number in last if number in added and added[number].special}
-        return frozenset({self._id("eos_token")} | special | (set() if end is None else {end}))
+        return frozenset({self.end_of_text} | special | (set() if end is None else {end}))
 
     def segments(
         self, messages: Sequence[Message], prompt: bool = False, tools: Sequence[Mapping[str, Any]] = ()

@@ -52,6 +52,13 @@ def document_positions(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np
     return positions
 
 
+def filled_positions(filled: np.ndarray, length: int) -> np.ndarray:
+    """Each token's number within its row (int32, shape (n, length)), negative in the padding behind `filled` (n,)."""
+    places = np.arange(length, dtype=np.int32)
+    positions: np.ndarray = np.where(places < filled[:, None], places, np.int32(-1))
+    return positions
+
+
 def read_documents(packed: PackedSet, rows: np.ndarray, document_mask: bool) -> TrainedRows:
     """Rows of a mixture: all tokens but padding have a loss.
 

@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.trained_rows import filled_positions
 from gristmill.train.evaluation.intervals import interval
 from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import OwnShape, Shape
+from gristmill.train.objectives.layout import Layout
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.sharding import evaluating
@@ -28,12 +31,16 @@ ROWS_PER_FORWARD = 16
 LARGEST_EXPONENT = 700.0
 """Beyond this a float64 overflows."""
 TOKEN_BYTES = "token_bytes.npy"
+HELD_OUT_STEP = -1
+"""The step that a layout is asked for of held-out rows: none of a training's."""
 COLUMNS = 4
 """Per document: nats, predicted tokens, their bytes, tokens that were the likeliest."""
 
 
 @torch.no_grad()
-def score_rows(model: nn.Module, ids: Tensor, token_bytes: Tensor, positions: Tensor | None = None) -> Tensor:
+def score_rows(
+    model: nn.Module, ids: Tensor, token_bytes: Tensor, positions: Tensor | None = None, targets: Tensor | None = None
+) -> Tensor:
     """Sums over rows of tokens: (4,) float64: loss, predicted tokens, their bytes, correct ones.
 
     Args:
@@ -41,8 +48,9 @@ def score_rows(model: nn.Module, ids: Tensor, token_bytes: Tensor, positions: Te
         ids: (n, t) int64.
         token_bytes: (vocab,) bytes that each id stands for.
         positions: (n, t) in their documents, for a model whose tokens see their own document only.
+        targets: (n, t) int64, what each position is to predict; the token behind it if absent.
     """
-    targets = next_tokens(ids)
+    targets = next_tokens(ids) if targets is None else targets
     nll, correct = model(ids, partial(score_tokens, targets=targets), positions=positions)
     counted = targets != IGNORED
     num_bytes = token_bytes[targets.clamp(min=0)] * counted
@@ -50,11 +58,13 @@ def score_rows(model: nn.Module, ids: Tensor, token_bytes: Tensor, positions: Te
 
 
 def measure(
-    model: nn.Module, rows: np.ndarray, token_bytes: Tensor, world: World, positions: np.ndarray | None = None
+    model: nn.Module, rows: np.ndarray, token_bytes: Tensor, world: World, positions: np.ndarray | None = None,
+    targets: np.ndarray | None = None,
 ) -> dict[str, float]:
     """Metrics of a model on rows (n, t), spread over the ranks; all of them call this together.
 
-    `positions` (n, t) in their documents are for a model whose tokens see their own document only.
+    `positions` (n, t) in their documents are for a model whose tokens see their own document only, `targets` (n, t)
+    for one that does not predict the next token.
     """
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)
     with evaluating(model):
@@ -62,8 +72,9 @@ def measure(
             # An empty share still takes part in the collectives of the forward pass.
             chosen = part if len(part) else [0]
             ids = torch.from_numpy(rows[chosen].astype(np.int64)).to(world.device)
-            places = None if positions is None else torch.from_numpy(positions[chosen]).to(world.device)
-            scored = score_rows(model, ids, token_bytes, places)
+            places, wanted = (None if part is None else torch.from_numpy(part[chosen]).to(world.device)
+                              for part in (positions, targets))
+            scored = score_rows(model, ids, token_bytes, places, wanted)
             sums += scored if len(part) else 0.0
     return metrics_of(sum_over_ranks(sums, world).tolist())
 
@@ -98,12 +109,10 @@ def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
 def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: Tensor) -> np.ndarray:
     """Sums over each held-out document of a source: (documents, COLUMNS) float64.
 
-    The first token of a row is predicted from nothing, so it counts nowhere. Where a set has no table of pieces,
-    rows stand for documents.
+    The first token of a row is predicted from nothing, so it counts nowhere.
     """
     rows = packed.validation(source)
-    masked = model.shape.document_mask
-    positions = packed.validation_boundaries(source).positions(rows.shape[1]) if masked else None
+    positions = held_out_positions(packed, source, model.shape)
     values = np.zeros((*rows.shape, COLUMNS))
     for start in range(0, len(rows), ROWS_PER_FORWARD):
         part = slice(start, start + ROWS_PER_FORWARD)
@@ -114,6 +123,17 @@ def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: T
         found = torch.stack([nll[:, :-1].double(), torch.ones_like(nll[:, 1:], dtype=torch.float64),
                              num_bytes[:, 1:].double(), correct[:, :-1].double()], dim=-1)
         values[start : start + len(ids), 1:] = found.cpu().numpy()
+    return by_document(packed, source, values)
+
+
+def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarray:
+    """Sums over each held-out document of a source that has any predicted token: (documents, COLUMNS) float64.
+
+    Where a set has no table of pieces, rows stand for documents.
+
+    Args:
+        values: (n, t, COLUMNS) of its held-out rows' tokens.
+    """
     pieces = packed.validation_pieces(source)
     if not len(pieces):
         sums: np.ndarray = values.sum(axis=1)
@@ -127,6 +147,16 @@ def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: T
     return summed[summed[:, 1] > 0]
 
 
+def held_out_positions(packed: PackedSet, source: str, shape: Shape | OwnShape) -> np.ndarray | None:
+    """Each token's number within what it sees of a source's held-out rows (int32, (n, t)); None for whole rows."""
+    if not shape.document_mask and not shape.encoder:
+        return None
+    boundaries = packed.validation_boundaries(source)
+    if shape.document_mask:
+        return boundaries.positions(packed.sequence_length)
+    return filled_positions(boundaries.filled(), packed.sequence_length)
+
+
 def source_metrics(documents: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, Any]:
     """Loss, perplexity, bits per byte and token accuracy over documents, with the intervals of the middle two.
 
@@ -135,9 +165,9 @@ def source_metrics(documents: np.ndarray, seed: int, bootstrap_samples: int) -> 
         seed, bootstrap_samples: of the bootstrap over documents.
     """
     nats, tokens, num_bytes, correct = documents.sum(axis=0)
-    found = {"loss": nats / tokens, "perplexity": float(_perplexity(documents.sum(axis=0))), "tokens": int(tokens),
+    found = {"loss": nats / tokens, "perplexity": float(perplexity_of(documents.sum(axis=0))), "tokens": int(tokens),
              "documents": len(documents), "token_accuracy": correct / tokens,
-             "perplexity_interval": interval(documents, _perplexity, seed, bootstrap_samples)}
+             "perplexity_interval": interval(documents, perplexity_of, seed, bootstrap_samples)}
     if num_bytes:
         found["bits_per_byte"] = float(_bits(documents.sum(axis=0)))
         found["bits_per_byte_interval"] = interval(documents, _bits, seed, bootstrap_samples)
@@ -149,7 +179,8 @@ def _bits(sums: np.ndarray) -> np.ndarray:
     return ratio
 
 
-def _perplexity(sums: np.ndarray) -> np.ndarray:
+def perplexity_of(sums: np.ndarray) -> np.ndarray:
+    """The exponential of the nats per token, of sums (..., COLUMNS)."""
     ratio: np.ndarray = np.exp(np.minimum(sums[..., 0] / sums[..., 1], LARGEST_EXPONENT))
     return ratio
 
@@ -167,12 +198,14 @@ class Validation:
         average: the running mean of its weights, which is measured too.
         token_bytes: (vocab,) bytes per id, on the device.
         world: the processes.
+        layout: what is predicted of the rows, as of the training; the next token of each if absent.
     """
 
     def __init__(
         self, every: int | None, steps: int, packed: PackedSet | None, model: nn.Module,
-        average: AveragedWeights | None, token_bytes: Tensor, world: World,
+        average: AveragedWeights | None, token_bytes: Tensor, world: World, layout: Layout | None = None,
     ) -> None:
+        self._layout = layout
         self._every, self._last, self._average = every, steps, average
         self._packed, self._model, self._token_bytes, self._world = packed, model, token_bytes, world
 
@@ -189,10 +222,11 @@ class Validation:
     def _measure(self, packed: PackedSet) -> dict[str, dict[str, float]]:
         found = {}
         for source in packed.manifest["validation"]:
-            rows = packed.validation(source)
+            rows, targets = packed.validation(source), None
             if len(rows):
-                positions = None
-                if self._model.shape.document_mask:  # type: ignore[union-attr]
-                    positions = packed.validation_boundaries(source).positions(rows.shape[1])
-                found[source] = measure(self._model, rows, self._token_bytes, self._world, positions)
+                positions = held_out_positions(packed, source, self._model.shape)  # type: ignore[arg-type]
+                if self._layout is not None:
+                    filled = packed.validation_boundaries(source).filled()
+                    rows, targets = self._layout(rows, filled, np.arange(len(rows)), HELD_OUT_STEP)
+                found[source] = measure(self._model, rows, self._token_bytes, self._world, positions, targets)
         return found

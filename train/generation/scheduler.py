@@ -116,6 +116,16 @@ class Scheduler:
         self._added = 0
 
     @property
+    def running(self) -> int:
+        """Requests whose ids are generated now."""
+        return len(self._rows)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing runs or waits."""
         return not self._rows and not self._waiting

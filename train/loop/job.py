@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 from torch import nn
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.training import EarlyStopping, Training
+from gristmill.mixtures.training import EarlyStopping, Training, TrainingPhase
+from gristmill.tokenize.mixing.continued import SetBefore
 from gristmill.train.loop.bad_steps import Decode, Known
 from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.prefetch import READING_THREADS
@@ -44,6 +45,9 @@ class Job:
             gradients.
         state: further state that lies in checkpoints, by name.
         reading_threads: see batches.reading_threads.
+        phases: of the set that is read, see PackedSet.described_phases.
+        phase_ends: the positions at which the phases of the section end.
+        sets_before: the sets that the one which is read continues.
     """
 
     section: Training
@@ -61,11 +65,24 @@ class Job:
     before_step: Callable[[int, np.ndarray], None] = lambda step, rows: None
     state: Mapping[str, Part] = field(default_factory=dict)
     reading_threads: int = READING_THREADS
+    phases: Sequence[Mapping[str, Any]] = ()
+    phase_ends: Sequence[int] = ()
+    sets_before: Sequence[SetBefore] = ()
 
     @cached_property
     def plan(self) -> RowPlan:
         """Which positions each step reads, as long as the training does not go back."""
-        return plan_of(self.section, self.objective.sequence_length)
+        return plan_of(self.section, self.objective.sequence_length, self.phase_ends)
+
+    @cached_property
+    def first_steps(self) -> list[int]:
+        """The first step, counted from 0, of each phase of the set."""
+        return [self.plan.first_step(phase["begin"]) for phase in self.phases]
+
+    def phase_of(self, step: int) -> TrainingPhase | None:
+        """What the section says of the phase of a step, counted from 0; None where it has no phases."""
+        phases: Sequence[TrainingPhase] = getattr(self.section, "phases", ())
+        return phases[self.plan.phase_of(step)] if phases else None
 
     @cached_property
     def early_stopping(self) -> EarlyStopping | None:
@@ -75,8 +92,19 @@ class Job:
 
 def scheduled_rate(job: Job, step: int) -> float:
     """The learning rate of a step, counted from 1; a warm-up in tokens goes by the first step's tokens."""
-    section = job.section
-    return learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps, _step_tokens(job))
+    section, phase = job.section, job.phase_of(step - 1)
+    rate = learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps, _step_tokens(job))
+    return rate if phase is None else rate * phase.learning_rate_scale
+
+
+def describe_phase(job: Job, step: int) -> dict[str, Any] | None:
+    """The line of metrics for a step, counted from 1, where it begins a phase of the set: which one, and its shares."""
+    number = max((place for place, first in enumerate(job.first_steps) if first == step - 1), default=None)
+    if number is None:
+        return None
+    shares, told = job.phases[number]["shares"], job.phase_of(step - 1)
+    return {"step": step, "phase": {"number": number + 1, "of": len(job.phases), "shares": dict(shares),
+                                    **({} if told is None else told.model_dump(exclude_none=True))}}
 
 
 def _step_tokens(job: Job) -> int:

@@ -20,7 +20,7 @@ from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.mixtures.training import LOOK_EVERY_STEPS, CallbackEvent
 from gristmill.train.loop.checkpoints import CHECKPOINTS, complete_steps, step_folder
 from gristmill.train.loop.job import Job as Job
-from gristmill.train.loop.job import warn_of_long_warmup
+from gristmill.train.loop.job import describe_phase, warn_of_long_warmup
 from gristmill.train.loop.prefetch import batches_ahead
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.resuming import Attempt, take_over
@@ -89,6 +89,7 @@ def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], Non
         while progress.step < job.section.steps:
             batch = batches.take(progress.step)
             job.before_step(progress.step, batch.rows)
+            _tell_phase(attempt)
             seen, line = one_step(attempt, batch, batches)
             attempt.profiler.after(progress.step)
             collect_garbage(progress.step)
@@ -104,6 +105,13 @@ def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], Non
                     return False
             _save_where_due(attempt)
     return False
+
+
+def _tell_phase(attempt: Attempt) -> None:
+    """Log where the coming step begins a phase."""
+    line = describe_phase(attempt.job, attempt.progress.step + 1)
+    if line is not None and attempt.record is not None:
+        attempt.record.metrics(line)
 
 
 @contextmanager

@@ -48,17 +48,18 @@ class Objective(Protocol):
     def order(self) -> RowOrder:
         """Which row is read at each position."""
 
-    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """What the summed loss of these rows (a whole batch) is divided by: their trained tokens, or pairs.
 
-        `cuts`: into how many shorter rows each row is cut (1 wherever there is no ramp of lengths).
+        `cuts`: into how many shorter rows each row is cut (1 wherever there is no ramp of lengths). `step`, from 0,
+        counts where what is trained of a row is drawn.
         """
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """Tokens that go through the model for these rows."""
 
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> Any:
-        """Read the rows of a micro-batch (perhaps an empty one) into host memory, as `loss` wants them.
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Any:
+        """Read the rows of a step's micro-batch (perhaps an empty one) into host memory, as `loss` wants them.
 
         Called ahead of time in a thread, so it touches neither the model nor the device; on a machine with a GPU its
         tensors are pinned.

@@ -35,10 +35,10 @@ class Readable(Protocol):
     def order(self) -> RowOrder:
         """See objective.Objective."""
 
-    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """See objective.Objective."""
 
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> Any:
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Any:
         """See objective.Objective."""
 
 
@@ -60,8 +60,8 @@ class Batch:
 def read_batch(objective: Readable, plan: RowPlan, step: int, micro_batch_size: int, rank: int, size: int) -> Batch:
     """What one rank of `size` reads in a step; `step` counts from 0."""
     rows, cuts = plan.rows(objective.order, step), plan.cuts_in_step(step)
-    parts = [objective.prepare(part, cuts) for part in micro_batches(rows, rank, size, micro_batch_size)]
-    return Batch(rows, objective.weight(rows, cuts), parts)
+    parts = [objective.prepare(part, cuts, step) for part in micro_batches(rows, rank, size, micro_batch_size)]
+    return Batch(rows, objective.weight(rows, cuts, step), parts)
 
 
 def batches_ahead(

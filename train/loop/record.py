@@ -5,26 +5,26 @@ While a stage runs its record lies among its working files; `publish` copies it,
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import atomic_write
-from gristmill.mixtures.engine import Wandb
+from gristmill.mixtures.engine import Trackers
 from gristmill.train.loop.rollback import read_rollbacks, write_rollbacks
 from gristmill.train.loop.spike_report import AUTOPSIES, forget_after
+from gristmill.train.trackers import open_trackers
 
 METRICS, SKIPPED = "metrics.jsonl", "skipped_steps.jsonl"
-STEP_AXIS = "training_step"
+NOWHERE = Trackers()
 TIMINGS = ("tokens_per_second", "mfu", "mfu_causal", "data_wait_seconds", "data_wait_share", "checkpoint_seconds",
            "peak_memory_bytes", "rollout_tokens_per_second")
 """Fields of a line of metrics that two runs of one training may have different; nothing else may differ."""
 
 
 class Record:
-    """Appends to `metrics.jsonl`, `skipped_steps.jsonl`, TensorBoard's event files, and Weights & Biases if asked for.
+    """Appends to `metrics.jsonl`, `skipped_steps.jsonl`, TensorBoard's event files, and where it is asked for besides.
 
     One process writes it.
 
@@ -32,13 +32,13 @@ class Record:
         work: the stage's working folder.
         resumed_step: lines of later steps are cut off; 0 starts over.
         rollbacks: how many there were; what was skipped before them stays.
-        wandb: the run at Weights & Biases, if there is to be one.
+        trackers: where its numbers go besides.
 
     Raises:
-        ModuleNotFoundError: there is to be one, but wandb is not installed.
+        ModuleNotFoundError: the client of one of them is not installed.
     """
 
-    def __init__(self, work: Path, resumed_step: int, rollbacks: int = 0, wandb: Wandb | None = None) -> None:
+    def __init__(self, work: Path, resumed_step: int, rollbacks: int = 0, trackers: Trackers = NOWHERE) -> None:
         self._work = work
         cut_after(work / METRICS, resumed_step)
         cut_after(work / SKIPPED, resumed_step, rollbacks)
@@ -46,15 +46,15 @@ class Record:
         if resumed_step == 0:
             shutil.rmtree(work / "tensorboard", ignore_errors=True)
         self._board = _open_tensorboard(work / "tensorboard", resumed_step)
-        self._run = None if wandb is None else _open_wandb(wandb, work)
+        self._trackers = open_trackers(trackers, work)
 
     def metrics(self, line: dict[str, Any]) -> None:
         """Append a line with a `step`; its numbers also become TensorBoard's scalars."""
         append_line(self._work / METRICS, line)
         for name, value in flatten(line).items():
             self._board.add_scalar(name, value, line["step"])
-        if self._run is not None:
-            self._run.log({STEP_AXIS: line["step"], **flatten(line)})
+        for tracker in self._trackers:
+            tracker.log(line["step"], flatten(line))
 
     def skipped(self, line: dict[str, Any]) -> None:
         """Append a step whose update did not happen, and what it had read."""
@@ -68,10 +68,10 @@ class Record:
         self._board = _open_tensorboard(self._work / "tensorboard", line["to_step"])
 
     def close(self) -> None:
-        """Flush TensorBoard's files, and end the run at Weights & Biases."""
+        """Flush TensorBoard's files, and end the runs elsewhere."""
         self._board.close()
-        if self._run is not None:
-            self._run.finish()
+        for tracker in self._trackers:
+            tracker.finish()
 
     def publish(self, out: Path) -> None:
         """Copy the lines to the stage's output."""
@@ -116,25 +116,6 @@ def flatten(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, int | float) and name != "step":
             found[f"{prefix}{name}"] = value
     return found
-
-
-def _open_wandb(section: Wandb, work: Path) -> Any:
-    """The run of this working folder, which all attempts share.
-
-    Its axis is the training's own step: a training that resumes or goes back logs steps again, which Weights & Biases
-    would drop by its own count.
-    """
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("engine.wandb is set, but wandb is not installed; install gristmill[wandb], or "
-                                  "remove engine.wandb") from error
-    name = hashlib.blake2b(str(work.resolve()).encode(), digest_size=8).hexdigest()
-    run = wandb.init(project=section.project, name=section.name, mode=section.mode, dir=str(work), id=name,
-                     resume="allow")
-    run.define_metric(STEP_AXIS)
-    run.define_metric("*", step_metric=STEP_AXIS)
-    return run
 
 
 def _open_tensorboard(folder: Path, resumed_step: int) -> Any:

@@ -27,7 +27,7 @@ from gristmill.train.loop.job import Job
 from gristmill.train.loop.mirror import fetch_tree
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.rollback import is_given_up, plan_after, read_rollbacks
-from gristmill.train.loop.row_plan import RowPlan, extend_digest
+from gristmill.train.loop.row_plan import RowOrder, RowPlan, extend_digest
 from gristmill.train.loop.spikes import empty_window
 from gristmill.train.loop.state import LoopState, Part
 from gristmill.train.loop.throughput import Clock, Profiler
@@ -55,7 +55,8 @@ class Attempt:
         self.job = job
         self.callbacks = Callbacks(section.callbacks, job.world)
         self.save_seconds = 0.0  # how long checkpoints held the training up since the last logged step
-        self.optimizers = make_optimizers(job.model, section.optimizer, context.compute.offload_optimizer)
+        self.optimizers = make_optimizers(job.model, section.optimizer, context.compute.offload_optimizer,
+                                          section.steps, section.width_factor)
         self.loss_scale = LossScale(device) if section.precision == "fp16" else None
         self.noise_scale = None if section.noise_scale_every is None else NoiseScale(device)
         parts: dict[str, Part | None] = {
@@ -76,7 +77,7 @@ class Attempt:
         if goes_back and self.progress.step == 0:
             self.save()
         self.record = Record(context.work, self.progress.step, len(self.rollbacks),
-                             context.wandb) if job.world.is_first else None
+                             context.trackers) if job.world.is_first else None
         self.profiler = Profiler(context.profile, context, job.world, self.progress.step)
         self.clock = Clock()
 
@@ -147,15 +148,15 @@ def take_over(checkpoint: str, job: Job) -> None:
     if agree(bool(complete_steps(folder)), job.world):
         return
     source = as_path(checkpoint)
-    step = _checked_step(source, job)
+    step, marker = _checked(source, job)
     if job.world.is_first or (job.context.apart and job.context.following is not None):
         target = folder / source.name
         shutil.rmtree(target, ignore_errors=True)
         if is_local(source):
             shutil.copytree(source, target, ignore=shutil.ignore_patterns(MARKER))
-            shutil.copy2(source / MARKER, target / MARKER)
         else:
             fetch_tree(source, target)
+        write_json(target / MARKER, marker)
     agree(step, job.world)
 
 
@@ -168,8 +169,9 @@ def not_loaded(error: Exception, job: Job) -> Exception:
                          f"of a training with the same ones: {str(error).strip().splitlines()[-1]}")
 
 
-def _checked_step(source: Path, job: Job) -> int:
-    """The step of a checkpoint, once it is sure that its training has read what this one would have."""
+def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
+    """The step of a checkpoint, once it is sure that its training has read what this one would have, and what marks it
+    as one of this training: of a set that this one's continues, the rows have other numbers here."""
     key = f"{job.context.stage}.continue_from"
     if not source.name.startswith(PREFIX) or not is_complete(source):
         raise ContinueError(f"{key}: {source} is not a complete checkpoint (a folder {PREFIX}... with {MARKER} in it)")
@@ -181,22 +183,33 @@ def _checked_step(source: Path, job: Job) -> int:
     if step >= job.section.steps:
         raise ContinueError(f"{key}: {source} has done {step} steps already, of {job.section.steps} that this training "
                             f"is to have; raise {job.context.stage}.steps, or take an earlier checkpoint")
-    if state["rows_of"] != fingerprint:
+    before = next((one for one in job.sets_before if one.fingerprint == state["rows_of"]), None)
+    if before is None and state["rows_of"] != fingerprint:
         raise ContinueError(f"{key}: {source} has read rows of the set {state['rows_of']}, but the rows now are of "
-                            f"{fingerprint}: only a set that differs in withheld rows is read on (mix.exclude)")
+                            f"{fingerprint}: only a set that differs in withheld rows, or that continues that one, is "
+                            "read on (mix.exclude, mix.continues)")
     began_with = state.get(BEGAN_WITH, {})
     others = [stage for stage, now in job.context.began_with.items() if began_with.get(stage, now) != now]
     if others:
         raise ContinueError(f"{key}: the training of {source} began with another output of {', '.join(others)} than "
                             "this one; take a checkpoint of one that began with the same")
-    digest = fingerprint
-    for number in range(step):
-        digest = extend_digest(digest, job.plan.rows(job.objective.order, number))
-    if digest != state["digest"]:
+    if before is not None and job.plan.end(step) > before.positions:
+        raise ContinueError(f"{key}: {source} has read {job.plan.end(step)} rows, but the set continues the one that "
+                            f"it read behind {before.positions} rows (mix.continues); take an earlier checkpoint")
+    digest = _digest(fingerprint, job.objective.order, job, step)
+    read = digest if before is None else _digest(before.fingerprint, before.order, job, step)
+    if read != state["digest"]:
         raise ContinueError(f"{key}: {source} has read other rows in its {step} steps than this training would: "
                             "another seed or batch size, or it has read a row that is withheld now; take an earlier "
                             "checkpoint (gristmill takedown names the last clean one)")
-    return step
+    return step, {**marker, "state": {**state, "rows_of": fingerprint, "digest": digest}}
+
+
+def _digest(fingerprint: str, order: RowOrder, job: Job, steps: int) -> str:
+    digest = fingerprint
+    for number in range(steps):
+        digest = extend_digest(digest, job.plan.rows(order, number))
+    return digest
 
 
 def measured_once(file: Path, world: World, measure: Callable[[], Found]) -> Found:

@@ -9,7 +9,8 @@ integer, and a resumed training reads what it would have read.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -40,11 +41,13 @@ class RowPlan:
         batches: (first step, its first position, rows per step) of each stretch of steps, ascending from (0, 0, B).
         cuts: (first step, shorter rows per row) of each stretch of steps, ascending from step 0.
         jumps: (first step, positions) that were left out before a step, ascending: see loop.rollback.
+        phases: the first step of each of the section's phases, ascending from step 0.
     """
 
     batches: tuple[tuple[int, int, int], ...]
     cuts: tuple[tuple[int, int], ...] = ((0, 1),)
     jumps: tuple[tuple[int, int], ...] = ()
+    phases: tuple[int, ...] = (0,)
 
     def with_jumps(self, jumps: tuple[tuple[int, int], ...]) -> RowPlan:
         """The same plan with positions left out."""
@@ -63,6 +66,14 @@ class RowPlan:
     def cuts_in_step(self, step: int) -> int:
         """Into how many rows of equal length each row of the set is cut in a step."""
         return self.cuts[bisect_right(self.cuts, step, key=lambda part: part[0]) - 1][1]
+
+    def phase_of(self, step: int) -> int:
+        """The number, from 0, of the phase that a step belongs to."""
+        return bisect_right(self.phases, step) - 1
+
+    def first_step(self, position: int) -> int:
+        """The first step that reads nothing before a position, counted from 0."""
+        return bisect_left(range(position + 1), position, key=lambda step: self.positions(step)[0])
 
     def rows(self, order: RowOrder, step: int) -> np.ndarray:
         """The rows (int64, shape (B,)) of one optimizer step, counted from 0; epochs follow one another."""
@@ -86,19 +97,29 @@ class RowPlan:
         return steps
 
 
-def plan_of(section: Training, sequence_length: int) -> RowPlan:
+def plan_of(section: Training, sequence_length: int, phase_ends: Sequence[int] = ()) -> RowPlan:
     """The plan that a training's section asks for.
 
     Args:
-        section: batch size, and for pre-training its ramps.
+        section: batch size, and for pre-training its ramps and phases.
         sequence_length: tokens per row of the packed set, L.
+        phase_ends: the positions at which the phases of the set end; without them the plan says which rows steps read,
+            but not how those of phases are cut.
 
     Raises:
-        PlanError: a ramp names a length that does not divide L, or a stage of it ends before it begins.
+        PlanError: a ramp or phase names a length that does not divide L, or a stage of a ramp ends before it begins.
     """
     if not isinstance(section, Pretrain):
         return RowPlan(((0, 0, section.global_batch_size),))
-    return RowPlan(_batches(section, sequence_length), _cuts(section, sequence_length))
+    plan = RowPlan(_batches(section, sequence_length), _cuts(section, sequence_length))
+    if not section.phases or not phase_ends:
+        return plan
+    begins = (0, *(plan.first_step(end) for end in phase_ends[:-1]))
+    if any(phase.sequence_length is not None for phase in section.phases):
+        plan = replace(plan, cuts=tuple(
+            (begin, _cuts_of(sequence_length, phase.sequence_length or sequence_length, "phases"))
+            for begin, phase in zip(begins, section.phases, strict=True)))
+    return replace(plan, phases=begins)
 
 
 def _batches(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int, int], ...]:
@@ -126,12 +147,16 @@ def _cuts(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int], ...
     found = []
     step = 0
     for stage in section.length_ramp:
-        if sequence_length % stage.sequence_length:
-            raise PlanError(f"pretrain.length_ramp: sequence_length {stage.sequence_length} does not divide the "
-                            f"{sequence_length} tokens of a row of the packed set (mix.sequence_length)")
-        found.append((step, sequence_length // stage.sequence_length))
+        found.append((step, _cuts_of(sequence_length, stage.sequence_length, "length_ramp")))
         step = stage.until_step
     return (*found, (step, 1))
+
+
+def _cuts_of(sequence_length: int, shorter: int, key: str) -> int:
+    if sequence_length % shorter:
+        raise PlanError(f"pretrain.{key}: sequence_length {shorter} does not divide the {sequence_length} tokens of a "
+                        "row of the packed set (mix.sequence_length)")
+    return sequence_length // shorter
 
 
 def micro_batches(rows: np.ndarray, rank: int, world_size: int, micro_batch_size: int) -> list[np.ndarray]:

@@ -86,7 +86,7 @@ def _gradients(attempt: Attempt, batch: Batch, step: int) -> tuple[Tensor, list[
     norms = after_part = None
     if section.noise_scale_every is not None and step % section.noise_scale_every == 0:
         norms, after_part = measuring_parts(job.model, job.objective, batch.rows, attempt.plan.cuts_in_step(step - 1),
-                                            section.micro_batch_size, job.world)
+                                            step - 1, section.micro_batch_size, job.world)
     sums, row_losses = accumulate_gradients(job.model, job.objective, batch.parts, batch.weight, job.world, scale,
                                             after_part)
     noise = None if norms is None else norms.estimate()
@@ -190,7 +190,8 @@ def accumulate_gradients(
 
 
 def measuring_parts(
-    model: nn.Module, objective: Objective, rows: np.ndarray, cuts: int, micro_batch_size: int, world: World
+    model: nn.Module, objective: Objective, rows: np.ndarray, cuts: int, step: int, micro_batch_size: int,
+    world: World,
 ) -> tuple[PartNorms, Callable[[int], None]]:
     """What measures the noise scale in a step, and what to call after each of its micro-batches.
 
@@ -203,5 +204,5 @@ def measuring_parts(
         raise ValueError(f"noise_scale_every compares micro-batches with the whole batch, but micro_batch_size "
                          f"({micro_batch_size}) times {world.data_size} ranks holds all {len(rows)} rows of it; lower "
                          "micro_batch_size, or remove noise_scale_every")
-    weight, norms = objective.weight(rows, cuts), PartNorms(model)
-    return norms, lambda number: norms.take(objective.weight(parts[number], cuts) / weight, len(parts[number]))
+    weight, norms = objective.weight(rows, cuts, step), PartNorms(model)
+    return norms, lambda number: norms.take(objective.weight(parts[number], cuts, step) / weight, len(parts[number]))

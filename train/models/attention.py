@@ -33,7 +33,7 @@ class Segments:
 
 
 Visible = Any
-"""None (causal), a bool mask (n, 1, t, s), Segments, or FlexAttention's BlockMask."""
+"""None (all that `attend` is asked for), a bool mask (n, 1, t, s), Segments, or FlexAttention's BlockMask."""
 
 
 def document_numbers(positions: Tensor) -> Tensor:
@@ -47,29 +47,33 @@ def document_numbers(positions: Tensor) -> Tensor:
     return starts.cumsum(dim=1)
 
 
-def see_documents(positions: Tensor, dense: bool = False) -> Visible:
+def see_documents(positions: Tensor, dense: bool = False, causal: bool = True) -> Visible:
     """What lets every token see its own document only, up to itself: the form that is fastest on this device.
 
     Args:
         positions: (n, t) of each token within its document, negative where there is only padding.
         dense: give a plain mask, which compiled code takes without being compiled again for every batch.
+        causal: up to itself; else all of its document. `attend` is to be told the same.
     """
     numbers = document_numbers(positions)
     if positions.device.type == "cuda":
-        return block_mask(numbers)
+        return block_mask(numbers, causal)
     rows, t = numbers.shape
     if dense or rows * t < LEAST_MEAN_LENGTH * int(numbers[:, -1].sum()):
-        causal = torch.ones(t, t, dtype=torch.bool, device=numbers.device).tril()
-        return ((numbers[:, :, None] == numbers[:, None, :]) & causal).unsqueeze(1)
+        same = numbers[:, :, None] == numbers[:, None, :]
+        if causal:
+            same &= torch.ones(t, t, dtype=torch.bool, device=numbers.device).tril()
+        return same.unsqueeze(1)
     return Segments(tuple(tuple(torch.unique_consecutive(row, return_counts=True)[1].tolist()) for row in numbers))
 
 
-def block_mask(numbers: Tensor) -> Visible:
+def block_mask(numbers: Tensor, causal: bool = True) -> Visible:
     """FlexAttention's BlockMask (Dong et al. 2024): blocks of documents that do not meet are never computed."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def same_document(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (numbers[row, query] == numbers[row, key]) & (query >= key)
+        same = numbers[row, query] == numbers[row, key]
+        return same & (query >= key) if causal else same
 
     n, t = numbers.shape
     # Compiled, it never holds the whole n x t x t mask.
@@ -77,15 +81,20 @@ def block_mask(numbers: Tensor) -> Visible:
     return create(same_document, n, None, t, t, device=numbers.device)
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> Tensor:
-    """Attention (n, h, t, c) of queries (n, h, t, c) over keys and values (n, k, s, c)."""
+def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, causal: bool = True) -> Tensor:
+    """Attention (n, h, t, c) of queries (n, h, t, c) over keys and values (n, k, s, c).
+
+    Args:
+        visible: what a token may see, of its whole row or of its document.
+        causal: of these only what stands up to itself; a mask says so already.
+    """
     grouped = queries.shape[1] != keys.shape[1]
     if isinstance(visible, Segments):
-        return _attend_by_document(queries, keys, values, visible, grouped)
+        return _attend_by_document(queries, keys, values, visible, grouped, causal)
     if visible is None or isinstance(visible, Tensor):
         with _preferred_kernels(queries.device):
             return F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=visible, is_causal=visible is None, enable_gqa=grouped)
+                queries, keys, values, attn_mask=visible, is_causal=causal and visible is None, enable_gqa=grouped)
     from torch.nn.attention.flex_attention import flex_attention
 
     # Not compiled it would hold all scores; inside compiled code it is compiled along with its surroundings.
@@ -97,13 +106,13 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> T
 
 
 def _attend_by_document(
-    queries: Tensor, keys: Tensor, values: Tensor, segments: Segments, grouped: bool
+    queries: Tensor, keys: Tensor, values: Tensor, segments: Segments, grouped: bool, causal: bool
 ) -> Tensor:
-    """Plain causal attention of each document on its own; what no token may see is never computed."""
+    """Plain attention of each document on its own; what no token may see is never computed."""
     rows = []
     for row, lengths in enumerate(segments.lengths):
         parts = (tensor[row : row + 1].split(lengths, dim=2) for tensor in (queries, keys, values))
-        rows.append(torch.cat([F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        rows.append(torch.cat([F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
                                for q, k, v in zip(*parts, strict=True)], dim=2))
     return torch.cat(rows)
 

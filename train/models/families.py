@@ -1,4 +1,4 @@
-"""Hugging Face's names for models that this decoder can run: their config.json, and their tensors."""
+"""Hugging Face's names for models that can be run here: their config.json, and their tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTES = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate")
 
 
 class UnknownArchitectureError(ValueError):
-    """A config.json describes a model whose arithmetic this decoder does not have."""
+    """A config.json describes a model whose arithmetic is not known here."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,11 @@ EXPERT_NAMES = {
     "mixtral": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
     "qwen3_moe": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
 }  # fmt: skip
+ENCODER = "modernbert"
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+    ENCODER: "ModernBertForMaskedLM",
 }  # fmt: skip
 
 
@@ -61,13 +63,17 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
     if family not in ARCHITECTURES:
         raise UnknownArchitectureError(f"config.json: model_type {family!r} is a model that this decoder cannot run; "
                                        f"it runs {', '.join(ARCHITECTURES)}")
+    norm_eps = "norm_eps" if family == ENCODER else "rms_norm_eps"
     missing = [name for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size",
-                                 "max_position_embeddings", "rms_norm_eps") if config.get(name) is None]
+                                 "max_position_embeddings", norm_eps) if config.get(name) is None]
     if missing:
         raise UnknownArchitectureError(f"config.json of a {family} has no {', '.join(missing)}")
-    if different := [name for name, differs in _differences(family, config).items() if differs]:
+    found = _encoder_differences(config) if family == ENCODER else _differences(family, config)
+    if different := [name for name, differs in found.items() if differs]:
         raise UnknownArchitectureError("config.json is of a model that this decoder cannot run: it computes something "
                                        f"else under {', '.join(different)}")
+    if family == ENCODER:
+        return _encoder_shape(config)
     heads, experts = int(config["num_attention_heads"]), _experts_of(config)
     theta, scaling = _rope(config)
     return Shape(
@@ -143,6 +149,8 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 def family_of(shape: Shape) -> str:
     """The model_type under which transformers runs a shape."""
+    if shape.encoder:
+        return ENCODER
     if shape.experts:
         return "qwen3_moe" if shape.qk_norm else "mixtral"
     if shape.qkv_bias:
@@ -157,6 +165,8 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
     `rope_scaling` what earlier ones and other engines do.
     """
     family = family_of(shape)
+    if family == ENCODER:
+        return _encoder_config(shape, dtype, eos, pad)
     rope = _rope_to_hf(shape)
     scaling = {"rope_scaling": {name: value for name, value in rope.items() if name != "rope_theta"}}
     return {
@@ -170,6 +180,55 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
         **(_experts_to_hf(shape, family) if shape.experts else {}),
         "tie_word_embeddings": shape.tied_embeddings, "dtype": dtype, "torch_dtype": dtype,
         "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad,
+    }  # fmt: skip
+
+
+def _encoder_shape(config: Mapping[str, Any]) -> Shape:
+    heads, width = int(config["num_attention_heads"]), config["hidden_size"]
+    theta = _encoder_rope(config).get("rope_theta") or config.get("global_rope_theta")
+    if theta is None:
+        raise UnknownArchitectureError("config.json has no rope_theta, the base of the rotary positions")
+    return Shape(
+        layers=config["num_hidden_layers"], width=width, heads=heads, kv_heads=heads, head_width=width // heads,
+        ffn_width=config["intermediate_size"], rope_theta=float(theta), norm_eps=config["norm_eps"],
+        tied_embeddings=bool(config.get("tie_word_embeddings", True)), vocab_size=config["vocab_size"],
+        padded_vocab_size=config["vocab_size"], sequence_length=config["max_position_embeddings"], encoder=True,
+    )
+
+
+def _encoder_differences(config: Mapping[str, Any]) -> dict[str, bool]:
+    """What a ModernBERT's config.json may say that would make it compute something else than the encoder here, in which
+    all layers see their whole row. What is absent has transformers' default."""
+    layers = config.get("layer_types")
+    every = config.get("global_attn_every_n_layers", 3)
+    return {
+        "layer_types": every != 1 if layers is None else set(layers) != {"full_attention"},
+        "hidden_activation": config.get("hidden_activation", "gelu") != "gelu",
+        "classifier_activation": config.get("classifier_activation", "gelu") != "gelu",
+        "decoder_bias": bool(config.get("decoder_bias", True)),
+        **{name: bool(config.get(name, False)) for name in ("norm_bias", "attention_bias", "mlp_bias",
+                                                            "classifier_bias")},
+        "rope_parameters.rope_type": _encoder_rope(config).get("rope_type", "default") != "default",
+    }
+
+
+def _encoder_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    return dict((config.get("rope_parameters") or {}).get("full_attention") or {})
+
+
+def _encoder_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+    rope = _rope_to_hf(shape)
+    return {
+        "architectures": [ARCHITECTURES[ENCODER]], "model_type": ENCODER, "vocab_size": shape.vocab_size,
+        "hidden_size": shape.width, "intermediate_size": shape.ffn_width, "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads, "max_position_embeddings": shape.sequence_length,
+        "norm_eps": shape.norm_eps, "hidden_activation": "gelu", "classifier_activation": "gelu",
+        "layer_types": ["full_attention"] * shape.layers, "global_attn_every_n_layers": 1,
+        "global_rope_theta": shape.rope_theta, "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
+        "norm_bias": False, "attention_bias": False, "mlp_bias": False, "decoder_bias": False,
+        "classifier_bias": False, "attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0,
+        "tie_word_embeddings": shape.tied_embeddings, "dtype": dtype, "torch_dtype": dtype,
+        "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad, "cls_token_id": None, "sep_token_id": None,
     }  # fmt: skip
 
 

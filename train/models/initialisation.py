@@ -16,8 +16,13 @@ from gristmill.train.models.shape import Shape
 INIT_STD = 0.02
 CUT = 3.0
 """Deviations at which `llama` and `mitchell` cut a normal distribution off."""
-RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj", "Wo.weight")
+UP_PROJECTIONS = (".up_proj.weight", ".Wi.weight")
+EMBEDDINGS = ("model.embed_tokens.weight", "model.embeddings.tok_embeddings.weight")
+HEADS = ("lm_head.weight", "decoder.weight")
+FINAL_NORM = "model.norm.weight"
+LAYERS = "layers."
+"""Part of the names of what lies inside the layers."""
 Deviation = tuple[float, float | None]
 """Standard deviation, and at how many of them the distribution is cut off, if anywhere."""
 
@@ -27,12 +32,23 @@ def generator_of(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(seeded_key(seed, name) >> 1)
 
 
-def initial_tensor(name: str, size: torch.Size, shape: Shape, init: Initialisation, seed: int) -> Tensor:
-    """A parameter's first value: ones for norms, zeros for biases, matrices as `mixtures.model.Model.init` says."""
+def initial_tensor(
+    name: str, size: torch.Size, shape: Shape, init: Initialisation, seed: int, mup_base_width: int | None = None
+) -> Tensor:
+    """A parameter's first value: ones for norms, zeros for biases, matrices as `mixtures.model.Model.init` says.
+
+    Where there is a base width, the deviations of matrices in the layers go with 1 / sqrt(width), and the gain before
+    the output with 1 / width: the output multiplier of muP (Yang & Hu 2021, table 8), which the last norm can hold, so
+    that whoever loads the model needs to know nothing of it.
+    """
+    narrowing = 1.0 if mup_base_width is None else mup_base_width / shape.width
     if len(size) < 2:
-        return torch.zeros(size) if name.endswith("bias") else torch.ones(size)
+        filled = torch.zeros(size) if name.endswith("bias") else torch.ones(size)
+        return filled * narrowing if name == FINAL_NORM else filled
     generator = generator_of(seed, name)
     deviation, cut = SCHEMES[init](name, size, shape)
+    if name not in (*EMBEDDINGS, *HEADS):
+        deviation *= math.sqrt(narrowing)
     if cut is None:
         return torch.empty(size).normal_(0.0, deviation, generator=generator)
     edge = cut * deviation
@@ -46,12 +62,12 @@ def _gpt2(name: str, size: torch.Size, shape: Shape) -> Deviation:
 
 def _llama(name: str, size: torch.Size, shape: Shape) -> Deviation:
     """torchtitan, models/llama3, whose depth scales the up projection too."""
-    if name == HEAD:
+    if name in HEADS:
         return 1 / math.sqrt(shape.width), CUT
-    if name == EMBEDDING:
+    if name in EMBEDDINGS:
         # A tied embedding is the output layer too, whose logits would start with a deviation of sqrt(width).
         return (1 / math.sqrt(shape.width), CUT) if shape.tied_embeddings else (1.0, None)
-    return INIT_STD / (_depth(name) if name.endswith((*RESIDUAL_OUTPUTS, ".up_proj.weight")) else 1.0), None
+    return INIT_STD / (_depth(name) if name.endswith((*RESIDUAL_OUTPUTS, *UP_PROJECTIONS)) else 1.0), None
 
 
 def _neox(name: str, size: torch.Size, shape: Shape) -> Deviation:

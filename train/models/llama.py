@@ -282,12 +282,14 @@ class Llama(nn.Module):
         return output
 
 
-def configure(model: Llama, compute: Compute) -> None:
+def configure(model: Any, compute: Compute) -> None:
     """Let a model compile itself and forget activations as asked; before it is sharded, after its matrices are split.
+
+    A decoder, or what is made like one: `model.layers` whose arithmetic is `run`, and which may have experts.
 
     Compiled code is arithmetic only: what FSDP does around a layer stays outside.
     """
-    layers = [layer for layer in model.model.layers.children() if isinstance(layer, Block)]
+    layers: list[Any] = [*model.model.layers.children()]
     if compute.activation_checkpointing in ("full", "selective"):
         for layer in layers[compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block]:
             layer.kept = "nothing" if compute.activation_checkpointing == "full" else "selected"

@@ -12,7 +12,6 @@ from gristmill.mixtures.own_code import Own
 
 VOCAB_MULTIPLE = 128
 """Rows of the embedding are padded to this multiple, which matrix units prefer (OLMo-core: padded_vocab_size)."""
-FFN_MULTIPLE = 64
 LARGEST_SIZES = {
     "layers": 10_000, "width": 1 << 20, "heads": 1 << 16, "kv_heads": 1 << 16, "head_width": 1 << 16,
     "ffn_width": 1 << 24, "vocab_size": 1 << 26, "padded_vocab_size": 1 << 26, "sequence_length": 1 << 31,
@@ -30,7 +29,7 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True)
 class Shape:
-    """Everything that a decoder is built from.
+    """Everything that a decoder, or an encoder, is built from.
 
     Attributes:
         layers, width, heads, kv_heads, head_width, ffn_width: see `mixtures.model.Model`.
@@ -42,6 +41,7 @@ class Shape:
         experts: feed-forward layers to choose from in every block; 0 in a dense model.
         experts_per_token: how many of them a token goes through.
         load_balancing: weight of the loss that keeps them equally busy.
+        encoder: whether every token sees those behind it too, and masked ones are predicted (see models.encoder).
     """
 
     layers: int
@@ -63,6 +63,7 @@ class Shape:
     experts: int = 0
     experts_per_token: int = 0
     load_balancing: float = 0.0
+    encoder: bool = False
 
     def __post_init__(self) -> None:
         for name, most in LARGEST_SIZES.items():
@@ -90,7 +91,9 @@ class Shape:
         narrow = self.kv_heads * self.head_width
         biases = (self.attention_width + 2 * narrow) * self.qkv_bias
         vectors = 2 * self.width + 2 * self.head_width * self.qk_norm + biases
-        return self._matrices(self.experts) + lookup + self.layers * vectors + self.width
+        # An encoder's embeddings and prediction head have norms, its first layer one norm less.
+        norms = self.width * (2 if self.encoder else 1)
+        return self._matrices(self.experts) + lookup + self.layers * vectors + norms
 
     def flops_per_token(self, length: int) -> int:
         """Floating-point operations of forward and backward per token, attention included (PaLM, appendix B)."""
@@ -100,7 +103,8 @@ class Shape:
         """Weights of all matrices, where each block has so many experts (a dense one: 0)."""
         attention = 2 * self.width * self.head_width * (self.heads + self.kv_heads)
         feed_forward = 3 * self.width * self.ffn_width * max(experts, 1) + self.width * self.experts
-        return self.layers * (attention + feed_forward) + self.padded_vocab_size * self.width
+        prediction = self.width**2 * self.encoder
+        return self.layers * (attention + feed_forward) + prediction + self.padded_vocab_size * self.width
 
 
 @dataclass(frozen=True)
@@ -125,24 +129,26 @@ class OwnShape:
 
     layers: ClassVar[int] = 0
     experts: ClassVar[int] = 0
+    encoder: ClassVar[bool] = False
 
     def flops_per_token(self, length: int) -> int:
         """6 N per token (Kaplan et al. 2020, section 2.1): what else it computes is not known."""
         return 6 * self.parameters
 
 
-def shape_of(model: Model, vocab_size: int, sequence_length: int) -> Shape:
-    """Resolve a manifest's model section against a tokenizer and a row length."""
+def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool = False) -> Shape:
+    """Resolve a manifest's model section against a tokenizer, a row length and what is to be predicted."""
     moe = model.moe
     return Shape(
         layers=model.layers, width=model.width, heads=model.heads, kv_heads=model.kv_heads or model.heads,
         head_width=model.head_width or model.width // model.heads,
-        ffn_width=model.ffn_width or math.ceil(8 * model.width / 3 / FFN_MULTIPLE) * FFN_MULTIPLE,
+        ffn_width=model.feed_forward_width,
         rope_theta=model.rope_theta, norm_eps=model.norm_eps, tied_embeddings=model.tied_embeddings,
         vocab_size=vocab_size, padded_vocab_size=math.ceil(vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
         sequence_length=sequence_length, rope_scaling=model.rope_scaling, qk_norm=model.qk_norm,
         document_mask=model.document_mask, experts=moe.experts if moe else 0,
         experts_per_token=moe.experts_per_token if moe else 0, load_balancing=moe.load_balancing if moe else 0.0,
+        encoder=encoder,
     )
 
 

@@ -43,9 +43,11 @@ class WeightsError(ValueError):
     """A folder's tensors are not those of the model that its config.json describes."""
 
 
-def drawn(shape: Shape, seed: int, init: Initialisation = "gpt2") -> TensorOf:
+def drawn(
+    shape: Shape, seed: int, init: Initialisation = "gpt2", mup_base_width: int | None = None
+) -> TensorOf:  # fmt: skip
     """Where the tensors of a new model come from."""
-    return lambda name, size: initial_tensor(name, size, shape, init, seed)
+    return lambda name, size: initial_tensor(name, size, shape, init, seed, mup_base_width)
 
 
 def stored(folder: Path) -> TensorOf:
@@ -169,26 +171,43 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def check_model(folder: Path) -> Shape:
+def check_model(folder: Path, encoder: bool = False) -> Shape:
     """The sizes of a model whose every tensor is there, as the headers of its files say; no weight is read.
 
+    Args:
+        folder: of the model.
+        encoder: whether it is to fill in masked tokens; else to write.
+
     Raises:
-        WeightsError: a file is missing or damaged, or a tensor is not the one that config.json asks for.
+        WeightsError: a file is missing or damaged, a tensor is not the one that config.json asks for, or the model is
+            of the other kind.
         ShapeError, gristmill.train.models.families.UnknownArchitectureError: as `read_shape`.
     """
-    from gristmill.train.models.llama import Llama
+    from gristmill.train.models.encoder import model_of
 
     shape, config = read_shape(folder), _read_config(folder / SHAPE_FILE)
     if is_scorer(config):
         raise WeightsError(f"{folder} is a reward model, which scores texts and cannot write any")
+    check_kind(folder, shape, encoder)
     holder = _holder(folder)
     with torch.device("meta"):
-        model = Llama(shape)
+        model = model_of(shape)
     for name, _ in model.named_parameters():
         for names in tensors_behind(name, shape, config.get("model_type", "gristmill")):
             for inner in names:
                 holder(inner)
     return shape
+
+
+def check_kind(folder: Path, shape: Shape, encoder: bool) -> None:
+    """Raise WeightsError for a model that fills in masked tokens where one is wanted that writes, or for the reverse.
+    """
+    if shape.encoder and not encoder:
+        raise WeightsError(f"{folder} is an encoder, which fills in masked tokens and cannot write text; name a model "
+                           "that predicts the next token")
+    if encoder and not shape.encoder:
+        raise WeightsError(f"{folder} predicts the next token and cannot fill in masked ones; name an encoder, such "
+                           "as `pretrain.masked` trains")
 
 
 def save_model(folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]) -> None:
@@ -201,18 +220,23 @@ def save_model(folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]
                                           for name, tensor in tensors.items()})
 
 
-def load_model(folder: Path, device: str = "cpu", runs_own_code: bool = False) -> Llama:
+def load_model(
+    folder: Path, device: str = "cpu", runs_own_code: bool = False, encoder: bool | None = False
+) -> Llama:
     """A saved model in float32, ready for evaluation in one process.
 
     Args:
         folder: of the model.
         device: where it is to be.
         runs_own_code: whether a user's model, whose code its config.json holds, is run: it is called as the decoder is.
+        encoder: whether it is to fill in masked tokens, else to write; None takes either. It is called as the decoder
+            is, too.
 
     Raises:
-        WeightsError: the folder holds a model that scores text and does not write any, or a user's.
+        WeightsError: the folder holds a model that scores text and does not write any, one of the other kind, or a
+            user's.
     """
-    from gristmill.train.models.llama import Llama
+    from gristmill.train.models.encoder import model_of
     from gristmill.train.models.own_model import INNER, build_own
 
     config = _read_config(folder / SHAPE_FILE)
@@ -223,10 +247,13 @@ def load_model(folder: Path, device: str = "cpu", runs_own_code: bool = False) -
     if is_scorer(config):
         raise WeightsError(f"{folder} is a reward model, which scores texts and cannot write any; name a model that "
                            "`pretrain`, `sft` or `dpo` made")
+    shape = read_shape(folder)
+    if encoder is not None:
+        check_kind(folder, shape, encoder)
     with torch.device("meta"):
-        model = Llama(read_shape(folder))
+        model = model_of(shape)
     fill_from(model, stored(folder), device)
-    return model
+    return cast("Llama", model)
 
 
 def fill_from(model: nn.Module, tensor_of: TensorOf, device: str, dtype: torch.dtype = torch.float32) -> None:

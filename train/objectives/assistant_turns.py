@@ -79,7 +79,7 @@ class AssistantTurns:
         self.sums_length = 1 + SUMS_PER_SET * len(packed.sources)
         self._token_bytes = token_bytes
 
-    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Trained tokens."""
         return float(self.masks.trained_per_row[rows].sum())
 
@@ -87,7 +87,7 @@ class AssistantTurns:
         """All tokens but padding."""
         return int(self.packed.boundaries(rows).filled().sum())
 
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> Turns:
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Turns:
         """Read a micro-batch, no longer than it needs to be; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)

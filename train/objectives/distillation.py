@@ -305,7 +305,7 @@ class TaughtTurns:
         self.weight, self.num_tokens = turns.weight, turns.num_tokens
         self.describe, self.blame = turns.describe, turns.blame
 
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> TaughtBatch:
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> TaughtBatch:
         """See AssistantTurns.prepare."""
         taught = self._teacher.read(rows if len(rows) else np.zeros(1, dtype=np.int64))
         return TaughtBatch(self._turns.prepare(rows, cuts), Taught(*(

@@ -120,11 +120,11 @@ class Desirability:
         logps = answer_logps(model, self._rows, answers, self._section.micro_batch_size, self._world, mismatched=True)
         self._baseline = baseline_of(torch.from_numpy(logps - self._reference[answers, 1])).to(self._world.device)
 
-    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Answers: every one counts the same, however long it is."""
         return float(len(rows))
 
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> PaddedAnswers:
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedAnswers:
         """Read a micro-batch of answers; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
         answers = self._drawn.numbers[rows if len(rows) else [0]]

@@ -6,7 +6,7 @@ output matrix the hidden states are logits already (d = v), as a model that is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -165,6 +165,28 @@ def weighted_nll(
     total, nll = _WeightedNll.apply(hidden.flatten(0, 1), matrix, targets.flatten(), weights.flatten(), z_loss,
                                   fused)
     return total, nll.view(targets.shape)
+
+
+def targets_only(
+    head: Callable[..., tuple[Tensor, Tensor]], of_tokens: Mapping[str, Tensor], hidden: Tensor, matrix: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """A head like `weighted_nll`, computed where there are targets alone.
+
+    Args:
+        head: takes hidden states, a matrix and `of_tokens`.
+        of_tokens: its `targets` and what else it takes of each token, (n, t) each.
+        hidden, matrix: see `weighted_nll`.
+
+    Returns:
+        what the head gives; its loss per token (n, t) is 0 where there is no target.
+    """
+    targets = of_tokens["targets"]
+    places = (targets.flatten() != IGNORED).nonzero().squeeze(1)
+    loss, nll = head(hidden.flatten(0, 1)[places][None], matrix,
+                     **{name: values.flatten()[places][None] for name, values in of_tokens.items()})
+    whole = torch.zeros(targets.numel(), dtype=nll.dtype, device=nll.device)
+    whole[places] = nll[0]
+    return loss, whole.view(targets.shape)
 
 
 def cross_entropy(

@@ -1,4 +1,6 @@
-"""The objective of pre-training: the next token of every row of a packed set, measured per source.
+"""The objective of pre-training: the tokens of every row of a packed set, measured per source.
+
+The next token is predicted everywhere, or what a layout says (see layout.py).
 
 Padding behind a row's documents is never trained on nor counted. It is known by the boundaries that lie beside the
 rows, never by its id, which a document may hold too.
@@ -16,13 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.trained_rows import document_positions, filled_tokens, predicted_tokens
+from gristmill.train.data.trained_rows import (
+    document_positions,
+    filled_positions,
+    filled_tokens,
+    predicted_tokens,
+)
 from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.loop.prefetch import pinned, read_pinned
 from gristmill.train.models.experts import expert_loads, report_loads
 from gristmill.train.models.shape import OwnShape, Shape
-from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
+from gristmill.train.objectives.layout import Laid, Layout
+from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, targets_only, uniforms, weighted_nll
 
 SUMS_PER_SOURCE = 3
 MOST_PIECES_DESCRIBED = 10_000
@@ -38,9 +46,10 @@ class Rows:
         tokens: (n, t) in the packed set's dtype.
         sources: (n,) int64 source numbers.
         filled: (n,) int64, tokens of documents in each row; padding is behind them.
-        positions: (n, t) int32, each token's number within its document piece; None where documents are not masked.
+        positions: (n, t) int32, each token's number within what it sees; None where that is its whole row.
         real: whether it counts.
         cuts: how many of the rows are one row of the set.
+        targets: (n, t) int64 of a layout, whose inputs the tokens are then.
     """
 
     tokens: Tensor
@@ -49,6 +58,7 @@ class Rows:
     positions: Tensor | None
     real: bool
     cuts: int = 1
+    targets: Tensor | None = None
 
 
 class NextToken:
@@ -60,12 +70,14 @@ class NextToken:
         token_bytes: (vocab,) bytes per id, on the device.
         shape: of the model.
         z_loss: see losses.weighted_nll.
+        layout: what is predicted of the rows; the next token of each if absent.
     """
 
     def __init__(
-        self, packed: PackedSet, seed: int, token_bytes: Tensor, shape: Shape | OwnShape, z_loss: float = 0.0
+        self, packed: PackedSet, seed: int, token_bytes: Tensor, shape: Shape | OwnShape, z_loss: float = 0.0,
+        layout: Layout | None = None,
     ) -> None:
-        self.packed = packed
+        self.packed, self._layout = packed, layout
         self.order = packed.order(seed)
         self.fingerprint, self.sequence_length = packed.fingerprint, packed.sequence_length
         self._source_sums = 1 + SUMS_PER_SOURCE * len(packed.sources)
@@ -74,25 +86,37 @@ class NextToken:
         self._shape, self._z_loss = shape, z_loss
         self._token_bytes = token_bytes
 
-    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Predicted tokens: the first one of a row has nothing to be predicted from, and padding does not count."""
-        return float(predicted_tokens(self.packed, rows, cuts))
+        if self._layout is None:
+            return float(predicted_tokens(self.packed, rows, cuts))
+        return float((self._laid(self._layout, rows, step).targets != IGNORED).sum())
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """All tokens of the rows, padding too: the model computes on them."""
         return len(rows) * self.sequence_length
 
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> Rows:
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Rows:
         """Read rows, each cut into `cuts` shorter ones; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
-        length = self.sequence_length // cuts
-        tokens, sources = read_pinned(self.packed, rows).view(-1, length), np.repeat(self.packed.source_of(rows), cuts)
-        positions = None
+        length, filled = self.sequence_length // cuts, filled_tokens(self.packed, rows, cuts)
+        if self._layout is None:
+            tokens, targets = read_pinned(self.packed, rows), None
+        else:
+            tokens, targets = (pinned(torch.from_numpy(part)) for part in self._laid(self._layout, rows, step))
+        positions, sources = None, np.repeat(self.packed.source_of(rows), cuts)
         if self._shape.document_mask:
             positions = pinned(torch.from_numpy(document_positions(self.packed, rows, cuts)))
-        return Rows(tokens, pinned(torch.from_numpy(sources)),
-                    pinned(torch.from_numpy(filled_tokens(self.packed, rows, cuts))), positions, real, cuts)
+        elif self._shape.encoder and (filled < length).any():
+            positions = pinned(torch.from_numpy(filled_positions(filled, length)))
+        return Rows(tokens.view(-1, length), pinned(torch.from_numpy(sources)), pinned(torch.from_numpy(filled)),
+                    positions, real, cuts, None if targets is None else targets.view(-1, length))
+
+    def _laid(self, layout: Layout, rows: np.ndarray, step: int) -> Laid:
+        if not len(rows):
+            return Laid(*np.zeros((2, 0, self.sequence_length), dtype=np.int64))
+        return layout(self.packed.tokens(rows), filled_tokens(self.packed, rows), rows, step)
 
     def loss(self, model: nn.Module, batch: Rows, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective.
@@ -104,13 +128,17 @@ class NextToken:
         ids = batch.tokens.to(device, non_blocking=True).to(torch.int64)
         sources, filled = (part.to(device, non_blocking=True) for part in (batch.sources, batch.filled))
         positions = None if batch.positions is None else batch.positions.to(device, non_blocking=True)
-        targets = next_tokens(ids, torch.arange(ids.shape[1], device=device) < filled[:, None])
+        targets = next_tokens(ids, torch.arange(ids.shape[1], device=device) < filled[:, None]) if (
+            batch.targets is None) else batch.targets.to(device, non_blocking=True)
         counted = (targets != IGNORED).float() * real
         weights = counted * scale
         fused = bool(getattr(model, "is_compiled", False))
-        head = partial(weighted_nll, targets=targets, weights=weights, z_loss=self._z_loss, fused=fused)
+        head, of_tokens = partial(weighted_nll, z_loss=self._z_loss, fused=fused), {
+            "targets": targets, "weights": weights}
         if draw is not None:
-            head = partial(drawn_nll, targets=targets, weights=weights, uniforms=uniforms(ids, draw), fused=fused)
+            head, of_tokens = partial(drawn_nll, fused=fused), {**of_tokens, "uniforms": uniforms(ids, draw)}
+        # Where most tokens are predicted, to choose them costs more than it saves.
+        head = partial(head, **of_tokens) if batch.targets is None else partial(targets_only, head, of_tokens)
         loss, nll = model(ids, head, positions=positions, trained=weights.sum(dim=1))
         loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]
@@ -142,11 +170,12 @@ class NextToken:
         """Every document piece of some rows with the mean loss of its tokens; its first ones are `head`."""
         tokens, pieces = self.packed.tokens(rows), self.packed.pieces(rows).to_pylist()
         places = {int(row): place for place, row in enumerate(rows)}
+        ahead = 1 if self._layout is None else self._layout.ahead
         found = []
         for piece in pieces:
             place, start, end = places[piece["row"]], piece["start"], piece["start"] + piece["length"]
-            # What is at a position is the loss of the token after it.
-            losses = row_losses[place, max(start - 1, 0) : end - 1]
+            # What is at a position is the loss of the token that is predicted there.
+            losses = row_losses[place, max(start - ahead, 0) : end - ahead]
             found.append({
                 "id": piece["id"].hex(), "source": self.packed.sources[piece["source"]],
                 "loss": mean_of_trained(losses), "row": piece["row"], "start": start, "tokens": piece["length"],

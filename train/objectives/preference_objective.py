@@ -66,11 +66,11 @@ class Preferences:
         self._reference = reference
         self._alarm = DeclineAlarm(warn)
 
-    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Pairs: every one counts the same, however long its answers are."""
         return float(len(rows))
 
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> PaddedPairs:
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedPairs:
         """Read a micro-batch of pairs; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
         pairs = self._drawn.numbers[rows if len(rows) else [0]]

@@ -79,7 +79,7 @@ class RewardPairs:
         self._margin, self._center_weight = section.margin, section.center_weight
         self._lengths = np.array([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs], dtype=np.int64)
 
-    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Pairs."""
         return float(len(rows))
 
@@ -87,7 +87,7 @@ class RewardPairs:
         """All tokens of both conversations but padding."""
         return int(self._lengths[rows].sum())
 
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> PaddedAnswers:
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedAnswers:
         """Pad a micro-batch of pairs; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
         chosen = [self._pairs[int(row)] for row in rows] if len(rows) else [self._pairs[0]]

@@ -9,21 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.training import SMALL_MOMENTS, Optimizer, OptimizerKind
+from gristmill.mixtures.training import ON_MATRICES, SMALL_MOMENTS, Optimizer, OptimizerKind
+from gristmill.train.models.initialisation import LAYERS
 from gristmill.train.optim.adafactor import Adafactor
+from gristmill.train.optim.ademamix import AdEMAMix
+from gristmill.train.optim.dion import Dion
 from gristmill.train.optim.lion import Lion
+from gristmill.train.optim.mup import RATE_FACTOR, scale_rates
 from gristmill.train.optim.offload import STEP, host_zeros_like, is_on_host, keep_on_host, one_by_one
+from gristmill.train.optim.orthogonal import OrthogonalMomentum
 from gristmill.train.optim.own_optimizer import own_code_of, own_optimizer, step_own
 from gristmill.train.optim.sharded import local
 from gristmill.train.optim.sophia import Sophia
 
 ZerosLike = Callable[[Tensor], Tensor]
 """Makes a moment for a parameter: zeros, split as it is."""
-LAYERS = "layers."
-"""Part of the names of what lies inside the layers: Muon takes its matrices from there."""
 
 
-def make_optimizers(model: nn.Module, section: Optimizer, offload: bool = False) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    model: nn.Module, section: Optimizer, offload: bool = False, steps: int = 0, width_factor: float = 1.0
+) -> list[torch.optim.Optimizer]:
     """What updates a model's trained parameters: one optimizer, or Muon and AdamW side by side.
 
     All of them decay matrices only, not the gains of norms; all keep their moments split as the parameters are.
@@ -32,6 +37,8 @@ def make_optimizers(model: nn.Module, section: Optimizer, offload: bool = False)
         model: sharded.
         section: what an update is.
         offload: keep the moments in host memory (but those of adafactor and adamw8bit); changes no bit of an update.
+        steps: of the whole training, where ademamix's slow mean is to rise over all of them.
+        width_factor: the width over muP's base width (`mixtures.model.Model.mup_base_width`).
 
     Raises:
         ModuleNotFoundError: `adamw8bit` where torchao is not installed.
@@ -41,7 +48,9 @@ def make_optimizers(model: nn.Module, section: Optimizer, offload: bool = False)
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         return [own_optimizer(section.own, trained, section.learning_rate)]
     offload = offload and section.kind not in SMALL_MOMENTS
-    optimizers = _optimizers_of(model, section, host_zeros_like if offload else torch.zeros_like)
+    optimizers = _optimizers_of(model, section, host_zeros_like if offload else torch.zeros_like, steps)
+    if width_factor != 1.0:
+        scale_rates(optimizers, model, width_factor, section.kind)
     if offload:
         for optimizer in optimizers:
             keep_on_host(optimizer)
@@ -58,7 +67,7 @@ def optimizers_by_name(
     Args:
         model: plain, or with its parameters spread by FSDP. Muon takes matrices inside `layers` (as the models of
             transformers and ours call them), and leaves the rest to AdamW.
-        kind: adamw, muon, lion, adafactor or adamw8bit (which needs torchao).
+        kind: adamw, muon, normuon, dion, ademamix, lion, adafactor or adamw8bit (which needs torchao).
         learning_rate: at the peak of a schedule.
         settings: keys of `optimizer` in the manifest, such as betas, weight_decay, momentum.
 
@@ -76,17 +85,23 @@ def optimizers_by_name(
     return make_optimizers(model, Optimizer.model_validate({"kind": kind, "learning_rate": learning_rate, **settings}))
 
 
-def _optimizers_of(model: nn.Module, section: Optimizer, zeros_like: ZerosLike) -> list[torch.optim.Optimizer]:
+def _optimizers_of(
+    model: nn.Module, section: Optimizer, zeros_like: ZerosLike, steps: int
+) -> list[torch.optim.Optimizer]:
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if section.kind == "muon":
+    if section.kind in ON_MATRICES:
         inside = {name for name, parameter in named if LAYERS in name and parameter.ndim == 2}
         outside = _groups([parameter for name, parameter in named if name not in inside], section)
-        return [_muon([parameter for name, parameter in named if name in inside], section, zeros_like),
+        return [_on_matrices([(name, parameter) for name, parameter in named if name in inside], section, zeros_like),
                 _fused_adamw(outside, section, zeros_like)]
     groups = _groups([parameter for _, parameter in named], section)
     match section.kind:
         case "adafactor":
             return [Adafactor(groups, section.learning_rate)]
+        case "ademamix":
+            rise = steps if section.rise_steps is None else section.rise_steps
+            return [AdEMAMix(groups, section.learning_rate, section.decays, section.beta3, section.alpha, rise,
+                             section.eps, zeros_like)]
         case "lion":
             return [Lion(groups, section.learning_rate, section.decays, zeros_like)]
         case "sophia":
@@ -157,6 +172,19 @@ def _fused_adamw(
     return optimizer
 
 
+def _on_matrices(
+    named: Sequence[tuple[str, nn.Parameter]], section: Optimizer, zeros_like: ZerosLike
+) -> torch.optim.Optimizer:
+    """What moves the matrices of the layers; cautious decay is no part of PyTorch's Muon."""
+    rate, decay, matrices = section.learning_rate, section.weight_decay, [matrix for _, matrix in named]
+    if section.kind == "dion":
+        return Dion(named, rate, decay, section.momentum, section.rank_fraction, zeros_like)
+    if section.kind == "normuon" or section.cautious_decay:
+        rows = section.decays[1] if section.kind == "normuon" else None
+        return OrthogonalMomentum(matrices, rate, decay, section.momentum, rows, section.cautious_decay, zeros_like)
+    return _muon(matrices, section, zeros_like)
+
+
 def _muon(
     matrices: Sequence[nn.Parameter], section: Optimizer, zeros_like: ZerosLike
 ) -> torch.optim.Optimizer:
@@ -210,10 +238,11 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
+        scaled = rate * group.get(RATE_FACTOR, 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(scaled)
         else:
-            group["lr"] = rate
+            group["lr"] = scaled
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:

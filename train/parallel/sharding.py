@@ -50,13 +50,14 @@ def sharded_model(
         compute: what is compiled and recomputed.
         float8: how layers multiply in 8-bit floating point.
         adapt: changes the model before it is sharded (see adapters.lora).
-        build: makes the model, a decoder that predicts tokens if absent (see models.reward); no pipeline has it.
+        build: makes the model, one that predicts tokens if absent (see models.reward); no pipeline has it.
     """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
 
+    from gristmill.train.models.encoder import model_of
     from gristmill.train.models.float8 import Float8Error, use_float8
-    from gristmill.train.models.llama import Llama, configure
+    from gristmill.train.models.llama import configure
     from gristmill.train.parallel.pipeline_parallel import PipelineStage
     from gristmill.train.parallel.tensor import split_matrices
 
@@ -67,7 +68,7 @@ def sharded_model(
 
     policy = precision_policy(dtype)
     with torch.device("meta"):
-        model = (build or Llama)(shape) if world.pipeline_group is None else PipelineStage(
+        model: Any = (build or model_of)(shape) if world.pipeline_group is None else PipelineStage(
             shape, world.stage, world.pipeline_group, dtype, world.device)
         if adapt is not None:
             adapt(model)

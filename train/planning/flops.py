@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gristmill.mixtures.scaling.dial import TOKENS_PER_PARAMETER
 from gristmill.train.models.shape import Shape
 
 PETAFLOP_DAY = 1e15 * 24 * 3600
 KAPLAN_SIZE, KAPLAN_SIZE_POWER = 1.3e9, 0.73
 KAPLAN_TOKENS, KAPLAN_TOKENS_POWER = 2e10, 0.27
 """Kaplan et al. 2020, table 6: N = 1.3e9 C^0.73 without embeddings, D = 2e10 C^0.27, C in petaflop-days."""
-TOKENS_PER_PARAMETER = 20.0
-"""Hoffmann et al. 2022, table 3, to about 1 %: the rule of thumb of their first approach."""
 
 
 @dataclass(frozen=True)

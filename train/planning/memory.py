@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from gristmill.mixtures.training import SMALL_MOMENTS
+from gristmill.mixtures.training import ON_MATRICES, SMALL_MOMENTS
 from gristmill.train.models.shape import Shape
 
 MASTER_BYTES = 4
-OPTIMIZER_BYTES = {"adamw": 8, "lion": 4, "sophia": 8, "adafactor": 0, "adamw8bit": 2, "muon": 4}
-"""Per parameter: two float32 moments, one, two, factored ones (negligible), two of a byte; Muon's one, in layers."""
+OPTIMIZER_BYTES = {"adamw": 8, "lion": 4, "sophia": 8, "adafactor": 0, "adamw8bit": 2, "muon": 4,
+                   "normuon": 4, "dion": 5, "ademamix": 12}
+"""Per parameter: two float32 moments, one, two, factored ones (negligible), two of a byte; in layers Muon's one, which
+is NorMuon's too (rows count little), and Dion's with a basis of a quarter of its size at most; AdEMAMix's three."""
 FRAMEWORK_BYTES = 1.5e9
 """CUDA context, NCCL and cuBLAS workspaces: what a process that has done nothing yet takes on a GPU."""
 FRAGMENTATION = 0.05
@@ -127,7 +129,7 @@ def moments_bytes(shape: Shape, form: Form, load: Load) -> tuple[float, float]:
 
 
 def _outside_layers(kind: str) -> str:
-    return "adamw" if kind == "muon" else kind
+    return "adamw" if kind in ON_MATRICES else kind
 
 
 def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:

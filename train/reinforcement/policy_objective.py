@@ -59,7 +59,7 @@ class Reinforcement:
         self._names = [name_of(reward) for reward in self._section.rewards]
         self.sums_length = 1 + OF_TOKENS + OF_ANSWERS + len(self._names)
 
-    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Answers: what makes tokens or answers count alike is in the weights of their tokens."""
         return float(len(rows))
 
@@ -68,7 +68,7 @@ class Reinforcement:
         places = answers_of_rows(rows, self._section)
         return int((self._rollouts.sizes + self._rollouts.lengths)[torch.from_numpy(places)].sum())
 
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> np.ndarray:
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> np.ndarray:
         """The rows themselves: when they are prepared their answers may not be drawn yet."""
         return rows
 

@@ -11,16 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.examples.read_examples import read_set
+from gristmill.dataprep.examples.read_examples import made_path, read_set
 from gristmill.dataprep.files import atomic_write, canonical_json
-from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, columns_of, name_of, wants_answer
+from gristmill.dataprep.judges.answer_checks import check_answers
+from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, columns_of
 from gristmill.train.data.conversation_tokens import SHOWN_REASONS, Chat, ChatError, NothingToTrainError
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.row_plan import RowOrder
-
-
-class NoAnswerError(ValueError):
-    """A reward compares with the right answer, but prompts have none."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,8 @@ class Prompt:
 
 
 def read_prompts(
-    data: Sequence[Prompts], rewards: Sequence[AnswerReward], chat: Chat, longest: int
+    data: Sequence[Prompts], rewards: Sequence[AnswerReward], chat: Chat, longest: int,
+    inputs: Mapping[str, Path] | None = None,
 ) -> tuple[list[Prompt], list[dict[str, Any]]]:
     """Read and encode all sets of prompts, in their order.
 
@@ -51,6 +49,7 @@ def read_prompts(
         rewards: some of which may want a right answer.
         chat: tokenizer and template.
         longest: most tokens of a prompt.
+        inputs: of the stage, among them the sets that the manifest makes.
 
     Returns:
         the usable ones, each once, and counts per set: examples, used, repeated (of one that is there already), dropped
@@ -58,14 +57,14 @@ def read_prompts(
 
     Raises:
         NothingToTrainError: a set has no usable prompt.
-        NoAnswerError: one has no answer that a reward compares with.
+        gristmill.dataprep.judges.answer_checks.NoAnswerError: one has no answer that a reward compares with.
     """
     found: dict[str, Prompt] = {}
     sets = []
     for one in data:
-        read = read_set(one.path, "prompts", one.format, one.limit, one.max_quarantined, one.answer,
-                        columns_of(rewards))
-        check_answers(one.path, read.examples, rewards, one.answer)
+        read = read_set(made_path(one.path, inputs or {}), "prompts", one.format, one.limit, one.max_quarantined,
+                        one.answer, columns_of(rewards))
+        check_answers(f"rl data {one.path}", read.examples, rewards, one.answer)
         prompts, counts = prepare_prompts(read.examples, chat, longest)
         if not prompts:
             raise NothingToTrainError(
@@ -78,16 +77,6 @@ def read_prompts(
         sets.append({"path": one.path, **read.counts(), **counts, "used": len(fresh),
                      "repeated": len(prompts) - len(fresh)})
     return list(found.values()), sets
-
-
-def check_answers(path: str, examples: Sequence[Mapping[str, Any]], rewards: Sequence[AnswerReward], key: str) -> None:
-    """Raise NoAnswerError where a reward compares with answers that some prompts do not have."""
-    asking = [name_of(reward) for reward in rewards if wants_answer(reward)]
-    without = [example["id"] for example in examples if "answer" not in example]
-    if asking and without:
-        raise NoAnswerError(f"rl data {path}: {len(without)} of {len(examples)} prompts have no {key!r}, which the "
-                            f"reward {asking[0]} compares with (the first: {without[0]}); add it, name its key as "
-                            "`answer:` of the set, or remove the reward")
 
 
 def prepare_prompts(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +10,10 @@ import torch
 from torch import Tensor
 
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.own_functions import blaming, call_own, check_call, load_function, taken_by_name
-from gristmill.mixtures.own_code import OwnCodeError, OwnFunction
-from gristmill.mixtures.reinforcement import (
-    ANSWER,
-    GIVEN,
-    MESSAGES,
-    AnyReward,
-    Contains,
-    Exact,
-    Format,
-    Length,
-    ModelReward,
-    Number,
-    OwnReward,
-    Regex,
-)
+from gristmill.dataprep.judges.answer_checks import Answer, own_reward, verifier_of
+from gristmill.mixtures.reinforcement import ANSWER, MESSAGES, AnyReward, ModelReward, OwnReward
 from gristmill.train.data.conversation_tokens import Chat
+from gristmill.train.models.reward_model import RewardModel, load_reward_model, scores
 from gristmill.train.parallel.world import World, on_first, sum_over_ranks
 from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rollouts import Generated
@@ -38,10 +22,8 @@ PROBE = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
 """A conversation that shows what the template writes behind the end of an answer."""
 Given = Callable[[Sequence[Prompt], Sequence[Generated]], Tensor]
 """Rewards (n,) float32 of n answers."""
-EXCERPT = 100
-"""Characters of an answer in a message."""
-NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
-"""A decimal number, perhaps with commas between thousands; a hyphen right behind a word or digit is not a sign."""
+ROWS = 16
+"""Conversations per forward pass of a reward model that scores texts."""
 
 
 class RewardModelError(ValueError):
@@ -103,25 +85,12 @@ def _by_own(reward: OwnReward, chat: Chat) -> Given:
     Raises:
         OwnCodeError: it cannot be called with what it is given.
     """
-    own, function = reward.use, load_function(reward.use)
-    takes = taken_by_name(function, GIVEN)
-    check_call(own, function, (), {**dict.fromkeys((*takes, *reward.columns)), **reward.options})
+    ask = own_reward(reward)
 
     def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-        if not answers:
-            return torch.zeros(0)
-        texts = {"prompts": [prompt.example["prompt"][-1]["content"] for prompt in prompts],
-                 "completions": [text_of(chat, answer) for answer in answers]}
         columns = {name: [_column(prompt, name) for prompt in prompts] for name in reward.columns}
-        found = call_own(reward, function, **{name: texts[name] for name in takes}, **columns, **reward.options)
-        with blaming(own):
-            values = list(found) if isinstance(found, Iterable) and not isinstance(found, str) else found
-        if not isinstance(values, list) or len(values) != len(answers):
-            said = f"{len(values)} rewards" if isinstance(values, list) else f"{type(found).__name__}"
-            raise OwnCodeError(f"{own.place}: {own.name} returned {said} for {len(answers)} completions; return a list "
-                               "with a number for each")
-        return torch.tensor([_number(own, value, texts["completions"][place]) for place, value in enumerate(values)],
-                            dtype=torch.float32)
+        return torch.tensor(ask([prompt.example["prompt"][-1]["content"] for prompt in prompts],
+                                [text_of(chat, answer) for answer in answers], columns), dtype=torch.float32)
 
     return given
 
@@ -130,17 +99,6 @@ def _column(prompt: Prompt, name: str) -> Any:
     if name == ANSWER:
         return prompt.answer
     return prompt.example["prompt"] if name == MESSAGES else prompt.example["columns"][name]
-
-
-def _number(own: OwnFunction, value: Any, completion: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise OwnCodeError(f"{own.place}: {own.name} returned {value!r} for the completion {completion[:EXCERPT]!r}; "
-                           "return a finite number")
-    return number
 
 
 def _by_check(reward: AnyReward, chat: Chat) -> Given:
@@ -163,28 +121,45 @@ def _reward_folder(reward: ModelReward, inputs: Mapping[str, Path]) -> Path:
 
 
 def _by_model(folder: Path, chat: Chat, vocab_size: int, device: torch.device, rows: int) -> Given:
-    from gristmill.train.models.reward_model import load_reward_model, scores
-
     model = load_reward_model(folder, str(device))
     if model.shape.vocab_size != vocab_size:
         raise RewardModelError(f"{folder}: the reward model has {model.shape.vocab_size} ids, the policy {vocab_size}: "
                                "it reads the policy's own tokens, so both need the same tokenizer")
     tail = chat_tail(chat)
 
-    @torch.no_grad()
     def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-        texts = [[*prompt.ids, *answer.tokens, *(tail if answer.ended else [])][: model.shape.sequence_length]
-                 for prompt, answer in zip(prompts, answers, strict=True)]
-        found = []
-        for start in range(0, len(texts), rows):
-            part = texts[start : start + rows]
-            ids = torch.full((len(part), max(map(len, part))), chat.pad, dtype=torch.int64)
-            for row, tokens in enumerate(part):
-                ids[row, : len(tokens)] = torch.tensor(tokens)
-            found.append(scores(model, ids.to(device), chat.pad).float().cpu())
-        return torch.cat(found) if found else torch.zeros(0)
+        return _score(model, [[*prompt.ids, *answer.tokens, *(tail if answer.ended else [])]
+                              for prompt, answer in zip(prompts, answers, strict=True)], chat.pad, rows)
 
     return given
+
+
+@torch.no_grad()
+def _score(model: RewardModel, conversations: Sequence[Sequence[int]], pad: int, rows: int) -> Tensor:
+    """What a reward model gives n conversations, (n,) float32 on the CPU; what is beyond its context is cut off."""
+    found, device = [torch.zeros(0)], model.score.weight.device
+    for start in range(0, len(conversations), rows):
+        part = [one[: model.shape.sequence_length] for one in conversations[start : start + rows]]
+        ids = torch.full((len(part), max(map(len, part))), pad, dtype=torch.int64)
+        for row, tokens in enumerate(part):
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+        found.append(scores(model, ids.to(device), pad).float().cpu())
+    return torch.cat(found)
+
+
+def load_answer_scorer(folder: str) -> Callable[[Sequence[Sequence[Mapping[str, Any]]]], list[float]]:
+    """What gives n conversations, messages that end with an answer, the scores of a reward model.
+
+    Args:
+        folder: as the stage `reward` writes it: the model with its tokenizer and chat template.
+
+    Raises:
+        gristmill.train.data.conversation_tokens.ChatError: it has no chat template, or that refuses a conversation.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    chat, model = Chat(as_path(folder)), load_reward_model(as_path(folder), device)
+    return lambda conversations: _score(
+        model, [chat.encode(one).ids.tolist() for one in conversations], chat.pad, ROWS).tolist()
 
 
 def chat_tail(chat: Chat) -> list[int]:
@@ -193,97 +168,3 @@ def chat_tail(chat: Chat) -> list[int]:
     last = int((tokens.turns > 0).nonzero()[0][-1])
     tail: list[int] = tokens.ids[last + 1 :].tolist()
     return tail
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a check looks at.
-
-    Attributes:
-        text: without the token that ends it.
-        tokens: how many it has, the one that ends it not counted.
-        right: the prompt's own answer, if there is one.
-    """
-
-    text: str
-    tokens: int
-    right: str | None = None
-
-
-def exact(answer: Answer, reward: Exact) -> float:
-    """Whether the answer is the right one."""
-    given, right = answer.text.strip(), _right(answer).strip()
-    return float(given.casefold() == right.casefold() if reward.ignore_case else given == right)
-
-
-def contains(answer: Answer, reward: Contains) -> float:
-    """Whether the answer contains a text."""
-    wanted = _right(answer).strip() if reward.text is None else reward.text
-    given = answer.text
-    return float(wanted.casefold() in given.casefold() if reward.ignore_case else wanted in given)
-
-
-def number(answer: Answer, reward: Number) -> float:
-    """Whether the last numbers of the answer and of the right one are the same."""
-    given, right = last_number(answer.text), last_number(_right(answer))
-    if given is None or right is None:
-        return 0.0
-    return float(abs(given - right) <= reward.tolerance * abs(right))
-
-
-def last_number(text: str) -> float | None:
-    """The last number in a text, or None."""
-    found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
-
-
-def regex(answer: Answer, reward: Regex) -> float:
-    """Whether a regular expression is found, and perhaps what its first group holds last is the right answer."""
-    found = list(re.finditer(reward.pattern, answer.text, re.DOTALL))
-    if not found or not reward.captures_answer:
-        return float(bool(found))
-    captured = found[-1].group(1)
-    return float(captured is not None and captured.strip() == _right(answer).strip())
-
-
-def length(answer: Answer, reward: Length) -> float:
-    """How near the answer's length is to the wanted one."""
-    return max(0.0, 1.0 - abs(answer.tokens - reward.target_tokens) / reward.target_tokens)
-
-
-def tagged(answer: Answer, reward: Format) -> float:
-    """Whether the answer is tagged parts in their order, each there once and not empty, with blanks between at most."""
-    parts = r"\s*".join(rf"<{tag}>(?P<p{place}>.*?)</{tag}>" for place, tag in enumerate(reward.tags))
-    found = re.fullmatch(rf"\s*{parts}\s*", answer.text, re.DOTALL)
-    if found is None or any(not part.strip() for part in found.groups()):
-        return 0.0
-    return float(all(answer.text.count(mark) == 1 for tag in reward.tags for mark in (f"<{tag}>", f"</{tag}>")))
-
-
-def verifier_of(reward: AnyReward) -> Callable[[Answer], float]:
-    """The check that a section asks for.
-
-    Raises:
-        TypeError: it is a model or a function of the user's, which is none.
-    """
-    match reward:
-        case Exact():
-            return lambda answer: exact(answer, reward)
-        case Contains():
-            return lambda answer: contains(answer, reward)
-        case Number():
-            return lambda answer: number(answer, reward)
-        case Regex():
-            return lambda answer: regex(answer, reward)
-        case Length():
-            return lambda answer: length(answer, reward)
-        case Format():
-            return lambda answer: tagged(answer, reward)
-        case ModelReward() | OwnReward():
-            raise TypeError(f"{reward.kind} is not a check: `rewards_of` asks it")
-
-
-def _right(answer: Answer) -> str:
-    """The prompt's own answer; that there is one is seen to before any training (see rewards.check_answers)."""
-    assert answer.right is not None
-    return answer.right

@@ -1,6 +1,6 @@
 """Stage `evaluate`: every model of the run on the same held-out rows, on held-out preferences, and in its own words.
 
-Output: `evaluation.json`: per model its measurements per source and per task, memorisation, its reward
+Output: `evaluation.json`: per model its measurements per source, per task and per suite, memorisation, its reward
 accuracy on held-out pairs (of the model that preferences were optimised for), and samples; between models the paired
 differences per task; and which items of the tasks stand in the training set.
 """
@@ -28,8 +28,10 @@ from gristmill.train.evaluation.answering import Reader, Result, answer_tasks, o
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, read_token_bytes, score_documents, source_metrics
 from gristmill.train.evaluation.intervals import paired_difference, share_with_interval
 from gristmill.train.evaluation.leaked_items import effect, item_coverage
+from gristmill.train.evaluation.masked_tokens import masked_metrics
 from gristmill.train.evaluation.memorisation import probe_memorisation
 from gristmill.train.evaluation.red_teaming import red_teaming
+from gristmill.train.evaluation.suites import answer_suite, read_suite
 from gristmill.train.evaluation.tasks import Item, read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
@@ -48,21 +50,27 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     packed = PackedSet(inputs["mix"]) if "mix" in inputs else None
     trained = None if packed is None or READS not in config else rows_read(packed, config[READS], inputs["pretrain"])
     asked = {task.name: read_task(task) for task in section.tasks}
+    suites: dict[str, Any] = {one.suite: read_suite(one) for one in section.suites}
     names = [name for name in MODELS if name in inputs]
     found: dict[str, Any] = {}
     answered: dict[str, dict[str, Result]] = {}
     with red_teaming(section, context) as team:
         for number, name in enumerate(names):
-            reader = open_reader(load_model(inputs[name] / MODEL, str(device), runs_own_code=True), inputs["tokenizer"])
-            answered[name] = answer_tasks(reader, section, asked)
-            found[name] = {
-                "sources": measure_sources(reader.model, packed, inputs["tokenizer"], section),
-                "tasks": {task: result.summary for task, result in answered[name].items()},
-                **accuracy_on_holdout(reader.model, inputs if name == "dpo" else {}),
-                "samples": sample(reader.model, inputs["tokenizer"], section, asked=name != "pretrain"),
-                **_memorised(reader, trained, section),
-                **({} if team is None else {"red_team": team.ask(reader, name, chat=name != "pretrain")}),
-            }
+            model = load_model(inputs[name] / MODEL, str(device), runs_own_code=True, encoder=None)
+            if model.shape.encoder:  # the manifest asks for nothing else of it
+                answered[name], found[name] = {}, measure_encoder(model, packed, inputs["tokenizer"], section)
+            else:
+                reader = open_reader(model, inputs["tokenizer"])
+                answered[name] = answer_tasks(reader, section, asked)
+                found[name] = {
+                    "sources": measure_sources(reader.model, packed, inputs["tokenizer"], section),
+                    "tasks": {task: result.summary for task, result in answered[name].items()},
+                    **_of_suites(reader, section, suites),
+                    **accuracy_on_holdout(reader.model, inputs if name == "dpo" else {}),
+                    "samples": sample(reader.model, inputs["tokenizer"], section, asked=name != "pretrain"),
+                    **_memorised(reader, trained, section),
+                    **({} if team is None else {"red_team": team.ask(reader, name, chat=name != "pretrain")}),
+                }
             context.progress(number + 1, len(names), "models")
         of_team = {} if team is None else {"red_team_differences": team.differences()}
     measured = {
@@ -87,6 +95,15 @@ def differences(answered: Mapping[str, Mapping[str, Result]], section: Evaluate)
                                  section.bootstrap_samples)}
             for before, after in pairwise(names) for task, result in answered[before].items()
             for metric, values in result.per_item.items()]
+
+
+def _of_suites(
+    reader: Reader, section: Evaluate, asked: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
+) -> dict[str, Any]:
+    if not section.suites:
+        return {}
+    return {"suites": {one.suite: answer_suite(reader, one, asked[one.suite], section.key_seed,
+                                               section.bootstrap_samples) for one in section.suites}}
 
 
 def _memorised(reader: Reader, trained: RowsRead | None, section: Evaluate) -> dict[str, Any]:
@@ -119,6 +136,16 @@ def measure_sources(
     return {source: source_metrics(score_documents(model, packed, source, token_bytes), section.key_seed,
                                    section.bootstrap_samples)
             for source in packed.manifest["validation"] if len(packed.validation(source))}
+
+
+def measure_encoder(
+    model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate
+) -> dict[str, Any]:
+    """What is measured of a model that fills in masked tokens (see `masked_tokens.masked_metrics`)."""
+    sources = {} if packed is None else {
+        source: masked_metrics(model, packed, source, tokenizer, section.key_seed, section.bootstrap_samples)
+        for source in packed.manifest["validation"] if len(packed.validation(source))}
+    return {"sources": sources, "tasks": {}, "samples": []}
 
 
 @torch.no_grad()

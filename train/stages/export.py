@@ -1,7 +1,7 @@
 """Stage `export`: the final model as a folder that transformers loads, with a card that says where it is from.
 
 Output: config.json, model.safetensors (or its shards and their index), generation_config.json, the tokenizer's files,
-README.md.
+README.md; where it is asked for, GGUF files for llama.cpp and a Modelfile for Ollama.
 """
 
 from __future__ import annotations
@@ -22,23 +22,30 @@ from torch import Tensor
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write, write_json
 from gristmill.mixtures.evaluation import Export
-from gristmill.tokenize.encoding.chat_templates import PROBE
+from gristmill.tokenize.encoding.chat_templates import PROBE, as_plain_jinja
+from gristmill.tokenize.encoding.llama_cpp_vocabulary import llama_cpp_vocabulary
+from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
 from gristmill.train.models.families import family_of, hf_config, split_for_hf
+from gristmill.train.models.gguf_model import Labels, write_gguf
+from gristmill.train.models.initialisation import EMBEDDINGS, HEADS
 from gristmill.train.models.int8 import QUANTIZATION_CONFIG, in_int8
 from gristmill.train.models.llama import Llama
+from gristmill.train.models.ollama import go_template, modelfile
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.tensor_files import FRAMEWORK, WEIGHTS_FILE, Planned, TensorFile, write_model
 from gristmill.train.models.weights import load_model, read_shape
+from gristmill.train.objectives.masked_rows import mask_token
 from gristmill.train.stages.stage_inputs import MODEL, MODELS
 from gristmill.train.stages.trained_models import MODEL_AVERAGE
 
 DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
 COST_ROWS = 256
 """Held-out rows that the cost of rounding is measured on at most."""
-VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
+MODELFILE = "Modelfile"
+VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS)
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -49,15 +56,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     source, tokenizer = weights_folder(inputs[stage], stage, section), inputs["tokenizer"]
     shape, parameters, size = write_folder(source, tokenizer, section, out)
     chat = Chat(tokenizer)
-    if chat.formatter is not None:
+    if chat.formatter is not None and not shape.encoder:
         context.warn(f"the exported model has no chat template: {chat.formatter} writes its conversations, and a "
                      "folder for transformers cannot carry code; the model card shows a conversation as it was trained")
     precision = f"{section.dtype}, matrices of layers in int8" if section.int8 else section.dtype
     with atomic_write(out / "README.md") as sink:
-        sink.write(model_card(lineage, stage, shape, parameters, precision, formatted(chat)).encode())
+        conversations = [] if shape.encoder else formatted(chat)
+        sink.write(model_card(lineage, stage, shape, parameters, precision, conversations).encode())
+    sizes = write_gguf_files(source, shape, chat, section, out, lineage.get("name", stage), context)
     cost = {"int8": int8_cost(source, out, inputs.get("mix"))} if section.int8 else {}
     return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size,
-            "bytes": size, **cost}
+            "bytes": size, **({"gguf": sizes} if sizes else {}), **cost}
 
 
 def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> tuple[Shape, int, int]:
@@ -80,21 +89,54 @@ def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> t
     config = hf_config(shape, name, eos, chat.pad)
     groups, metadata = [{inner: tensor} for inner, tensor in tensors.items()], FRAMEWORK
     if section.int8:
-        check_dense(shape)
+        check_can_round(shape)
         groups, metadata = in_int8(tensors, name)
         config["quantization_config"] = QUANTIZATION_CONFIG
     write_json(out / "config.json", config)
-    write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
+    if not shape.encoder:
+        write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
     size = write_model(out, groups, section.max_shard_bytes, metadata)
-    for file in (TOKENIZER_FILE, TEMPLATE_FILE) if chat.formatter is None else (TOKENIZER_FILE,):
+    has_template = chat.formatter is None and not shape.encoder
+    for file in (TOKENIZER_FILE, TEMPLATE_FILE) if has_template else (TOKENIZER_FILE,):
         copy_file(tokenizer / file, out / file)
     tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
-    write_json(out / TOKENIZER_CONFIG_FILE, {**tokenizer_config, "model_max_length": shape.sequence_length})
+    mask = {"mask_token": mask_token(load_tokenizer(tokenizer))} if shape.encoder else {}
+    write_json(out / TOKENIZER_CONFIG_FILE, {**tokenizer_config, **mask, "model_max_length": shape.sequence_length})
     return shape, parameters, size
 
 
-def check_dense(shape: Shape) -> None:
-    """Raise ValueError for a mixture of experts, most of whose weights `int8` would leave as they are."""
+def write_gguf_files(
+    source: Path, shape: Shape, chat: Chat, section: Export, out: Path, name: str, context: Context
+) -> dict[str, int]:
+    """Write the GGUF files that are asked for and a Modelfile; returns the bytes of each file by its kind.
+
+    Raises:
+        gristmill.tokenize.encoding.llama_cpp_vocabulary.NotForLlamaCppError: llama.cpp would encode text otherwise.
+        gristmill.train.models.gguf_model.GgufError: it would compute otherwise.
+    """
+    if not section.gguf:
+        return {}
+    template = None if chat.formatter is not None else as_plain_jinja(
+        (chat.folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
+    labels = Labels(name, llama_cpp_vocabulary(chat.tokenizer, shape.vocab_size), chat.end_of_text, chat.pad,
+                    next(iter(sorted(chat.stops - {chat.end_of_text})), None), template)
+    context.work.mkdir(parents=True, exist_ok=True)
+    sizes: dict[str, int] = {
+        kind: write_gguf(out / f"model-{kind}.gguf", source / WEIGHTS_FILE, shape, kind, labels, context.work)
+        for kind in section.gguf}
+    if template is not None and go_template(chat) is None:
+        context.warn("the Modelfile has no TEMPLATE: the chat template writes a message in a way that depends on those "
+                     "around it, which Ollama's templates cannot say here; write one by hand before `ollama create`")
+    with atomic_write(out / MODELFILE) as sink:
+        sink.write(modelfile(f"model-{section.gguf[0]}.gguf", chat, shape.sequence_length).encode())
+    return sizes
+
+
+def check_can_round(shape: Shape) -> None:
+    """Raise ValueError for a mixture of experts, most of whose weights `int8` would leave as they are, and for an
+    encoder."""
+    if shape.encoder:
+        raise ValueError("export.int8 rounds the layers of a decoder, but this model is an encoder; remove it")
     if shape.experts:
         raise ValueError("export.int8 rounds the matrices of dense layers, but this model has experts; remove it")
 
@@ -179,14 +221,16 @@ def model_card(
     name = lineage.get("name", "gristmill model")
     rows = [f"| {source} | {facts.get('weight', '')} | {facts.get('licence') or 'not stated'} |"
             for source, facts in lineage.get("sources", {}).items()]
+    kind, task, loader = ("encoder", "fill-mask", "AutoModelForMaskedLM") if shape.encoder else (
+        "decoder", "text-generation", "AutoModelForCausalLM")
     sources = ["## Sources", "", "| source | weight | licence |", "| --- | --- | --- |", *rows, ""] if rows else []
     return "\n".join([
-        "---", "library_name: transformers", "pipeline_tag: text-generation", "---", "", f"# {name}", "",
-        f"A {family_of(shape)} decoder of {parameters:,} parameters ({shape.layers} layers, width {shape.width}, "
+        "---", "library_name: transformers", f"pipeline_tag: {task}", "---", "", f"# {name}", "",
+        f"A {family_of(shape)} {kind} of {parameters:,} parameters ({shape.layers} layers, width {shape.width}, "
         f"vocabulary {shape.vocab_size:,}, {shape.sequence_length} tokens of context), trained by gristmill; "
         f"last stage: {stage}; weights in {dtype}.", "",
-        "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
-        'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")',
+        "```python", f"from transformers import {loader}, AutoTokenizer", "",
+        f'model = {loader}.from_pretrained("path/to/this/folder")',
         'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")', "```", "",
         *conversations, *sources, "## Lineage", "", "```json",
         json.dumps(lineage, indent=1, ensure_ascii=False, sort_keys=True), "```", "",

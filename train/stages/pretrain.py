@@ -1,4 +1,4 @@
-"""Stage `pretrain`: a new decoder learns the packed set.
+"""Stage `pretrain`: a new decoder, or encoder, learns the packed set.
 
 Output: `model/config.json`, `model/model.safetensors` (float32), `metrics.jsonl`, `skipped_steps.jsonl`; where the
 section asks for them or a step was skipped `model-average/` and `autopsies/`.
@@ -26,7 +26,8 @@ from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import OwnShape, Shape, shape_of
-from gristmill.train.models.weights import TensorOf, WeightsError, drawn, read_shape, stored
+from gristmill.train.models.weights import TensorOf, WeightsError, check_kind, drawn, read_shape, stored
+from gristmill.train.objectives.masked_rows import read_masking
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
@@ -50,7 +51,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     seed = section.key_seed
     with open_rows(inputs["mix"], context) as packed:
         check_stages(packed, section)
-        shape, tensor_of = starting_model(section.model, packed, seed)
+        shape, tensor_of = starting_model(section.model, packed, seed, encoder=section.masked is not None)
+        layout = None if section.masked is None else read_masking(section.masked, inputs["tokenizer"], seed)
         length = packed.sequence_length
         with process_group(context.parallel) as world:
             dtype = compute_dtype(section.precision, world.device)
@@ -61,14 +63,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             job = Job(
                 section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
                 causal_share=causal_share(shape, length),
-                objective=NextToken(packed, seed, token_bytes, shape, section.z_loss),
+                objective=NextToken(packed, seed, token_bytes, shape, section.z_loss, layout),
                 after_step=_InLoop(
-                    Validation(section.validate_every, section.steps, packed, model, average, token_bytes, world),
+                    Validation(section.validate_every, section.steps, packed, model, average, token_bytes, world,
+                               layout),
                     InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
                                 section.evaluate_every or section.validate_every, section.steps)),
                 average=average, decode=decoder(inputs["tokenizer"]),
                 known=partial(known_of, packed, context.origins) if context.origins else None,
                 reading_threads=reading_threads(packed.local, world.device),
+                phases=packed.described_phases(), phase_ends=packed.phase_ends(),
+                sets_before=packed.sets_before(),
             )
             record, summary = train(job)
             tensors = all_tensors(model, average)
@@ -88,22 +93,26 @@ def check_stages(packed: PackedSet, section: Pretrain) -> None:
     packed.order(section.key_seed).check_reads(first + size)
 
 
-def starting_model(model: Model, packed: PackedSet, seed: int) -> tuple[Shape | OwnShape, TensorOf | None]:
+def starting_model(
+    model: Model, packed: PackedSet, seed: int, encoder: bool = False
+) -> tuple[Shape | OwnShape, TensorOf | None]:
     """The shape of the model to train, and where its first weights come from: drawn, or a checkpoint; a user's makes
     its own.
 
     Raises:
-        WeightsError: the mixture's tokenizer has ids that the checkpoint does not.
-        gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run the checkpoint.
+        WeightsError: the mixture's tokenizer has ids that the checkpoint does not, or the checkpoint is a decoder where
+            an encoder is to be trained, or the reverse.
+        gristmill.train.models.families.UnknownArchitectureError: no model here can run the checkpoint.
     """
     vocab_size = packed.manifest["tokenizer"]["vocab_size"]
     if model.own is not None:
         return OwnShape(model.own, vocab_size, packed.sequence_length, model.document_mask, seed), None
     if model.init_from is None:
-        shape = shape_of(model, vocab_size, packed.sequence_length)
-        return shape, drawn(shape, seed, model.init)
+        shape = shape_of(model, vocab_size, packed.sequence_length, encoder)
+        return shape, drawn(shape, seed, model.init, model.mup_base_width)
     folder = as_path(model.init_from)
     shape = read_shape(folder)
+    check_kind(folder, shape, encoder)
     if vocab_size > shape.vocab_size:
         raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
                            f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path")

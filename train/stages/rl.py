@@ -52,7 +52,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         gristmill.train.data.conversation_tokens.NothingToTrainError: no prompt is left to train on.
-        gristmill.train.reinforcement.prompts.NoAnswerError: a reward wants right answers that prompts do not have.
+        gristmill.dataprep.judges.answer_checks.NoAnswerError: a reward wants right answers that prompts do not have.
         gristmill.train.reinforcement.rewards.RewardModelError: a reward model is missing, or knows other ids.
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
@@ -62,7 +62,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape = read_shape(start)
     length = row_length(section, shape)
     shape = tuned_shape(shape, length, context)
-    prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens)
+    prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens, inputs)
     training, held_out = split(prompts, section.holdout, section.holdout_limit, section.key_seed)
     with open_mixture(inputs, context) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:

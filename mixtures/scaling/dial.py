@@ -1,0 +1,146 @@
+"""One dial for a pre-training: from a size or a depth follow shape, batch, learning rate, weight decay and steps.
+
+N is the number of weights in the layers (without embedding and output), D the tokens, C the arithmetic of the training,
+each as its source counts. docs/size-and-laws.md has the rules in words.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from gristmill.mixtures.model import Model
+
+CHANNELS_PER_LAYER = 64
+"""Width over depth (nanochat, scripts/base_train.py: aspect_ratio)."""
+HEAD_WIDTH = 64
+"""Channels of a head (GPT-2 and Llama's small models), the same at every size, as muP wants it."""
+TOKENS_PER_PARAMETER = 20.0
+"""Hoffmann et al. 2022, table 3, to about 1 %: the rule of thumb of their first approach."""
+BATCH, BATCH_POWER = 0.2920, 0.3271
+RATE, RATE_POWER = 0.3118, -0.1250
+"""DeepSeek LLM (Bi et al. 2024, section 3.1, equation 1): batch in tokens and learning rate, as powers of C."""
+TIMESCALE, TIMESCALE_POWER = 1.084, -0.527
+"""Bergsma et al. 2025 ("Power Lines", section 3): AdamW's timescale B / (rate decay D), as a power of D / N."""
+AT_ADAMWS_SCALE = ("adamw", "adamw8bit", "ademamix", "muon", "normuon", "dion")
+"""Optimizers that take AdamW's learning rate, for which the law was fitted."""
+MOST_DEPTH = 1000
+SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)?[kmb]$"
+SHAPE_KEYS = ("preset", "init_from", "use")
+"""Keys of `model` that give a whole shape themselves."""
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9}
+
+
+@dataclass(frozen=True)
+class Dialled:
+    """What follows from a size.
+
+    Attributes:
+        layers, width, heads: of the decoder.
+        parameters: weights in the layers, N; of experts those that a token goes through.
+        tokens: the budget, D.
+        flops: non-embedding arithmetic, C (Bi et al. 2024, section 3.2: (6 N + 12 layers width length) D).
+        global_batch_size: rows per step, a power of two.
+        learning_rate, weight_decay: to three digits.
+        steps: in which the tokens are read.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    parameters: int
+    tokens: int
+    flops: float
+    global_batch_size: int
+    learning_rate: float
+    weight_decay: float
+    steps: int
+
+
+def depth_of(size: str) -> int:
+    """The depth whose layers have nearest to so many weights, in ratio.
+
+    >>> [depth_of(size) for size in ("50k", "1m", "3m", "30m", "125m", "1b")]
+    [1, 3, 4, 8, 14, 27]
+    """
+    wanted = float(size[:-1]) * _UNITS[size[-1]]
+    return min(range(1, MOST_DEPTH + 1),
+               key=lambda depth: abs(math.log(model_of(depth, {}).layer_weights / max(wanted, 1.0))))
+
+
+def model_of(depth: int, given: Mapping[str, Any]) -> Model:
+    """The decoder of a depth, with what was given in place of what follows.
+
+    Raises:
+        pydantic.ValidationError: what was given is wrong, or does not fit together.
+    """
+    width = given.get("width", CHANNELS_PER_LAYER * depth)
+    heads = max(1, width // given.get("head_width", HEAD_WIDTH)) if isinstance(width, int) else 1
+    return Model.model_validate({"layers": depth, "width": width, "heads": heads, **given})
+
+
+def dial(model: Model, tokens_per_parameter: float, sequence_length: int, batch: int | None = None,
+         rate: float | None = None) -> Dialled:
+    """What follows from a shape.
+
+    Args:
+        model: the decoder.
+        tokens_per_parameter: D / N.
+        sequence_length: tokens per row.
+        batch: rows per step, where they are given; the steps and the decay follow from them.
+        rate: the learning rate, where it is given; the decay follows from it.
+    """
+    attention = model.heads * (model.head_width or model.width // model.heads)
+    tokens = tokens_per_parameter * model.layer_weights
+    flops = (6 * model.layer_weights + 12 * model.layers * attention * sequence_length) * tokens
+    rows = batch or 2 ** max(0, round(math.log2(BATCH * flops**BATCH_POWER / sequence_length)))
+    used = rate or three_digits(RATE * flops**RATE_POWER)
+    steps = max(1, math.ceil(tokens / (rows * sequence_length)))
+    timescale = TIMESCALE * tokens_per_parameter**TIMESCALE_POWER
+    return Dialled(model.layers, model.width, model.heads, model.layer_weights, round(tokens), flops, rows, used,
+                   three_digits(1 / (used * timescale * steps)), steps)
+
+
+def take_dial(section: Any, sequence_length: Any) -> Any:
+    """A section `pretrain` as it was written, with what follows from its `size` or `depth` where it says nothing.
+
+    What is written wrong is left for the schema to find, and nothing besides it is missed then.
+    """
+    if not isinstance(section, Mapping) or (section.get("size") is None and section.get("depth") is None):
+        return section
+    size, depth, ratio = (section.get(key) for key in ("size", "depth", "tokens_per_parameter"))
+    model, optimizer = (section.get(key) for key in ("model", "optimizer"))
+    given = {} if model is None else model
+    if not isinstance(given, Mapping) or any(given.get(key) is not None for key in SHAPE_KEYS):
+        return {"steps": 1, **section}
+    if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= MOST_DEPTH:
+        depth = depth_of(size) if isinstance(size, str) and re.match(SIZE_PATTERN, size) else 1
+    asked: dict[str, Any] = {} if optimizer is None else optimizer
+    is_asked, batch = isinstance(asked, Mapping), section.get("global_batch_size")
+    try:
+        shape = model_of(depth, given)
+        found = dial(shape, _positive(ratio) or TOKENS_PER_PARAMETER, int(_positive(sequence_length) or 1),
+                     int(_positive(batch) or 0), _positive(asked.get("learning_rate")) if is_asked else None)
+    except (ValidationError, TypeError, ArithmeticError):
+        return {"steps": 1, **section}
+    if is_asked and asked.get("kind", "adamw") in AT_ADAMWS_SCALE and asked.get("use") is None:
+        asked = {"learning_rate": found.learning_rate, "weight_decay": found.weight_decay, **asked}
+    return {**section, "model": {"layers": found.layers, "width": found.width, "heads": found.heads, **given},
+            "optimizer": asked, **{
+                key: getattr(found, key) if section.get(key) is None else section[key]
+                for key in ("steps", "global_batch_size")}}
+
+
+def three_digits(value: float) -> float:
+    """Rounded, so that it reads well and no last bit is in a fingerprint."""
+    return float(f"{value:.3g}")
+
+
+def _positive(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and value > 0 else None

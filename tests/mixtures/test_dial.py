@@ -1,0 +1,119 @@
+"""From a size or depth follow the other keys of `pretrain`, by rules that are computed here once more."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gristmill.flows.planning.dialled import derived_keys, in_a_sentence
+from gristmill.flows.stages.pretrain import configure
+from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.model import Model, Moe
+from gristmill.mixtures.scaling.dial import depth_of
+from gristmill.mixtures.training import Pretrain
+from gristmill.train.models.shape import shape_of
+
+MANIFEST = """
+name: small
+sources: {prose: {path: "*.txt"}}
+tokenizer: {}
+mix: {tokens: 1_000_000, sequence_length: 2048}
+pretrain: {%s}
+"""
+
+
+def read(keys: str) -> Manifest:
+    return parse_manifest(MANIFEST % keys, "/m/small.yaml")
+
+
+def section_of(keys: str) -> Pretrain:
+    section = read(keys).pretrain
+    assert section is not None
+    return section
+
+
+def test_a_depth_gives_the_published_laws_values() -> None:
+    section = section_of("depth: 12")
+    assert (section.model.layers, section.model.width, section.model.heads) == (12, 768, 12)
+    # 12 layers of 4 * 768^2 in attention and 3 * 768 * 2048 in the feed-forward layer
+    weights = 12 * (4 * 768**2 + 3 * 768 * 2048)
+    tokens = 20 * weights
+    flops = (6 * weights + 12 * 12 * 768 * 2048) * tokens
+    rows = 0.2920 * flops**0.3271 / 2048
+    assert section.global_batch_size == 2 ** round(math.log2(rows)) == 128
+    assert section.optimizer.learning_rate == pytest.approx(0.3118 * flops**-0.1250, rel=0.005)
+    assert section.steps == math.ceil(tokens / (128 * 2048)) == 6480
+    decay = 1 / (section.optimizer.learning_rate * 1.084 * 20**-0.527 * section.steps)
+    assert section.optimizer.weight_decay == pytest.approx(decay, rel=0.005)
+
+
+@pytest.mark.parametrize(("size", "depth"), [("50k", 1), ("1m", 3), ("30m", 8), ("0.125b", 14), ("125m", 14)])
+def test_a_size_is_the_nearest_depth(size: str, depth: int) -> None:
+    assert depth_of(size) == depth
+    assert section_of(f"size: {size}").model == section_of(f"depth: {depth}").model
+
+
+def test_what_is_written_wins_and_the_rest_follows_from_it() -> None:
+    free = section_of("depth: 4")
+    section = section_of("depth: 4, steps: 7, model: {width: 512}, optimizer: {kind: muon, weight_decay: 0.0}")
+    assert (section.steps, section.optimizer.weight_decay) == (7, 0.0)
+    assert (section.model.width, section.model.heads) == (512, 8)
+    assert section.optimizer.kind == "muon"
+    assert section.optimizer.learning_rate < free.optimizer.learning_rate
+    assert section.global_batch_size > free.global_batch_size
+    halved = section_of("depth: 4, global_batch_size: 8")
+    assert halved.steps == pytest.approx(free.steps * free.global_batch_size / 8, rel=0.01)
+
+
+def test_fewer_tokens_take_fewer_steps_a_smaller_batch_and_a_higher_rate() -> None:
+    many, few = section_of("depth: 6"), section_of("depth: 6, tokens_per_parameter: 1")
+    assert few.steps < many.steps
+    assert few.global_batch_size < many.global_batch_size
+    assert few.optimizer.learning_rate > many.optimizer.learning_rate
+
+
+def test_a_fingerprint_knows_only_what_came_out() -> None:
+    dialled = read("depth: 2")
+    found = section_of("depth: 2")
+    written = read(f"steps: {found.steps}, global_batch_size: {found.global_batch_size}, model: {{layers: 2, width: "
+                   f"128, heads: 2}}, optimizer: {{learning_rate: {found.optimizer.learning_rate}, weight_decay: "
+                   f"{found.optimizer.weight_decay}}}")
+    assert configure(dialled, False) == configure(written, False)
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ("size: 1m, depth: 2", "size and depth both give the shape of the model"),
+    ("steps: 3, tokens_per_parameter: 2", "tokens_per_parameter goes with size or depth"),
+    ("size: 1x", "should match pattern"),
+    ("depth: 0", "greater than 0"),
+    ("size: 1m, model: {preset: llama-1m}", "so does model.preset; remove one of them"),
+    ("size: 1m, optimizer: {kind: lion}", "the optimizer is lion; give optimizer.learning_rate"),
+    ("size: 1m, model: {head_width: 0}", "head_width"),
+    ("size: 1m, steps: 0", "greater than 0"),
+])
+def test_what_contradicts_the_dial_is_one_mistake_in_a_sentence(keys: str, message: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        read(keys)
+    (problem,) = caught.value.problems
+    assert message in str(problem)
+
+
+@pytest.mark.parametrize("model", [Model(), Model(width=192, heads=6, kv_heads=2, head_width=64),
+                                   Model(ffn_width=100, moe=Moe(experts=4))])
+def test_the_weights_of_the_layers_are_those_of_the_shape(model: Model) -> None:
+    shape = shape_of(model, 1000, 64)
+    assert model.layer_weights == shape.matrix_parameters - shape.padded_vocab_size * shape.width
+
+
+def test_the_plan_says_what_came_out_and_what_the_rule_gives_for_what_was_written() -> None:
+    found = derived_keys(read("size: 1m, optimizer: {learning_rate: 0.001}"))
+    assert found is not None
+    assert found["keys"]["model.width"] == {"value": 192, "rule": 192}
+    assert found["keys"]["optimizer.learning_rate"] == {"value": 0.001, "rule": 0.00444}
+    sentence = in_a_sentence(found)
+    assert sentence.startswith("size 1m: model.layers 3, model.width 192, model.heads 3, global_batch_size 8, ")
+    assert "optimizer.learning_rate 0.001 (rule: 0.00444)" in sentence
+    assert sentence.endswith("1,327,104 weights in the layers, 26,542,080 tokens, 20 per weight")
+    assert derived_keys(read("steps: 3")) is None

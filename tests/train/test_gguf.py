@@ -1,0 +1,244 @@
+"""GGUF files and Modelfiles: what stands in them, and what is refused before a training has run in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.dataprep.context import Context
+from gristmill.mixtures.evaluation import Export
+from gristmill.mixtures.model import Model, Moe, RopeScaling
+from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE, PROBE, as_plain_jinja
+from gristmill.tokenize.encoding.llama_cpp_vocabulary import NotForLlamaCppError, llama_cpp_vocabulary
+from gristmill.tokenize.encoding.pretokens import LLAMA3
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat
+from gristmill.train.models.gguf_model import GgufError, check_gguf
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.ollama import go_template, modelfile
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import save_model
+from gristmill.train.stages.export import run, write_gguf_files
+
+gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+LARGEST_ERROR = {"f32": 0.0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 254, "q4_0": 1 / 8}
+"""Of a number, as a share of the largest in its block: half of the last digit, half of a step, a step of 1/8."""
+DENSE = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn_width": 96}
+
+
+@pytest.fixture
+def exported(
+    tmp_path: Path, make_model: Callable[[Shape], Llama], tokenizer_folder: Path
+) -> Callable[..., tuple[dict[str, Any], dict[str, torch.Tensor]]]:
+    """Export a model of a section in some kinds; returns the summary, and the model's tensors."""
+
+    def make(model: Model, *kinds: str, length: int = 64) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        shape = shape_of(model, 400, length)
+        tensors = dict(make_model(shape).named_parameters())
+        save_model(tmp_path / "pretrain" / "model", shape, tensors)
+        summary = run({"tokenizer": tokenizer_folder, "pretrain": tmp_path / "pretrain"}, {"gguf": list(kinds)},
+                      tmp_path / "out", Context(tmp_path / "work", "export"))
+        return summary, {name: tensor.detach() for name, tensor in tensors.items()}
+
+    return make
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str]]:
+    """The fields of a file, its tensors as float32, and their data types."""
+    reader = gguf.GGUFReader(path)
+    return ({name: field.contents() for name, field in reader.fields.items()},
+            {one.name: gguf.dequantize(one.data, one.tensor_type).reshape(one.shape[::-1]) for one in reader.tensors},
+            {one.name: one.tensor_type.name for one in reader.tensors})
+
+
+def test_every_kind_holds_the_weights_to_its_own_precision(exported: Any, tmp_path: Path) -> None:
+    summary, ours = exported(Model(**DENSE), *LARGEST_ERROR)
+    for kind, share in LARGEST_ERROR.items():
+        path = tmp_path / "out" / f"model-{kind}.gguf"
+        assert path.stat().st_size == summary["gguf"][kind]
+        _, tensors, types = read(path)
+        down = ours["model.layers.1.mlp.down_proj.weight"].numpy()
+        largest = np.abs(down.reshape(-1, 32)).max(axis=1, keepdims=True) if kind.startswith("q") else np.abs(
+            down.reshape(-1, 32))
+        error = np.abs(tensors["blk.1.ffn_down.weight"] - down).reshape(-1, 32)
+        rounded_scale = 2**-11 if kind.startswith("q") else 0.0
+        assert (error <= (share + rounded_scale) * largest + 1e-7).all(), kind
+        assert kind == "f32" or error.max() > 0
+        np.testing.assert_array_equal(tensors["output_norm.weight"], ours["model.norm.weight"].numpy())
+        assert types["blk.0.attn_norm.weight"] == "F32"
+        assert types["blk.0.ffn_up.weight"] == kind.upper()
+        assert types["token_embd.weight"] == ("Q8_0" if kind == "q4_0" else kind.upper())
+        assert tensors["token_embd.weight"].shape == (400, 64)  # without the rows that pad the vocabulary
+    assert summary["gguf"]["q4_0"] < summary["gguf"]["q8_0"] < summary["gguf"]["f16"] < summary["gguf"]["f32"]
+
+
+def test_queries_and_keys_of_a_llama_turn_neighbours_and_those_of_qwen_halves(exported: Any, tmp_path: Path) -> None:
+    _, ours = exported(Model(**DENSE), "f32")
+    _, tensors, _ = read(tmp_path / "out" / "model-f32.gguf")
+    keys = ours["model.layers.0.self_attn.k_proj.weight"].numpy()  # 2 heads of 16 channels
+    found = tensors["blk.0.attn_k.weight"]
+    for head in range(2):
+        np.testing.assert_array_equal(found[head * 16 : head * 16 + 16 : 2], keys[head * 16 : head * 16 + 8])
+        np.testing.assert_array_equal(found[head * 16 + 1 : head * 16 + 16 : 2], keys[head * 16 + 8 : head * 16 + 16])
+    np.testing.assert_array_equal(tensors["blk.0.attn_v.weight"], ours["model.layers.0.self_attn.v_proj.weight"])
+    _, ours = exported(Model(**DENSE, qk_norm=True), "f32")
+    fields, tensors, _ = read(tmp_path / "out" / "model-f32.gguf")
+    assert fields["general.architecture"] == "qwen3"
+    np.testing.assert_array_equal(tensors["blk.0.attn_k.weight"], ours["model.layers.0.self_attn.k_proj.weight"])
+
+
+def test_experts_lie_one_upon_the_other_with_gates_and_ups_apart(exported: Any, tmp_path: Path) -> None:
+    _, ours = exported(Model(**DENSE, moe=Moe(experts=3)), "f32")
+    fields, tensors, _ = read(tmp_path / "out" / "model-f32.gguf")
+    both = ours["model.layers.1.mlp.experts.gate_up_proj"].numpy()
+    np.testing.assert_array_equal(tensors["blk.1.ffn_gate_exps.weight"], both[:, :96])
+    np.testing.assert_array_equal(tensors["blk.1.ffn_up_exps.weight"], both[:, 96:])
+    np.testing.assert_array_equal(tensors["blk.1.ffn_down_exps.weight"], ours["model.layers.1.mlp.experts.down_proj"])
+    assert fields["llama.expert_count"] == 3
+    assert fields["llama.expert_used_count"] == 2
+
+
+def test_a_row_that_is_no_whole_block_stays_in_half_precision(exported: Any, tmp_path: Path) -> None:
+    exported(Model(**{**DENSE, "ffn_width": 72}), "q8_0")
+    _, _, types = read(tmp_path / "out" / "model-q8_0.gguf")
+    assert types["blk.0.ffn_down.weight"] == "F16"
+    assert types["blk.0.ffn_up.weight"] == "Q8_0"
+
+
+def test_the_tokenizer_and_what_ends_an_answer_stand_in_the_file(
+    exported: Any, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    exported(Model(**DENSE), "q8_0")
+    fields, _, _ = read(tmp_path / "out" / "model-q8_0.gguf")
+    chat = Chat(tokenizer_folder)
+    ids = chat.tokenizer.get_vocab(with_added_tokens=True)
+    assert [ids[token] for token in fields["tokenizer.ggml.tokens"]] == list(range(400))
+    special = {number for number, token in chat.tokenizer.get_added_tokens_decoder().items() if token.special}
+    assert {place for place, kind in enumerate(fields["tokenizer.ggml.token_type"]) if kind == 3} == special
+    assert fields["tokenizer.ggml.pre"] == "gpt-2"
+    assert fields["tokenizer.ggml.add_bos_token"] is False
+    assert fields["tokenizer.ggml.eos_token_id"] == ids["<|endoftext|>"]
+    assert fields["tokenizer.ggml.eot_token_id"] == ids["<|end|>"]
+    assert fields["llama.context_length"] == 64
+    assert "generation" not in fields["tokenizer.chat_template"].replace("add_generation_prompt", "")
+
+
+def test_a_template_without_its_marks_renders_the_same_text(tokenizer_folder: Path) -> None:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
+        as_plain_jinja(CHAT_TEMPLATE))
+    chat = Chat(tokenizer_folder)
+    for messages in (PROBE, PROBE[1:4]):
+        ours = "".join(text for text, _ in chat.segments(messages, prompt=True))
+        assert plain.render(messages=messages, add_generation_prompt=True) == ours
+
+
+@pytest.mark.parametrize(("pretokenizer", "name"), [("gpt2", "gpt-2"), ("llama3", "dbrx"), ("digits", "smollm")])
+def test_each_way_to_split_text_has_a_name_of_llama_cpp(pretokenizer: str, name: str) -> None:
+    tokenizer = train(TokenizerSample({"a": ["some words and 1234 numbers " * 9]}, {}), 300, pretokenizer)
+    assert llama_cpp_vocabulary(tokenizer, 300).pre_tokenizer == name
+
+
+@pytest.mark.parametrize(("model", "reason"), [
+    ("sentencepiece_bpe", "a BPE over characters"), ("superbpe", "splits text in a way that llama.cpp has no name for"),
+])
+def test_a_tokenizer_that_llama_cpp_would_not_follow_is_refused(model: Any, reason: str) -> None:
+    tokenizer = train(TokenizerSample({"a": ["some words and 1234 numbers " * 9]}, {}), 600, model=model)
+    with pytest.raises(NotForLlamaCppError, match=reason):
+        llama_cpp_vocabulary(tokenizer, 600)
+
+
+def test_words_taken_without_their_merges_have_a_name_for_the_pattern_of_llama_3_alone() -> None:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    assert llama_cpp_vocabulary(tokenizer, 5).pre_tokenizer == "llama-bpe"
+    assert llama_cpp_vocabulary(tokenizer, 5).kinds == [1, 1, 1, 5, 5]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    with pytest.raises(NotForLlamaCppError, match="without their merges"):
+        llama_cpp_vocabulary(tokenizer, 5)
+
+
+def test_positions_stretched_as_in_llama_3_are_refused_for_qwen(exported: Any) -> None:
+    scaling = RopeScaling(kind="llama3", factor=4.0, original_length=32)
+    with pytest.raises(GgufError, match="qwen3 has no rope_scaling of the kind llama3; choose linear or yarn"):
+        exported(Model(**DENSE, qk_norm=True, rope_scaling=scaling), "f16")
+
+
+def test_an_encoder_is_refused() -> None:
+    shape = shape_of(Model(**DENSE), 400, 64)
+    check_gguf(shape)
+    with pytest.raises(GgufError, match="writes decoders, but this model is modernbert"):
+        check_gguf(replace(shape, encoder=True))
+
+
+def test_a_modelfile_names_the_weights_the_stops_and_the_template(tokenizer_folder: Path) -> None:
+    assert modelfile("model-q8_0.gguf", Chat(tokenizer_folder), 64) == (
+        'FROM ./model-q8_0.gguf\nPARAMETER num_ctx 64\nPARAMETER stop "<|endoftext|>"\nPARAMETER stop "<|end|>"\n'
+        'TEMPLATE """{{ range .Messages }}{{ if eq .Role "system" }}<|system|>\n{{ .Content }}<|end|>\n'
+        '{{ else if eq .Role "assistant" }}<|assistant|>\n{{ .Content }}<|end|>\n'
+        '{{ else if eq .Role "user" }}<|user|>\n{{ .Content }}<|end|>\n{{ end }}{{ end }}<|assistant|>\n"""\n')
+
+
+@pytest.mark.parametrize("template", [
+    # A system's words within the first message of the user, as Llama 2 has it.
+    "{% for m in messages %}{% if m['role'] == 'system' %}[{{ m['content'] }}]{% elif m['role'] == 'user' %}<|user|>"
+    "{% if loop.index0 == 1 and messages[0]['role'] == 'system' %}S{% endif %}{{ m['content'] }}<|end|>{% else %}"
+    "<|assistant|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    # Words that Go would read as its own.
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ '{{' }}{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{{ '{{' }}{% endif %}",
+])
+def test_a_template_without_an_equal_in_go_leaves_the_modelfile_without_one(
+    tmp_path: Path, tokenizer_folder: Path, template: str, make_model: Callable[[Shape], Llama],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for file in tokenizer_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / TEMPLATE_FILE).write_text(template, encoding="utf-8")
+    chat = Chat(tmp_path)
+    assert "".join(text for text, _ in chat.segments(PROBE[1:2])).endswith("First probe of the user.<|end|>")
+    assert go_template(chat) is None
+    shape = shape_of(Model(**DENSE), 400, 64)
+    save_model(tmp_path / "model", shape, dict(make_model(shape).named_parameters()))
+    write_gguf_files(tmp_path / "model", shape, chat, Export(gguf=("q8_0",)), tmp_path / "out", "m",
+                     Context(tmp_path / "work", "export"))
+    assert "TEMPLATE" not in (tmp_path / "out" / "Modelfile").read_text()
+    assert "the Modelfile has no TEMPLATE" in capsys.readouterr().out
+
+
+def test_a_manifest_that_asks_for_what_cannot_be_written_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gristmill.flows.running.preflight import find_problems
+    from gristmill.flows.stages import export
+    from gristmill.mixtures.load import open_manifest
+
+    (tmp_path / "a.txt").write_text("text")
+
+    def problems(model: str) -> list[str]:
+        text = (f"name: a\nsources: {{a: {{path: '{tmp_path}/*.txt'}}}}\ntokenizer: {{model: {model}}}\n"
+                "mix: {tokens: 2000, sequence_length: 32}\npretrain: {steps: 1}\nexport: {gguf: [q8_0]}\n")
+        (tmp_path / "m.yaml").write_text(text)
+        manifest, written = open_manifest(tmp_path / "m.yaml")
+        return [str(one) for one in find_problems(manifest, written, ["export"])]
+
+    assert problems("bpe") == []
+    (refused,) = problems("unigram")
+    assert "export.gguf" in refused
+    assert "llama.cpp cannot take this tokenizer: it is unigram" in refused
+    monkeypatch.setattr(export, "find_spec", lambda library: None)
+    (missing,) = problems("bpe")
+    assert "pip install 'gristmill[gguf]'" in missing

@@ -1,0 +1,283 @@
+"""Masked language modelling: which tokens are masked, what an encoder learns of them, and where it can go."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.model import Model
+from gristmill.mixtures.objectives.token_objectives import Masked
+from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_writing import write_packed_set
+from gristmill.train.evaluation.masked_tokens import MEASURED
+from gristmill.train.models.encoder import Encoder
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import WeightsError, drawn, load_model
+from gristmill.train.objectives.layout import draws
+from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.objectives.masked_rows import Masking, NoMaskTokenError, masking_of
+from tests.train.test_parallel import assert_same, train_on
+
+MASK, LENGTH = "<|mask|>", 32
+GOLDEN_PLACES = [2, 3, 4, 5, 10, 12]
+ENCODER = {"layers": 2, "width": 32, "heads": 4, "ffn_width": 48}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> dict[str, Path]:
+    """A tokenizer with a mask token, and a packed set of its tokens with padding behind every fifth row."""
+    from gristmill.tokenize.encoding.sample import TokenizerSample
+    from gristmill.tokenize.encoding.vocabulary import train
+
+    folder, mix = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("mix")
+    sample = TokenizerSample({name: [text] for name, text in texts.items()}, {})
+    write_tokenizer(train(sample, 400, special_tokens=[MASK]), folder)
+    tokenizer = load(folder)
+    rows = {name: np.array(tokenizer.encode([text])[0].ids)[: 44 * LENGTH].reshape(44, LENGTH)
+            for name, text in texts.items()}
+    training = np.stack([part[:40] for part in rows.values()], axis=1).reshape(80, LENGTH)
+    write_packed_set(mix, training, {"prose": 40, "code": 40}, tokenizer.described(),
+                     {name: part[40:] for name, part in rows.items()})
+    return {"tokenizer": folder, "mix": mix}
+
+
+@pytest.fixture
+def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
+    return {**pretrain_config, "model": ENCODER, "masked": {}}
+
+
+@pytest.fixture
+def rows(inputs: dict[str, Path]) -> np.ndarray:
+    return PackedSet(inputs["mix"]).read(np.arange(80))
+
+
+def masking(inputs: dict[str, Path], seed: int = 5, **section: Any) -> Masking:
+    return masking_of(Masked.model_validate(section), load(inputs["tokenizer"]), seed)
+
+
+def laid(how: Masking, rows: np.ndarray, step: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    return how(rows, np.full(len(rows), rows.shape[1]), np.arange(len(rows)), step)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_an_encoder_learns_and_its_sources_add_up(
+    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_stage("pretrain", inputs, {**config, "steps": 30}, tmp_path)
+    steps = [line for line in lines_of(tmp_path) if "loss" in line]
+    assert abs(steps[0]["loss"] - math.log(400)) < 0.2
+    assert np.mean([line["loss"] for line in steps[-5:]]) < steps[0]["loss"] - 0.3
+    for line in steps:
+        sources = line["sources"].values()
+        tokens = sum(source["tokens"] for source in sources)
+        assert 0.15 * 6 * LENGTH < tokens < 0.45 * 6 * LENGTH
+        assert line["loss"] == pytest.approx(sum(one["loss"] * one["tokens"] for one in sources) / tokens, rel=1e-12)
+
+
+def test_bert_s_shares_are_kept(inputs: dict[str, Path], rows: np.ndarray) -> None:
+    """15 % of 64,000 tokens, of which 80 % are the mask token and 10 % others; five deviations of either side."""
+    tokens = np.tile(rows, (25, 1))
+    how = masking(inputs, rate=0.15)
+    ids, targets = laid(how, tokens)
+    chosen = targets != IGNORED
+    assert (ids[~chosen] == tokens[~chosen]).all()
+    assert (targets[chosen] == tokens[chosen]).all()
+    count = int(chosen.sum())
+    assert abs(chosen.mean() - 0.15) < 5 * math.sqrt(0.15 * 0.85 / chosen.size)
+    masked = (ids[chosen] == how.mask).mean()
+    assert abs(masked - 0.8) < 5 * math.sqrt(0.8 * 0.2 / count)
+    assert abs((ids[chosen] == tokens[chosen]).mean() - 0.1) < 0.01 + 5 * math.sqrt(0.1 * 0.9 / count)
+
+
+def test_what_is_masked_depends_on_seed_step_row_and_place_alone(inputs: dict[str, Path], rows: np.ndarray) -> None:
+    how = masking(inputs)
+    ids, targets = laid(how, rows, step=3)
+    some = np.array([7, 2])
+    again = how(rows[some], np.full(2, LENGTH), some, 3)
+    assert (again.inputs == ids[some]).all()
+    assert (again.targets == targets[some]).all()
+    for other in (laid(how, rows, step=4), laid(masking(inputs, seed=6), rows, step=3)):
+        assert 0.2 < (other[1] != targets).mean() < 0.7
+
+
+def test_masks_are_those_that_trained_models_have_seen(inputs: dict[str, Path]) -> None:
+    """Other draws would make a resumed training another one."""
+    _, targets = laid(masking(inputs), np.arange(100, 132)[None], step=2)
+    assert np.flatnonzero(targets[0] != IGNORED).tolist()[:6] == GOLDEN_PLACES
+
+
+def test_special_tokens_and_padding_are_never_chosen(inputs: dict[str, Path], rows: np.ndarray) -> None:
+    how, tokens = masking(inputs, rate=0.9), rows.copy()
+    tokens[:, ::4] = load(inputs["tokenizer"]).eos
+    found = how(tokens, np.full(len(tokens), 20), np.arange(len(tokens)), 0)
+    assert (found.targets[:, ::4] == IGNORED).all()
+    assert (found.targets[:, 20:] == IGNORED).all()
+    assert (found.targets[:, 1:20:4] != IGNORED).mean() > 0.7
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_the_collator_of_transformers_gives_the_same_at_the_same_draws(
+    inputs: dict[str, Path], texts: dict[str, str], monkeypatch: pytest.MonkeyPatch, whole_words: bool
+) -> None:
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+
+    text, tokenizer = " ".join(texts["prose"].split()), load(inputs["tokenizer"])
+    encoded = tokenizer.tokenizer.encode(text)
+    ids, offsets = np.array(encoded.ids)[None, :600], np.array(encoded.offsets)[None, :600]
+    # transformers tells words by the gaps between tokens: blanks belong to none.
+    offsets[..., 0] += np.array([text[start] == " " for start in offsets[0, :, 0]])
+    shares = {"mask_share": 1.0, "random_share": 0.0} if whole_words else {}
+    how = masking(inputs, rate=0.3, whole_words=whole_words, **shares)
+    collator = DataCollatorForLanguageModeling(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer.tokenizer, mask_token=MASK, eos_token="<|endoftext|>"),
+        whole_word_mask=whole_words, mlm_probability=0.3, mask_replace_prob=1.0 if whole_words else 0.8,
+        random_replace_prob=0.0 if whole_words else 0.1)
+    places = np.arange(ids.shape[1])[None]
+    chosen, kind, drawn = (draws(how.key(name, 7), np.zeros_like(places), places)
+                           for name in ("chosen", "kind", "drawn"))
+    numbers = iter((chosen, kind, (kind - 0.8) / 0.2))
+    monkeypatch.setattr(torch, "bernoulli", lambda share, generator=None: torch.from_numpy(next(numbers)) < share)
+    monkeypatch.setattr(torch, "randint", lambda most, *_, **__: torch.from_numpy((drawn * most).astype(np.int64)))
+    inputs_there, labels = collator.torch_mask_tokens(
+        torch.from_numpy(ids.copy()), special_tokens_mask=torch.zeros(ids.shape), offset_mapping=offsets)
+    ours = how(ids, np.array([ids.shape[1]]), np.array([0]), 7)
+    assert (ours.targets == labels.numpy()).all()
+    assert (ours.inputs == inputs_there.numpy()).all()
+    words = "".join("x" if chosen else " " for chosen in ours.targets[0] != IGNORED)
+    assert 0.1 < words.count("x") / len(words) < 0.5
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer_folder: Path) -> None:
+    with pytest.raises(NoMaskTokenError, match=r"no special token that stands for a masked one; it needs <\|mask\|>"):
+        masking_of(Masked(), load(tokenizer_folder), 0)
+
+
+def test_a_stopped_training_resumes_to_the_same_bits_and_micro_batches_change_nothing(
+    run_stage: Any, stop_pretraining: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**config, "steps": 5, "masked": {"whole_words": True}}
+    run_stage("pretrain", inputs, config, tmp_path / "whole")
+    stop_pretraining(inputs, config, tmp_path / "cut")
+    run_stage("pretrain", inputs, config, tmp_path / "cut")
+    run_stage("pretrain", inputs, {**config, "micro_batch_size": 1}, tmp_path / "small")
+    whole, cut, small = (load_file(tmp_path / name / "data" / "model" / "model.safetensors")
+                         for name in ("whole", "cut", "small"))
+    for name, tensor in whole.items():
+        assert torch.equal(cut[name], tensor)
+        torch.testing.assert_close(small[name], tensor, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parallel
+def test_sharded_over_two_processes_an_encoder_learns_the_same(
+    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**config, "steps": 3, "validate_every": 3, "global_batch_size": 7, "micro_batch_size": 2,
+              "optimizer": {"learning_rate": 0.002}}
+    run_stage("pretrain", inputs, config, tmp_path / "alone")
+    train_on(2, [{"parallel": {"shard": 2}, "folder": str(tmp_path / "two"), "continue": None, "config": config,
+                  "inputs": {name: str(path) for name, path in inputs.items()}, "checkpoint_every": 9}],
+             tmp_path / "job")
+    assert_same(tmp_path / "two", tmp_path / "alone", 1)
+
+
+def test_tokens_see_their_document_on_both_sides_and_nothing_else(inputs: dict[str, Path]) -> None:
+    shape = replace(shape_of(Model.model_validate(ENCODER), 100, 24, encoder=True), document_mask=True)
+    model = encoder_of(shape)
+    ids = torch.randint(0, 100, (1, 24), generator=torch.Generator().manual_seed(1))
+    positions = torch.tensor([[*range(10), *range(9), *[-1] * 5]])
+    before = model(ids, positions=positions)
+    for place, changed in ((3, range(10)), (12, range(10, 19)), (21, range(19, 24))):
+        other = ids.clone()
+        other[0, place] = (other[0, place] + 1) % 100
+        differs = (model(other, positions=positions) - before).abs().amax(dim=-1)[0] > 1e-7
+        assert differs.nonzero().squeeze(1).tolist() == [*changed]
+    alone = model(ids[:, 10:19])
+    torch.testing.assert_close(before[:, 10:19], alone, atol=1e-5, rtol=0)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def encoder_of(shape: Shape) -> Encoder:
+    """With weights larger than the initial ones, so that a mistake shows."""
+    model, tensor_of = Encoder(shape), drawn(shape, 3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensor_of(name, parameter.shape) * (8.0 if parameter.ndim > 1 else 1.0))
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_export_is_a_modernbert_of_transformers_with_equal_logits(
+    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path, tied: bool
+) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer, ModernBertForMaskedLM
+
+    model = {**ENCODER, "tied_embeddings": tied}
+    run_stage("pretrain", inputs, {**config, "steps": 2, "model": model}, tmp_path / "run")
+    run_stage("export", {"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "run" / "data"}, {}, tmp_path / "out")
+    folder = tmp_path / "out" / "data"
+    theirs, told = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    assert isinstance(theirs, ModernBertForMaskedLM)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    assert AutoTokenizer.from_pretrained(folder).mask_token == MASK
+    rows = torch.from_numpy(PackedSet(inputs["mix"]).read(np.arange(4)))
+    for ours in (load_model(tmp_path / "run" / "data" / "model", encoder=True), load_model(folder, encoder=True)):
+        with torch.no_grad():
+            torch.testing.assert_close(ours(rows), theirs.eval()(rows).logits, atol=1e-5, rtol=1e-5)
+    assert "AutoModelForMaskedLM" in (folder / "README.md").read_text()
+    with pytest.raises(WeightsError, match="is an encoder, which fills in masked tokens and cannot write text"):
+        load_model(folder)
+
+
+def test_pseudo_perplexity_and_masked_accuracy_are_what_their_definitions_say(
+    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Every token alone behind the mask token, one forward pass at a time."""
+    run_stage("pretrain", inputs, {**config, "steps": 20}, tmp_path / "run")
+    found = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"}, {"seed": 2}, tmp_path / "out")
+    model = load_model(tmp_path / "run" / "data" / "model", encoder=True)
+    how = masking(inputs, seed=2, **dict(MEASURED))
+    for source, measured in found["models"]["pretrain"]["sources"].items():
+        rows = torch.from_numpy(PackedSet(inputs["mix"]).validation(source).astype(np.int64))
+        nats = []
+        with torch.no_grad():
+            for place in range(LENGTH):
+                ids = rows.clone()
+                ids[:, place] = how.mask
+                nats.append(torch.nn.functional.cross_entropy(model(ids)[:, place], rows[:, place], reduction="none"))
+            assert measured["pseudo_perplexity"] == pytest.approx(torch.stack(nats).mean().exp().item(), rel=1e-5)
+            ids, targets = (torch.from_numpy(part) for part in how(
+                rows.numpy(), np.full(len(rows), LENGTH), np.arange(len(rows)), -1))
+            right = (model(ids).argmax(dim=-1) == targets)[targets != IGNORED]
+        assert measured["masked_accuracy"] == pytest.approx(right.float().mean().item())
+        assert measured["tokens"] == rows.numel()
+        assert measured["masked_tokens"] == len(right)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "needs a model that predicts the next token"),
+    ({"evaluate": {"prompts": ["The"]}}, "needs a model that predicts the next token"),
+    ({"export": {"int8": True}}, "needs a model that predicts the next token"),
+    ({"tokenizer": {"vocab_size": 300}}, "needs a mask token: name it in tokenizer.special_tokens"),
+    ({"pretrain": {"steps": 2, "masked": {}, "model": {"qk_norm": True}}}, "model.qk_norm means nothing to the enc"),
+    ({"pretrain": {"steps": 2, "masked": {"mask_share": 0.8, "random_share": 0.3}}}, "more than 1 together"),
+])
+def test_what_an_encoder_cannot_do_is_refused_before_any_work(
+    stage_config: Any, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ManifestError, match=message):
+        stage_config("pretrain", **{"tokenizer": {"vocab_size": 300, "special_tokens": [MASK]},
+                                    "pretrain": {"steps": 2, "masked": {}}, **changes})

@@ -1,0 +1,85 @@
+"""Phases of a training: learning rate and row length in each, and what the record says of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.training import Pretrain
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.row_plan import PlanError, plan_of
+
+PHASES = [{}, {"learning_rate_scale": 0.5, "sequence_length": 16}]
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path, tmp_path: Path) -> dict[str, Path]:
+    """Four steps' worth of rows of the first source and two of both, and then what is left."""
+    staged, packed = tmp_path / "staged", PackedSet(mix_folder)
+    shutil.copytree(mix_folder, staged)
+    train = {**packed.manifest["train"], "stages": [[24, 0], [16, 40]]}
+    (staged / "packed.json").write_text(json.dumps({**packed.manifest, "format": 2, "train": train}))
+    return {"tokenizer": tokenizer_folder, "mix": staged}
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_phase_begins_with_the_first_step_that_reads_nothing_before_it() -> None:
+    section = Pretrain.model_validate({"steps": 9, "global_batch_size": 4, "phases": PHASES})
+    plan = plan_of(section, 32, [10, 36])
+    assert plan.phases == (0, 3)  # steps of 4 rows: the third one still begins before row 10
+    assert [plan.cuts_in_step(step) for step in range(5)] == [1, 1, 1, 2, 2]
+    assert [plan.phase_of(step) for step in range(5)] == [0, 0, 0, 1, 1]
+    assert plan_of(section, 32).phases == (0,)
+    with pytest.raises(PlanError, match=r"pretrain\.phases: sequence_length 16 does not divide the 40 tokens"):
+        plan_of(section, 40, [10, 36])
+
+
+def test_each_phase_has_its_learning_rate_and_row_length_and_its_line_in_the_record_also_when_resumed(
+    run_stage: Any, stop_pretraining: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**pretrain_config, "steps": 6, "schedule": {"kind": "constant", "warmup_steps": 0}, "phases": PHASES}
+    run_stage("pretrain", inputs, config, tmp_path / "whole")
+    lines = lines_of(tmp_path / "whole")
+    rates = {line["step"]: line["learning_rate"] for line in lines if "learning_rate" in line}
+    assert rates == {**dict.fromkeys((1, 2, 3, 4), 0.01), 5: 0.005, 6: 0.005}
+    assert [line for line in lines if "phase" in line] == [
+        {"step": 1, "phase": {"number": 1, "of": 2, "shares": {"prose": 1.0}, "learning_rate_scale": 1.0}},
+        {"step": 5, "phase": {"number": 2, "of": 2, "shares": {"prose": 16 / 56, "code": 40 / 56},
+                              "learning_rate_scale": 0.5, "sequence_length": 16}}]
+    predicted = {line["step"]: sum(part["tokens"] for part in line["sources"].values())
+                 for line in lines if "loss" in line}
+    assert predicted == {**dict.fromkeys((1, 2, 3, 4), 6 * 31), 5: 12 * 15, 6: 12 * 15}
+
+    stop_pretraining(inputs, config, tmp_path / "stopped", times=5)
+    run_stage("pretrain", inputs, config, tmp_path / "stopped")
+    resumed = lines_of(tmp_path / "stopped")
+    assert [line for line in resumed if "phase" in line] == [line for line in lines if "phase" in line]
+    weights = [load_file(tmp_path / name / "data" / "model" / "model.safetensors") for name in ("whole", "stopped")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+MANIFEST = """
+name: p
+sources: {{a: {{path: "a.txt"}}}}
+tokenizer: {{vocab_size: 300}}
+mix: {{tokens: 64000, sequence_length: 32, phases: [{{end: 0.5}}, {{}}]}}
+pretrain: {{steps: 10, {pretrain}}}
+"""
+
+
+def test_phases_that_do_not_fit_the_mixture_s_are_refused_before_any_work() -> None:
+    with pytest.raises(ManifestError, match=r"pretrain\.phases: has 1 entries, but mix\.phases has 2"):
+        parse_manifest(MANIFEST.format(pretrain="phases: [{}]"), "p.yaml")
+    with pytest.raises(ManifestError, match="length_ramp and the sequence_length of phases"):
+        parse_manifest(MANIFEST.format(pretrain="phases: [{}, {sequence_length: 16}], length_ramp: [{until_step: 2, "
+                                       "sequence_length: 16}]"), "p.yaml")

@@ -1,0 +1,260 @@
+"""Suites: what is asked and scored, against a plain version of the same, and what stands beside the scores."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from gristmill.flows.models.evaluate_model import EvaluationError, evaluate_folder, print_evaluation, read_task_file
+from gristmill.flows.report.evaluation import suites as report_suites
+from gristmill.mixtures.evaluation import Evaluate, Suite
+from gristmill.mixtures.model import Model
+from gristmill.train.evaluation.answering import Reader, open_reader
+from gristmill.train.evaluation.suites import (
+    SuiteTask,
+    answer_suite,
+    centred,
+    known_suites,
+    read_suite,
+    rendered,
+    requests_of,
+    task_answers,
+)
+from gristmill.train.evaluation.tasks import TaskError
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import save_model
+
+WORDS = "module class return value text width indent line self import raise error string list yield".split()
+Item = Mapping[str, Any]
+
+
+def made_items(kind: str, number: int, seed: int) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+
+    def words(count: int) -> str:
+        return " ".join(rng.choices(WORDS, k=count))
+
+    if kind == "multiple_choice":
+        return [{"query": words(4), "choices": [f"the {words(2)}" for _ in range(3)], "gold": rng.randrange(3)}
+                for _ in range(number)]
+    if kind == "schema":
+        return [{"context_options": [words(3), words(4)], "continuation": words(3), "gold": rng.randrange(2)}
+                for _ in range(number)]
+    return [{"context": f" {words(4)} ", "continuation": words(1)} for _ in range(number)]
+
+
+@pytest.fixture(scope="module")
+def shape() -> Shape:
+    return shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), vocab_size=400, sequence_length=128)
+
+
+@pytest.fixture(scope="module")
+def reader(make_model: Callable[[Shape], Llama], tokenizer_folder: Path, shape: Shape) -> Reader:
+    return open_reader(make_model(shape).eval(), tokenizer_folder)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All files of CORE, with a few made-up items each."""
+    folder = tmp_path_factory.mktemp("bundle")
+    for number, task in enumerate(known_suites()["core22"].tasks):
+        path = folder / task.file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(one) + "\n" for one in made_items(task.kind, 14, number)))
+    return folder
+
+
+def plain_answers(reader: Reader, task: SuiteTask, items: Sequence[Item]) -> list[float]:
+    """As nanochat says it, item by item and text by text, with all logits."""
+    found = []
+    for number, item in enumerate(items):
+        pool = [k for k in range(len(items)) if k != number]
+        shots = ""
+        for k in random.Random(1234 + number).sample(pool, task.shots):
+            one = items[k]
+            if task.kind == "multiple_choice":
+                shots += one["query"] + task.delimiter + one["choices"][one["gold"]] + "\n\n"
+            elif task.kind == "schema":
+                shots += one["context_options"][one["gold"]] + task.delimiter + one["continuation"] + "\n\n"
+            else:
+                shots += one["context"].strip() + task.delimiter + one["continuation"] + "\n\n"
+        if task.kind == "language_modeling":
+            prompt = shots + item["context"].strip() + task.delimiter
+            texts = [prompt + item["continuation"]]
+            start = [len(reader.encode(prompt.strip())) + 1]
+        elif task.kind == "schema":
+            texts = [shots + one + task.delimiter + item["continuation"] for one in item["context_options"]]
+        else:
+            texts = [shots + item["query"] + task.delimiter + one for one in item["choices"]]
+        rows = [[reader.prefix, *reader.encode(text)] for text in texts]
+        if task.kind == "schema":
+            same = 0
+            while len({row[-1 - same] for row in rows}) == 1:
+                same += 1
+            start = [len(row) - same for row in rows]
+        elif task.kind == "multiple_choice":
+            same = 0
+            while len({row[same] for row in rows}) == 1:
+                same += 1
+            start = [same] * len(rows)
+        losses, greedy = [], []
+        for whole, begin in zip(rows, start, strict=True):
+            row = whole[-(reader.length + 1) :]
+            first = begin - (len(whole) - len(row))
+            with torch.no_grad():
+                logs = torch.log_softmax(reader.model(torch.tensor([row[:-1]]))[0], dim=-1)
+            targets = torch.tensor(row[1:])
+            losses.append(float(-logs[range(len(targets)), targets][first - 1 :].mean()))
+            greedy.append(bool((logs.argmax(dim=-1) == targets)[first - 1 :].all()))
+        found.append(float(greedy[0]) if task.kind == "language_modeling" else
+                     float(losses.index(min(losses)) == item["gold"]))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["multiple_choice", "schema", "language_modeling"])
+def test_every_kind_is_scored_as_its_plain_definition(reader: Reader, kind: Any) -> None:
+    shots = 0 if kind == "language_modeling" else 2
+    task = SuiteTask(name="t", file="", kind=kind, shots=shots, baseline=25, delimiter="\nAnswer: ")
+    items = made_items(kind, 60, 4)
+    if kind == "language_modeling":
+        # A random model would be right about nothing: items ask for what it says, where that begins with a blank.
+        for number in range(60):
+            prompt = rendered(task, items, number).texts[0]
+            logits = reader.model(torch.tensor([[reader.prefix, *reader.encode(prompt)]]))[0, -1, :400]
+            likeliest = reader.decode([int(logits.argmax())])
+            items[number]["continuation"] = likeliest[1:] if likeliest.startswith(" ") else "module"
+    expected = plain_answers(reader, task, items)
+    assert 0 < sum(expected) < len(expected)
+    np.testing.assert_array_equal(task_answers(reader, task, items), expected)
+
+
+def test_solved_items_are_drawn_for_each_item_and_are_never_the_item_itself() -> None:
+    task = SuiteTask(name="t", file="", kind="multiple_choice", shots=3, baseline=25, delimiter="\nAnswer: ")
+    items = [{"query": f"q{number}", "choices": [f"a{number}", f"b{number}"], "gold": number % 2}
+             for number in range(9)]
+    seen = set()
+    for number in range(9):
+        first, second = rendered(task, items, number).texts
+        assert first.endswith(f"\n\nq{number}\nAnswer: a{number}")
+        assert second.removesuffix(f"b{number}") == first.removesuffix(f"a{number}")
+        *shots, _ = first.split("\n\n")
+        asked = [int(shot[1]) for shot in shots]
+        assert asked == random.Random(1234 + number).sample([k for k in range(9) if k != number], 3)
+        assert all(shot == f"q{k}\nAnswer: {'ab'[k % 2]}{k}" for k, shot in zip(asked, shots, strict=True))
+        seen.add(tuple(asked))
+    assert len(seen) > 5
+
+
+def test_something_of_each_choice_is_scored_where_one_begins_another() -> None:
+    rows = requests_of(lambda text: list(map(ord, text)), 0, "multiple_choice", ["ab", "abc"])
+    assert [(one.context, one.scored) for one in rows] == [((0, 97), (98,)), ((0, 97), (98, 99))]
+    (only,) = requests_of(lambda text: list(map(ord, text)), 0, "language_modeling", ["ab", "ab c"])
+    assert only.scored == (32, 99)
+
+
+def test_a_prompt_longer_than_the_model_reads_loses_its_beginning(reader: Reader) -> None:
+    task = SuiteTask(name="t", file="", kind="schema", shots=0, baseline=50)
+    items = made_items("schema", 6, 5)
+    cut = [{**item, "context_options": [f"{'very ' * 300}{one}" for one in item["context_options"]]} for item in items]
+    assert len(reader.encode(cut[0]["context_options"][0])) > reader.length
+    assert set(task_answers(reader, task, cut)) <= {0.0, 1.0}
+
+
+def test_chance_is_zero_and_every_item_right_is_one() -> None:
+    assert centred(0.25, 25) == 0.0
+    assert centred(1.0, 62) == pytest.approx(1.0)
+    assert centred(0.5, 25) == pytest.approx(1 / 3)
+    assert centred(0.3, 62) == pytest.approx(-0.32 / 0.38)
+
+
+def test_core_has_22_tasks_and_every_name_of_the_manifest_is_known() -> None:
+    assert set(known_suites()) == set(get_args(Suite.model_fields["suite"].annotation))
+    core = known_suites()["core22"]
+    assert len({task.name for task in core.tasks}) == 22
+    assert all(0 < one.score < 1 and one.source.startswith("github.com/") for one in core.references)
+    assert {task.file for task in known_suites()["small"].tasks} <= {task.file for task in core.tasks}
+
+
+def test_a_suites_score_is_the_mean_of_its_centred_tasks_with_an_interval(reader: Reader, bundle: Path) -> None:
+    section = Suite(suite="core22", path=str(bundle), limit=12)
+    asked = read_suite(section)
+    assert all(len(items) == 12 for items in asked.values())
+    found = answer_suite(reader, section, asked, 5, 200)
+    for task in known_suites()["core22"].tasks:
+        one = found["tasks"][task.name]
+        right = plain_answers(reader, task, asked[task.name])
+        assert one["accuracy"]["value"] == pytest.approx(sum(right) / 12)
+        assert one["centred"]["value"] == pytest.approx(centred(sum(right) / 12, task.baseline))
+        assert one["accuracy"]["low"] <= one["accuracy"]["value"] <= one["accuracy"]["high"]
+    score = found["score"]
+    assert score["value"] == pytest.approx(np.mean([one["centred"]["value"] for one in found["tasks"].values()]))
+    assert score["low"] < score["value"] < score["high"]
+    assert score["high"] - score["low"] < max(one["accuracy"]["high"] - one["accuracy"]["low"]
+                                              for one in found["tasks"].values())
+    assert found == answer_suite(reader, section, read_suite(section), 5, 200)
+
+
+def test_the_same_items_are_asked_whatever_the_order_of_the_suites(bundle: Path) -> None:
+    whole, cut = (read_suite(Suite(suite="small", path=str(bundle), limit=limit)) for limit in (None, 5))
+    assert all(cut[name] == whole[name][:5] for name in whole)
+    with (bundle / "commonsense_reasoning/copa.jsonl").open() as lines:
+        assert whole["copa"] != [json.loads(line) for line in lines]
+        assert sorted(map(str, whole["copa"])) == sorted(map(str, map(json.loads, (
+            bundle / "commonsense_reasoning/copa.jsonl").read_text().splitlines())))
+
+
+def test_missing_files_fields_and_items_are_named(tmp_path: Path, bundle: Path) -> None:
+    for task in known_suites()["small"].tasks:
+        (tmp_path / task.file).parent.mkdir(exist_ok=True)
+        (tmp_path / task.file).write_bytes((bundle / task.file).read_bytes())
+    section = Suite(suite="small", path=str(tmp_path))
+    read_suite(section)
+    (tmp_path / "commonsense_reasoning/copa.jsonl").write_text('{"query": "a", "choices": ["b"]}\n')
+    with pytest.raises(TaskError, match=r"copa\.jsonl, item 1: no field 'gold'"):
+        read_suite(section)
+    for name in ("commonsense_reasoning/copa.jsonl", "world_knowledge/arc_easy.jsonl"):
+        (tmp_path / name).unlink()
+    with pytest.raises(TaskError, match=r"lacks commonsense_reasoning/copa\.jsonl, world_knowledge/arc_easy"):
+        read_suite(section)
+    with pytest.raises(TaskError, match="jeopardy has 10 items to ask, too few for its 10 solved ones"):
+        read_suite(Suite(suite="core22", path=str(bundle), limit=10))
+
+
+def test_a_suite_is_asked_by_the_command_and_shown_in_the_report(
+    tmp_path: Path, bundle: Path, make_model: Callable[[Shape], Llama], tokenizer_folder: Path, shape: Shape,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save_model(tmp_path / "model", shape, dict(make_model(shape).named_parameters()))
+    (tmp_path / "tasks.yaml").write_text(f"suites: [{{suite: small, path: {bundle}, limit: 4}}]\n")
+    file = read_task_file(tmp_path / "tasks.yaml")
+    found = evaluate_folder(str(tmp_path / "model"), str(tokenizer_folder), Evaluate(suites=file.suites, seed=0))
+    print_evaluation(found)
+    printed = capsys.readouterr().out
+    assert f"{found['small']['score']['value']:.4f}" in printed
+    assert "lambada_openai" in printed
+    core = {**found["small"], "references": [one.model_dump() for one in known_suites()["core22"].references]}
+    section = report_suites({"evaluation": {"models": {"pretrain": {"suites": {"core22": core}}}}})
+    assert section is not None
+    shown = str(section)
+    assert f"{found['small']['score']['value']:.4f}" in shown
+    assert "GPT-2 (1.6B)" in shown
+    assert "0.2565" in shown
+    assert "nanochat, README.md" in shown
+    assert report_suites({"evaluation": {"models": {"pretrain": {"sources": {}}}}}) is None
+    (tmp_path / "tasks.yaml").write_text("tasks: []\n")
+    with pytest.raises(EvaluationError, match="it asks nothing; give `tasks"):
+        read_task_file(tmp_path / "tasks.yaml")
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(ValidationError, match="two tasks or suites are called 'small'"):
+        Evaluate.model_validate({"suites": [{"suite": "small", "path": "a"}, {"suite": "small", "path": "b"}]})

@@ -1,0 +1,119 @@
+"""How well an encoder fills in masked tokens of held-out documents.
+
+Pseudo-perplexity (Salazar et al. 2020, section 2.2): each token is masked alone, in a copy of its row of its own, and
+predicted from all others; the exponential of its mean loss. Up to PLACES_PER_ROW tokens of a row are measured, drawn
+evenly, which estimates the mean over all. Masked accuracy: the share of tokens that are the likeliest where 15 % of a
+row are masked together, whatever share the model was trained with, so that models can be compared.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.mixtures.objectives.token_objectives import Masked
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.evaluation.held_out import (
+    COLUMNS,
+    HELD_OUT_STEP,
+    ROWS_PER_FORWARD,
+    by_document,
+    held_out_positions,
+    perplexity_of,
+    read_token_bytes,
+)
+from gristmill.train.evaluation.intervals import interval
+from gristmill.train.models.llama import Llama
+from gristmill.train.objectives.layout import draws
+from gristmill.train.objectives.losses import IGNORED, score_tokens
+from gristmill.train.objectives.masked_rows import Masking, read_masking
+
+MEASURED = Masked(rate=0.15, mask_share=1.0, random_share=0.0)
+"""Devlin et al. 2019, section 3.1, with the mask token in place of every chosen one."""
+PLACES_PER_ROW = 64
+"""Forward passes of each held-out row for its pseudo-perplexity, at the most."""
+
+
+def masked_metrics(
+    model: Llama, packed: PackedSet, source: str, tokenizer: Path, seed: int, bootstrap_samples: int
+) -> dict[str, Any]:
+    """Pseudo-perplexity and masked accuracy over a source's held-out documents, with intervals.
+
+    Args:
+        model: an encoder.
+        packed: whose held-out rows are measured.
+        source: that has some.
+        tokenizer: the folder of its tokenizer.
+        seed, bootstrap_samples: of the draws and of the bootstrap over documents.
+    """
+    masking = read_masking(MEASURED, tokenizer, seed)
+    token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
+    rows, boundaries = packed.validation(source), packed.validation_boundaries(source)
+    positions = held_out_positions(packed, source, model.shape)
+    laid = masking(rows, boundaries.filled(), np.arange(len(rows)), HELD_OUT_STEP)
+    together = _scored(model, np.arange(len(rows)), laid.inputs, laid.targets, positions, token_bytes)
+    single = one_by_one(masking, rows, boundaries.filled())
+    numbers, places = np.nonzero(single)
+    alone = np.zeros_like(together)
+    for start in range(0, len(numbers), ROWS_PER_FORWARD):
+        row, place = numbers[start : start + ROWS_PER_FORWARD], places[start : start + ROWS_PER_FORWARD]
+        copies = np.arange(len(row))
+        inputs, targets = rows[row].astype(np.int64), np.full((len(row), rows.shape[1]), IGNORED)
+        targets[copies, place], inputs[copies, place] = inputs[copies, place], masking.mask
+        alone[row, place] = _scored(model, row, inputs, targets, positions, token_bytes)[copies, place]
+    documents, masked = by_document(packed, source, alone), by_document(packed, source, together)
+    return {
+        "pseudo_perplexity": float(perplexity_of(documents.sum(axis=0))),
+        "pseudo_perplexity_interval": interval(documents, perplexity_of, seed, bootstrap_samples),
+        "tokens": int(documents[:, 1].sum()), "documents": len(documents),
+        "masked_loss": float(masked[:, 0].sum() / masked[:, 1].sum()),
+        "masked_accuracy": float(_accuracy(masked.sum(axis=0))),
+        "masked_accuracy_interval": interval(masked, _accuracy, seed, bootstrap_samples),
+        "masked_tokens": int(masked[:, 1].sum()),
+    }
+
+
+def one_by_one(masking: Masking, rows: np.ndarray, filled: np.ndarray) -> np.ndarray:
+    """Which tokens (n, t) are masked alone: those of each row that draw lowest, special tokens and padding excepted."""
+    may = masking.may_be_masked(rows, filled)
+    numbers, places = (np.broadcast_to(one, rows.shape) for one in (
+        np.arange(len(rows))[:, None], np.arange(rows.shape[1])))
+    drawn = np.where(may, draws(masking.key("alone", HELD_OUT_STEP), numbers, places), 2.0)
+    order = np.argsort(drawn, axis=1, kind="stable")[:, :PLACES_PER_ROW]
+    chosen = np.zeros(rows.shape, dtype=bool)
+    np.put_along_axis(chosen, order, True, axis=1)
+    found: np.ndarray = chosen & may
+    return found
+
+
+@torch.no_grad()
+def _scored(
+    model: Llama, numbers: np.ndarray, inputs: np.ndarray, targets: np.ndarray, positions: np.ndarray | None,
+    token_bytes: np.ndarray,
+) -> np.ndarray:
+    """What a model makes of rows: (n, t, COLUMNS) float64, zeros where there is no target.
+
+    `numbers` are those of the rows in `positions`.
+    """
+    device = next(model.parameters()).device
+    found = np.zeros((*inputs.shape, COLUMNS))
+    for start in range(0, len(inputs), ROWS_PER_FORWARD):
+        part = slice(start, start + ROWS_PER_FORWARD)
+        ids, wanted = (torch.from_numpy(array[part].astype(np.int64)).to(device) for array in (inputs, targets))
+        places = None if positions is None else torch.from_numpy(positions[numbers[part]]).to(device)
+        nll, correct = model(ids, partial(score_tokens, targets=wanted), positions=places)
+        counted = wanted != IGNORED
+        columns: list[Tensor] = [nll.double() * counted, counted.double(), correct.double() * counted]
+        found[part][..., [0, 1, 3]] = torch.stack(columns, dim=-1).cpu().numpy()
+    found[..., 2] = np.where(targets == IGNORED, 0.0, token_bytes[targets.clip(min=0)])
+    return found
+
+
+def _accuracy(sums: np.ndarray) -> np.ndarray:
+    share: np.ndarray = sums[..., 3] / np.maximum(sums[..., 1], 1.0)
+    return share

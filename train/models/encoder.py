@@ -1,0 +1,181 @@
+"""The encoder: ModernBERT's (Warner et al. 2024) with rotary positions, GeGLU and full attention in every layer.
+
+Every token sees its whole row, or its whole document. Parameters have the names and layouts of transformers'
+ModernBertForMaskedLM, so that an export copies tensors. It is called as the decoder is (see llama.Llama); shapes below
+are those of llama.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.train.models.attention import Visible, attend, see_documents
+from gristmill.train.models.llama import Cache, Head, Kept, Llama, logits_head, recomputed
+from gristmill.train.models.rotary import rotary_table, rotate
+from gristmill.train.models.shape import Shape
+
+
+class EncoderAttention(nn.Module):
+    """Self-attention in both directions; one matrix makes queries, keys and values."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.channels = shape.head_width
+        self.Wqkv = nn.Linear(shape.width, 3 * shape.attention_width, bias=False)
+        self.Wo = nn.Linear(shape.attention_width, shape.width, bias=False)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
+        """Attend (n, t, d) -> (n, t, d); see llama.Attention for the arguments."""
+        n, t, _ = x.shape
+        queries, keys, values = self.Wqkv(x).view(n, t, 3, -1, self.channels).permute(2, 0, 3, 1, 4)
+        mixed = attend(rotate(queries, *rotary), rotate(keys, *rotary), values, visible, causal=False)
+        return self.Wo(mixed.transpose(1, 2).reshape(n, t, -1))
+
+
+class EncoderFeedForward(nn.Module):
+    """GeGLU (Shazeer 2020): Wo(gelu(a) * b), where a and b are the halves of Wi(x)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.Wi = nn.Linear(shape.width, 2 * shape.ffn_width, bias=False)
+        self.Wo = nn.Linear(shape.ffn_width, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, t, d) -> (n, t, d)."""
+        activated, gate = self.Wi(x).chunk(2, dim=-1)
+        return self.Wo(F.gelu(activated) * gate)
+
+
+class EncoderBlock(nn.Module):
+    """One layer: attention and feed-forward, each behind a norm and a residual connection.
+
+    The first layer's attention has no norm of its own, since the embeddings are normalised already.
+    """
+
+    def __init__(self, shape: Shape, is_first: bool) -> None:
+        super().__init__()
+        self.attn_norm = nn.Identity() if is_first else _norm(shape)
+        self.attn = EncoderAttention(shape)
+        self.mlp_norm = _norm(shape)
+        self.mlp = EncoderFeedForward(shape)
+        self.kept: Kept | Literal["all"] = "all"
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
+        """(n, t, d) -> (n, t, d)."""
+        return self.run(x, rotary, visible)
+
+    def run(self, *arguments: Any) -> Tensor:
+        """The arithmetic of `forward`, as in llama.Block."""
+        if self.kept == "all" or not torch.is_grad_enabled():
+            return self.compute(*arguments)
+        out: Tensor = recomputed(self.compute, self.kept, *arguments)
+        return out
+
+    def compute(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
+        """The arithmetic itself."""
+        cosines, sines = rotary
+        x = x + self.attn(self.attn_norm(x), (cosines.to(x.dtype), sines.to(x.dtype)), visible)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Embeddings(nn.Module):
+    """Looked-up and normalised tokens."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(shape.padded_vocab_size, shape.width)
+        self.norm = _norm(shape)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids (n, t) -> (n, t, d)."""
+        return self.norm(self.tok_embeddings(ids))
+
+
+class EncoderStack(nn.Module):
+    """Embeddings, layers and the final norm."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(shape)
+        self.layers = nn.ModuleList(EncoderBlock(shape, number == 0) for number in range(shape.layers))
+        self.final_norm = _norm(shape)
+
+    def forward(self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
+        """Ids (n, t) -> normalised hidden states (n, t, d)."""
+        return self.run(ids, rotary, visible)
+
+    def run(self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
+        """The arithmetic of `forward`, which may be compiled."""
+        hidden = self.embeddings(ids)
+        for layer in self.layers:
+            hidden = layer(hidden, rotary, visible)
+        return self.final_norm(hidden)
+
+
+class PredictionHead(nn.Module):
+    """What hidden states go through before the output matrix (Devlin et al. 2019's code: `transform`)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.dense = nn.Linear(shape.width, shape.width, bias=False)
+        self.norm = _norm(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, t, d) -> (n, t, d)."""
+        return self.norm(F.gelu(self.dense(x)))
+
+
+class Encoder(nn.Module):
+    """The whole model; a logit says which token stands at its own place.
+
+    Attributes:
+        shape: its sizes.
+        is_compiled: whether layers are compiled (see llama.configure).
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.is_compiled = False
+        self.model = EncoderStack(shape)
+        self.head = PredictionHead(shape)
+        if not shape.tied_embeddings:
+            self.decoder = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
+
+    def forward(
+        self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
+        trained: Tensor | None = None,
+    ) -> Any:
+        """Run the model and compute something from its last hidden states; see llama.Llama.forward.
+
+        Args:
+            ids, head: likewise.
+            cache: always None: what is behind a token changes what it is, so nothing can be kept.
+            positions: (n, t) of each token in what it sees, negative for padding, which no other token sees. Without
+                them a token sees its whole row.
+            trained: not used: there are no experts.
+        """
+        if cache is not None:
+            raise ValueError("an encoder fills in masked tokens and cannot write text")
+        places = torch.arange(ids.shape[1], device=ids.device)
+        visible: Visible = None
+        if positions is not None:
+            visible = see_documents(positions, dense=self.is_compiled, causal=False)
+            places = positions.clamp(min=0).unsqueeze(1)
+        rotary = rotary_table(places, self.shape.head_width, self.shape.rope_theta, self.shape.rope_scaling)
+        hidden = self.head(self.model(ids, rotary, visible))
+        matrix: Tensor = (self.model.embeddings.tok_embeddings if self.shape.tied_embeddings else self.decoder).weight
+        return head(hidden, matrix[: self.shape.vocab_size])
+
+
+def _norm(shape: Shape) -> nn.LayerNorm:
+    return nn.LayerNorm(shape.width, eps=shape.norm_eps, bias=False)
+
+
+def model_of(shape: Shape) -> Llama | Encoder:
+    """The model that a shape describes."""
+    return Encoder(shape) if shape.encoder else Llama(shape)

@@ -1,0 +1,251 @@
+"""A model as one GGUF file, which llama.cpp and what is built on it (Ollama, LM Studio) run.
+
+Layout and quantisation are the package gguf's, names and meanings of the keys those of llama.cpp (ggml's docs/gguf.md).
+Queries and keys of its `llama` are in another order: llama.cpp turns pairs of neighbours there, transformers halves.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.dataprep.files import atomic_write
+from gristmill.mixtures.evaluation import GgufKind
+from gristmill.mixtures.model import RopeScaling
+from gristmill.tokenize.encoding.llama_cpp_vocabulary import Vocabulary
+from gristmill.train.models.families import family_of
+from gristmill.train.models.rotary import frequencies
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.tensor_files import TensorFile
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType, GGUFWriter, TensorNameMap
+
+ARCHITECTURES = {"llama": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+"""transformers' model_type -> llama.cpp's architecture."""
+TURNS_NEIGHBOURS = "llama"
+"""The architecture whose rotary positions turn channels 2i and 2i + 1; all others turn i and i + width / 2."""
+VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
+"""Whose last rows may be padding, which is cut off."""
+ROPE_FACTORS = "rope_freqs.weight"
+GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+
+
+class GgufError(ValueError):
+    """A model that a GGUF file cannot hold."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a file says beside the weights.
+
+    Attributes:
+        name: of the model.
+        vocabulary: its tokens.
+        end_of_text, pad: ids.
+        end_of_turn: id that ends an answer; None where only the end of the text does.
+        chat_template: Jinja; None where conversations are not written by a template.
+    """
+
+    name: str
+    vocabulary: Vocabulary
+    end_of_text: int
+    pad: int
+    end_of_turn: int | None
+    chat_template: str | None
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A tensor of the file: its name, its shape, and what makes it of one of ours."""
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    make: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+
+def check_gguf(shape: Shape) -> None:
+    """Raise GgufError for a model that llama.cpp would not compute in the same way."""
+    scaling, family = shape.rope_scaling, family_of(shape)
+    if family not in ARCHITECTURES:
+        raise GgufError(f"export.gguf writes decoders, but this model is {family}, an encoder; remove it")
+    if ARCHITECTURES[family] != TURNS_NEIGHBOURS and scaling is not None and scaling.kind == "llama3":
+        raise GgufError(f"export.gguf: llama.cpp's {family} has no rope_scaling of the kind llama3; choose linear or "
+                        "yarn, or leave export.gguf out")
+
+
+def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: Labels, scratch: Path) -> int:
+    """Write one file, whole or not at all; memory holds one tensor at a time.
+
+    Args:
+        path: where to.
+        weights: safetensors of a trained model, under our own names.
+        shape: its sizes.
+        kind: data type of the matrices; vectors are in single precision, and matrices whose rows are no whole blocks
+            of a type in half. Embedding and output of `q4_0` are `q8_0`: every token would pay for their error.
+        labels: what else the file says.
+        scratch: a folder on this machine, in which the file is made.
+
+    Returns:
+        bytes of the file.
+
+    Raises:
+        GgufError: see `check_gguf`.
+    """
+    import gguf
+
+    check_gguf(shape)
+    file, architecture = TensorFile(weights), ARCHITECTURES[family_of(shape)]
+    factors = _rope_factors(shape)
+    pieces = [piece for name in file.names() for piece in _pieces(name, file.shape(name), shape, architecture)]
+    tensors: list[tuple[_Piece, GGMLQuantizationType]] = [(piece, _type_of(piece, kind)) for piece in pieces]
+    with TemporaryDirectory(dir=scratch) as folder:
+        made = Path(folder) / path.name
+        writer = gguf.GGUFWriter(made, architecture)
+        _write_sizes(writer, shape)
+        _write_labels(writer, labels)
+        writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        for piece, data_type in tensors:
+            size = gguf.quant_shape_to_byte_shape(piece.shape, data_type)
+            writer.add_tensor_info(piece.name, size, np.dtype(np.uint8), math.prod(size), data_type)
+        if factors is not None:
+            writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for piece, data_type in tensors:
+            whole = piece.make(file.read(piece.source).float()).contiguous().numpy()
+            writer.write_tensor_data(gguf.quantize(whole, data_type))
+        if factors is not None:
+            writer.write_tensor_data(factors)
+        writer.close()
+        with made.open("rb") as source, atomic_write(path) as sink:
+            shutil.copyfileobj(source, sink)
+    return path.stat().st_size
+
+
+def _pieces(name: str, size: tuple[int, ...], shape: Shape, architecture: str) -> Iterator[_Piece]:
+    """The tensors of the file that one of ours becomes: experts' matrices are stacked, gates and ups apart."""
+    if name in VOCABULARY_TENSORS:
+        size = (shape.vocab_size, *size[1:])
+    if GATE_UP in name:
+        layer, half = f"blk.{name.split('.')[2]}", size[1] // 2
+        yield _Piece(f"{layer}.ffn_gate_exps.weight", name, (size[0], half, size[2]), lambda tensor: tensor[:, :half])
+        yield _Piece(f"{layer}.ffn_up_exps.weight", name, (size[0], half, size[2]), lambda tensor: tensor[:, half:])
+    elif DOWN in name:
+        yield _Piece(f"blk.{name.split('.')[2]}.ffn_down_exps.weight", name, size)
+    else:
+        found = _names(architecture, shape.layers).get_name(name, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            raise GgufError(f"export.gguf: {name} has no place in a GGUF file of the architecture {architecture}")
+        heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(name.split(".")[-2])
+        if heads is not None and architecture == TURNS_NEIGHBOURS:
+            yield _Piece(found, name, size, partial(_neighbours, heads=heads))
+        else:
+            yield _Piece(found, name, size, lambda tensor: tensor[: size[0]])
+
+
+@cache
+def _names(architecture: str, layers: int) -> TensorNameMap:
+    import gguf
+
+    return gguf.get_tensor_name_map(next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture),
+                                    layers)
+
+
+def _neighbours(matrix: Tensor, heads: int) -> Tensor:
+    """Rows of each head reordered: those of its two halves by turns."""
+    halves = matrix.reshape(heads, 2, -1, matrix.shape[1])
+    return halves.transpose(1, 2).reshape(matrix.shape)
+
+
+def _type_of(piece: _Piece, kind: GgufKind) -> GGMLQuantizationType:
+    """The data type of a tensor: that of the file where it is a large matrix whose rows are whole blocks."""
+    import gguf
+
+    types = gguf.GGMLQuantizationType
+    if len(piece.shape) == 1 or "ffn_gate_inp" in piece.name:
+        return types.F32
+    data_type = types[kind.upper()]
+    if data_type == types.Q4_0 and piece.name in ("token_embd.weight", "output.weight"):
+        data_type = types.Q8_0
+    return types.F16 if piece.shape[-1] % gguf.GGML_QUANT_SIZES[data_type][0] else data_type
+
+
+def _write_sizes(writer: GGUFWriter, shape: Shape) -> None:
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.sequence_length)
+    writer.add_embedding_length(shape.width)
+    writer.add_feed_forward_length(shape.ffn_width)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_width)
+    writer.add_value_length(shape.head_width)
+    writer.add_layer_norm_rms_eps(shape.norm_eps)
+    writer.add_rope_dimension_count(shape.head_width)
+    writer.add_rope_freq_base(shape.rope_theta)
+    writer.add_vocab_size(shape.vocab_size)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.experts_per_token)
+        writer.add_expert_feed_forward_length(shape.ffn_width)
+    if shape.rope_scaling is not None and shape.rope_scaling.kind != "llama3":
+        _write_scaling(writer, shape.rope_scaling)
+
+
+def _write_scaling(writer: GGUFWriter, scaling: RopeScaling) -> None:
+    import gguf
+
+    writer.add_rope_scaling_factor(scaling.factor)
+    if scaling.kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        return
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_orig_ctx_len(scaling.original_length or 0)
+    writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
+    writer.add_rope_scaling_yarn_beta_slow(scaling.beta_slow)
+    if scaling.attention_factor is not None:
+        # llama.cpp multiplies the factor of the paper with this one.
+        writer.add_rope_scaling_attn_factors(scaling.attention_factor / (0.1 * math.log(scaling.factor) + 1.0))
+
+
+def _rope_factors(shape: Shape) -> np.ndarray | None:
+    """What llama.cpp divides each frequency by, (head_width / 2,) float32, where positions are stretched as Llama 3's.
+    """
+    if shape.rope_scaling is None or shape.rope_scaling.kind != "llama3":
+        return None
+    plain, stretched = (frequencies(shape.head_width, shape.rope_theta, scaling, torch.device("cpu"))[0]
+                        for scaling in (None, shape.rope_scaling))
+    factors: np.ndarray = (plain / stretched).numpy()
+    return factors
+
+
+def _write_labels(writer: GGUFWriter, labels: Labels) -> None:
+    vocabulary = labels.vocabulary
+    writer.add_name(labels.name)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(vocabulary.pre_tokenizer)
+    writer.add_token_list(list(vocabulary.tokens))
+    writer.add_token_types(list(vocabulary.kinds))
+    writer.add_token_merges(list(vocabulary.merges))
+    # In a packed set every document follows an end of text; templates write their own beginning, so it is not added.
+    writer.add_bos_token_id(labels.end_of_text)
+    writer.add_add_bos_token(False)
+    writer.add_eos_token_id(labels.end_of_text)
+    writer.add_pad_token_id(labels.pad)
+    if labels.end_of_turn is not None:
+        writer.add_eot_token_id(labels.end_of_turn)
+    if labels.chat_template is not None:
+        writer.add_chat_template(labels.chat_template)

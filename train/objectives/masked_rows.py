@@ -1,0 +1,109 @@
+"""Masked language modelling (Devlin et al. 2019, section 3.1): which tokens of packed rows are masked, and by what.
+
+Each token, or with whole words each word, is chosen with the same probability. A chosen token is predicted; in its
+place stands the mask token, or one of the vocabulary drawn evenly, or the token itself. Special tokens and padding are
+never chosen. This is what transformers' DataCollatorForLanguageModeling does, with draws that depend on nothing but the
+seed, the step, the row and the place in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Masked
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, word_edges
+from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
+from gristmill.tokenize.order import order_key
+from gristmill.train.objectives.layout import Laid, draws
+from gristmill.train.objectives.losses import IGNORED
+
+
+class NoMaskTokenError(ValueError):
+    """A tokenizer has no token that stands for a masked one."""
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Which tokens are masked, and by what (see layout.Layout).
+
+    Attributes:
+        section: how many.
+        seed: of the draws.
+        mask: id of the mask token.
+        vocab_size: ids that are drawn from.
+        special: (vocab,) bool, ids that are never chosen.
+        edges: (vocab,) bool each, ids that begin and that end a word, as from `word_edges`; None masks single tokens.
+    """
+
+    section: Masked
+    seed: int
+    mask: int
+    vocab_size: int
+    special: np.ndarray
+    edges: tuple[np.ndarray, np.ndarray] | None
+
+    ahead = 0
+
+    def __call__(self, tokens: np.ndarray, filled: np.ndarray, rows: np.ndarray, step: int) -> Laid:
+        """Inputs and targets of rows in a step; see layout.Layout."""
+        ids = tokens.astype(np.int64)
+        may = self.may_be_masked(ids, filled)
+        places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+        if self.edges is not None:
+            begins, ends = self.edges
+            starts = may.copy()
+            starts[:, 1:] &= begins[ids[:, 1:]] | ends[ids[:, :-1]] | ~may[:, :-1]
+            # Every token of a word takes the draw of its first one.
+            places = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
+        numbers = np.broadcast_to(rows[:, None], ids.shape)
+        chosen = may & (draws(self.key("chosen", step), numbers, places) < self.section.rate)
+        row, place = np.nonzero(chosen)
+        kind = draws(self.key("kind", step), rows[row], place)
+        drawn = (draws(self.key("drawn", step), rows[row], place) * self.vocab_size).astype(np.int64)
+        to_mask = self.section.mask_share
+        inputs, own = ids.copy(), ids[chosen]
+        inputs[chosen] = np.where(kind < to_mask, self.mask,
+                                  np.where(kind < to_mask + self.section.random_share, drawn, own))
+        return Laid(inputs, np.where(chosen, ids, IGNORED))
+
+    def may_be_masked(self, ids: np.ndarray, filled: np.ndarray) -> np.ndarray:
+        """Which tokens (n, t) may be chosen: all but special ones and padding."""
+        may: np.ndarray = ~self.special[ids] & (np.arange(ids.shape[1]) < filled[:, None])
+        return may
+
+    def key(self, name: str, step: int) -> int:
+        """64 bits for the draws of a name in a step."""
+        return order_key(self.seed, "masked", name, step)
+
+
+def masking_of(section: Masked, tokenizer: TextTokenizer, seed: int) -> Masking:
+    """What a manifest asks for.
+
+    Raises:
+        NoMaskTokenError: the tokenizer has none of the known mask tokens.
+    """
+    special = np.zeros(tokenizer.vocab_size, dtype=bool)
+    special[list(tokenizer.special_ids.values())] = True
+    edges = word_edges(tokenizer.tokenizer) if section.whole_words else None
+    return Masking(section, seed, tokenizer.special_ids[mask_token(tokenizer)], tokenizer.vocab_size, special, edges)
+
+
+def read_masking(section: Masked, folder: Path, seed: int) -> Masking:
+    """`masking_of` the tokenizer of a folder."""
+    return masking_of(section, load_tokenizer(folder), seed)
+
+
+def mask_token(tokenizer: TextTokenizer) -> str:
+    """The special token that stands for a masked one.
+
+    Raises:
+        NoMaskTokenError: the tokenizer has none.
+    """
+    found = next((name for name in MASK_TOKENS if name in tokenizer.special_ids), None)
+    if found is None:
+        raise NoMaskTokenError("pretrain.masked: the tokenizer has no special token that stands for a masked one; it "
+                               f"needs {', '.join(MASK_TOKENS[:-1])} or {MASK_TOKENS[-1]} (tokenizer.special_tokens)")
+    return found

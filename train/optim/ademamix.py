@@ -1,0 +1,79 @@
+"""AdEMAMix: AdamW with a second, much slower mean of the gradients (Pagliardini et al. 2024, algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gristmill.train.optim.offload import STEP
+from gristmill.train.optim.sharded import local
+
+
+class AdEMAMix(torch.optim.Optimizer):
+    """Three moments, elementwise; works on the shares of DTensors, with no host synchronisation.
+
+    Args:
+        groups: parameter groups; `weight_decay` per group.
+        lr: learning rate.
+        betas: of the fast mean and of the mean of squares.
+        beta3: of the slow mean, at the end of its rise.
+        alpha: how much the slow mean counts, at the end of its rise.
+        rise_steps: steps in which alpha rises from 0 and beta3 from the fast mean's; none if 0.
+        eps: added to the root of the second moment.
+        zeros_like: makes a parameter's moments.
+    """
+
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], beta3: float, alpha: float,
+        rise_steps: int, eps: float, zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "beta3": beta3, "alpha": alpha, "rise_steps": rise_steps,
+                                  "eps": eps, "weight_decay": 0.0})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].update(
+                    {STEP: torch.zeros((), dtype=torch.float32, device=parameter.device)},
+                    exp_avg=zeros_like(parameter), exp_avg_slow=zeros_like(parameter), exp_avg_sq=zeros_like(parameter))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            (fast, squares), lr = group["betas"], group["lr"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state, gradient, weight = self.state[parameter], local(parameter.grad), local(parameter)
+                step = state[STEP]
+                step += 1
+                beta3, alpha = risen(step, fast, group["beta3"], group["alpha"], group["rise_steps"])
+                mean, slow, square = (local(state[name]) for name in ("exp_avg", "exp_avg_slow", "exp_avg_sq"))
+                mean.lerp_(gradient, 1.0 - fast)
+                slow.lerp_(gradient, (1.0 - beta3).to(slow.dtype))
+                square.lerp_(gradient * gradient, 1.0 - squares)
+                # The slow mean is not corrected for its beginning at zero: its weight rises instead (section 3).
+                direction = mean / (1.0 - fast**step) + alpha * slow
+                direction /= (square / (1.0 - squares**step)).sqrt_().add_(group["eps"])
+                weight.mul_(1.0 - lr * group["weight_decay"]).sub_(direction, alpha=lr)
+
+
+def risen(step: Tensor, fast: float, beta3: float, alpha: float, steps: int) -> tuple[Tensor, Tensor]:
+    """beta3 and alpha of a step: alpha rises linearly, beta3 so that its half-life does (section 3, schedulers).
+
+    Args:
+        step: counted from 1, a scalar.
+        fast: where beta3 begins.
+        beta3, alpha: where they end.
+        steps: of the rise; none if 0.
+    """
+    if not steps:
+        return torch.full_like(step, beta3), torch.full_like(step, alpha)
+    share = (step / steps).clamp(max=1.0)
+    if not fast or not beta3:
+        return torch.full_like(step, beta3), share * alpha
+    first, last = math.log(fast), math.log(beta3)
+    return torch.exp(first * last / ((1.0 - share) * last + share * first)).clamp(max=beta3), share * alpha

@@ -1,0 +1,83 @@
+"""Dion: momentum orthogonalised at low rank by a power iteration with error feedback (Ahn et al. 2025, algorithm 1).
+
+    B = M + G;  P = orthonormal(B Q);  R = B^T P;  M = B - (1 - mu) P R^T;  Q = R with columns of norm 1
+    W -= lr (lambda W + 0.2 sqrt(max(rows, columns)) P Q^T)
+
+The scale is that of our Muon, so that AdamW's learning rate holds (the paper's is sqrt(rows / columns)). P and R, of
+rows x rank and columns x rank, are what processes that share a matrix exchange. PyTorch has no QR of a sharded matrix:
+every process makes the whole P orthonormal, where the paper has a randomised Cholesky QR of shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gristmill.train.models.initialisation import generator_of
+from gristmill.train.optim.orthogonal import ADAMWS_RMS, placed_as
+from gristmill.train.optim.sharded import local
+
+SMALLEST_NORM = 1e-8
+
+
+class Dion(torch.optim.Optimizer):
+    """Low-rank orthonormal updates of whole and sharded matrices.
+
+    Args:
+        matrices: parameters of two dimensions, by name.
+        lr: learning rate, AdamW's.
+        weight_decay: of all of them.
+        momentum: mu.
+        rank_fraction: rank, as a share of the shorter side.
+        zeros_like: makes a parameter's moments.
+    """
+
+    def __init__(
+        self, matrices: Sequence[tuple[str, nn.Parameter]], lr: float, weight_decay: float, momentum: float,
+        rank_fraction: float, zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+    ) -> None:
+        super().__init__([matrix for _, matrix in matrices],
+                         {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        for name, matrix in matrices:
+            rank = max(1, round(rank_fraction * min(matrix.shape)))
+            first = torch.randn(matrix.size(1), rank, generator=generator_of(0, f"dion:{name}")).to(matrix.device)
+            basis = zeros_like(first)
+            basis.copy_(first / first.norm(dim=0))
+            self.state[matrix].update(momentum_buffer=zeros_like(matrix), basis=basis)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient."""
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is None:
+                    continue
+                state, weight = self.state[matrix], local(matrix)
+                buffer, basis = state["momentum_buffer"], state["basis"]
+                local(buffer).add_(local(matrix.grad))
+                left = torch.linalg.qr(_whole(buffer @ _on_mesh(basis, matrix)))[0]
+                right = _whole(buffer.T @ _on_mesh(left, matrix))
+                seen = placed_as(_on_mesh(left, matrix) @ _on_mesh(right.T, matrix), matrix)
+                local(buffer).sub_(local(seen), alpha=1.0 - group["momentum"])
+                basis.copy_(right / right.norm(dim=0).clamp(min=SMALLEST_NORM))
+                update = local(placed_as(_on_mesh(left, matrix) @ _on_mesh(basis.T, matrix), matrix))
+                weight.mul_(1.0 - group["lr"] * group["weight_decay"])
+                weight.sub_(update, alpha=group["lr"] * ADAMWS_RMS * math.sqrt(max(matrix.shape)))
+
+
+def _on_mesh(tensor: Tensor, matrix: Tensor) -> Tensor:
+    """A tensor that all processes have, as one that can be multiplied with a matrix that they share."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not isinstance(matrix, DTensor):
+        return tensor
+    return DTensor.from_local(tensor, matrix.device_mesh, [Replicate()] * matrix.device_mesh.ndim, run_check=False)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
