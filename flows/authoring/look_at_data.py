@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_chunks, split_compression
 from gristmill.dataprep.reading.pythondocs import is_python_source
 from gristmill.dataprep.reading.sources import Found, SourceError, SourceFile, SourceListing, find_at, find_files
 from gristmill.dataprep.reading.tables import table_rows
+from gristmill.dataprep.text.chapters import chapters
 
 SAMPLE_FILES = 3
 SAMPLE_ROWS = 200
@@ -26,7 +27,7 @@ PAGE_TEXT_SHARE = 0.05
 """Bytes of main text per byte of a crawl's pages; a rough guess, the report of a run has the real figure."""
 TEXT_NAMES = ("text", "content", "raw_content", "body", "document", "article", "markdown", "story", "code")
 """Names that a field of texts usually has; elsewhere the longest strings decide."""
-ID_NAMES = ("id", "uuid", "doc_id", "document_id", "_id")
+ID_NAMES = ("id", "uuid", "doc_id", "document_id", "_id", "url", "uri")
 CODE_EXTENSIONS = (".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".js", ".ts", ".rb",
                    ".sh", ".sql", ".r", ".jl", ".lua", ".scala", ".kt", ".swift")
 EXAMPLE_FIELDS = ((("chosen", "rejected"), "preferences", "dpo"), (("messages",), "conversations", "sft"),
@@ -36,6 +37,10 @@ SHOWN_FIELDS = 20
 BOOK_BYTES = 500_000
 """Beyond this many bytes a file of text is most likely a book, or several documents (100,000 words are the most that
 Gopher's rules keep)."""
+BOOK_CHAPTERS = 3
+"""Chapters in its first SAMPLE_BYTES by which a book is taken to have headings."""
+BOOK_PARAGRAPHS = 4000
+"""Characters of the documents into which a text without headings is cut: some pages of print."""
 HTML_STARTS = ("<!doctype html", "<html")
 Row = Mapping[str, Any]
 
@@ -53,7 +58,7 @@ class Look:
         stored_bytes: their size.
         text_bytes: estimated bytes of text; None where it cannot be known before reading.
         is_code: whether most of the files are programs.
-        split: of a Hugging Face dataset without a split `train`.
+        split: how long texts are to be cut: `chapters`, or into paragraphs of so many characters; None for not at all.
         remarks: sentences about what may need a second look.
         formats: (format with its compression, number of files, their bytes), the largest first.
         ignored: extension of a folder's files that are not read -> their number.
@@ -68,7 +73,7 @@ class Look:
     id_field: str | None = None
     extract: bool = False
     is_code: bool = False
-    split: str | None = None
+    split: Literal["chapters"] | int | None = None
     remarks: tuple[str, ...] = ()
     formats: tuple[tuple[str, int, int], ...] = ()
     ignored: Mapping[str, int] = field(default_factory=dict)
@@ -102,8 +107,9 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
     rows = [rows for file in chosen if (rows := sample_rows(file)) is not None]
     code = sum(PurePosixPath(file.name).suffix in CODE_EXTENSIONS for file in files) * 2 > len(files)
     if not rows:
-        return Look(path, form, len(files), stored, _plain_bytes(files, kinds), is_code=code,
-                    remarks=tuple(_long_files_remark(files)))
+        books = [] if code else [file for file in files if file.format == "text" and file.size > BOOK_BYTES]
+        split, said = _cut_of_books(books, len(files)) if books else (None, ())
+        return Look(path, form, len(files), stored, _plain_bytes(files, kinds), is_code=code, split=split, remarks=said)
     together = [row for some in rows for row in some]
     if not together:
         raise SourceError(f"source {name!r}: no row of {path} can be read as {chosen[0].format}; give another path, or "
@@ -123,11 +129,19 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
         None if named == "text" else named, id_field(together), html, False, None, tuple(remarks))
 
 
-def _long_files_remark(files: Sequence[SourceFile]) -> list[str]:
-    """What to say of plain texts as long as books: each becomes one document."""
-    long = [file for file in files if file.format == "text" and file.size > BOOK_BYTES]
-    return [f"{len(long)} of {len(files)} files are longer than {size(BOOK_BYTES)}, and each is one document: a "
-            "`read:` of your own cuts them into chapters (docs/own-readers.md)"] if long else []
+def _cut_of_books(books: Sequence[SourceFile], files: int) -> tuple[Literal["chapters"] | int, tuple[str, ...]]:
+    """How texts as long as books are best cut, by a look at the first, and what to say of it."""
+    begin = _beginning(as_path(books[0].location), books[0].compression).decode("utf-8", "replace")
+    found = len(chapters(begin))
+    long = f"{len(books)} of {files} files are longer than {size(BOOK_BYTES)}, and are cut into"
+    if found >= BOOK_CHAPTERS:
+        return "chapters", (f"{long} chapters: {books[0].name} has {found:,} in its first {size(len(begin))}",)
+    return BOOK_PARAGRAPHS, (f"{long} paragraphs: {books[0].name} has no headings of chapters",)
+
+
+def split_setting(split: Literal["chapters"] | int | None) -> str | dict[str, int] | None:
+    """How a text is to be cut, as a source's `split`."""
+    return {"paragraphs": split} if isinstance(split, int) else split
 
 
 def _some_fields(row: Row) -> str:

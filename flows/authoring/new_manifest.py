@@ -12,7 +12,7 @@ import yaml
 
 import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
 from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settings
-from gristmill.flows.authoring.look_at_data import Look, mean_weight, size
+from gristmill.flows.authoring.look_at_data import Look, mean_weight, size, split_setting
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.model import Model
 
@@ -102,8 +102,10 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
         about = f"about {size(look.text_bytes)} of text" if look.text_bytes else "amount of text not known"
         lines += [f"  {name}:   # {seen}; {about}", *(f"    # {remark}" for remark in look.remarks),
                   f"    path: {_scalar(look.path)}"]
-        chosen = {"format": None if look.format == "auto" else look.format, "text_field": look.text_field,
-                  "id_field": look.id_field, "extract": "resiliparse" if look.extract else None}
+        chosen: dict[str, Any] = {
+            "format": None if look.format == "auto" else look.format, "text_field": look.text_field,
+            "id_field": look.id_field, "extract": "resiliparse" if look.extract else None,
+            "split": split_setting(look.split)}
         lines += [f"    {key}: {_scalar(value)}" for key, value in chosen.items() if value is not None]
         lines.append(f"    max_epochs: {MAX_EPOCHS}")
         lines.append(f"    weight: {max(round(sizes[name] / total, 3), 0.001):g}   # its share of the text")
@@ -215,6 +217,6 @@ def _flow(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=True, sort_keys=False).strip()
 
 
-def _scalar(value: str) -> str:
-    """A string on one line of YAML, quoted where it has to be inside of braces too."""
+def _scalar(value: Any) -> str:
+    """A value on one line of YAML, quoted where it has to be inside of braces too."""
     return _flow([value])[1:-1]

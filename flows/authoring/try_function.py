@@ -128,11 +128,11 @@ def take_sample(
 
 def _as_source(path: str) -> Source:
     """A file that nobody has described, as a source: its format and the field of its text are guessed."""
-    from gristmill.flows.authoring.look_at_data import look_at
+    from gristmill.flows.authoring.look_at_data import look_at, split_setting
 
     look = look_at(FILE, path)
     return Source.model_validate({
-        "path": path, "format": look.format, "split": look.split,
+        "path": path, "format": look.format, "split": split_setting(look.split),
         **({"text_field": look.text_field} if look.text_field else {}),
         **({"extract": DEFAULT_EXTRACTOR} if look.extract else {})})
 

@@ -8,7 +8,7 @@ from typing import Any
 from gristmill.dataprep.replay import short_name
 from gristmill.flows.report import pictures
 from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Table
-from gristmill.flows.report.run_data import Facts, top_reasons
+from gristmill.flows.report.run_data import Facts, eaten_sources, top_reasons
 from gristmill.mixtures.sources import INGEST
 
 MOST_REASONS = 20
@@ -31,6 +31,7 @@ def funnel(facts: Facts) -> Section | None:
                          Table(["stage", "read", "kept", "gone", "MB kept", "tokens kept"], rows, {1, 2, 3, 4, 5})]
     if any("tokens_kept" in row for row in facts["funnel"]):
         parts.append(Note("Tokens before the last stage are estimated from the bytes per token of each source."))
+    parts += [Note(f"{sentence}.") for sentence in eaten_sources(facts["funnel"])]
     return Section("Documents", [*parts, *by_source(facts)])
 
 
@@ -51,9 +52,12 @@ def by_source(facts: Facts) -> list[Part]:
     kept = {name: [row["sources"].get(name, {}).get("kept", 0) for row in stages] for name in read}
     if not stages:
         return []
-    rows = [[name, f"{kept[name][-1] / number:.1%}", f"{number:,}", *(f"{left:,}" for left in kept[name])]
+    last = stages[-1]["sources"]
+    counted = any("tokens_kept" in part for part in last.values())
+    rows = [[name, f"{kept[name][-1] / number:.1%}", f"{number:,}", *(f"{left:,}" for left in kept[name]),
+             *([f"{last.get(name, {}).get('tokens_kept', 0):,.0f}"] if counted else [])]
             for name, number in read.items()]
-    heading = ["source", "left", "read", *(f"after {row['stage']}" for row in stages)]
+    heading = ["source", "left", "read", *(f"after {row['stage']}" for row in stages), *(["tokens"] if counted else [])]
     shares = {name: [1.0, *(left / read[name] for left in kept[name])] for name in read}
     return [
         Heading("Each source"),
@@ -219,7 +223,13 @@ def duplicates(facts: Facts, name: str = "dedup") -> Section | None:
                           f" `clusters: connected` drops {dropped['connected']:,}, all but one of each chain."))
     if found["sizes"]:
         parts.append(Figure(clusters_picture(found["sizes"]), "Clusters by their number of documents."))
-    return Section("Duplicates", [*parts, Table(["survivor of the largest", "id", "documents"], rows, {2})])
+    parts.append(Table(["survivor of the largest", "id", "documents"], rows, {2}))
+    beside = [[f"{one['similarity']:.2f}", f"{one['dropped']['locator']}: {one['dropped']['text']}",
+               f"{one['kept']['locator']}: {one['kept']['text']}"] for one in found.get("beside", [])]
+    if beside:
+        parts.append(Details("Near duplicates side by side, the least similar first", [
+            Table([found["beside"][0]["measure"], "dropped", "kept in its place"], beside, {0})]))
+    return Section("Duplicates", parts)
 
 
 def clusters_picture(sizes: Mapping[str, int]) -> str:

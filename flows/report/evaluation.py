@@ -18,10 +18,17 @@ def held_out(facts: Facts, name: str = "evaluate") -> Section | None:
     rows = [[row["model"], row["source"], f"{row['bits_per_byte']:.4f}{_range(row.get('bits_per_byte_interval'), 4)}",
              f"{row['perplexity']:.2f}{_range(row.get('perplexity_interval'), 2)}", f"{row['token_accuracy']:.2%}",
              f"{row.get('documents', ''):,}" if "documents" in row else ""] for row in evaluation_rows(facts)]
-    if not rows:
+    masked = [[row["model"], row["source"],
+               f"{row['pseudo_perplexity']:.2f}{_range(row['pseudo_perplexity_interval'], 2)}",
+               f"{row['masked_accuracy']:.2%}{_range(row['masked_accuracy_interval'], 4)}", f"{row['documents']:,}"]
+              for row in masked_rows(facts)]
+    if not rows and not masked:
         return None
     parts: list[Part] = [
-        Table(["model", "source", "bits per byte", "perplexity", "token accuracy", "documents"], rows, {2, 3, 4, 5}),
+        *([Table(["model", "source", "bits per byte", "perplexity", "token accuracy", "documents"], rows,
+                 {2, 3, 4, 5})] if rows else []),
+        *([Table(["model", "source", "pseudo-perplexity", "masked accuracy", "documents"], masked, {2, 3, 4})]
+          if masked else []),
         Note("In brackets: 95 % bootstrap intervals over documents.")]
     accuracy = [f"{model}: {measured['reward_accuracy']:.1%}{_range(measured.get('reward_accuracy_interval'), 3)}"
                 for model, measured in evaluated_models(facts) if measured.get("reward_accuracy") is not None]
@@ -52,6 +59,27 @@ def tasks(facts: Facts, name: str = "evaluate") -> Section | None:
         *([Heading("From model to model, on the same items")] if changes else []),
         Table(["task", "metric", "models", "difference", "certain"], changes, {3}),
         *plots])
+
+
+def suites(facts: Facts, name: str = "evaluate") -> Section | None:
+    """Every suite: the centred scores of this run's models beside published ones, and each task."""
+    parts: list[Part] = []
+    measured = [(model, found.get("suites", {})) for model, found in evaluated_models(facts)]
+    for suite in dict.fromkeys(suite for _, found in measured for suite in found):
+        ours = [(model, found[suite]) for model, found in measured if suite in found]
+        first = ours[0][1]
+        scores = [[model, shown(one["score"]), "this run"] for model, one in ours]
+        scores += [[one["model"], f"{one['score']:.4f}", one["source"]] for one in first["references"]]
+        asked = "" if first["limit"] is None else f", at most {first['limit']:,} items of each task"
+        parts += [
+            Heading(f"{suite}: {first['title']}{asked}"),
+            Table(["model", "centred score", "source"], scores, {1}),
+            Table(["task", "shots", "model", "accuracy", "chance", "centred", "items"], [
+                [task, one["shots"], model, shown(one["accuracy"]), f"{one['baseline']:.3f}", shown(one["centred"]),
+                 f"{one['items']:,}"] for model, found in ours for task, one in found["tasks"].items()],
+                {1, 3, 4, 5, 6})]
+    return Section("Suites", [*parts, Note("0 is chance, 1 is every item right; in brackets: 95 % bootstrap intervals "
+                                           "over items.")]) if parts else None
 
 
 def memorisation(facts: Facts, name: str = "evaluate") -> Section | None:
@@ -100,7 +128,16 @@ def evaluated_models(facts: Facts) -> list[tuple[str, Any]]:
 
 
 def evaluation_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row per model and source: bits per byte, perplexity, token accuracy."""
+    """One row per model that predicts next tokens, and source: bits per byte, perplexity, token accuracy."""
+    return [row for row in _source_rows(facts) if "perplexity" in row]
+
+
+def masked_rows(facts: Facts) -> list[dict[str, Any]]:
+    """One row per model that fills in masked tokens, and source: pseudo-perplexity, masked accuracy."""
+    return [row for row in _source_rows(facts) if "pseudo_perplexity" in row]
+
+
+def _source_rows(facts: Facts) -> list[dict[str, Any]]:
     return [{"model": model, "source": source, **values}
             for model, measured in evaluated_models(facts) for source, values in measured["sources"].items()]
 

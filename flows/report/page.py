@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -90,8 +90,8 @@ def _earlier_report(record: RunRecord, mark: str) -> str | None:
     return None
 
 
-def render_report(session: Session, record: dict[str, Any] | None) -> str:
-    """The HTML of everything that is committed for a manifest."""
+def render_report(session: Session, record: dict[str, Any] | None, write: Callable[..., str] = page) -> str:
+    """Everything that is committed for a manifest, as HTML or in the form that `write` gives the parts of a page."""
     facts = gather_facts(session)
     kinds = {name: node.stage for name, node in session.plan.items() if name in facts["summaries"]}
     # What was prepared stands before what was trained on it.
@@ -101,8 +101,8 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
                 *stage_sections(facts, dict(islice(kinds.items(), trainings, None))),
                 costs(facts), lineage(facts, record)]
     note = run_note(record) if record else f"What the store had on {time.strftime(MINUTE)}"
-    return page(facts["name"], [section for section in sections if section is not None], cards=cards(facts),
-                note=note, contents=True)
+    return write(facts["name"], [section for section in sections if section is not None], cards=cards(facts),
+                 note=note, contents=True)
 
 
 def run_note(record: Mapping[str, Any]) -> str:

@@ -6,7 +6,9 @@ no part can bring tags of its own, except the pictures, which are drawn here.
 
 from __future__ import annotations
 
+import hashlib
 import re
+from base64 import b64encode
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +28,26 @@ DARK = {"paper": "#111827", "ink": "#f3f4f6", "soft": "#9ca3af", "line": "#37415
 """Variables of the page's style, in either mode."""
 LONG_NAME = 16
 """Characters that a column of a table always has room for."""
+MEANINGS = {
+    "read": "documents that reached the stage", "kept": "documents that it left in",
+    "gone": "read less kept: dropped or quarantined", "left": "kept after the last stage, of those read",
+    "MB kept": "millions of bytes of UTF-8 of the kept documents' text",
+    "tokens": "of the kept documents, by the manifest's tokenizer",
+    "tokens kept": "of the kept documents, by the manifest's tokenizer; ≈ is estimated",
+    "of those read": "of all that reached the stage",
+    "by it alone": "documents that fail this rule and no other: those that would stay without it",
+    "survivor of the largest": "where the one document of the cluster that stays is from",
+    "not read whole": "documents longer than what the model reads",
+    "found": "items of which a document holds enough to count as leaked", "checked": "items long enough to be searched",
+    "bytes/token": "UTF-8 bytes of the text by the tokens that they became",
+    "bits per byte": "loss in bits, by the bytes of the text: comparable between tokenizers",
+    "perplexity": "e to the mean loss per token", "first loss": "mean cross-entropy per token, in nats",
+    "last loss": "mean cross-entropy per token, in nats", "CPU seconds": "of all processes of the stage",
+    "seconds": "by the clock, when the stage was run", "MB written": "of the stage's output",
+    "MB of memory": "most that all processes of the stage held at one time",
+    "fingerprint": "hash of the stage's settings, version and inputs",
+}
+"""What columns of tables hold, shown where a pointer rests on their names."""
 BREAKS = re.compile(r"(?<=[/_])(?=[^\s/_])|(?<=\.)(?=[A-Za-z])")
 """Where long names of rules, files and keys may be cut, rather than in the middle of a word."""
 
@@ -106,7 +128,8 @@ class Section:
 
 def page(title: str, sections: Sequence[Section], *, note: str = "", cards: Sequence[tuple[str, str]] = (),
          parts: Sequence[Part] = (), contents: bool = False) -> str:
-    """A whole file of HTML: nothing in it is loaded from elsewhere, and browsers run nothing of it.
+    """A whole file of HTML: nothing in it is loaded from elsewhere, and browsers run nothing but the script by which
+    tables are sorted and searched.
 
     Args:
         title: of the page.
@@ -117,7 +140,21 @@ def page(title: str, sections: Sequence[Section], *, note: str = "", cards: Sequ
         contents: link to the sections at the top.
     """
     return templates().get_template("page.html.jinja").render(
-        title=title, note=note, cards=cards, contents=contents, parts=parts, sections=sections, light=LIGHT, dark=DARK)
+        title=title, note=note, cards=cards, contents=contents, parts=parts, sections=sections, light=LIGHT, dark=DARK,
+        script=tables_script(), policy=content_policy())
+
+
+@cache
+def tables_script() -> str:
+    """What sorts and searches the tables of a page in the browser."""
+    return (Path(__file__).parent / "templates" / "tables.js").read_text(encoding="utf-8")
+
+
+@cache
+def content_policy() -> str:
+    """What browsers may load and run of a page: no file, and no script but `tables_script`, by its hash."""
+    digest = b64encode(hashlib.sha256(tables_script().encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
 
 
 @cache
@@ -133,6 +170,7 @@ def environment(*folders: Path) -> Environment:
     found = Environment(loader=FileSystemLoader(folders), autoescape=True, undefined=StrictUndefined,
                         trim_blocks=True, lstrip_blocks=True)
     found.filters["breakable"] = breakable
+    found.filters["meaning"] = lambda name: MEANINGS.get(str(name), "")
     return found
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from gristmill.dataprep.files import as_path
+from gristmill.flows.report.parts import content_policy
 
 VARIABLE = "GRISTMILL_REPORTS_URL"
 """Where runs find the address of the server of reports; `up` sets it."""
@@ -56,8 +57,7 @@ class ReportHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         # Reports hold text of strangers: it stays text, whatever it contains, and no other page may show or load it.
-        self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-                                                    "frame-ancestors 'none'")
+        self.send_header("Content-Security-Policy", f"{content_policy()}; frame-ancestors 'none'")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()

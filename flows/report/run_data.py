@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import read_annotations, shard_names
+from gristmill.dataprep.documents import column_names, read_annotations, shard_names
 from gristmill.dataprep.examples.kept_examples import least_alike
 from gristmill.dataprep.files import read_json
 from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.questions.cut_samples import describe_cuts
-from gristmill.flows.questions.find_documents import committed_inputs, locators_of
+from gristmill.flows.questions.find_documents import committed_inputs, documents_of
 from gristmill.flows.questions.spike_documents import spike_reports, with_origins
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, TOKENIZE
@@ -27,6 +27,13 @@ from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.corpora import corpora
 
 Facts = dict[str, Any]
+SIMILARITIES = ("jaccard", "cosine")
+"""Columns that say how similar a duplicate is to the document that stays for it."""
+SHOWN_PAIRS, SHOWN_CHARACTERS = 5, 1200
+"""Near duplicates that stand side by side in the report, and what is shown of each text."""
+EATEN, EATEN_FROM = 0.1, 20
+"""A stage that leaves less than that share of a source of so many documents most likely judges it by rules for another
+kind of text, such as source code by those for prose."""
 
 
 @dataclass
@@ -141,10 +148,37 @@ def clusters_found(session: Session, name: str, folder: StageFolder, facts: Fact
     if INGEST not in inputs:
         return {}
     clusters = facts["summaries"][name].get("largest_clusters", [])
-    locators = locators_of(inputs, {bytes.fromhex(cluster["survivor"]) for cluster in clusters})
+    pairs = least_like_survivors(inputs, name)
+    survivors = {bytes.fromhex(cluster["survivor"]) for cluster in clusters}
+    beside = {one[side] for one in pairs for side in ("dropped", "kept")}
+    texts = {key: {"locator": one["locator"], "text": one["text"][:SHOWN_CHARACTERS]}
+             for key, one in documents_of(inputs, survivors | beside, ["locator", "text"]).items()}
+    locators = {key: one["locator"] for key, one in texts.items()}
     found = [{**cluster, "locator": locators.get(bytes.fromhex(cluster["survivor"]), "")} for cluster in clusters]
+    shown = [{**one, "dropped": texts[one["dropped"]], "kept": texts[one["kept"]]} for one in pairs
+              if {one["dropped"], one["kept"]} <= texts.keys()]  # a survivor may be of another run
     sizes = cluster_sizes(inputs, name)
-    return {"clusters": {**facts.get("clusters", {}), name: {"largest": found, "sizes": sizes}}}
+    return {"clusters": {**facts.get("clusters", {}), name: {"largest": found, "sizes": sizes, "beside": shown}}}
+
+
+def least_like_survivors(inputs: Mapping[str, Path], step: str) -> list[dict[str, Any]]:
+    """Of the documents that a step dropped as near duplicates, the SHOWN_PAIRS least like the ones that stay for them.
+
+    Returns:
+        per document `measure` (the column: jaccard, or cosine where meanings were compared), `similarity`, and the ids
+        `dropped` and `kept`.
+    """
+    found: list[tuple[float, bytes, bytes]] = []
+    shards = shard_names(inputs[INGEST])
+    names = column_names(inputs[step] / shards[0])
+    measure = next(name for name in SIMILARITIES if name in names)
+    for shard in shards:
+        table = read_annotations(inputs, shard, step, [measure, "duplicate_of"])
+        near = table.filter(pc.less(table[measure], 1.0))
+        found += zip(near[measure].to_pylist(), near["id"].to_pylist(), near["duplicate_of"].to_pylist(), strict=True)
+        found = sorted(found)[:SHOWN_PAIRS]
+    return [{"measure": measure, "similarity": similarity, "dropped": dropped, "kept": kept}
+            for similarity, dropped, kept in found]
 
 
 def funnel(summaries: Mapping[str, Mapping[str, Any]], steps: Iterable[str]) -> list[dict[str, Any]]:
@@ -170,11 +204,25 @@ def with_tokens(rows: list[dict[str, Any]], tokenized: Mapping[str, Any] | None)
     sizes = tokenized["counts"]["sources"]
     per_byte = {name: tokens.get(name, 0) / max(size["bytes_kept"], 1) for name, size in sizes.items()}
     average = sum(tokens.values()) / max(tokenized["counts"]["bytes_kept"], 1)
-    return [
-        {**row, "tokens_exact": row is rows[-1], "tokens_kept": sum(tokens.values()) if row is rows[-1] else sum(
-            size["bytes_kept"] * per_byte.get(name, average) for name, size in row["sources"].items())}
-        for row in rows
-    ]  # fmt: skip
+    found = []
+    for row in rows:
+        left = {name: tokens.get(name, 0) if row is rows[-1] else size["bytes_kept"] * per_byte.get(name, average)
+                for name, size in row["sources"].items()}
+        found.append({**row, "tokens_exact": row is rows[-1], "tokens_kept": sum(left.values()), "sources": {
+            name: {**size, "tokens_kept": left[name]} for name, size in row["sources"].items()}})
+    return found
+
+
+def eaten_sources(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A sentence about each stage that leaves less than EATEN of a source, with the rules that dropped most of it."""
+    found = []
+    for row in rows:
+        for name, part in sorted(row.get("sources", {}).items()):
+            if part.get("read", 0) >= EATEN_FROM and part["kept"] < EATEN * part["read"]:
+                rules = " and ".join(f"{rule} ({count:,})" for rule, count in top_reasons(part, 2))
+                found.append(f"{row['stage']} keeps {part['kept']:,} of {part['read']:,} documents of {name!r} "
+                             f"({part['kept'] / part['read']:.1%})" + (f", most dropped by {rules}" if rules else ""))
+    return found
 
 
 def cluster_sizes(inputs: Mapping[str, Path], step: str) -> dict[str, int]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.replay import short_name
-from gristmill.flows.report.evaluation import evaluation_rows, some_samples
+from gristmill.flows.report.evaluation import evaluation_rows, masked_rows, some_samples
 from gristmill.flows.report.mixture import (
     HEADER,
     describe_vocabulary,
@@ -20,7 +20,7 @@ from gristmill.flows.report.mixture import (
     prefix_note,
     stage_table,
 )
-from gristmill.flows.report.run_data import Facts, gather_facts, reading_notes, skipped_note, top_reasons
+from gristmill.flows.report.run_data import Facts, eaten_sources, gather_facts, reading_notes, skipped_note, top_reasons
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.report.tuning import prepared_rows
 from gristmill.flows.running.session import Session
@@ -65,7 +65,7 @@ def print_funnel(facts: Facts, console: Console) -> None:
         reasons = ", ".join(f"{short_name(rule)} {count}" for rule, count in top_reasons(row))
         table.add_row(row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}", reasons)
     console.print(table)
-    for note in reading_notes(facts):
+    for note in [*reading_notes(facts), *eaten_sources(facts["funnel"])]:
         console.print(Text(note, style="yellow"))
     if note := skipped_note(facts):
         console.print(Text(note, style="dim"))
@@ -140,7 +140,14 @@ def print_losses(facts: Facts, console: Console) -> None:
     for row in loss_rows(facts):
         table.add_row(row["stage"], str(row["steps"]), f"{row['first']:.3f} -> {row['last']:.3f}", row["details"])
     console.print(table)
-    rows = evaluation_rows(facts)
+    rows, masked = evaluation_rows(facts), masked_rows(facts)
+    if masked:
+        section(console, "Held-out text, masked")
+        table = plain_table(("model", False), ("source", False), ("pseudo-perplexity", True), ("masked accuracy", True))
+        for row in masked:
+            table.add_row(row["model"], row["source"], f"{row['pseudo_perplexity']:.1f}",
+                          f"{row['masked_accuracy']:.1%}")
+        console.print(table)
     if not rows:
         return
     section(console, "Held-out text")

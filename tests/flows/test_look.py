@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_VARIABLE
-from gristmill.flows.authoring.look_at_data import look_at
+from gristmill.flows.authoring.look_at_data import BOOK_PARAGRAPHS, look_at
 from gristmill.flows.authoring.measured_sample import find_duplicates, rule_sets_for
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import load_manifest
@@ -115,9 +115,17 @@ def test_of_texts_alike_the_longest_stays() -> None:
     assert find_duplicates(texts) == {"exact": 1, "near": 1}
 
 
-def test_a_file_as_long_as_a_book_is_said_to_be_one_document(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("The river ran past the mill. " * 20_000)
+def test_files_as_long_as_books_are_cut_by_their_headings_or_into_paragraphs(tmp_path: Path) -> None:
+    chapter = "The river ran past the mill. " * 5_000
+    (tmp_path / "book.txt").write_text("".join(f"Chapter {number}\n\n{chapter}\n\n" for number in range(1, 6)))
     (tmp_path / "note.txt").write_text("A note.")
-    (remark,) = look_at("books", str(tmp_path)).remarks
-    assert remark.startswith("1 of 2 files are longer than 500.0 kB, and each is one document")
-    assert look_at("note", str(tmp_path / "note.txt")).remarks == ()
+    looked = look_at("books", str(tmp_path))
+    assert looked.split == "chapters"
+    assert looked.remarks == ("1 of 2 files are longer than 500.0 kB, and are cut into chapters: book.txt has 5 in its "
+                              "first 725.1 kB",)
+    (tmp_path / "book.txt").write_text("\n\n".join([chapter] * 5))
+    plain = look_at("books", str(tmp_path))
+    assert plain.split == BOOK_PARAGRAPHS
+    assert plain.remarks[0].endswith("cut into paragraphs: book.txt has no headings of chapters")
+    note = look_at("note", str(tmp_path / "note.txt"))
+    assert (note.split, note.remarks) == (None, ())

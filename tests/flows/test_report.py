@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
+from base64 import b64encode
 from collections import Counter
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_args
@@ -18,13 +21,16 @@ from rich.console import Console
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.flows.orchestration.cards import document_lines, picture
+from gristmill.flows.questions.find_documents import documents_of
 from gristmill.flows.report.document_sections import cuts, document_sections, duplicates, funnel_picture, tokens_kept
 from gristmill.flows.report.evaluation import samples, some_samples
+from gristmill.flows.report.markdown import markdown_page
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.page import costs, stage_sections
 from gristmill.flows.report.parts import (
     DARK,
     LIGHT,
+    MEANINGS,
     Details,
     Figure,
     Heading,
@@ -36,10 +42,11 @@ from gristmill.flows.report.parts import (
     Text,
     breakable,
     page,
+    tables_script,
     templates,
 )
 from gristmill.flows.report.pictures import curves, cut_histogram, histogram, place_on_bins, stacked_bars, steps
-from gristmill.flows.report.run_data import cluster_sizes, with_tokens
+from gristmill.flows.report.run_data import cluster_sizes, eaten_sources, least_like_survivors, with_tokens
 from gristmill.flows.report.summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
 from gristmill.flows.stages.registry import STAGES
@@ -47,6 +54,7 @@ from gristmill.flows.stages.stage import Stage
 from gristmill.train.loop.spike_report import describe_origin
 from tests.flows.rendered import html_of, sections_about
 
+FLOWS = Path(__file__).resolve().parents[2] / "flows"
 SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
 FACTS = {
     "funnel": [
@@ -103,7 +111,8 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in re.findall(r"<tr>(.*?)</tr>", html)]
     assert ["german", "28.6%", "28", "8", "8"] in cells
     assert ["web", "90.0%", "20,000", "19,000", "18,000"] in cells
-    assert "<th>source</th><th class=\"n\">left</th><th class=\"n\">read</th><th class=\"n\">after filter</th>" in html
+    headings = [re.findall(r"<th[^>]*>(.*?)</th>", line) for line in re.findall(r"<tr>(.*?)</tr>", html)]
+    assert ["source", "left", "read", "after filter", "after dedup"] in headings
     assert labels(funnel_picture(facts)) >= {"ingest", "filter", "dedup"}
     assert "read" not in labels(funnel_picture(facts)), "what ingest read without a loss is drawn twice"
     one = {**facts, "funnel": [{**stage, "sources": {"web": stage["sources"]["web"]}} for stage in facts["funnel"]]}
@@ -178,6 +187,10 @@ def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
     html = html_of(duplicates({"clusters": {"dedup": found}, "summaries": {"dedup": summary}}))
     assert "drops 1,200 documents, each similar to a kept one" in html
     assert "drops 1,345, all but one of each chain" in html
+    one, other = ({"locator": name, "text": f"text of {name}"} for name in ("b.txt", "a.txt"))
+    beside = {**found, "beside": [{"measure": "jaccard", "similarity": 0.756, "dropped": one, "kept": other}]}
+    shown = html_of(duplicates({"clusters": {"dedup": beside}, "summaries": {"dedup": summary}}))
+    assert '<td class="n">0.76</td><td>b.txt: text of b.txt</td><td>a.txt: text of a.txt</td>' in shown
     older = html_of(duplicates({"clusters": {"dedup": found}, "summaries": {"dedup": {"clusters": 2}}}))
     assert "2 clusters of two or more documents." in older
     assert "drops" not in older
@@ -191,9 +204,18 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
     write_table(tmp_path / "ingest" / "part-0.parquet", documents)
     rows = np.arange(7)
     table, _ = annotate(documents, rows, rows, [None, "d", None, "d", "d", None, None],
-                        {"cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32())})
+                        {"cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32()),
+                         "duplicate_of": pa.array([None, ids[0], None, ids[2], ids[2], None, None], pa.binary(16)),
+                         "jaccard": pa.array([None, 1.0, None, 0.8, 0.7, None, float("nan")])})
     write_table(tmp_path / "dedup" / "part-0.parquet", table)
-    assert cluster_sizes({"ingest": tmp_path / "ingest", "dedup": tmp_path / "dedup"}, "dedup") == {"2": 1, "3-4": 1}
+    inputs = {"ingest": tmp_path / "ingest", "dedup": tmp_path / "dedup"}
+    assert cluster_sizes(inputs, "dedup") == {"2": 1, "3-4": 1}
+    assert least_like_survivors(inputs, "dedup") == [
+        {"measure": "jaccard", "similarity": 0.7, "dropped": ids[4], "kept": ids[2]},
+        {"measure": "jaccard", "similarity": 0.8, "dropped": ids[3], "kept": ids[2]}], (
+        "equal texts are none, nor is what was not compared")
+    assert documents_of(inputs, [ids[4], ids[2], b"?" * 16], ["locator"]) == {
+        ids[2]: {"id": ids[2], "locator": "2"}, ids[4]: {"id": ids[4], "locator": "4"}}
 
 
 def test_a_step_that_comes_twice_has_its_own_section_each_time_and_a_stage_brings_what_it_shows() -> None:
@@ -266,15 +288,49 @@ def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
     assert lines[3] == ["a<b", "40", "0.00", "3.00", "2.00"]
 
 
-def test_the_page_refuses_the_network_links_its_parts_and_runs_nothing() -> None:
+def test_the_page_refuses_the_network_links_its_parts_and_runs_its_own_script_alone() -> None:
     whole = page("a<b", [Section("Loss & more", [Note("x")]), Section("Spikes", [])], contents=True)
     assert '<nav><a href="#part-0">Loss &amp; more</a> <a href="#part-1">Spikes</a> </nav>' in whole
     assert '<h2 id="part-0">Loss &amp; more</h2>\n<p class="note">x</p>' in whole
     assert '<h2 id="part-1">Spikes</h2>' in whole
     assert "<title>a&lt;b - gristmill</title>" in whole
-    assert "default-src 'none'" in whole
-    assert "<script" not in whole
+    digest = b64encode(hashlib.sha256(tables_script().encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    assert f'content="{policy}"' in unescape(whole)
+    assert re.findall("<script>(.*?)</script>", whole, re.DOTALL) == [tables_script()], "what that is the hash of"
     assert "@media print" in whole
+
+
+def test_columns_say_what_they_hold() -> None:
+    shown = page("x", [], parts=[Table(["stage", "by it alone"], [["filter", 3]], {1})])
+    assert '<th>stage</th><th class="n" title="documents that fail this rule and no other' in shown
+    texts = (path.read_text() for path in FLOWS.rglob("*.py"))
+    found = (header for text in texts for header in re.findall(r"Table\(\s*\[([^\]]*)\]", text))
+    headers = {name for header in found for name in re.findall('"([^"]*)"', header)}
+    computed = {"tokens", "bytes/token", "left", "tokens kept"}
+    assert set(MEANINGS) - headers <= computed, "meanings of columns that no table has"
+
+
+def test_a_source_that_a_stage_eats_is_named_with_the_rules_that_did() -> None:
+    sources = {"code": {"read": 40, "kept": 3, "dropped": {"gopher/words": 30, "gopher/symbols": 7}},
+               "few": {"read": 5, "kept": 0, "dropped": {"gopher/words": 5}},
+               "web": {"read": 100, "kept": 10, "dropped": {"gopher/words": 90}}}
+    rows = [{"stage": "filter", "read": 145, "kept": 13, "sources": sources}]
+    assert eaten_sources(rows) == [
+        "filter keeps 3 of 40 documents of 'code' (7.5%), most dropped by gopher/words (30) and gopher/symbols (7)"]
+
+
+def test_a_page_as_markdown_has_its_tables_and_escapes_what_documents_say() -> None:
+    parts = [Note("kept in `a_b`"), Table(["a", "n"], [["x|y", 3], ["<b>", 4]], {1}), Figure("<svg/>", "A picture."),
+             Listing("Samples", [("0.5", "web p*1", "line\nline")]), Text([("one ```", ""), (" two", "strong")]),
+             Details("<more>", [Heading("Inside"), Table(["a"], [])])]
+    written = markdown_page("A_b", [Section("First", parts), Section("Only a picture", [Figure("<svg/>", "x")])],
+                            note="today", cards=[("documents", "3")])
+    assert written.splitlines() == [
+        r"# A\_b", "", "today", "", "documents **3**", "", "## First", "", "kept in `a_b`", "",
+        "| a | n |", "| --- | ---: |", r"| x\|y | 3 |", r"| \<b\> | 4 |", "",
+        "**Samples**", "", r"- **0.5** web p\*1: line line", "", "````", "one ``` two", "````", "",
+        r"**\<more\>**", "", "### Inside"]
 
 
 def test_long_names_may_break_behind_their_punctuation_and_nowhere_else() -> None:
@@ -303,7 +359,8 @@ def test_every_value_of_every_part_is_escaped() -> None:
             seen.update(name for name, _ in attributes)
 
     Reader().feed(whole)
-    assert not {"script", "img", "onerror", "src"} & set(seen)
+    assert seen["script"] == 1, "the page's own"
+    assert not {"img", "onerror", "src"} & set(seen)
     assert whole.count("&lt;script&gt;") == 7 + 2 * 16
     assert "{{ 7 * 6 }}" in whole
     assert seen["svg"] == 2
@@ -317,9 +374,10 @@ def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pict
     found = [(path.name, line.strip()) for suffix in ("*.jinja", "*.css", "*.py") for room in ("flows", "train")
              for path in (root / room).rglob(suffix) for line in path.read_text().splitlines()
              if unescaped.search(line) and "autoescape=True" not in line]
-    (only,) = found
-    assert only[0] == "parts.html.jinja"
-    assert only[1].startswith("<figure>{{ part.svg|safe }}<figcaption>")
+    script, figure = sorted(found)
+    assert script == ("page.html.jinja", "<script>{{ script|safe }}</script>")
+    assert figure[0] == "parts.html.jinja"
+    assert figure[1].startswith("<figure>{{ part.svg|safe }}<figcaption>")
 
 
 def test_no_page_is_put_together_by_hand() -> None:

@@ -1,0 +1,91 @@
+"""`gristmill rate` in a browser: a rater goes through pairs by keys and buttons, and what was meant is what is kept."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.flows.rating.ratings import read_ratings
+
+SERVER = """
+import sys
+from pathlib import Path
+from gristmill.flows.models.listening import listen, serve
+from gristmill.flows.rating.answer_pairs import AnswerPair
+from gristmill.flows.rating.rating_server import RatingPages
+ratings = Path(sys.argv[1])
+pairs = [AnswerPair(f"{one:032x}", f"Question {one}?", "sft", "dpo", (f"plain {one}", f"<b>other</b> {one}"))
+         for one in range(4)]
+listening = listen("127.0.0.1", 0)
+print(listening.getsockname()[1], flush=True)
+serve(RatingPages(pairs, ratings, ratings.with_name("x.pairs.jsonl"), "gristmill rate").app(), listening)
+"""
+
+
+@pytest.fixture
+def ratings(tmp_path: Path) -> Path:
+    return tmp_path / "x.ratings.jsonl"
+
+
+@pytest.fixture
+def page(ratings: Path, browser: Any) -> Iterator[Any]:
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(ratings)], stdout=subprocess.PIPE, text=True,
+                          start_new_session=True) as server:
+        assert server.stdout is not None
+        address = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        with closing(browser.new_context(base_url=address)) as context:
+            context.set_default_timeout(60_000)
+            yield context.new_page()
+        server.send_signal(signal.SIGTERM)
+        server.wait(timeout=30)
+
+
+def plain_side(page: Any) -> str:
+    left = page.locator("section[aria-label='left answer'] pre").inner_text()
+    return "Left" if left.startswith("plain") else "Right"
+
+
+def press(page: Any, key: str) -> None:
+    """Press a key and wait for the page that it leads to, with its script: a key that comes before that is lost."""
+    with page.expect_navigation():
+        page.keyboard.press(key)
+
+
+def test_a_rater_goes_through_the_pairs_by_keys_and_buttons_and_back(page: Any, ratings: Path) -> None:
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.goto("/")
+    page.get_by_label("Your name").fill("ann")
+    with page.expect_navigation():
+        page.get_by_role("button", name="Begin").click()
+    page.get_by_text("ann: 0 of 4 rated").wait_for()
+    assert page.locator("main b").count() == 0  # an answer is a text
+    assert "sft" not in page.content()
+
+    press(page, f"Arrow{plain_side(page)}")
+    page.get_by_text("ann: 1 of 4 rated").wait_for()
+    with page.expect_navigation():
+        page.get_by_role("button", name=f"{plain_side(page)} is better").click()
+    page.get_by_text("ann: 2 of 4 rated").wait_for()
+    press(page, "t")
+    page.get_by_text("ann: 3 of 4 rated").wait_for()
+    press(page, "u")
+    page.get_by_text("You have rated this one").wait_for()
+    assert page.locator("button[aria-pressed=true]").inner_text().startswith("Tie")
+    press(page, "b")
+    assert page.get_by_text("You have rated this one").count() == 0
+    press(page, "b")
+    page.get_by_role("heading", name="All rated").wait_for()
+
+    found = read_ratings(ratings)
+    assert sorted(one["verdict"] for one in found) == ["both_bad", "both_bad", "first", "first"]
+    assert [one["chosen"].startswith("plain") for one in found if "chosen" in one] == [True, True]
+    assert len(ratings.read_text().splitlines()) == 5  # the tie is there too, and no longer counts
+    assert said == []
