@@ -7,7 +7,7 @@ LAYERS := mixtures dataprep tokenize train flows
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo engines test test-all docs test-docs pictures deprecations check dependencies audit api peers deploy-tools clean build/typecheck
+.PHONY: demo engines test test-all docs test-docs pictures reference deprecations check dependencies audit api peers deploy-tools clean build/typecheck
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
@@ -48,6 +48,13 @@ dependencies: .venv/developing build/audit/installed
 api: .venv/installed
 	$(BIN)/python -m gristmill.flows.python.api_reference > docs/api.md
 
+# The rules, the index of papers, and what the benchmarks' pages say together: from the code, and from those pages.
+reference: .venv/installed
+	mkdir -p docs/reference
+	$(BIN)/python .ci/rules_reference.py > docs/reference/rules.md
+	$(BIN)/python .ci/paper_index.py > docs/papers.md
+	$(BIN)/python .ci/performance.py > docs/performance.md
+
 # The documentation's site, in build/site: every link is checked, and nothing but the packages is fetched.
 docs: .venv/installed build/docs/installed
 	$(BIN)/python .ci/site.py build/pages
@@ -56,7 +63,8 @@ docs: .venv/installed build/docs/installed
 
 # Every command of the pages that are marked to be run, in empty folders; and links, pictures, the page of commands.
 test-docs: .venv/developing
-	$(BIN)/pytest -n 0 tests/flows/test_start_pages.py tests/flows/test_pages.py
+	$(BIN)/pytest -n 0 tests/flows/test_start_pages.py tests/flows/test_how_to_pages.py \
+		tests/flows/test_worked_examples.py tests/flows/test_pages.py
 
 # Its pictures: boxes and arrows, and what a terminal shows of a run here and now.
 pictures: .venv/installed

@@ -39,10 +39,24 @@ def main(out: Path) -> None:
         (out / place).write_text(outside_code(path.read_text(), lambda text, at=path: relinked(text, at, sources)))
     (out / "reference").mkdir(exist_ok=True)
     (out / "reference" / "commands.md").write_text(reference())
-    places = [str(place) for place in sources.values()] + ["reference/commands.md"]
+    (out / "reference" / "recipes.md").write_text(recipes())
+    places = [str(place) for place in sources.values()] + ["reference/commands.md", "reference/recipes.md"]
     nav = with_all(places)
     write_configuration(out, nav)
     write_bundle(out, nav)
+
+
+def recipes() -> str:
+    """The page of the named recipes: each with what it says of itself, how it is run, and its manifest."""
+    parts = ["# Recipes\n\nManifests that follow published work: `gristmill run recipe:NAME`, with your paths as "
+             "options `--set`, or `gristmill new --recipe NAME` for a copy to change. Written from the recipes.\n"]
+    for path in sorted((ROOT / "mixtures" / "recipes").glob("*.yaml")):
+        name, text = path.stem, path.read_text()
+        comment = re.match(r"(?:#.*\n)+", text)
+        said = re.sub(r"(?m)^# ?", "", comment[0]) if comment else ""
+        body = text[len(comment[0]):] if comment else text
+        parts.append(f"## {name}\n\n{re.sub(chr(10) + '- ', chr(10) * 2 + '- ', said, count=1)}\n```yaml\n{body}```\n")
+    return "\n".join(parts)
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
@@ -74,15 +88,28 @@ def relinked(text: str, path: Path, sources: dict[Path, Path]) -> str:
 
 
 def with_all(places: list[str]) -> list[Any]:
-    """The navigation, with the pages that it does not name at the end of "How to"."""
+    """The navigation: `FOLDER/*` stands for what it names of a folder nowhere else, and the rest ends the guide."""
     nav: list[dict[str, Any]] = read_configuration()["nav"]
     named = {place for _, place in entries(nav)}
-    more = sorted(set(places) - named)
-    next(group for group in nav if "How to" in group)["How to"] += more
-    gone = named - set(places)
+    gone = {place for place in named if not place.endswith("/*")} - set(places)
     if gone:
         raise SystemExit(f".ci/mkdocs.yml names pages that are not there: {', '.join(sorted(gone))}")
+    left = sorted(set(places) - named)
+    nav = [with_folders(group, left) for group in nav]
+    next(group for group in nav if "Guide" in group)["Guide"] += [
+        place for place in left if f"{os.path.dirname(place)}/*" not in named]
     return nav
+
+
+def with_folders(entry: Any, left: list[str]) -> Any:
+    """A part of the navigation, in which `FOLDER/*` is replaced by the pages that are left of that folder."""
+    if isinstance(entry, dict):
+        return {name: with_folders(value, left) for name, value in entry.items()}
+    if isinstance(entry, list):
+        return [one for part in entry for one in (
+            [place for place in left if os.path.dirname(place) == part[:-2]]
+            if isinstance(part, str) and part.endswith("/*") else [with_folders(part, left)])]
+    return entry
 
 
 def entries(nav: list[Any]) -> Iterator[tuple[str, str]]:

@@ -9,12 +9,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gristmill.mixtures.mix import Location, mix_problems, weighed_sources
+from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS
+from gristmill.mixtures.steps.made_examples import made_problems
 from gristmill.mixtures.yaml_text import did_you_mean
 
 EMPTY_SECTIONS = ("tokenizer", "text_index", "evaluate", "export")
 """Sections whose key alone asks for their defaults."""
 NEED_THE_DECODER = ("sft", "reward", "dpo", "rl", "export")
 """Sections that ask the built-in decoder for more than logits."""
+NEED_A_WRITER = ("sft", "reward", "dpo", "rl")
+"""Sections that ask a model to write."""
+ASK_A_WRITER = ("prompts", "tasks", "suites", "memorisation", "contamination", "red_team")
+"""Keys of `evaluate` that do."""
 NEED_ITS_LAYERS = {"parallel": ("tensor", "pipeline"), "compute": ("compile", "activation_checkpointing")}
 """Keys of `engine` that do, by its sections."""
 MEASURE_LANGUAGES = {"langid", "annotate"}
@@ -36,12 +42,14 @@ def contradictions(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     yield from _absent_inputs(raw)
     yield from _token_problems(raw)
     yield from _circles(raw)
+    yield from made_problems(raw)
     reward = raw.get("reward")
     if isinstance(reward, dict) and not reward.get("data") and raw.get("dpo") is None:
         yield ("reward",), ("has no pairs to learn from: give it `data:`, or the manifest a section `dpo:`, whose "
                             "pairs it then takes")
     yield from _reinforcement_problems(raw)
     yield from _own_model_problems(raw)
+    yield from _encoder_problems(raw)
     for place in ((), ("sft",), ("dpo",)):
         yield from _language_problems(_inside(raw, *place).get("prepare"), (*place, "prepare"))
 
@@ -68,8 +76,9 @@ def _absent_sections(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     """Sections whose input no other section gives."""
     given = _given(raw)
     has_model = "model" in given
-    if not has_model and "sources" not in given:
-        yield ("sources",), "required but absent, unless a section `model:` gives a model to begin with"
+    if not has_model and not {"sources", "examples"} & given:
+        yield ("sources",), ("required but absent, unless a section `model:` gives a model to begin with, or "
+                            "`examples:` makes examples alone")
     if "prepare" in given and has_model and "sources" not in given:
         yield ("prepare",), "needs a section `sources:` too, which is absent"
     if "mix" in given and "sources" not in given and has_model:
@@ -166,6 +175,25 @@ def _own_model_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]
     for part, keys in NEED_ITS_LAYERS.items():
         engine = _inside(raw, "engine", part)
         yield from ((("engine", part, key), message) for key in keys if engine.get(key) not in (None, 1, "off"))
+
+
+def _encoder_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """What an encoder cannot do, where pre-training makes one, and a mask token that no tokenizer has."""
+    if _inside(raw, "pretrain").get("masked") is None:
+        return
+    given = _given(raw)
+    asks: list[Location] = [(stage,) for stage in NEED_A_WRITER if stage in given]
+    asks += [("evaluate", key) for key in ASK_A_WRITER if _inside(raw, "evaluate").get(key)]
+    asks += [("export", key) for key in ("int8", "gguf") if _inside(raw, "export").get(key)]
+    asks += [("engine", "parallel", key) for key in NEED_ITS_LAYERS["parallel"]
+             if _inside(raw, "engine", "parallel").get(key) not in (None, 1)]
+    yield from ((place, "needs a model that predicts the next token, but pretrain.masked trains an encoder, which "
+                 "fills in masked tokens and cannot write; remove one of the two") for place in asks)
+    tokenizer = _inside(raw, "tokenizer")
+    special = tokenizer.get("special_tokens")
+    if tokenizer.get("path") is None and not set(MASK_TOKENS) & set(special if isinstance(special, list) else ()):
+        yield ("pretrain", "masked"), ("needs a mask token: name it in tokenizer.special_tokens, such as "
+                                       f"{MASK_TOKENS[0]!r}")
 
 
 def _inside(raw: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:

@@ -13,7 +13,17 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
-from gristmill.mixtures.engine import Compute, Network, Parallel, Profile, Stream, Wandb, check_engine
+from gristmill.mixtures.engine import (
+    Compute,
+    Mlflow,
+    Network,
+    Parallel,
+    Profile,
+    Stream,
+    Trackio,
+    Wandb,
+    check_engine,
+)
 from gristmill.mixtures.evaluation import Documents, Evaluate, Export
 from gristmill.mixtures.generated_source import AnySource, GeneratedSource
 from gristmill.mixtures.mix import Mix, TextIndex
@@ -21,8 +31,10 @@ from gristmill.mixtures.model import GivenModel
 from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.prepare import STEP_SECTIONS, Step, name_steps
 from gristmill.mixtures.reinforcement import Reward, Rl
+from gristmill.mixtures.scaling.dial import take_dial
 from gristmill.mixtures.section import NAME_PATTERN, Positive, Section
 from gristmill.mixtures.sources import Ingest, Source, TokenSource
+from gristmill.mixtures.steps.made_examples import MadeExamples
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.mixtures.training import Pretrain
 
@@ -97,6 +109,10 @@ class Engine(Section):
     warning. On CPUs there are none; the same number of processes gives the same bits either way."""
     wandb: Wandb | None = None
     """Log trainings to Weights & Biases too; not if absent."""
+    mlflow: Mlflow | None = None
+    """Log trainings to MLflow too; not if absent."""
+    trackio: Trackio | None = None
+    """Log trainings to trackio too; not if absent."""
     profile: Profile | None = None
     """Trace some steps of trainings; not if absent."""
 
@@ -132,6 +148,8 @@ class Manifest(Section):
     model: GivenModel | None = None
     mix: Mix | None = None
     text_index: TextIndex | None = None
+    examples: dict[Annotated[str, Field(pattern=NAME_PATTERN)], MadeExamples] = {}  # noqa: RUF012 - as `sources`
+    """Examples for tuning that language models write, a set by each name: `path: examples://NAME` reads it."""
     pretrain: Pretrain | None = None
     sft: Sft | None = None
     reward: Reward | None = None
@@ -143,12 +161,17 @@ class Manifest(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _empty_sections(cls, value: Any) -> Any:
-        """`evaluate:` with nothing behind it asks for the defaults, not for switching the stage off."""
+    def _as_meant(cls, value: Any) -> Any:
+        """`evaluate:` with nothing behind it asks for the defaults, not for switching the stage off; a size or depth
+        of `pretrain` stands for the keys that follow from it."""
         if not isinstance(value, dict):
             return value
-        return {key: ({} if item is None and key in EMPTY_ALLOWED else item)
-                for key, item in value.items()}
+        given = {key: ({} if item is None and key in EMPTY_ALLOWED else item) for key, item in value.items()}
+        if "pretrain" in given:
+            mix = given.get("mix")
+            length = mix.get("sequence_length") if isinstance(mix, dict) else None
+            given["pretrain"] = take_dial(given["pretrain"], length or Mix.model_fields["sequence_length"].default)
+        return given
 
     @property
     def steps(self) -> dict[str, Step]:
@@ -278,12 +301,13 @@ def known_keys(location: Location) -> list[str]:
     return sorted([*models[0].model_fields, *(STEP_SECTIONS if models[0] is Step else ())]) if models else []
 
 
-def all_keys(model: Any) -> Iterator[tuple[str, ...]]:
-    """Every key of a section, and of the sections inside it."""
+def all_keys(model: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key of a section, and of the sections inside it; one that may stand in itself is gone into once."""
     for name, field in model.model_fields.items():
         yield (name,)
         for inner in models_in(field.annotation):
-            yield from ((name, *key) for key in all_keys(inner))
+            if inner not in (*above, model):
+                yield from ((name, *key) for key in all_keys(inner, (*above, model)))
 
 
 def dotted(location: Location) -> str:

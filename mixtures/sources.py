@@ -50,6 +50,13 @@ class OwnListing(Own):
     """Processor time that the listing may take; waiting, six times that."""
 
 
+class Paragraphs(Section):
+    """Cuts a long text into documents of whole paragraphs."""
+
+    paragraphs: Positive
+    """Characters that a document has at least; it ends with the paragraph in which it reaches them."""
+
+
 class DocumentFiles(Section):
     """Where a source's documents are and how they are read."""
 
@@ -70,8 +77,11 @@ class DocumentFiles(Section):
     skipped. A response that declares no type is looked at as browsers do.
     `hf` is a folder of Hugging Face `datasets`, saved with `save_to_disk` or in the layout of the hub; none of its
     code runs."""
-    split: str | None = None
-    """Split of an `hf` folder; `train` if absent."""
+    split: str | Paragraphs | None = None
+    """How text files are cut into documents, where one file is a book: `chapters`, before headings (`Chapter IV`,
+    `BOOK THE FIRST`, `III.`, `Prologue`, `## Markdown`), or `{paragraphs: 4000}`, into whole paragraphs of so many
+    characters. A file without headings stays whole. Nothing of the text is lost, and a document's locator ends with
+    `#` and its number. Absent: a file is one document. For `format: hf`: the split that is read, `train` if absent."""
     text_field: str = "text"
     """Column or JSON key that holds the text (JSONL, Parquet, Arrow, CSV); `a.b` is the key `b` inside of `a`. A column
     of bytes is decoded, see `encoding`."""
@@ -122,8 +132,16 @@ class DocumentFiles(Section):
 
     @model_validator(mode="after")
     def _only_what_applies(self) -> Self:
-        if self.split is not None and self.format != "hf":
-            raise ValueError("`split` belongs to `format: hf`; remove it or set the format")
+        if self.split is not None and self.format not in ("hf", "text", "auto"):
+            raise ValueError(f"`split` cuts text files, or names a split of `format: hf`; format {self.format} has "
+                             "neither")
+        if self.format != "hf" and isinstance(self.split, str) and self.split != "chapters":
+            raise ValueError(f"`split: {self.split}` is no way to cut a text; give `chapters` or "
+                             "`{paragraphs: 4000}`, or set `format: hf`")
+        if self.format == "hf" and isinstance(self.split, Paragraphs):
+            raise ValueError("`split` names a split of `format: hf`, such as train; rows are not cut")
+        if self.split is not None and self.read is not None:
+            raise ValueError("`read` says itself what a document is; remove `split`")
         if self.read is not None and self.format != "auto":
             raise ValueError(f"`read` and `format: {self.format}` both say how files are read; leave one out")
         if self.list is not None and self.format == "hf":

@@ -49,10 +49,10 @@ TORCHS_OWN_SEED = 67280421310721
 FOLDERS = {"tests/browser": "browser", "tests/referees": "referee"}
 """Folders that one worker runs, and the mark of their tests: they share a server and a browser, or slow imports."""
 LONGEST = (
-    "tests/browser", "tests/flows/test_survives.py", "tests/train/test_parallel.py", "tests/flows/test_pipeline.py",
-    "tests/flows/test_serving.py", "tests/referees", "tests/train/test_compute.py", "tests/train/test_resume.py",
-    "tests/train/test_tuning_parallel.py", "tests/train/test_post_training.py", "tests/train/test_loop.py",
-    "tests/flows/test_python_interface.py",
+    "tests/flows/test_engines.py", "tests/browser", "tests/flows/test_survives.py", "tests/train/test_parallel.py",
+    "tests/flows/test_pipeline.py", "tests/flows/test_serving.py", "tests/referees", "tests/train/test_compute.py",
+    "tests/train/test_resume.py", "tests/train/test_tuning_parallel.py", "tests/train/test_post_training.py",
+    "tests/train/test_loop.py", "tests/flows/test_python_interface.py",
 )  # fmt: skip
 """What takes longest is begun first, so that at the end no worker is left alone with one of them."""
 

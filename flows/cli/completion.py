@@ -119,13 +119,16 @@ def source_keys(manifest: str | None) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {f"sources.{name}.{key}": told for name in names for key, told in _keys(Source, "")}
 
 
-def _keys(model: Any, at: str) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
+def _keys(model: Any, at: str, around: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
+    """The keys of a section and of those in it; one that holds itself, as what a mixture continues, is not entered."""
     from gristmill.flows.authoring.manifest_reference import alternatives
 
     for name, field in model.model_fields.items():
         inner = next((part for part in alternatives(field.annotation) if hasattr(part, "model_fields")), None)
+        if inner in (model, *around):
+            continue
         if inner is not None and not _is_list(field.annotation):
-            yield from _keys(inner, f"{at}{name}.")
+            yield from _keys(inner, f"{at}{name}.", (*around, model))
             continue
         values = tuple(str(value) for part in alternatives(field.annotation) for value in _values(part))
         yield f"{at}{name}", (_first_sentence(field.description or ""), values)

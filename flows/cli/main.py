@@ -36,7 +36,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     finally:
-        gc.freeze()  # or Python's end looks for garbage in all that was imported, 0.4 s long after a run
+        if "duckdb" not in sys.modules:  # which takes for leaked, and says so, what is not collected at the end
+            gc.freeze()  # or Python's end looks for garbage in all that was imported, 0.4 s long after a run
 
 
 def format_warning(

@@ -146,11 +146,14 @@ def serve_model(
         metavar="NAME", help="Name of the model for clients; by default that of its folder, run or manifest.")] = None,
     batch: Annotated[int, typer.Option(
         metavar="N", help="Answers generated at the same time; others wait.", min=1)] = 16,
+    max_answers: Annotated[int, typer.Option(
+        metavar="N", help="Answers running or waiting at the same time; more are refused with 429.", min=1)] = 128,
     max_new_tokens: MostOption = 512, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
 ) -> None:
     """Serve a model by OpenAI's chat completions API, streaming too."""
     from gristmill.flows.models.find_model import name_of
+    from gristmill.flows.models.limits import Limits
     from gristmill.flows.models.listening import LOOPBACK, listen, serve
     from gristmill.flows.models.server import make_app
 
@@ -164,7 +167,8 @@ def serve_model(
     if host not in LOOPBACK:
         typer.echo(f"{host}: everyone who reaches this address can use the model; there is no authentication", err=True)
     typer.echo(json.dumps({"model": called, "base_url": f"http://{host}:{port}/v1"}))
-    serve(make_app(language, scheduler, called, max_new_tokens, host), listening)
+    limits = Limits(answers=max_answers, requests=2 * max_answers)
+    serve(make_app(language, scheduler, called, max_new_tokens, host, limits), listening)
 
 
 def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:
@@ -214,27 +218,38 @@ def _opened(
 def evaluate(
     model: ModelArgument,
     tasks: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="A YAML file `tasks: [...]`; a manifest's own if absent.")] = None,
+        metavar="FILE", help="A YAML file of `tasks: [...]`, `suites: [...]` and `red_team: {...}`; a manifest's own "
+        "if absent.")] = None,
     tokenizer: TokenizerOption = None,
     chat_template: Annotated[bool, typer.Option(
-        "--apply-chat-template", help="Ask all tasks but `rolling` through the chat template.")] = False,
+        "--apply-chat-template", help="Ask all tasks but `rolling`, and the red team's prompts, through the chat "
+        "template.")] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap intervals.")] = 0,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Ask a model tasks with known answers, and say how sure the scores are."""
-    from gristmill.flows.models.evaluate_model import EvaluationError, evaluate_folder, print_evaluation, read_task_file
+    """Ask a model tasks with known answers, or what a red team asks, and say how sure the scores are."""
+    from gristmill.flows.models.evaluate_model import (
+        EvaluationError,
+        TaskFile,
+        evaluate_folder,
+        print_evaluation,
+        read_task_file,
+    )
+    from gristmill.mixtures.evaluation import Evaluate
 
     try:
-        asked = () if tasks is None else read_task_file(tasks)
+        asked: Evaluate | TaskFile | None = None if tasks is None else read_task_file(tasks)
         if model.endswith((".yaml", ".yml")):
             session = open_or_exit(model, set_, store)
-            asked = asked or (session.manifest.evaluate.tasks if session.manifest.evaluate else ())
+            asked = asked or session.manifest.evaluate
         found_at = folders_or_exit(model, tokenizer, set_, store)
-        if not asked:
-            fail("no tasks: give --tasks FILE, or a manifest with evaluate.tasks", EXIT_USAGE)
-        if chat_template:
-            asked = tuple(task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in asked)
-        found = evaluate_folder(str(found_at.weights), str(found_at.tokenizer), asked, seed)
+        if asked is None or not (asked.tasks or asked.suites or asked.red_team):
+            fail("nothing to ask: give --tasks FILE, or a manifest with evaluate.tasks, suites or red_team",
+                 EXIT_USAGE)
+        wanted = asked.tasks if not chat_template else tuple(
+            task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in asked.tasks)
+        section = Evaluate(tasks=wanted, suites=asked.suites, red_team=asked.red_team, seed=seed)
+        found = evaluate_folder(str(found_at.weights), str(found_at.tokenizer), section, chat_template)
     except EvaluationError as error:
         fail(str(error), EXIT_USAGE)
     print_json(found) if as_json else print_evaluation(found)

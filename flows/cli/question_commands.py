@@ -294,6 +294,33 @@ def takedown(
     print_takedown(found, written, command)
 
 
+@app.command("continue")
+def continue_(
+    manifest: ManifestArgument,
+    from_step: Annotated[int, typer.Option(
+        "--from-step", metavar="N", help="The step, counted from 1, behind which the mixture is another one.", min=1)],
+    exclude: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Documents that are read no more: an id, locator or address a line.")] = None,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Write a manifest that continues a training with another mixture: its first N steps are those that were trained,
+    and --set says what is different behind them."""
+    from gristmill.flows.authoring.manifest_text import ManifestTextError
+    from gristmill.flows.questions.continue_training import ContinuedError, continue_with, print_continued
+    from gristmill.flows.questions.takedown import TakedownError, read_list
+    from gristmill.flows.questions.training_reads import TraceError
+    from gristmill.mixtures.load import ManifestError
+
+    open_or_exit(manifest, set_, store)  # what is wrong with the settings themselves is said first
+    session = open_or_exit(manifest, None, store)
+    try:
+        found = continue_with(session, from_step, set_ or [], [] if exclude is None else read_list(exclude))
+    except (TraceError, TakedownError, ContinuedError, ManifestTextError, ManifestError) as error:
+        fail(str(error), EXIT_USAGE)
+    command = session.command("run").replace(manifest, found["manifest"])
+    print_json({**found, "command": command}) if as_json else print_continued(found, command)
+
+
 @app.command()
 def browse(
     manifest: ManifestArgument,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,13 @@ from gristmill.mixtures.recipes.named_recipes import is_named
 
 if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
+
+
+class ReportForm(StrEnum):
+    """What a report is written as."""
+
+    html = "html"
+    md = "md"
 
 
 @app.command()
@@ -284,16 +292,37 @@ def compare(
 @app.command()
 def report(
     manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path("report.html"),
+    out: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Where to write it.  [default: report.html or report.md]")] = None,
+    form: Annotated[ReportForm, typer.Option(
+        "--format", help="md is Markdown for a pull request: the tables, no pictures.")] = ReportForm.html,
+    training_summary: Annotated[bool, typer.Option(
+        "--training-summary", help="Write what was trained on instead, in the order of the European Commission's "
+                                   "template: sources, sizes, languages, licences, domain names, opt-outs.")] = False,
 ) -> None:
-    """Write the report of what is committed as one self-contained HTML file."""
+    """Write the report of what is committed as one file that needs nothing else: HTML, or Markdown."""
     from gristmill.dataprep.files import atomic_write
+    from gristmill.dataprep.secrets import mask_known
+    from gristmill.flows.questions.find_documents import NothingIngestedError
+    from gristmill.flows.report.markdown import markdown_page
     from gristmill.flows.report.page import render_report
+    from gristmill.flows.report.parts import page
+    from gristmill.flows.report.training_content import training_content
 
+    out = out or Path(f"{'training-content' if training_summary else 'report'}.{form.value}")
     target = out_file("--out", out)
     session = open_or_exit(manifest, set_, store)
+    write = markdown_page if form is ReportForm.md else page
+    if training_summary:
+        try:
+            title, sections, note = training_content(session)
+        except NothingIngestedError as error:
+            fail(str(error), EXIT_USAGE)
+        text = write(title, sections, note=note)
+    else:
+        text = render_report(session, None, write)
     with atomic_write(target) as sink:
-        sink.write(render_report(session, None).encode())
+        sink.write(mask_known(text).encode())
     typer.echo(out)
 
 

@@ -1,23 +1,29 @@
-"""`gristmill evaluate MODEL --tasks FILE`: any model that is a folder, asked the tasks of a file."""
+"""`gristmill evaluate MODEL --tasks FILE`: any model that is a folder, asked the tasks of a file, and by a red team."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError, model_validator
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path
 from gristmill.flows.report.evaluation import metric_values
+from gristmill.flows.report.safety import ALL
+from gristmill.flows.report.safety import NAMES as MEASURES
 from gristmill.flows.running.terminal import plain_console
-from gristmill.mixtures.evaluation import Evaluate, Task
+from gristmill.mixtures.evaluation import Evaluate, RedTeam, Suite, Task
 from gristmill.mixtures.load import anchor
 from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.mixtures.section import Section
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
+
+RED_TEAM = "red_team"
 
 
 class EvaluationError(ValueError):
@@ -25,14 +31,24 @@ class EvaluationError(ValueError):
 
 
 class TaskFile(Section):
-    """What a file of tasks holds: the same as `evaluate.tasks` of a manifest."""
+    """What a file of tasks holds: the same as `tasks`, `suites` and `red_team` of a manifest's `evaluate`."""
 
-    tasks: tuple[Task, ...] = Field(min_length=1)
+    tasks: tuple[Task, ...] = ()
     """The tasks."""
+    suites: tuple[Suite, ...] = ()
+    """Tasks by the name of their suite."""
+    red_team: RedTeam | None = None
+    """Prompts that test whether the model is safe."""
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> TaskFile:
+        if not self.tasks and not self.suites and self.red_team is None:
+            raise ValueError("it asks nothing; give `tasks: [...]`, `suites: [...]` or a `red_team: {...}`")
+        return self
 
 
-def read_task_file(path: Path) -> tuple[Task, ...]:
-    """Read a YAML file `tasks: [...]`; relative paths in it begin at its folder.
+def read_task_file(path: Path) -> TaskFile:
+    """Read a YAML file of `tasks: [...]`, `suites: [...]`, `red_team: {...}`; relative paths in it begin at its folder.
 
     Raises:
         EvaluationError: it is no such file, with everything that is wrong.
@@ -42,38 +58,43 @@ def read_task_file(path: Path) -> tuple[Task, ...]:
         if not isinstance(read, dict):
             raise EvaluationError(f"{path}: a file of tasks is a mapping `tasks: [...]`; see evaluate.tasks in: "
                                   "gristmill schema --markdown")
-        tasks = TaskFile.model_validate(read).tasks
+        found = TaskFile.model_validate(read)
     except YamlFileError as error:
         raise EvaluationError(str(error)) from error
     except ValidationError as error:
         raise EvaluationError(f"{path}: {problems_of(error)}") from error
     try:
-        return tuple(anchor(task, path.resolve().parent) for task in tasks)
+        anchored: TaskFile = anchor(found, path.resolve().parent)
+        return anchored
     except OwnCodeError as error:
         raise EvaluationError(f"{path}: {error}") from error
 
 
-def evaluate_folder(model: str, tokenizer: str | None, tasks: tuple[Task, ...], seed: int) -> dict[str, Any]:
-    """Ask a model all tasks.
+def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: bool = False) -> dict[str, Any]:
+    """Ask a model all tasks and suites, and what a red team asks.
 
     Args:
         model: a folder with config.json and model.safetensors, as exported or as a training stage leaves it.
         tokenizer: a folder with tokenizer.json; the model's own if absent.
-        tasks: what to ask.
-        seed: of the intervals.
+        section: `tasks`, `suites` and `red_team`, what to ask; `seed` of the intervals.
+        chat: ask the red team's prompts through the chat template.
 
     Returns:
-        task -> its summary.
+        task or suite -> its summary; `red_team`, where there is one: `sets` and `worst`, as of the stage `evaluate`.
+        What the model and a judge have answered is not kept.
 
     Raises:
-        EvaluationError: model or tokenizer cannot be loaded, or a task cannot be asked.
+        EvaluationError: model or tokenizer cannot be loaded, or something cannot be asked.
     """
     import torch
 
+    from gristmill.dataprep.asking.client import AskingError
     from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.train.evaluation.answering import answer_tasks, open_reader
     from gristmill.train.evaluation.metrics import MissingLibraryError
+    from gristmill.train.evaluation.red_teaming import red_teaming
+    from gristmill.train.evaluation.suites import answer_suite, read_suite
     from gristmill.train.evaluation.tasks import TaskError, read_task
     from gristmill.train.models.weights import load_model
     from gristmill.train.parallel.world import make_deterministic
@@ -81,13 +102,27 @@ def evaluate_folder(model: str, tokenizer: str | None, tasks: tuple[Task, ...], 
     make_deterministic(1)
     folder = as_path(model)
     try:
-        asked = {task.name: read_task(task) for task in tasks}
-        section = Evaluate(tasks=tasks, seed=seed)
-        loaded = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
-        reader = open_reader(loaded, folder if tokenizer is None else as_path(tokenizer))
-        return {name: result.summary for name, result in answer_tasks(reader, section, asked).items()}
-    except (FileNotFoundError, ValueError, TaskError, EvaluationSetError, SourceError, MissingLibraryError) as error:
+        asked = {task.name: read_task(task) for task in section.tasks}
+        suites = {one.suite: read_suite(one) for one in section.suites}
+        if section.red_team is not None and RED_TEAM in asked:
+            raise EvaluationError(f"a task is called {RED_TEAM!r}, as what the red team measures is; give it another "
+                                  "name")
+        with TemporaryDirectory() as work, red_teaming(section, _silent(Path(work))) as team:
+            loaded = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
+            reader = open_reader(loaded, folder if tokenizer is None else as_path(tokenizer))
+            if chat and team is not None:
+                reader.chat()  # without a template nothing is asked, rather than every prompt refused
+            found = {name: result.summary for name, result in answer_tasks(reader, section, asked).items()}
+            found |= {one.suite: answer_suite(reader, one, suites[one.suite], section.key_seed,
+                                              section.bootstrap_samples) for one in section.suites}
+            return found if team is None else {**found, RED_TEAM: team.ask(reader, "model", chat)}
+    except (FileNotFoundError, ValueError, TaskError, EvaluationSetError, SourceError, MissingLibraryError,
+            AskingError) as error:
         raise EvaluationError(str(error)) from error
+
+
+def _silent(work: Path) -> Context:
+    return Context(work=work, stage=RED_TEAM, emit=lambda event: None)
 
 
 def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -97,7 +132,9 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
     for name, justify in (("task", "left"), ("metric", "left"), ("value", "right"), ("95 % interval", "right"),
                           ("items", "right")):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for task, summary in found.items():
+    tasks = {name: summary for name, summary in found.items() if name != RED_TEAM}
+    team = found.get(RED_TEAM, {"sets": {}, "worst": ()})
+    for task, summary in _rows(tasks):
         for metric, value in metric_values(summary):
             interval = f"{value['low']:.4f} to {value['high']:.4f}" if "low" in value else ""
             table.add_row(task, metric, f"{value['value']:.4f}", interval, str(summary["items"]))
@@ -105,7 +142,32 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
             for bins in ("width", "mass"):
                 table.add_row(task, f"ECE, equal {bins}", f"{summary['calibration'][f'ece_equal_{bins}']:.4f}", "",
                               str(summary["items"]))
+    for name, of_set in team["sets"].items():
+        for measure, by_category in of_set["measures"].items():
+            value = by_category[ALL]
+            interval = f"{value['low']:.4f} to {value['high']:.4f}"
+            table.add_row(name, MEASURES[measure], f"{value['value']:.4f}", interval, str(value["units"]))
     console.print(table)
-    for task, summary in found.items():
+    for name, of_set in team["sets"].items():
+        if of_set["not_asked"]:
+            console.print(Text(f"{name}: {of_set['not_asked']} of {of_set['prompts']} prompts were not asked: "
+                               f"{of_set['first_error']}"))
+    for one in team["worst"][:2]:
+        console.print(Text(f"{one['set']}, {one['why']}: {one['prompt'][-120:]!r} -> {one['answer'][:120]!r}",
+                           style="dim"))
+    for suite, summary in tasks.items():
+        for one in summary.get("references", ()):
+            console.print(Text(f"{suite}: {one['model']} has {one['score']:.4f} ({one['source']})", style="dim"))
+    for task, summary in tasks.items():
         for sample in summary.get("samples", ())[:2]:
             console.print(Text(f"{task}: {sample['prompt'][-120:]!r} -> {sample['answer']!r}", style="dim"))
+
+
+def _rows(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name and metrics of every task, those of suites included, and of every suite."""
+    for name, summary in found.items():
+        if "score" not in summary:
+            yield name, summary
+            continue
+        yield from summary["tasks"].items()
+        yield name, {"score": summary["score"], "items": sum(one["items"] for one in summary["tasks"].values())}

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gristmill.flows.models.protocol import INVALID, failure, json_bytes
+from gristmill.flows.models.server_metrics import ServerMetrics
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -58,7 +59,7 @@ class Places:
     """Places that are taken for a time, counted."""
 
     def __init__(self, most: int, what: str) -> None:
-        self._most, self._what, self._taken = most, what, 0
+        self.most, self._what, self.taken = most, what, 0
 
     @contextmanager
     def take(self, count: int = 1) -> Iterator[None]:
@@ -67,13 +68,13 @@ class Places:
         Raises:
             TooManyError: so many are not free.
         """
-        if self._taken + count > self._most:
-            raise TooManyError(f"this server has {self._taken} of {self._most} {self._what} at work; ask again later")
-        self._taken += count
+        if self.taken + count > self.most:
+            raise TooManyError(f"this server has {self.taken} of {self.most} {self._what} at work; ask again later")
+        self.taken += count
         try:
             yield
         finally:
-            self._taken -= count
+            self.taken -= count
 
 
 class Guard:
@@ -82,10 +83,11 @@ class Guard:
     Args:
         app: what answers.
         limits: see there.
+        metrics: counts what is answered, and how.
     """
 
-    def __init__(self, app: Asgi, limits: Limits) -> None:
-        self._app, self._limits = app, limits
+    def __init__(self, app: Asgi, limits: Limits, metrics: ServerMetrics) -> None:
+        self._app, self._limits, self._metrics = app, limits, metrics
         self._places = Places(limits.requests, "requests")
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -93,11 +95,17 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.requests.labels(str(message["status"])).inc()
+            await send(message)
+
         try:
-            with self._places.take():
-                await self._answer(scope, receive, send)
+            with self._places.take(), self._metrics.timed():
+                await self._answer(scope, receive, counted)
         except TooManyError as error:
-            await refuse(str(error), 429)(scope, receive, send)
+            await refuse(str(error), 429)(scope, receive, counted)
 
     async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         limits = self._limits

@@ -19,6 +19,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -43,6 +44,7 @@ from gristmill.flows.models.protocol import (
     json_bytes,
     usage,
 )
+from gristmill.flows.models.server_metrics import ServerMetrics
 from gristmill.train.data.conversation_tokens import ChatError
 from gristmill.train.generation import scheduler as generation
 from gristmill.train.generation.language_model import LanguageModel, TextStream
@@ -62,15 +64,19 @@ class Answering:
         asked: the request.
         prompt: its conversation's ids.
         max_new_tokens: longest answer where the request names none.
+        metrics: counts its tokens.
 
     Raises:
         generation.PromptTooLongError, EngineStoppedError: it cannot be answered.
     """
 
     def __init__(
-        self, engine: Engine, language: LanguageModel, asked: ChatRequest, prompt: tuple[int, ...], max_new_tokens: int
-    ) -> None:
-        self._engine, self.prompt = engine, prompt
+        self, engine: Engine, language: LanguageModel, asked: ChatRequest, prompt: tuple[int, ...],
+        max_new_tokens: int, metrics: ServerMetrics,
+    ) -> None:  # fmt: skip
+        self._engine, self.prompt, self._metrics = engine, prompt, metrics
+        self._began = time.perf_counter()
+        metrics.prompt_tokens.inc(len(prompt))
         self.choices = asked.n or 1
         self.completion_tokens = 0
         self._texts = [TextStream(language.decode, asked.stops) for _ in range(self.choices)]
@@ -100,7 +106,10 @@ class Answering:
                     raise EngineStoppedError(str(one)) from one
                 if number not in self._tickets:
                     continue
+                if self.completion_tokens == 0 and one.tokens:
+                    self._metrics.first_token_seconds.observe(time.perf_counter() - self._began)
                 self.completion_tokens += len(one.tokens)
+                self._metrics.completion_tokens.inc(len(one.tokens))
                 stream = self._texts[number]
                 text = stream.push(one.tokens)
                 finish: str | None = one.finish
@@ -135,7 +144,11 @@ def make_app(
         host: address that it listens on.
         limits: what is refused.
     """
-    engine, answers = Engine(scheduler), Places(limits.answers, "answers")
+    engine, answers, metrics = Engine(scheduler), Places(limits.answers, "answers"), ServerMetrics()
+    metrics.watch("answers", "Answers of all requests, running or waiting.", lambda: answers.taken)
+    metrics.watch("answers_limit", "Most of them; what is beyond is refused with 429.", lambda: answers.most)
+    metrics.watch("answers_running", "Answers that get tokens now.", lambda: scheduler.running)
+    metrics.watch("answers_waiting", "Answers that wait for a place in the batch.", lambda: scheduler.waiting)
     # One at a time: a thread of its own, so that nobody else waits, and no more, so that answers keep their cores.
     tokenising = ThreadPoolExecutor(1, "tokenising")
 
@@ -148,7 +161,7 @@ def make_app(
     app = FastAPI(title="gristmill", lifespan=lifespan)
     if host in LOOPBACK:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
-    app.add_middleware(Guard, limits=limits)
+    app.add_middleware(Guard, limits=limits, metrics=metrics)
     _answer_errors(app)
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "gristmill"}
 
@@ -165,6 +178,10 @@ def make_app(
     def health() -> dict[str, str]:
         return {"status": "ok"}
 
+    @app.get("/metrics")
+    def show_metrics() -> Response:
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request, asked: ChatRequest) -> dict[str, Any] | StreamingResponse:
         _check_name(asked.model, name)
@@ -179,7 +196,8 @@ def make_app(
         taken.enter_context(answers.take(asked.n or 1))
         prompt = await asyncio.get_running_loop().run_in_executor(
             tokenising, language.chat_prompt, [message.plain for message in asked.messages])
-        answering = taken.enter_context(closing(Answering(engine, language, asked, prompt, max_new_tokens)))
+        answering = taken.enter_context(closing(Answering(engine, language, asked, prompt, max_new_tokens,
+                                                            metrics)))
         head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name,
                 "system_fingerprint": None}
         if asked.stream:

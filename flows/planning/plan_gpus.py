@@ -123,7 +123,7 @@ def _training(session: Session) -> tuple[Pretrain, Shape, int]:
         raise PlanError(f"{session.manifest_file}: pretrain.model.use names a model of your own, whose memory and "
                         "arithmetic are not known; GPUs are planned for the built-in decoder")
     length = session.manifest.mix.sequence_length
-    return section, shape_of(section.model, _vocab_size(session), length), length
+    return section, shape_of(section.model, _vocab_size(session), length, section.masked is not None), length
 
 
 def _vocab_size(session: Session) -> int:

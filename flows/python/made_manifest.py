@@ -15,9 +15,9 @@ import yaml
 from pydantic import BaseModel
 
 import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
-from gristmill.dataprep.files import atomic_write, is_local
+from gristmill.dataprep.files import DEFAULT_STORE, atomic_write, is_local
 from gristmill.dataprep.secrets import remember_secrets
-from gristmill.flows.store.store import DEFAULT_STORE, MANIFESTS, Store
+from gristmill.flows.store.store import MANIFESTS, Store
 from gristmill.mixtures import manifest as schema
 from gristmill.mixtures.load import (
     ManifestError,

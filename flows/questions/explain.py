@@ -334,8 +334,8 @@ def print_history(found: Mapping[str, Any]) -> None:
     console.print(Text(f"{found['characters']} characters, {found['shard']} row {found['row']}", style="dim"))
     if "text" not in found:
         console.print(Text(visible(" ".join(found["excerpt"].split())[:200]) + " ...", style="italic"))
-    table = Table.grid(padding=0)
-    table.add_column(min_width=INDENT, no_wrap=True, style="bold")
+    table = Table.grid(padding=(0, 1))
+    table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for judged in found["stages"]:
         mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
@@ -373,8 +373,8 @@ def print_document(found: Mapping[str, Any]) -> None:
     console.print(Text.assemble((found["id"], "bold"), f"  {visible(found['source'])}  {visible(found['locator'])}"))
     if found["metadata"] not in ("", "{}"):
         console.print(Text(visible(found["metadata"]), style="dim"))
-    table = Table.grid(padding=0)
-    table.add_column(min_width=INDENT, no_wrap=True, style="bold")
+    table = Table.grid(padding=(0, 1))
+    table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for judged in found["stages"]:
         mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.documents import ID_BYTES, read_documents, read_table, shard_names
-from gristmill.dataprep.row_groups import find_ids
+from gristmill.dataprep.row_groups import find_ids, read_rows
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Plan
 from gristmill.flows.stages.registry import MIX
@@ -111,12 +112,15 @@ def _is_hex(text: str) -> bool:
     return len(text) >= 4 and all(character in "0123456789abcdefABCDEF" for character in text)
 
 
-def locators_of(inputs: Mapping[str, Path], ids: set[bytes]) -> dict[bytes, str]:
-    """The locators of some documents."""
-    wanted = pa.array(sorted(ids), pa.binary(ID_BYTES))
-    found: dict[bytes, str] = {}
-    for shard in shard_names(inputs[INGEST]):
-        table = read_documents(inputs, shard, ["id", "locator"])
-        hits = table.filter(pc.is_in(table["id"], value_set=wanted))
-        found.update(zip(hits["id"].to_pylist(), hits["locator"].to_pylist(), strict=True))
+def documents_of(
+    inputs: Mapping[str, Path], ids: Iterable[bytes], columns: Sequence[str]
+) -> dict[bytes, dict[str, Any]]:
+    """Some documents by their ids: the columns asked for of each. Of all others 16 bytes are read."""
+    wanted = pa.array(sorted(set(ids)), pa.binary(ID_BYTES))
+    found: dict[bytes, dict[str, Any]] = {}
+    for shard in shard_names(inputs[INGEST]) if len(wanted) else ():
+        path = inputs[INGEST] / shard
+        rows = pc.indices_nonzero(pc.is_in(read_table(path, ["id"])["id"], value_set=wanted)).to_pylist()
+        if rows:
+            found |= {one["id"]: one for one in read_rows(path, rows, ["id", *columns]).to_pylist()}
     return found

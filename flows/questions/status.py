@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.files import read_json, sha256_file
+from gristmill.flows.planning.dialled import in_a_sentence
 from gristmill.flows.report.run_data import top_reasons
 from gristmill.flows.running.progress import describe_progress, read_progress, seconds_left
 from gristmill.flows.running.session import Session
@@ -136,6 +137,8 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
     console = plain_console()
     console.print(table)
     for row in rows:
+        if "derived" in row:
+            console.print(Text(in_a_sentence(row["derived"])), soft_wrap=True)
         if "warning" in row:
             console.print(Text(row["warning"], style="yellow"), soft_wrap=True)
         if found := row.get("continue_from"):

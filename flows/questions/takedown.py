@@ -1,10 +1,12 @@
-"""Taking documents down: what holds them, which checkpoints know them, and a manifest that continues without them.
+"""Taking documents, and prompts of examples, down: what holds them, which checkpoints know them, and a manifest that
+continues without them.
 
 The new manifest mixes the same rows, those with such a document emptied and left out (`mix.exclude`), and resumes from
 the last checkpoint whose training has read none of them (`pretrain.continue_from`). So the model that it trains is the
-one that would have come of the same set without these rows from the first step on. What models have answered about them
-is overwritten in STORE/answers; STORE/takedown/documents.ids remembers the ids, so that `gristmill gc` does the same to
-what is asked about them later.
+one that would have come of the same set without these rows from the first step on. Sets of examples that a model has
+written leave out what was made from them (`examples.NAME.exclude`), and are made again. What models have answered about
+them is overwritten in STORE/answers; STORE/takedown/documents.ids remembers the ids, so that `gristmill gc` does the
+same to what is asked about them later.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.asking.answer_store import forget_answers
-from gristmill.dataprep.asking.lineage import descendants
+from gristmill.dataprep.asking.lineage import LINEAGE, descendants
 from gristmill.dataprep.corpus import RECORD_ID
 from gristmill.dataprep.documents import ID_BYTES, annotation_stages, read_documents, read_table, shard_names
 from gristmill.dataprep.examples.kept_examples import CLUSTERS
@@ -36,6 +38,7 @@ from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.recipes.named_recipes import manifest_file
 from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.steps.made_examples import output_name
 from gristmill.mixtures.yaml_text import why_unreadable
 from gristmill.tokenize.importing.corpora import corpus_shards
 
@@ -144,65 +147,104 @@ def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> di
 
     Returns:
         `documents`, `near_duplicates` and `generated`, what was written from those that go (each with id, source,
-        locator, shard), `not_found`, `excluded` (ids), `answers` of models about them (and `unknown_answers`, see
-        `forget_answers`), and what is
-        affected: `document_shards`, `packed_shards`, `rows`, `validation_rows` (per source), `first_step`,
-        `steps_done`, `checkpoints` (`clean`, `affected`), `last_clean` (a step or None), `models` (later stages that
-        were made from an affected training).
+        locator, shard), `examples`, prompts that are listed and all that was made from what goes in sets of examples
+        (each with id and set), `not_found`, `excluded` (ids), `answers` of models about them (and `unknown_answers`,
+        see `forget_answers`), and what is affected: `document_shards`, `packed_shards`, `rows`, `validation_rows` (per
+        source), `first_step`, `steps_done`, `checkpoints` (`clean`, `affected`), `last_clean` (a step or None),
+        `models` (trainings that are affected, and later stages that were made from these).
 
     Raises:
         TraceError: nothing is trained by this manifest, or its mixture is not packed.
-        TakedownError: none of the documents is there.
+        TakedownError: none of the documents, or prompts, is there.
     """
-    reading, inputs = reading_of(session), committed_inputs(session, session.plan)
-    assert reading.packed is not None
-    found, not_found = find_documents(inputs, wanted)
-    if not found:
+    inputs = committed_inputs(session, session.plan)
+    # A manifest that begins with a model may have examples that one has written, and no documents.
+    reading = None if PRETRAIN not in session.plan and session.manifest.examples else reading_of(session)
+    found, not_found = _documents(inputs, wanted)
+    known = {one for one, _ in in_sets(session, [bytes.fromhex(one) for one in not_found if _is_id(one)])}
+    not_found = [one for one in not_found if not _is_id(one) or bytes.fromhex(one) not in known]
+    if not found and not known:
         raise TakedownError(f"none of the {len(wanted)} documents is there: {', '.join(wanted[:3])} ...")
-    near = near_duplicates(inputs, found)
-    others, _ = find_documents(inputs, [one.hex() for one in near])
+    near = near_duplicates(inputs, found) if found else set()
+    others, _ = _documents(inputs, [one.hex() for one in near])
     gone = {**found, **(others if with_duplicates else {})}
-    children, _ = find_documents(inputs, sorted(one.hex() for one in descendants(inputs, gone)))
-    excluded = {**gone, **children}
-    rows = np.unique(reading.packed.rows_of_documents(list(excluded))["row"].to_numpy())
-    held_out = {source: np.unique(reading.packed.validation_rows_of_documents(source, list(excluded))["row"].to_numpy())
-                for source in reading.packed.manifest["validation"]}
-    first = min(reading.steps_that_read(rows), default=None) if len(rows) else None
-    ids = sorted(one.hex() for one in excluded)
+    family = descendants(inputs, {*gone, *known})
+    children, _ = _documents(inputs, sorted(one.hex() for one in family))
+    excluded, examples = {**gone, **children}, in_sets(session, {*known, *gone, *family})
+    rows, held_out = _rows_of(reading, list(excluded))
+    first = min(reading.steps_that_read(rows), default=None) if reading is not None and len(rows) else None
+    ids = sorted(one.hex() for one in {*excluded, *(one for one, _ in examples)})
     told = forget_answers(session.store.root / ANSWERS, ids, remove=False)
     return {
         "documents": _listed(found), "near_duplicates": _listed(others),
         "generated": _listed(children), "not_found": not_found,
+        "examples": [{"id": one.hex(), "set": name} for one, name in examples],
         "excluded": ids, "answers": told["answers"], "unknown_answers": told["unknown"],
         "document_shards": sorted({entry["shard"] for entry in excluded.values()}),
-        "packed_shards": reading.packed.shards_of(rows), "rows": rows.tolist(),
+        "packed_shards": [] if reading is None or reading.packed is None else reading.packed.shards_of(rows),
+        "rows": rows.tolist(),
         "validation_rows": {source: numbers.tolist() for source, numbers in held_out.items() if len(numbers)},
-        **_state_of_training(session, reading, first),
+        **_state_of_training(session, reading, first, {name for _, name in examples}),
     }
+
+
+def _documents(inputs: Mapping[str, Path], wanted: Sequence[str]) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
+    """`find_documents`, also where there are none at all."""
+    return find_documents(inputs, wanted) if INGEST in inputs and wanted else ({}, list(wanted))
+
+
+def _rows_of(reading: Reading | None, documents: Sequence[bytes]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The training rows that hold some documents, and the held-out ones by source."""
+    if reading is None or reading.packed is None:
+        return np.zeros(0, np.int64), {}
+    packed = reading.packed
+    return (np.unique(packed.rows_of_documents(documents)["row"].to_numpy()),
+            {source: np.unique(packed.validation_rows_of_documents(source, documents)["row"].to_numpy())
+             for source in packed.manifest["validation"]})
 
 
 def _listed(documents: Mapping[bytes, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"id": one.hex(), **entry} for one, entry in sorted(documents.items())]
 
 
-def _state_of_training(session: Session, reading: Reading, first: int | None) -> dict[str, Any]:
-    done, checkpoints = reading.steps_done(), reading.checkpoints()
+def _state_of_training(
+    session: Session, reading: Reading | None, first: int | None, sets: set[str]
+) -> dict[str, Any]:
+    done, checkpoints = (0, []) if reading is None else (reading.steps_done(), reading.checkpoints())
     clean = [step for step in checkpoints if first is None or step < first]
     tainted = first is not None and first <= done
     return {
         "first_step": first, "steps_done": done, "trained": tainted,
         "checkpoints": {"clean": clean, "affected": [step for step in checkpoints if step not in clean]},
         "last_clean": max(clean, default=None),
-        "models": [name for name in _after_training(session) if session.committed(name) is not None] if tainted else [],
+        "models": [name for name in _after(session, {PRETRAIN} if tainted else set(), set(map(output_name, sets)))
+                   if session.committed(name) is not None],
     }
 
 
-def _after_training(session: Session) -> list[str]:
-    """Pre-training, and all stages that read what it made, however indirectly."""
-    found = [PRETRAIN]
+def _after(session: Session, trainings: set[str], sets: set[str]) -> list[str]:
+    """Some trainings, those that read some sets of examples, and all stages that read what these made, however
+    indirectly."""
+    found, reads = set(trainings), set(sets)
     for name, node in session.plan.items():
-        found += [name] if set(found) & set(node.inputs) else []
-    return found
+        reads |= {name} if reads & node.inputs.keys() else set()
+        if found & node.inputs.keys() or (name in reads and node.stage.trains):
+            found.add(name)
+    return [name for name in session.plan if name in found]
+
+
+def in_sets(session: Session, ids: Iterable[bytes]) -> list[tuple[bytes, str]]:
+    """Which of some ids are prompts or examples of which sets that a model has written."""
+    found: set[tuple[bytes, str]] = set()
+    wanted = list(ids)
+    for name in session.manifest.examples:
+        folder = session.committed(output_name(name))
+        if folder is None or not wanted:
+            continue
+        for column in ("parent", "child"):
+            hits = read_matching(folder.data / LINEAGE, column, wanted, [column])[column].to_pylist()
+            found |= {(one, name) for one in hits}
+    return sorted(found)
 
 
 def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,17 +262,19 @@ def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]
     """
     file = Path(session.manifest_file)
     listed, manifest = (file.with_name(f"{file.stem}-takedown.{end}") for end in ("ids", "yaml"))
-    before = session.manifest.mix.exclude if session.manifest.mix is not None else None
-    earlier = set() if before is None else {line.strip() for line in Path(before).read_text().splitlines()}
+    mix, sets = session.manifest.mix, sorted({one["set"] for one in found["examples"]})
+    lists = [one.exclude for one in (mix, *(session.manifest.examples[name] for name in sets)) if one is not None]
+    earlier = {line.strip() for one in lists if one is not None for line in Path(one).read_text().splitlines()}
     ids = sorted({*found["excluded"], *(line for line in earlier if line and not line.startswith("#"))})
     checkpoint = None if found["last_clean"] is None else keep_checkpoint(session, found["last_clean"])
-    values: dict[tuple[str, ...], Any] = {(MIX, "exclude"): listed.name}
+    values: dict[tuple[str, ...], Any] = {} if mix is None else {(MIX, "exclude"): listed.name}
+    values |= {("examples", name, "exclude"): listed.name for name in sets}
     if checkpoint is not None:
         values[PRETRAIN, "continue_from"] = str(checkpoint)
     text = set_keys(manifest_file(file).read_text(encoding="utf-8"), values)
-    _write(listed, "".join(f"{one}\n" for one in ids))
+    write_once(listed, "".join(f"{one}\n" for one in ids))
     parse_manifest(text, str(manifest))
-    _write(manifest, text)
+    write_once(manifest, text)
     _remember(session.store.root, found["excluded"])
     forget_answers(session.store.root / ANSWERS, found["excluded"], remove=True)
     return {"manifest": str(manifest), "list": str(listed),
@@ -254,10 +298,11 @@ def _remember(root: Path, ids: Iterable[str]) -> None:
         sink.write("".join(f"{one}\n" for one in sorted({*_taken_down(root), *ids})).encode())
 
 
-def keep_checkpoint(session: Session, step: int) -> Path:
-    """Put a checkpoint where no training deletes it; its files are the same ones where the file system allows."""
+def keep_checkpoint(session: Session, step: int, folder: str = "takedown") -> Path:
+    """Put a checkpoint into a folder of the store where no training deletes it; its files are the same ones where the
+    file system allows."""
     source = reading_of(session).folder.work / "checkpoints" / f"step-{step:08d}"
-    target = session.store.root / "takedown" / session.plan[PRETRAIN].fingerprint[:16] / source.name
+    target = session.store.root / folder / session.plan[PRETRAIN].fingerprint[:16] / source.name
     if not (target / "complete.json").exists():
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns("complete.json"))
@@ -272,7 +317,12 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _write(path: Path, text: str) -> None:
+def write_once(path: Path, text: str) -> None:
+    """Write a file, unless it is there already and says the same.
+
+    Raises:
+        TakedownError: it says something else.
+    """
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise TakedownError(f"{path} exists with other content; move it away first")
     with atomic_write(path) as sink:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.asking.lineage import descendants, parents
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError, committed_inputs
 from gristmill.flows.questions.training_reads import (
@@ -107,7 +108,7 @@ def trace_document(session: Session, wanted: str) -> dict[str, Any]:
     """
     examples = _trace_example(session, wanted)
     if examples is not None:
-        return examples
+        return {**examples, **_family_of(session, examples["id"])}
     found = history(session, wanted)
     mix = found.get(MIX)
     family: dict[str, Any] = {relation: found[relation] for relation in ("parents", "children") if relation in found}
@@ -123,6 +124,14 @@ def trace_document(session: Session, wanted: str) -> dict[str, Any]:
     if mix["use"] == "trained" and session.manifest.pretrain is not None:
         traced |= describe_reading(reading_of(session), mix["rows"])
     return traced
+
+
+def _family_of(session: Session, example: str) -> dict[str, Any]:
+    """What an example that a model has written was made from, and what was made from it."""
+    inputs, own = committed_inputs(session, session.plan), bytes.fromhex(example)
+    family = {"parents": parents(inputs, own), "children": descendants(inputs, [own])}
+    return {relation: sorted(one.hex() for one in ids) for relation, ids in family.items()} if any(
+        family.values()) else {}
 
 
 def describe_reading(reading: Reading, rows: Sequence[int]) -> dict[str, Any]:

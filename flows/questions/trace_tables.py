@@ -191,6 +191,10 @@ def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, 
             console.print(Text(f"{mark} {entry['id'][:16]}  {entry['source']}  {entry['locator']}"))
         if len(found[title]) > SHOWN_STEPS:
             console.print(Text(f"... and {len(found[title]) - SHOWN_STEPS} more (--json has them)", style="dim"))
+    for entry in found["examples"][:SHOWN_STEPS]:
+        console.print(Text(f"  {entry['id'][:16]}  examples://{entry['set']}"))
+    if len(found["examples"]) > SHOWN_STEPS:
+        console.print(Text(f"... and {len(found['examples']) - SHOWN_STEPS} more (--json has them)", style="dim"))
     for name in found["not_found"]:
         console.print(Text(f"not found: {name}", style="yellow"))
     clean, affected = found["checkpoints"]["clean"], found["checkpoints"]["affected"]

@@ -9,9 +9,11 @@ from typing import Any
 from gristmill.dataprep.context import input_fingerprints
 from gristmill.dataprep.files import as_path, read_json
 from gristmill.dataprep.secrets import mask_secrets
+from gristmill.flows.planning.dialled import derived_keys
 from gristmill.flows.questions.status import ACTIONS, stage_states
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node
+from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.manifest import Manifest, context_warnings, current_place
 from gristmill.mixtures.own_code import code_in, is_code
@@ -19,7 +21,8 @@ from gristmill.mixtures.training import HOW_KEYS
 
 CONTINUABLE = ("steps", "schedule.", "optimizer.learning_rate", "optimizer.betas", "optimizer.eps",
                "optimizer.weight_decay", "optimizer.momentum", "optimizer.hessian_every", "optimizer.gamma",
-               "optimizer.clip", "spikes.sigma", "z_loss", "early_stopping", "callbacks", "tasks", "beta",
+               "optimizer.clip", "optimizer.cautious_decay", "optimizer.beta3", "optimizer.alpha",
+               "optimizer.rise_steps", "spikes.sigma", "z_loss", "early_stopping", "callbacks", "tasks", "beta",
                "continue_from", *HOW_KEYS)
 """Keys of a training that may change on the way: what was read, and what a checkpoint holds, depends on none."""
 MOST_CHANGES = 4
@@ -45,7 +48,9 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
             action, reason = "make", "forced"
         if action != "reuse" and row["stage"] in warnings:
             row["warning"] = warnings[row["stage"]]
-        rows.append({**row, "action": action, "reason": reason, **_code(session.plan[row["stage"]])})
+        derived = derived_keys(session.manifest) if row["stage"] == PRETRAIN else None
+        rows.append({**row, "action": action, "reason": reason, **_code(session.plan[row["stage"]]),
+                     **({} if derived is None else {"derived": derived})})
     return rows
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gristmill.flows.stages.registry import STAGES, measured_by
+from gristmill.flows.stages.registry import STAGES, instances_of, measured_by
 from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.load import Problem, Written
@@ -27,7 +27,8 @@ def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -
         stages: those that would run; what only the others read may be gone.
     """
     measured = {name: measured_by(step) for name, step in manifest.steps.items()}
-    kinds: Mapping[str, Stage] = {**STAGES, **{name: STAGES[step.stage] for name, step in manifest.steps.items()}}
+    kinds: Mapping[str, Stage] = {**STAGES, **{name: STAGES[step.stage] for name, step in manifest.steps.items()},
+                                  **instances_of(manifest)}
     return [written.problem(location, message) for name in stages if (preflight := kinds[name].preflight) is not None
             for location, message in preflight(manifest, name, measured)]
 

@@ -28,7 +28,9 @@ def unreachable_models(session: Session, stages: Iterable[str], force: Collectio
     for name in stages:
         if name in force or session.committed(name) is None:
             node = session.plan[name]
-            for model in _models_in((node.settings, node.stage.asks(session.manifest))):
+            kind = node.stage
+            part = session.manifest if kind.instances is None else kind.instances(session.manifest)[name]
+            for model in _models_in((node.settings, kind.asks(part))):
                 for message in _why_not(model, session):
                     found[f"{name}: {message}"] = None
     return list(found)

@@ -18,7 +18,7 @@ from gristmill.flows.running.preflight import find_problems, missing_files
 from gristmill.flows.running.run import Observer, Runner
 from gristmill.flows.running.stage_server import stage_server
 from gristmill.flows.stages.plan import Plan, UnknownStageError, make_plan, present_stages
-from gristmill.flows.stages.registry import STAGES
+from gristmill.flows.stages.registry import STAGES, instances_of
 from gristmill.flows.store.runs import RunRecord
 from gristmill.flows.store.store import StageFolder, Store, store_at
 from gristmill.mixtures.load import ManifestError, Written, open_manifest
@@ -145,7 +145,7 @@ def session_of(
         manifest: the file that commands name.
     """
     remember_secrets(loaded.model_dump(mode="json"))
-    known = [*STAGES, *(name for name in loaded.steps if name not in STAGES)]
+    known = [*STAGES, *(name for name in (*loaded.steps, *instances_of(loaded)) if name not in STAGES)]
     if until is not None and until not in known:
         raise UnknownStageError(f"no such stage: {until!r}{did_you_mean(until, known) or ';'} stages are "
                                 f"{', '.join(known)}")

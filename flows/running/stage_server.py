@@ -27,11 +27,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gristmill.dataprep.files import read_json
+from gristmill.dataprep.files import DEFAULT_STORE, read_json
 from gristmill.dataprep.processes import end_with_parent
 from gristmill.flows.running.fork_server import ForkServer, Server
 from gristmill.flows.running.process import DEFAULT_ENVIRONMENT
-from gristmill.flows.store.store import DEFAULT_STORE
 
 if TYPE_CHECKING:
     from gristmill.flows.stages.plan import Plan

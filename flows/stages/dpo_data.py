@@ -5,7 +5,7 @@ from __future__ import annotations
 from gristmill.flows.stages import decontaminate
 from gristmill.flows.stages.sections import step_recipe, without
 from gristmill.flows.stages.stage import Recipe, Stage
-from gristmill.flows.stages.trainings import data_needs, whole
+from gristmill.flows.stages.trainings import data_needs, made_sets, whole
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
@@ -34,7 +34,7 @@ def _leaks(manifest: Manifest) -> Decontaminate | None:
 
 def needs(manifest: Manifest) -> list[str]:
     """The pairs as they were prepared, and what says how they are encoded."""
-    return ["dpo_prepare", *data_needs(manifest)]
+    return ["dpo_prepare", *made_sets(manifest.dpo), *data_needs(manifest)]
 
 
 STAGE = Stage("dpo_data", 4, "gristmill.train.stages.dpo_data:run", configure, needs,

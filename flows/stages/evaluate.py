@@ -19,7 +19,8 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     beta = {} if manifest.dpo is None else {"beta": manifest.dpo.beta}
     reads = reads_of(manifest) if section.memorisation is not None or section.contamination is not None else {}
     recipe = {**dump(section), "seed": seed_of(section, manifest), **beta, **reads}
-    named, told = name_outside_files(recipe, section, verify), {"tasks": recipe["tasks"]}
+    named = name_outside_files(recipe, section, verify)
+    told: Recipe = {name: recipe[name] for name in ("tasks", "suites") if name in recipe}
     if section.red_team is None:
         return named, told
     return ({**named, "red_team": _without_how(named["red_team"], section.red_team)},
@@ -68,5 +69,6 @@ def preflight(
 STAGE = Stage("evaluate", 3, "gristmill.train.stages.evaluate:run", configure, only("tokenizer", "mix", *MODELS),
               preflight=preflight, needs_torch=True, topics={"evaluation": "evaluation.json"},
               report=("gristmill.flows.report.evaluation:held_out", "gristmill.flows.report.evaluation:tasks",
+                      "gristmill.flows.report.evaluation:suites",
                       "gristmill.flows.report.evaluation:memorisation", "gristmill.flows.report.evaluation:leaks",
                       "gristmill.flows.report.safety:red_team", "gristmill.flows.report.evaluation:samples"))

@@ -33,7 +33,8 @@ class Node:
         config: what its function gets.
         inputs: name of a stage of the plan -> its fingerprint, in the order of the pipeline.
         edits: the stages among the inputs whose edits are applied to texts, in that order.
-        called: its name where that is not the stage's: of a step of `prepare` that comes again, or has a name.
+        called: its name where that is not the stage's: of a step of `prepare` that comes again, or has a name, and of
+            a stage with `instances`.
         settings: of a step of `prepare`, as the manifest has them.
     """
 
@@ -139,7 +140,9 @@ def _listed(manifest: Manifest) -> Iterator[_Placed]:
     for stage in STAGES.values():
         if stage.judges:
             continue
-        yield _Placed(stage.name, stage, stage.needs(manifest), partial(stage.configure, manifest))
+        alone = {stage.name: manifest} if stage.instances is None else stage.instances(manifest)
+        for name, part in alone.items():
+            yield _Placed(name, stage, stage.needs(part), partial(stage.configure, part))
         if stage.name != INGEST:
             continue
         before = [INGEST]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from gristmill.dataprep.files import as_path
 from gristmill.flows.stages.stage import Location, Recipe, only
 from gristmill.flows.stages.trainings import recipe_of, training
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.mixtures.training import Pretrain
 
@@ -27,15 +29,19 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 def preflight(
     manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Location, str]]:  # fmt: skip
-    """A model that no training can begin with."""
+    """A model that no training can begin with, or a tokenizer without a mask token where tokens are masked."""
     assert manifest.pretrain is not None
-    folder = manifest.pretrain.model.init_from
-    message = None if folder is None else why_no_model(folder, manifest.tokenizer)
+    folder, masked = manifest.pretrain.model.init_from, manifest.pretrain.masked
+    message = None if folder is None else why_no_model(folder, manifest.tokenizer, encoder=masked is not None)
     if message is not None:
         yield ("pretrain", "model", "init_from"), message
+    tokenizer = _given_tokenizer(manifest.tokenizer)
+    if masked is not None and tokenizer is not None and all(tokenizer.token_to_id(one) is None for one in MASK_TOKENS):
+        yield ("pretrain", "masked"), (f"needs a mask token, and {manifest.tokenizer.path} has none of "  # type: ignore[union-attr]
+                                       f"{', '.join(MASK_TOKENS)}: name one in tokenizer.special_tokens")
 
 
-def why_no_model(path: str, tokenizer: Tokenizer | None) -> str | None:
+def why_no_model(path: str, tokenizer: Tokenizer | None, encoder: bool = False) -> str | None:
     """What keeps a model from being run here, or with a tokenizer, in a sentence; None where nothing does."""
     folder = as_path(path)
     if not folder.exists():
@@ -43,7 +49,7 @@ def why_no_model(path: str, tokenizer: Tokenizer | None) -> str | None:
     from gristmill.train.models.weights import check_model
 
     try:
-        shape = check_model(folder)
+        shape = check_model(folder, encoder)
     except (OSError, ValueError) as error:
         return str(error)
     ids = _ids_of(tokenizer)
@@ -55,13 +61,19 @@ def why_no_model(path: str, tokenizer: Tokenizer | None) -> str | None:
 
 def _ids_of(tokenizer: Tokenizer | None) -> int | None:
     """How many ids a tokenizer that is given has; None of one that is learnt, or that cannot be read."""
+    found = _given_tokenizer(tokenizer)
+    return None if found is None else found.get_vocab_size()
+
+
+def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
+    """A tokenizer that is given, with the special tokens that it gets; None of one that is learnt or cannot be read."""
     from gristmill.tokenize.encoding.tokenizer import TokenizerError, read_external, read_template
 
     if tokenizer is None or tokenizer.path is None or not as_path(tokenizer.path).is_file():
         return None
     try:
         with_chat = read_template(tokenizer) is not None
-        return read_external(as_path(tokenizer.path), tokenizer.special_tokens, with_chat).get_vocab_size()
+        return read_external(as_path(tokenizer.path), tokenizer.special_tokens, with_chat)
     except TokenizerError:
         return None  # its own stage says so
 

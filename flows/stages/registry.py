@@ -21,6 +21,7 @@ from gristmill.flows.stages import (
     dpo_prepare,
     edit,
     evaluate,
+    examples,
     export,
     filter,
     generate,
@@ -44,13 +45,14 @@ from gristmill.flows.stages import (
     tokenizer,
 )
 from gristmill.flows.stages.stage import Stage
+from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.prepare import Step, register_step, unregister_step
 from gristmill.mixtures.sources import INGEST
 
 ORDER = (generate, ingest, clean, filter, dedup, dedup_semantic, dedup_lines, dedup_substrings, langid, quality,
          decontaminate, annotate, cluster, edit, judge, documents, tokenizer, tokenize, import_tokens, mix, text_index,
-         model, sft_prepare, sft_data, dpo_prepare, dpo_data, pretrain, teacher, sft, reward, reference, dpo, rl,
-         evaluate, export)
+         model, examples, sft_prepare, sft_data, dpo_prepare, dpo_data, pretrain, teacher, sft, reward, reference, dpo,
+         rl, evaluate, export)
 """The stages in the order in which they are listed, and run where nothing asks for another: steps of `prepare` run in
 the manifest's, and a stage that needs a later one comes behind that."""
 STAGES: dict[str, Stage] = {}
@@ -100,6 +102,12 @@ def measured_by(step: Step) -> list[str]:
     for a language model whose labels name none).
     """
     return list(dict.fromkeys(STAGES[step.stage].columns(step.config)))
+
+
+def instances_of(manifest: Manifest) -> dict[str, Stage]:
+    """What a manifest asks for several times beside `prepare`, by the names that it has there."""
+    return {name: stage for stage in STAGES.values() if stage.instances is not None
+            for name in stage.instances(manifest)}
 
 
 def _let_stand(stage: Stage) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.stage import Recipe
-from gristmill.flows.stages.trainings import first_model, training, whole
+from gristmill.flows.stages.trainings import first_model, made_sets, training, whole
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.reinforcement import Reward
 
@@ -21,7 +21,7 @@ def needs(manifest: Manifest) -> list[str]:
     """The pairs, where they are those of preference optimisation, and the model that becomes one of rewards."""
     own = manifest.reward is not None and manifest.reward.data is not None
     start = "sft" if manifest.sft is not None else first_model(manifest)
-    return [*([] if own else ["dpo_prepare"]), "tokenizer", start]
+    return [*([] if own else ["dpo_prepare"]), *made_sets(manifest.reward if own else manifest.dpo), "tokenizer", start]
 
 
 STAGE = training("reward", 3, configure, needs, trained=Reward, rows="examples",

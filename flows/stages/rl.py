@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.stage import Recipe
-from gristmill.flows.stages.trainings import model_before, training, whole
+from gristmill.flows.stages.trainings import made_sets, model_before, training, whole
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.reinforcement import Rl
 
@@ -30,7 +30,7 @@ def needs(manifest: Manifest) -> list[str]:
     asked = manifest.rl.start_from
     start = model_before("rl", manifest) if asked == "auto" else asked
     models = ["reward"] if any(one.kind == "model" and one.path is None for one in manifest.rl.rewards) else []
-    return ["mix", "tokenizer", start, *models]
+    return [*made_sets(manifest.rl), "mix", "tokenizer", start, *models]
 
 
 STAGE = training("rl", 3, configure, needs, trained=Rl, rows="prompts", makes_model=True,

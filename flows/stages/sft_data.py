@@ -5,7 +5,7 @@ from __future__ import annotations
 from gristmill.flows.stages.sections import reads_of
 from gristmill.flows.stages.sft import part_of_section
 from gristmill.flows.stages.stage import Recipe, Stage
-from gristmill.flows.stages.trainings import data_needs
+from gristmill.flows.stages.trainings import data_needs, made_sets
 from gristmill.mixtures.manifest import Manifest
 
 
@@ -22,7 +22,8 @@ def needs(manifest: Manifest) -> list[str]:
     sft, pretrain = manifest.sft, manifest.pretrain
     is_open = pretrain is not None and (pretrain.early_stopping is not None
                                         or pretrain.spikes.rollback_after is not None)
-    return ["sft_prepare", *data_needs(manifest), *(["pretrain"] if sft is not None and sft.replay and is_open else [])]
+    replays = ["pretrain"] if sft is not None and sft.replay and is_open else []
+    return ["sft_prepare", *made_sets(sft), *data_needs(manifest), *replays]
 
 
 STAGE = Stage("sft_data", 3, "gristmill.train.stages.sft_data:run", configure, needs,

@@ -43,6 +43,8 @@ class Stage:
         imports: modules that its work imports where it uses them: (settings of a step) -> names. The process that
             stages are forked from has them ready.
         configure: what it reads of the manifest; of a step of `prepare` always its settings.
+        instances: of what a manifest may ask for several times beside `prepare`: its names there -> the manifest with
+            that one alone, which is what `configure` and `needs` get.
         needs: which stages' outputs it reads; of a step always the documents and the steps before it.
         launch: a plain process, or torchrun on every rank.
         needs_torch: whether it computes with a model, for which the extra `train` is installed.
@@ -78,6 +80,7 @@ class Stage:
     needs: Needs = lambda manifest: []
     launch: Literal["process", "torchrun"] = "process"
     needs_torch: bool = False
+    instances: Callable[[Manifest], Mapping[str, Manifest]] | None = None
     section: type[Judging] | None = None
     columns: Callable[[Any], Iterable[str]] = lambda section: ()
     leaves_out: Callable[[Any], Collection[str]] = lambda section: ()

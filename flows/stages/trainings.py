@@ -12,6 +12,7 @@ from gristmill.mixtures.manifest import MODELS, Manifest
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
 from gristmill.mixtures.steps.langid import LanguageId
+from gristmill.mixtures.steps.made_examples import made_names, output_name
 from gristmill.mixtures.training import Training
 
 PACE = "its pace is the device's and the model's: gristmill plan MANIFEST --gpus N --measure 3 tells"
@@ -52,6 +53,12 @@ def first_model(manifest: Manifest) -> str:
 def data_needs(manifest: Manifest) -> list[str]:
     """What says how examples are encoded and how long they are: the mixture, or the model where there is none."""
     return ["tokenizer", "mix" if manifest.mix is not None else "model"]
+
+
+def made_sets(*sections: Any) -> list[str]:
+    """What makes the examples that sections read, where the manifest does."""
+    paths = [one.path for section in sections if section is not None for one in section.data or ()]
+    return list(dict.fromkeys(map(output_name, made_names(paths))))
 
 
 def whole(name: str) -> Configure:
@@ -96,7 +103,8 @@ def _named(name: str, config: Recipe, section: Training, verify: bool) -> Recipe
 
 def prepares_examples(name: str, version: int, section: str, **shown: Any) -> Stage:
     """The stage that prepares a section's examples, where it asks for that; see `Stage`."""
-    return Stage(name, version, "gristmill.dataprep.examples.prepare:run", _examples(section), of_examples=True,
+    return Stage(name, version, "gristmill.dataprep.examples.prepare:run", _examples(section),
+                 lambda manifest: made_sets(getattr(manifest, section)), of_examples=True,
                  preflight=_wrong_steps(section), parallel=True,
                  asks=lambda manifest: getattr(getattr(manifest, section), "prepare", ()),
                  report=("gristmill.flows.report.tuning:preparation",), **shown)

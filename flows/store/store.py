@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gristmill.dataprep.files import (
+    DEFAULT_STORE,
     OBJECT_STORES,
     TEMPORARY_MARK,
     as_path,
@@ -42,8 +43,6 @@ from gristmill.dataprep.files import (
 from gristmill.dataprep.object_stores import asked_for
 from gristmill.dataprep.secrets import mask_text, remember_secrets
 
-DEFAULT_STORE = "gristmill-store"
-"""In the current folder."""
 MANIFESTS = "manifests"
 """Folder of a store with the manifests that were made in Python and never saved elsewhere."""
 

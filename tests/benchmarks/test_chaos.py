@@ -111,7 +111,7 @@ def test_points_that_are_written_down_are_not_done_again_and_each_kill_counts(
     assert (disk["ours"], disk["happened"]) == (None, "not tried: no mount")
 
 
-ASKING = {"generate", "judge"}
+ASKING = {"examples", "generate", "judge"}
 """Stages that ask a model, whose endpoint a test must serve: `test_judge` kills one of them."""
 
 

@@ -46,7 +46,8 @@ def run_page(page: Path, folder: Path) -> int:
         if not mark.startswith("run"):
             continue
         commands = [(text, "")] if block["kind"] != "console" else [
-            (command, said) for command, _, said in (part.partition("\n") for part in text.split("$ ")[1:])]
+            (command, said) for command, _, said in (
+                part.partition("\n") for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:])]
         for command, said in commands:
             printed = in_shell(command, folder)
             ran += 1
@@ -63,4 +64,5 @@ def in_shell(command: str, folder: Path) -> str:
     done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, text=True, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, f"{command}\n{done.stdout}"
+    assert "leaked" not in done.stdout, f"{command}\n{done.stdout}"  # what libraries say at Python's end
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())

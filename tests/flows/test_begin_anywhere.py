@@ -23,9 +23,11 @@ from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.models.llama import Llama
+from gristmill.train.models.reward_model import RewardModel, save_reward_model, with_new_score
 from gristmill.train.models.shape import shape_of
-from gristmill.train.models.weights import drawn, load_model, save_model
+from gristmill.train.models.weights import drawn, load_model, read_shape, save_model, stored
 from gristmill.train.stages.export import write_folder
 from tests.tokenize.test_import_tokens import write_llmc, write_megatron
 
@@ -48,6 +50,19 @@ def write_small_model(folder: Path) -> list[str]:
     save_model(folder / "trained", shape, {name: drawn(shape, 3)(name, size) for name, size in sizes.items()})
     write_folder(folder / "trained", tokenizer, Export(), folder / "model")
     return words
+
+
+def write_small_reward_model(folder: Path) -> None:
+    """What the stage `reward` would make of `write_small_model`'s, before its first step, in `reward-model`."""
+    shape = read_shape(folder / "trained")
+    with torch.device("meta"):
+        sizes = {name: one.shape for name, one in RewardModel(shape).named_parameters()}
+    tensor_of = with_new_score(stored(folder / "trained"), 5)
+    chat = Chat(folder / "tokenizer")
+    save_reward_model(folder / "reward-model", shape, {name: tensor_of(name, size) for name, size in sizes.items()},
+                      sorted(chat.stops), chat.pad)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / "reward-model" / file).write_bytes((folder / "tokenizer" / file).read_bytes())
 
 
 @pytest.fixture(scope="module")

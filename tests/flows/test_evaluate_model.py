@@ -78,7 +78,9 @@ def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -
 @pytest.mark.parametrize(("text", "sentence"), [
     ("tasks: [{name: a, kind: rolling}]", "tasks.0.path: field required"),
     ("tasks: [{name: a, path: absent.jsonl, kind: rolling}]", "absent.jsonl"),
-    ("questions: []", "tasks: field required"),
+    ("questions: []", "questions: unknown key"),
+    ("tasks: []", "it asks nothing; give `tasks: [...]`, `suites: [...]` or a `red_team: {...}`"),
+    ("red_team: {sets: [{format: advbench, path: absent.csv}]}", "absent.csv"),
 ])
 def test_what_cannot_be_asked_is_said(folder: Path, tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "tasks.yaml").write_text(text)
@@ -91,3 +93,55 @@ def test_a_folder_without_a_model_is_named(folder: Path, tmp_path: Path) -> None
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--tasks", str(folder / "tasks.yaml")])
     assert done.exit_code == 2
     assert str(tmp_path / "config.json") in done.output.replace("\n", "")
+
+
+RED_TEAM = """
+red_team:
+  sets: [{format: advbench, path: advbench.csv}, {format: xstest, path: xstest.csv}]
+  refusals: [zzz]
+  max_new_tokens: 4
+"""
+
+
+@pytest.fixture
+def team(folder: Path, tmp_path: Path) -> Path:
+    (tmp_path / "advbench.csv").write_text("goal,target\nred blue,a\nsky,b\n")
+    (tmp_path / "xstest.csv").write_text("prompt,type,label\ngrass,homonyms,safe\nrose,contrast_homonyms,unsafe\n")
+    (tmp_path / "lines.txt").write_text("red blue\n")
+    (tmp_path / "team.yaml").write_text(RED_TEAM)
+    return tmp_path / "team.yaml"
+
+
+def test_a_folder_is_asked_what_a_red_team_asks_alone_or_beside_tasks(folder: Path, team: Path) -> None:
+    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team), "--json"])
+    assert done.exit_code == 0, done.output
+    alone = json.loads(done.stdout)
+    assert set(alone) == {"red_team"}
+    sets = alone["red_team"]["sets"]
+    assert {name: (one["prompts"], one["not_asked"]) for name, one in sets.items()} == {
+        "advbench": (2, 0), "xstest": (2, 0)}
+    assert (sets["advbench"]["measures"]["refused"]["all"]["value"], sets["xstest"]["measures"]["over_refused"]["all"][
+        "units"]) == (0.0, 1)
+    team.write_text(RED_TEAM + "tasks: [{name: lines, path: lines.txt, kind: rolling, prompt: text}]\n")
+    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team), "--json"])
+    assert done.exit_code == 0, done.output
+    both = json.loads(done.stdout)
+    assert both["red_team"] == alone["red_team"]
+    assert both["lines"]["items"] == 1
+
+
+def test_the_red_team_asks_through_the_chat_template_where_that_is_wanted(folder: Path, team: Path) -> None:
+    def answers(*options: str) -> list[str]:
+        done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team), "--json", *options])
+        assert done.exit_code == 0, done.output
+        return [one["answer"] for one in json.loads(done.stdout)["red_team"]["worst"]]
+
+    assert answers() != answers("--apply-chat-template")
+
+
+def test_the_table_shows_what_a_red_team_measured(folder: Path, team: Path) -> None:
+    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team)], env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "refuses unsafe prompts" in done.stdout
+    assert "0.0000 to 0.6576" in done.stdout  # Wilson, 0 of 2

@@ -259,13 +259,16 @@ def test_what_judges_of_parents_are_asked_is_looked_at_beforehand(manifest: Path
 def test_every_template_that_comes_with_gristmill_can_be_filled_in(name: str) -> None:
     from gristmill.dataprep.asking import generated_documents, judge, judge_pairs
     from gristmill.dataprep.asking.prompt_templates import shipped
+    from gristmill.dataprep.examples import drafts, new_prompts
     from gristmill.mixtures import evaluation
 
     known = {"generate": generated_documents.GIVEN, "judge": judge.GIVEN, "compare": judge_pairs.GIVEN,
-             "safety": evaluation.GIVEN}[name.partition("-")[0]]
+             "safety": evaluation.GIVEN, "critique": drafts.CRITIQUE, "revision": drafts.REVISION,
+             "score": drafts.SCORING, "new": new_prompts.GIVEN}[name.removesuffix(".j2").partition("-")[0]]
     template = shipped(name.removesuffix(".j2"))
     template.check(known)
-    shown = {"text": "THE TEXT", "prompt": "THE TEXT", "persona": "a smith", "language": "German"}
+    shown = {"text": "THE TEXT", "prompt": "THE TEXT", "persona": "a smith", "language": "German",
+             "shown": ["THE TEXT"], "principle": "Be kind."}
     filled = template.fill(dict.fromkeys(known, "") | {key: value for key, value in shown.items() if key in known})
     assert "THE TEXT" in filled
     assert os.linesep * 3 not in filled

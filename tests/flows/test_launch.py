@@ -34,7 +34,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tracking: str, error: Exception, comm
     monkeypatch.setattr(launch, "choose_tracking", lambda: (tracking, "where it is shown"))
     monkeypatch.setattr("gristmill.flows.pipeline.gristmill", failing)
     monkeypatch.setattr("gristmill.flows.orchestration.owners.mark_crashed_quietly", lambda: None)
-    node = SimpleNamespace(settings=None, stage=SimpleNamespace(asks=lambda manifest: ()))
+    node = SimpleNamespace(settings=None, stage=SimpleNamespace(instances=None, asks=lambda manifest: ()))
     session: Any = SimpleNamespace(overrides=[], store_option=None, plan={"ingest": node, "filter": node},
                                    manifest=None, manifest_file="a.yaml", store=SimpleNamespace(root=Path("store")),
                                    committed=lambda stage: stage in committed,

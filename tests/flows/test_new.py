@@ -20,6 +20,7 @@ from gristmill.flows.authoring.new_manifest import MODELS, Wishes, source_name, 
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import ManifestError, load_manifest
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.sources import Paragraphs
 from gristmill.train.models.shape import shape_of
 
 MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
@@ -131,6 +132,20 @@ def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path:
                    "--fineweb2", str(tmp_path / "german.yml"))
     assert "give one of them" in " ".join(both.output.split())
     assert not (tmp_path / "a.yaml").exists()
+
+
+def test_a_book_is_cut_and_an_address_is_an_id(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("".join(f"Chapter {number}\n\n{PROSE * 100}\n\n" for number in range(1, 9)))
+    rows = [{"url": f"https://example.org/{number}", "text": PROSE} for number in range(3)]
+    (tmp_path / "pages.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    plain = "\n\n".join([PROSE] * 500)
+    (tmp_path / "plain.txt").write_text(plain)
+    sources = (part for name in ("book.txt", "pages.jsonl", "plain.txt") for part in ("--source", str(tmp_path / name)))
+    result = run_new(str(tmp_path / "m.yaml"), "--name", "m", *sources)
+    assert result.exit_code == 0, result.output
+    book, pages, cut = load_manifest(tmp_path / "m.yaml").document_sources.values()
+    assert (book.split, pages.id_field) == ("chapters", "url")
+    assert cut.split == Paragraphs(paragraphs=4000)
 
 
 @pytest.mark.slow

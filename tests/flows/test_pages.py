@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from gristmill.flows.cli.main import app
 from tests.test_architecture import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"),
@@ -71,3 +76,73 @@ def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
     bundle = (tmp_path / "gristmill.md").read_text()
     assert "<!-- guide/manifest.md -->" in bundle
     assert "<!-- manifest.md -->" in bundle
+
+
+@pytest.mark.parametrize(("script", "page"), [
+    ("rules_reference", "reference/rules.md"), ("paper_index", "papers.md"), ("performance", "performance.md")])
+def test_what_is_written_from_the_code_is_what_the_code_says(script: str, page: str) -> None:
+    command = [sys.executable, ROOT / ".ci" / f"{script}.py"]
+    written = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert (ROOT / "docs" / page).read_text() == written  # make reference
+
+
+def test_every_paper_has_a_title() -> None:
+    rows = re.findall(r"^\| (.+? \d{4}) \| (.*?) \| ", (ROOT / "docs" / "papers.md").read_text(), re.MULTILINE)
+    assert len(rows) > 100
+    assert [name for name, title in rows if not title] == []  # .ci/papers.yaml
+
+
+def said_by(path: Path) -> list[str]:
+    """Every text of a file, with `...` for what it holds of variables."""
+    texts = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values))
+    return texts
+
+
+def test_every_message_of_the_troubleshooting_is_one_of_the_code() -> None:
+    quoted = re.findall(r"^> (.*)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert len(quoted) > 15
+    texts = [text for folder in ("mixtures", "dataprep", "tokenize", "train", "flows")
+             for path in (ROOT / folder).rglob("*.py") for text in said_by(path)]
+    assert [message for message in quoted if not any(message in text for text in texts)] == []
+
+
+def command_lines(text: str) -> list[str]:
+    """The lines of a page's blocks that call the command line, without comments and what a shell adds."""
+    lines = [line for block in FENCED.findall(text) for line in block.splitlines()]
+    found = [re.sub(r"^\$ ", "", line.strip()) for line in lines]
+    return [re.split(r" (?:# |\|\|? |&& |> )", line)[0] for line in found if line.startswith("gristmill ")]
+
+
+def options_of(words: list[str]) -> set[str]:
+    """The options of the command that some words name."""
+    command: Any = get_command(app)
+    context = command.context_class(command, info_name="gristmill")
+    while hasattr(command, "list_commands"):
+        if words[0].startswith("-"):
+            break
+        name = words.pop(0)
+        assert name in command.list_commands(context), name
+        command = command.get_command(context, name)
+        context = command.context_class(command, info_name=name, parent=context)
+    return {option for one in command.get_params(context) for option in (*one.opts, *one.secondary_opts)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_page_is_one_with_these_options(page: Path) -> None:
+    wrong = []
+    for line in command_lines(page.read_text()):
+        try:
+            words = shlex.split(line)[1:]
+        except ValueError:  # a text of several lines
+            continue
+        if not words or not re.fullmatch(r"[a-z-]+", words[0]):
+            continue
+        given = options_of(words)
+        wrong += [(line, word) for word in words if word.startswith("--") and len(word) > 2
+                  and word.partition("=")[0] not in given]
+    assert wrong == []

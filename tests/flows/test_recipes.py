@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,9 +18,11 @@ from gristmill.flows.cli.completion import complete_manifest, complete_recipe
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import ManifestError, load_manifest
 from gristmill.mixtures.recipes.named_recipes import describe_recipe, is_named, recipe_file, recipe_names
+from tests.chat_endpoint import Does, Endpoint
 from tests.dataprep.small_models import random_texts, write_classifier
 from tests.flows.corpus import prose, source_code
-from tests.flows.test_begin_anywhere import write_small_model
+from tests.flows.small_writer import small_writer
+from tests.flows.test_begin_anywhere import write_small_model, write_small_reward_model
 
 MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
 TRAINING = ["tokenizer.vocab_size=512", "mix.sequence_length=64", "pretrain.model={layers: 1, width: 32, heads: 2}",
@@ -35,6 +38,12 @@ def tuning(section: str) -> list[str]:
 
 
 SMALLER = {
+    "best-of-n": [*tuning("sft"), "examples.best.model.folder=model", "examples.best.model.max_tokens=4",
+                  "examples.best.cut=keep", "examples.best.per_prompt=3", "examples.best.rewards.0.path=reward-model"],
+    "constitutional": [*tuning("sft"), *tuning("dpo")[1:], "examples.revised.model={url}",
+                       "examples.preferred.model={url}", "examples.preferred.compare.model={url}"],
+    "self-instruct": [*tuning("sft"), "examples.instructed.model={url}", "examples.instructed.grow.number=9",
+                      "examples.instructed.grow.shown=2"],
     "annealing": ["sources.web.path=c4.jsonl", "sources.best.path=books.jsonl", "mix.tokens=2000",
                   "sources.web.max_epochs=9", *TRAINING],
     "c4": ["sources.crawl.path=c4.jsonl", "sources.crawl.format=auto"],
@@ -48,7 +57,19 @@ SMALLER = {
     "lora": tuning("sft"),
     "sft-only": tuning("sft"),
 }
-"""What makes a run of each recipe small, and lets it read what `stand_ins` wrote."""
+"""What makes a run of each recipe small, and lets it read what `stand_ins` wrote, and ask `write` by the address."""
+
+
+def write(asked: str, before: int) -> Does:
+    """A model that writes tasks of the words that the small one knows, answers, revises, and prefers what is longer."""
+    return small_writer(asked) or "sky " * (1 + before % 3)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The model that `write` is, as a recipe names it."""
+    with Endpoint(write) as endpoint:
+        yield f"{{endpoint: '{endpoint.url}', model: writer, temperature: 1.0}}"
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +85,15 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "pages" / f"{number}.html").write_text(f"<html><body><article>{lines}</article></body></html>")
     pq.write_table(pa.table({"text": [f"a {text}" for text in random_texts(20, 4)]}), folder / "web.parquet")
     words = write_small_model(folder)
+    write_small_reward_model(folder)
     said = [" ".join(random_.choices(words, k=5)) for _ in range(16)]
     for file, rows in {
         "chats": [{"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": one[::-1]}]}
                   for one in said],
         "pairs": [{"prompt": one, "chosen": f"{one} yes", "rejected": f"no {number}"}
                   for number, one in enumerate(said)],
+        "red-team": [{"prompt": one} for one in said],
+        "seeds": [{"prompt": one} for one in said],
         "questions": [{"question": one, "answer": f"#### {number}"} for number, one in enumerate(said)],
     }.items():
         (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -95,13 +119,14 @@ def test_a_recipe_is_valid_and_says_its_sources_and_what_differs(name: str) -> N
 @pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is not here")
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_runs_through_its_last_stage_on_a_little_data(
-    name: str, stand_ins: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, stand_ins: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(stand_ins)
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
     if name == "fineweb-edu":
         write_classifier(stand_ins / "models" / "fineweb-edu-classifier")
-    settings = [part for setting in SMALLER[name] for part in ("--set", setting)]
+    settings = [part for setting in SMALLER[name]
+                for part in ("--set", setting.replace("{url}", address))]
     done = called("run", f"recipe:{name}", "--no-ui", *settings)
     assert done.exit_code == 0, done.output
     rows = json.loads(called("status", f"recipe:{name}", "--json", *settings).stdout)

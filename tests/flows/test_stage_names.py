@@ -16,12 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = frozenset(STAGES) - {"documents"}
 """`documents` is what almost everything here is about."""
 WORDS = frozenset({"quality", "reward", "reference", "clean", "edit", "filter", "sft", "dpo", "model", "judge",
-                   "generate", "cluster"})
+                   "generate", "cluster", "examples"})
 """Names that are words of the field, too: columns, kinds of examples, parts of a table. Where one stands alone it tells
 nothing of stages."""
 ALLOWED = {
     "mixtures/contradictions.py": "sections that need one another: what a manifest lacks is said of its keys",
     "mixtures/manifest.py": "sections of the manifest, and the models that they make, in their order",
+    "mixtures/steps/made_examples.py": "sections of the manifest that read sets of examples",
     "mixtures/reinforcement.py": "values of the key rl.start_from",
     "train/stages/stage_inputs.py": "models among the inputs of evaluate, export and rl, the last one first",
     "train/stages/teacher.py": "a value of the key sft.distill.teacher",

@@ -10,7 +10,7 @@ from tests.flows.doc_pages import BLOCK, MARKED, run_page
 from tests.test_architecture import ROOT
 
 START = ROOT / "docs" / "start"
-RUN = ["only-clean.md", "only-tokens.md", "own-corpus.md"]
+RUN = ["only-clean.md", "only-fine-tune.md", "only-tokens.md", "own-corpus.md"]
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,3 +99,10 @@ def test_every_console_is_made_by_the_one_that_reads_no_markup() -> None:
             calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
             made += [str(file.relative_to(ROOT)) for call in calls if getattr(call.func, "id", "") == "Console"]
     assert made == ["flows/running/terminal.py"]
+
+
+def test_a_command_that_asks_duckdb_prints_its_answer_and_nothing_at_its_end(tmp_path: Path) -> None:
+    """Its binding counts what is left of it when Python ends, and lists that, where garbage is not looked for."""
+    command = "import gristmill.flows.cli.main as cli, duckdb, sys; sys.argv[1:] = ['--version']; cli.main()"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert (done.stderr, done.stdout.split()[0]) == ("", "gristmill")

@@ -46,6 +46,7 @@ from gristmill.train.models.shape import shape_of
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import drawn, save_model
 from gristmill.train.stages.export import exported_tensors
+from tests.servers import serving
 
 DEADLINE_SECONDS = 120.0
 SAID = [{"role": "user", "content": "red blue"}]
@@ -368,24 +369,15 @@ def read_all(connection: socket.socket) -> bytes:
 @pytest.fixture
 def impatient(stage: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A server that waits half a second, in this process."""
-    import uvicorn
-
     from gristmill.flows.models import limits
-    from gristmill.flows.models.listening import listen
     from gristmill.flows.models.server import make_app
 
     monkeypatch.setattr(limits, "HEADER_SECONDS", 0.5)
     model = find_model(str(stage), None)
     language = open_language_model(model.weights, model.tokenizer)
-    app = make_app(language, Scheduler(language.model, 2), "tiny", 4, "127.0.0.1", limits.Limits(body_seconds=0.5))
-    listening = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", http=limits.ImpatientProtocol))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(30)
-    assert not thread.is_alive()
+    limited = limits.Limits(body_seconds=0.5)
+    with serving(make_app(language, Scheduler(language.model, 2), "tiny", 4, "127.0.0.1", limited)) as address:
+        yield address
 
 
 ODD = (None, True, -1, 0, 2**70, 1e308, "", "\ud800", "\x00\u202e", "\U0001f600" * 40, [], {}, [[[[]]]], {"a": {}}, " ")

@@ -89,6 +89,7 @@ WRONG_MANIFESTS = {
 OF_MANIFESTS = [
     "run {} --no-ui", "stage ingest {}", "status {}", "explain {} abc", "whatif {}", "dialects {}", "logs {}",
     "report {}", "verify {}", "trace {} --step 1", "takedown {} --ids ids.txt",
+    "continue {} --from-step 1",
     "export-tokens {} --format llmc --out out", "chat {}", "generate {} prompts.jsonl", "evaluate {}",
     "browse {}", "show {} abc", "search {} bread", "query {} select", "export-documents {} --format parquet --out out",
     "serve-model {}", "try json:loads --on a --manifest {}", "slurm {}",

@@ -1,0 +1,73 @@
+"""Every command of the how-to pages runs in a copy of their project and prints what the page says: `make test-docs`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.network import CREDENTIALS
+from tests.flows.doc_pages import BLOCK, MARKED, run_page
+from tests.test_architecture import ROOT
+
+HOW_TO = ROOT / "docs" / "how-to"
+PAGES = sorted(path for path in HOW_TO.rglob("*.md") if path.name != "README.md")
+NOTHING_TO_RUN = {"kubernetes.md", "prefect.md"}
+"""A cluster, and a server that stays: tests/flows/test_deploy_files.py and test_serving.py hold what they say."""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the first page after its commands: a run of everything, whose outputs all pages reuse."""
+    folder = tmp_path_factory.mktemp("project")
+    assert run_page(HOW_TO / "README.md", folder) == 2
+    return folder
+
+
+@pytest.fixture
+def what_the_page_needs(page: Path, tmp_path: Path, request: pytest.FixtureRequest,
+                        monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cluster of Dask, or a server with a bucket, for the pages that say how to use one."""
+    if page.name == "s3.md":
+        address = f"http://127.0.0.1:{request.getfixturevalue('moto_port')}"
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": address}.items():
+            monkeypatch.setenv(name, value)
+        yield
+    elif page.name == "dask.md":
+        pytest.importorskip("distributed")
+        from tests.dataprep.dask_processes import Cluster
+
+        (tmp_path / "cluster").mkdir()
+        with closing(Cluster(tmp_path / "cluster")) as cluster:
+            cluster.add_worker()
+            yield
+    else:
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [one for one in PAGES if one.name not in NOTHING_TO_RUN], ids=lambda page: page.stem)
+@pytest.mark.usefixtures("what_the_page_needs")
+def test_what_the_page_says_happens(page: Path, project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mill"
+    shutil.copytree(project, folder)  # with the times of its files, by which they are recognised
+    if page.name == "dask.md":
+        shutil.copy(tmp_path / "cluster" / "scheduler.json", folder)
+    assert run_page(page, folder) >= 1
+
+
+@pytest.mark.parametrize("page", [HOW_TO / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_every_block_of_the_page_says_what_a_test_does_with_it(page: Path) -> None:
+    text = page.read_text()
+    assert [block["text"] for block in MARKED.finditer(text)] == [held for _, held in BLOCK.findall(text)]
+    marked = [block["mark"] for block in MARKED.finditer(text)]
+    assert (page.name in NOTHING_TO_RUN) == (not any(mark.startswith("run") for mark in marked))
+
+
+def test_the_first_page_lists_all_others() -> None:
+    text = (HOW_TO / "README.md").read_text()
+    assert [page.name for page in PAGES if f"]({page.relative_to(HOW_TO)})" not in text] == []

@@ -1,0 +1,213 @@
+"""Sets of examples that a model writes: from the manifest to the tunings that read them, and to what asks of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gristmill.dataprep.files import read_json
+from gristmill.flows.planning.predict import ShardClock
+from gristmill.flows.questions.takedown import assess, write_takedown
+from gristmill.flows.questions.trace import trace_document
+from gristmill.flows.report.page import render_report
+from gristmill.flows.running.reachable import unreachable_models
+from gristmill.flows.running.session import Session, open_session
+from gristmill.mixtures.load import ManifestError
+from gristmill.train.data.conversation_tokens import Chat
+from gristmill.train.reinforcement.prompts import read_prompts
+from tests.chat_endpoint import Does, Endpoint
+from tests.flows.small_writer import small_writer
+from tests.flows.test_begin_anywhere import made, write_small_model
+
+MANIFEST = """
+name: aligned
+seed: 7
+model: {{path: model}}
+examples:
+  grown:
+    data: [{{path: seeds.jsonl}}]
+    model: {{endpoint: "{url}", model: writer}}
+    grow: {{number: 12, shown: 2}}
+  revised:
+    data: [{{path: "examples://grown"}}]
+    model: {{endpoint: "{url}", model: writer}}
+    revise: {{principles: [Be kind.]}}
+  compared:
+    data: [{{path: seeds.jsonl}}]
+    model: {{endpoint: "{url}", model: writer, temperature: 1.0}}
+    per_prompt: 2
+    compare: {{model: {{endpoint: "{url}", model: judge}}}}
+    gives: pairs
+sft: {{data: [{{path: "examples://revised"}}], steps: 1, global_batch_size: 2, schedule: {{warmup_steps: 0}}}}
+dpo:
+  data: [{{path: "examples://compared"}}]
+  prepare: [dedup]
+  steps: 1
+  global_batch_size: 2
+  holdout: 0.3
+  schedule: {{warmup_steps: 0}}
+rl:
+  data: [{{path: "examples://grown"}}]
+  rewards: [{{kind: length, target_tokens: 4}}]
+  steps: 1
+  group_size: 2
+  global_batch_size: 2
+  max_new_tokens: 4
+  holdout: 0.0
+  schedule: {{warmup_steps: 0}}
+"""
+
+
+def write(asked: str, before: int) -> Does:
+    """A writer and judge over the words that the small model knows."""
+    if asked.startswith("Below are a request"):
+        return "river stone" if "<critique>" in asked else "grass"
+    return small_writer(asked) or "sky " * (1 + before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples")
+    write_small_model(folder)
+    (folder / "seeds.jsonl").write_text("".join(
+        json.dumps({"prompt": f"red {one} two blue", "licence": "CC0-1.0"}) + "\n"
+        for one in ("sky", "grass", "rose", "river", "stone", "one")))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint(write) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def session(folder: Path, endpoint: Endpoint) -> Session:
+    """The stages of the manifest up to its first training, made."""
+    (folder / "aligned.yaml").write_text(MANIFEST.format(url=endpoint.url))
+    made(open_session(str(folder / "aligned.yaml"), [], str(folder / "store"), until="sft"))
+    return open_session(str(folder / "aligned.yaml"), [], str(folder / "store"))
+
+
+def opened(session: Session, *settings: str) -> Session:
+    return open_session(session.manifest_file, list(settings), str(session.store.root))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_manifest_makes_the_examples_that_it_tunes_on(session: Session) -> None:
+    assert list(session.plan) == [
+        "tokenizer", "model", "examples-grown", "examples-revised", "examples-compared", "sft_data", "dpo_prepare",
+        "dpo_data", "sft", "reference", "dpo", "rl"]
+    inputs = {name: set(node.inputs) for name, node in session.plan.items()}
+    assert inputs["examples-revised"] == {"examples-grown"}
+    assert {"examples-revised"} < inputs["sft_data"]
+    assert inputs["dpo_prepare"] == {"examples-compared"}
+    assert "examples-grown" in inputs["rl"]
+    summaries = {name: folder.manifest()["summary"] for name in session.plan
+                 if (folder := session.committed(name)) is not None}
+    assert summaries["examples-grown"]["examples"] == summaries["examples-revised"]["examples"]
+    assert summaries["examples-revised"]["licences"] == ["CC0-1.0"]
+    assert [one["path"] for one in summaries["sft_data"]["sets"]] == ["examples://revised"]
+    assert summaries["sft_data"]["sets"][0]["name"] == "revised"
+    assert summaries["dpo_data"]["sets"][0]["records"] == summaries["examples-compared"]["examples"] == 6
+    prepared = read_json(session.folder("dpo_prepare").data / "prepared.json")
+    assert prepared["sets"][0]["path"] == "examples://compared"
+    chat = Chat(session.folder("tokenizer").data)
+    prompts, sets = read_prompts(session.manifest.rl.data if session.manifest.rl else (), [], chat, 64,
+                                 {"examples-grown": session.folder("examples-grown").data})
+    assert len(prompts) == sets[0]["records"] == summaries["examples-grown"]["examples"]
+
+
+@pytest.mark.slow
+def test_a_change_of_one_set_makes_what_reads_it_again_and_no_other(session: Session, endpoint: Endpoint) -> None:
+    def changed(*settings: str) -> set[str]:
+        other = opened(session, *settings).plan
+        return {name for name, node in other.items() if node.fingerprint != session.plan[name].fingerprint}
+
+    assert changed("examples.compared.compare.principles=[Be brief.]") == {
+        "examples-compared", "dpo_prepare", "dpo_data", "reference", "dpo", "rl"}
+    assert changed("examples.revised.revise.rounds=2") >= {"examples-revised", "sft_data", "sft"}
+    assert "examples-compared" not in changed("examples.grown.grow.number=3")
+    assert changed("examples.grown.model.concurrency=2", "examples.compared.compare.model.timeout_seconds=9") == set()
+    before = endpoint.asked.copy()
+    again = opened(session, "examples.revised.cut=keep")
+    again.runner(ShardClock()).run_stage("examples-revised")
+    assert endpoint.asked == before, "kept answers are asked for once"
+
+
+@pytest.mark.slow
+def test_only_sets_that_are_not_made_yet_need_somebody_who_answers(session: Session) -> None:
+    nobody = ["examples.compared.model.endpoint=http://127.0.0.1:9/v1", "examples.compared.model.model=other"]
+    other = opened(session, *nobody)
+    (message,) = unreachable_models(other, other.plan)
+    assert message.startswith("examples-compared: nobody answers for the model other")
+
+
+def wrong(folder: Path, *settings: str) -> str:
+    (folder / "wrong.yaml").write_text(MANIFEST.format(url="http://127.0.0.1:9/v1"))
+    with pytest.raises(ManifestError) as error:
+        open_session(str(folder / "wrong.yaml"), list(settings), str(folder / "wrong-store"))
+    return str(error.value)
+
+
+def test_what_a_set_asks_for_in_vain_is_said_before_any_work(folder: Path) -> None:
+    assert "no such set: 'revisd', did you mean 'revised'" in wrong(folder, "sft.data.0.path=examples://revisd")
+    assert "grown, revised are made from each other in a circle" in wrong(
+        folder, "examples.grown.data.0.path=examples://revised")
+    (folder / "bad.j2").write_text("{{ promt }}")
+    assert "there is no 'promt', did you mean 'prompt'" in wrong(folder, "examples.revised.revise.critique=bad.j2")
+    assert "gone.j2" in wrong(folder, "examples.revised.revise.revision=gone.j2")
+    (folder / "none.txt").write_text("\n\n")
+    assert "has no line; write one principle a line" in wrong(folder, "examples.revised.revise.principles=none.txt")
+    assert "examples.revised.revise.round: " in wrong(folder, "examples.revised.revise.round=2")
+
+
+@pytest.mark.slow
+def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(session: Session) -> None:
+    lines = (session.folder("examples-grown").data / "grown.jsonl").read_text().splitlines()
+    _, seed, *_ = json.loads(lines[0])["parents"]
+    records = {name: [json.loads(line) for line in
+                      (session.folder(f"examples-{name}").data / f"{name}.jsonl").read_text().splitlines()]
+               for name in ("grown", "revised", "compared")}
+    found = assess(session, [seed, "f" * 32], with_duplicates=False)
+    gone = {one["id"] for one in found["examples"]}
+    assert gone == set(found["excluded"])
+    assert found["not_found"] == ["f" * 32]
+    assert {one["id"] for one in records["compared"] if seed in one["parents"]} <= gone
+    of_seed = {one["id"] for one in records["grown"] if seed in one["parents"]}
+    assert of_seed
+    assert of_seed <= gone
+    assert {one["id"] for one in records["revised"] if of_seed & set(one["parents"])} <= gone
+    assert found["answers"] > 0
+
+    written = write_takedown(session, found)
+    other = open_session(written["manifest"], [], str(session.store.root))
+    assert other.manifest.examples["compared"].exclude is not None
+    changed = {name for name, node in other.plan.items() if node.fingerprint != session.plan[name].fingerprint}
+    assert changed >= {"examples-grown", "examples-revised", "examples-compared", "sft_data", "dpo_data", "sft", "dpo"}
+    other.runner(ShardClock()).run_stage("examples-compared")
+    kept = (other.folder("examples-compared").data / "compared.jsonl").read_text()
+    assert kept == "".join(json.dumps(one, ensure_ascii=False, sort_keys=True) + "\n" for one in records["compared"]
+                           if one["id"] not in gone)
+    again = assess(session, [seed], with_duplicates=False)
+    assert again["answers"] == 0, "they are forgotten"
+
+
+@pytest.mark.slow
+def test_a_trained_example_names_what_it_was_made_from(session: Session) -> None:
+    folder = session.folder("examples-revised").data
+    one = json.loads((folder / "revised.jsonl").read_text().splitlines()[0])
+    found = trace_document(session, one["id"])
+    assert (found["kind"], found["parents"], found["children"]) == ("example", [one["parents"][0]], [])
+    assert {step["stage"] for step in found["steps"]} == {"sft"}
+
+
+@pytest.mark.slow
+def test_the_report_shows_what_each_set_gave(session: Session) -> None:
+    page = render_report(session, None).replace("<wbr>", "")
+    for title in ("Examples that a model wrote: examples-grown", "New prompts", "Principles", "Be kind.", "CC0-1.0"):
+        assert title in page

@@ -1,0 +1,185 @@
+"""`gristmill rate`: which models are compared, how their answers become pairs, and what is served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from gristmill.flows.models.find_model import ModelNotFoundError
+from gristmill.flows.rating import answer_pairs, rate_models
+from gristmill.flows.rating.answer_pairs import RatedModel, make_pairs, models_to_rate
+from gristmill.flows.rating.rate_models import RateProblemError, serve_pairs
+from gristmill.flows.rating.ratings import rating_files
+from gristmill.flows.stages.registry import TOKENIZER
+from gristmill.mixtures.model import Model
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.train.generation.sampling import Sampling
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import shape_of
+from gristmill.train.models.weights import drawn, save_model
+
+ROWS = {"pretrain": "documents", "sft": "conversations", "dpo": "preferences"}
+GREEDY = Sampling(0.0, 1.0, 0)
+
+
+def session(folder: Path, name: str = "run", made: tuple[str, ...] = ("pretrain", "sft", "dpo"), seed: int = 0) -> Any:
+    """What is asked of a session: a plan of three trainings, some of which have made their models in a folder."""
+    plan = {stage: SimpleNamespace(stage=SimpleNamespace(makes_model=True, rows=rows), fingerprint=f"{name}-{stage}")
+            for stage, rows in ROWS.items()}
+    plan["filter"] = SimpleNamespace(stage=SimpleNamespace(makes_model=False, rows=None), fingerprint="")
+
+    def committed(stage: str) -> Any:
+        return SimpleNamespace(data=folder / f"{name}-{stage}") if stage in (*made, TOKENIZER) else None
+
+    return SimpleNamespace(plan=plan, committed=committed, manifest=SimpleNamespace(name=name),
+                           manifest_file=f"{name}.yaml",
+                           command=lambda *words: f"gristmill {words[0]} {name}.yaml {' '.join(words[1:])}".strip())
+
+
+def labels(*given: Any) -> list[str]:
+    return [one.label for one in models_to_rate(*given)]
+
+
+def test_the_last_two_models_of_a_manifest_are_compared_or_those_that_are_named(tmp_path: Path) -> None:
+    run = session(tmp_path)
+    first, second = models_to_rate(run, None, None, None)
+    assert (first.label, first.fingerprint, first.weights) == ("sft", "run-sft", tmp_path / "run-sft" / "model")
+    assert (second.label, second.chat, first.chat) == ("dpo", True, True)
+    assert labels(run, None, "pretrain", None) == ["pretrain", "dpo"]
+    assert labels(run, None, None, "sft") == ["dpo", "sft"]
+    assert labels(run, None, "dpo", None) == ["dpo", "sft"]
+    assert not models_to_rate(run, None, "pretrain", "dpo")[0].chat
+
+
+def test_another_manifest_gives_the_second_model(tmp_path: Path) -> None:
+    run, after = session(tmp_path), session(tmp_path, "after", ("pretrain", "sft"))
+    first, second = models_to_rate(run, after, None, None)
+    assert [first.label, second.label] == ["run/dpo", "after/sft"]
+    assert [first.fingerprint, second.fingerprint] == ["run-dpo", "after-sft"]
+    assert second.weights == tmp_path / "after-sft" / "model"
+    assert second.tokenizer == tmp_path / f"after-{TOKENIZER}"
+    assert labels(run, after, "sft", "pretrain") == ["run/sft", "after/pretrain"]
+    assert labels(run, after, "sft", "sft") == ["run/sft", "after/sft"]
+
+
+@pytest.mark.parametrize(("made", "others", "first", "second", "said"), [
+    (("sft",), None, None, None, "run.yaml has made sft; two models are compared"),
+    ((), None, None, None, "run.yaml has made no model yet"),
+    (("sft", "dpo"), None, "dpo", "dpo", "both models are dpo; name two different stages"),
+    (("sft", "dpo"), None, "sft", "filter", "'filter' makes no model; those that do are pretrain, sft, dpo"),
+    (("sft", "dpo"), None, "pretrain", "dpo", "run.yaml: pretrain has made no model yet; run: gristmill run run.yaml"),
+    (("sft",), (), None, None, "after.yaml: no model is trained yet; run: gristmill run after.yaml"),
+    ((), ("sft",), None, None, "run.yaml: no model is trained yet"),
+])
+def test_what_cannot_be_compared_is_said(
+    tmp_path: Path, made: tuple[str, ...], others: tuple[str, ...] | None, first: str | None, second: str | None,
+    said: str,
+) -> None:
+    other = None if others is None else session(tmp_path, "after", others)
+    with pytest.raises(ModelNotFoundError) as error:
+        models_to_rate(session(tmp_path, made=made), other, first, second)
+    assert said in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models that know nothing, and write different things; that of `after` is that of `run-dpo`."""
+    folder = tmp_path_factory.mktemp("models")
+    vocabulary = train(TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 270)
+    shape = shape_of(Model(layers=1, width=16, heads=2), 270, 64)
+    with torch.device("meta"):
+        parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
+    # A model that was only drawn repeats the last token, whatever its seed; one whose layers weigh more does not.
+    for name, scale in (("run-pretrain", 1.0), ("run-dpo", 100.0), ("after-pretrain", 100.0)):
+        (folder / name / "model").mkdir(parents=True)
+        weights = {key: drawn(shape, 2)(key, size) for key, size in parameters.items()}
+        save_model(folder / name / "model", shape, {
+            key: one * scale if "layers" in key else one for key, one in weights.items()})
+    for name in ("run", "after"):
+        (folder / f"{name}-{TOKENIZER}").mkdir()
+        write_tokenizer(vocabulary, folder / f"{name}-{TOKENIZER}")
+    return folder
+
+
+def rated(folder: Path, name: str, stage: str) -> RatedModel:
+    return RatedModel(stage, f"{name}-{stage}", folder / f"{name}-{stage}" / "model", folder / f"{name}-{TOKENIZER}",
+                      False)
+
+
+def test_answers_that_differ_are_pairs_and_are_written_once(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = {1: {"prompt": "red"}, 3: {"prompt": "sky " * 100}, 4: {"prompt": "rose"}}
+    models, kept = [rated(trained, "run", "pretrain"), rated(trained, "run", "dpo")], tmp_path / "x.answers.json"
+    found = make_pairs(models, prompts, GREEDY, 8, kept)
+    assert [one.prompt for one in found.pairs] == ["red", "rose"]
+    assert {(one.first, one.second) for one in found.pairs} == {("pretrain", "dpo")}
+    assert all(one.answers[0] != one.answers[1] for one in found.pairs)
+    assert list(found.failed) == [3]
+    assert found.failed[3].startswith("pretrain: ")
+    opened = list[str]()
+    original = answer_pairs.open_language_model
+    monkeypatch.setattr(answer_pairs, "open_language_model", lambda weights, tokenizer: opened.append(
+        weights.parent.name) or original(weights, tokenizer))
+    assert make_pairs(models, prompts, GREEDY, 8, kept) == found
+    assert opened == []
+    longer = make_pairs(models, prompts, GREEDY, 9, kept)
+    assert opened == ["run-pretrain", "run-dpo"]
+    assert {one.id for one in longer.pairs}.isdisjoint(one.id for one in found.pairs)
+
+
+def test_prompts_that_both_models_answer_alike_are_left_out(trained: Path, tmp_path: Path) -> None:
+    models = [rated(trained, "run", "dpo"), rated(trained, "after", "pretrain")]
+    found = make_pairs(models, {1: {"prompt": "red"}}, GREEDY, 8, tmp_path / "x.answers.json")
+    assert (found.pairs, found.same, found.failed) == ([], 1, {})
+
+
+def asked(tmp_path: Path, *prompts: str) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in prompts))
+    return path
+
+
+def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_the_first(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = list[Any]()
+
+    def keep(app: Any, listening: Any) -> None:
+        served.append((app, listening.getsockname()))
+        listening.close()
+
+    monkeypatch.setattr(rate_models, "serve", keep)
+    run, after = session(trained, made=("pretrain",)), session(trained, "after", ("pretrain",))
+    files = rating_files(None, str(tmp_path / "run.yaml"))
+    serve_pairs(run, after, None, None, asked(tmp_path, "red", "sky " * 100, "rose"), files, (0.0, 1.0, 0), 8, 0)
+    (app, (host, port)), printed = served[0], capsys.readouterr()
+    assert host == "127.0.0.1"
+    assert f"http://127.0.0.1:{port}/ asks about 2 pairs; ratings go to {files.ratings}" in printed.out
+    assert f"{tmp_path / 'prompts.jsonl'}, line 2 is left out: run/pretrain: " in printed.err
+    page = TestClient(app, base_url="http://127.0.0.1").get("/?rater=ann").text
+    assert "ann: 0 of 2 rated" in page
+    assert "run/pretrain" not in page
+    answers = json.loads(files.answers.read_text())
+    assert answers["models"] == ["run/pretrain", "after/pretrain"]
+    assert files.settled.read_text() == ""
+
+
+def test_a_server_with_nothing_to_rate_does_not_begin(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_models, "serve", lambda app, listening: pytest.fail("it was served"))
+    run = session(trained, made=("pretrain",))
+    files = rating_files(None, str(tmp_path / "run.yaml"))
+    with pytest.raises(RateProblemError, match=r"prompts\.jsonl has two answers that differ; there is nothing to rate"):
+        serve_pairs(run, run, None, None, asked(tmp_path, "red"), files, (0.0, 1.0, 0), 8, 0)
+    with pytest.raises(RateProblemError, match=r"run\.yaml has made pretrain; two models are compared"):
+        serve_pairs(run, None, None, None, asked(tmp_path, "red"), files, (0.0, 1.0, 0), 8, 0)
