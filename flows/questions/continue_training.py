@@ -18,7 +18,7 @@ from rich.text import Text
 
 from gristmill.flows.authoring.manifest_text import set_keys
 from gristmill.flows.questions.find_documents import committed_inputs
-from gristmill.flows.questions.takedown import TakedownError, find_documents, keep_checkpoint, write_once
+from gristmill.flows.questions.takedown import find_documents, keep_checkpoint, none_there, write_once
 from gristmill.flows.questions.training_reads import Reading, reading_of
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
@@ -126,7 +126,7 @@ def _documents(session: Session, excluded: Sequence[str]) -> tuple[list[str], li
         return [], []
     found, not_found = find_documents(committed_inputs(session, session.plan), excluded)
     if not found:
-        raise TakedownError(f"none of the {len(excluded)} documents is there: {', '.join(excluded[:3])} ...")
+        raise none_there(excluded)
     return sorted(one.hex() for one in found), not_found
 
 

@@ -108,6 +108,11 @@ def find_documents(inputs: Mapping[str, Path], wanted: Sequence[str]) -> tuple[d
     return found, [one for one in wanted if one not in met]
 
 
+def none_there(wanted: Sequence[str]) -> TakedownError:
+    """What to raise where a list names nothing that is here."""
+    return TakedownError(f"none of the {len(wanted)} documents is there: {', '.join(wanted[:3])} ...")
+
+
 def _is_id(text: str) -> bool:
     return len(text) == 2 * ID_BYTES and all(character in "0123456789abcdefABCDEF" for character in text)
 
@@ -164,7 +169,7 @@ def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> di
     known = {one for one, _ in in_sets(session, [bytes.fromhex(one) for one in not_found if _is_id(one)])}
     not_found = [one for one in not_found if not _is_id(one) or bytes.fromhex(one) not in known]
     if not found and not known:
-        raise TakedownError(f"none of the {len(wanted)} documents is there: {', '.join(wanted[:3])} ...")
+        raise none_there(wanted)
     near = near_duplicates(inputs, found) if found else set()
     others, _ = _documents(inputs, [one.hex() for one in near])
     gone = {**found, **(others if with_duplicates else {})}
