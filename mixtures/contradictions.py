@@ -50,6 +50,7 @@ def contradictions(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     yield from _reinforcement_problems(raw)
     yield from _own_model_problems(raw)
     yield from _encoder_problems(raw)
+    yield from _prefix_problems(raw)
     for place in ((), ("sft",), ("dpo",)):
         yield from _language_problems(_inside(raw, *place).get("prepare"), (*place, "prepare"))
 
@@ -194,6 +195,17 @@ def _encoder_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     if tokenizer.get("path") is None and not set(MASK_TOKENS) & set(special if isinstance(special, list) else ()):
         yield ("pretrain", "masked"), ("needs a mask token: name it in tokenizer.special_tokens, such as "
                                        f"{MASK_TOKENS[0]!r}")
+
+
+def _prefix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """What knows no prefix that is read in both directions, where pre-training has one."""
+    if _inside(raw, "pretrain").get("prefix_lm") is None:
+        return
+    asks: list[Location] = [("engine", "parallel", key) for key in NEED_ITS_LAYERS["parallel"]
+                            if _inside(raw, "engine", "parallel").get(key) not in (None, 1)]
+    asks += [("export", "gguf")] if _inside(raw, "export").get("gguf") and not _given(raw) & {*NEED_A_WRITER} else []
+    yield from ((place, "lets each token see those before it alone, but pretrain.prefix_lm reads prefixes in both "
+                 "directions; remove one of the two") for place in asks)
 
 
 def _inside(raw: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:

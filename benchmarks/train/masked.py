@@ -20,6 +20,7 @@ from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.models.families import hf_config
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn
+from gristmill.train.objectives.layout import Layout, Read
 from gristmill.train.objectives.masked_rows import Masking
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.optim.clipping import clip_gradients
@@ -35,9 +36,10 @@ def rows() -> Iterator[Row]:
     shape = shape_of(SECTION, VOCAB, LENGTH, encoder=True)
     with single_process() as world, tempfile.TemporaryDirectory() as folder:
         packed, how = packed_set(Path(folder)), masking()
-        tokens, numbers, filled = packed.tokens(np.arange(ROWS)), np.arange(ROWS), np.full(ROWS, LENGTH)
+        numbers, none = np.arange(ROWS), np.zeros(ROWS, dtype=np.int64)
+        read = Read(packed.tokens(numbers), np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)), numbers, none)
         collator, examples = peer_collator(), [torch.from_numpy(one) for one in packed.read(numbers)]
-        ours, peer = per_second(ROWS * LENGTH, world, lambda: how(tokens, filled, numbers, 0),
+        ours, peer = per_second(ROWS * LENGTH, world, lambda: how(read, 0),
                                 lambda: collator(examples))
         yield row("masking, vs transformers' collator", ours, peer, "tokens/s")
         ours, peer = per_second(ROWS * LENGTH, world, our_step(shape, packed, how, world),
@@ -69,8 +71,8 @@ def peer_collator() -> Any:
         mlm_probability=Masked().rate)
 
 
-def our_step(shape: Shape, packed: PackedSet, how: Masking, world: World) -> Action:
-    """Our step: read and mask rows, forward, backward, clip, fused AdamW, losses by source."""
+def our_step(shape: Shape, packed: PackedSet, how: Layout, world: World) -> Action:
+    """Our step: read and lay out rows, forward, backward, clip, fused AdamW, losses by source."""
     model = sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device))
     objective = NextToken(packed, 0, torch.full((VOCAB,), 4.0, device=world.device), shape, layout=how)
     section, batch = Optimizer(), np.arange(ROWS)

@@ -18,7 +18,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, TOKENIZER
 from gristmill.mixtures.training import Pretrain
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.shape import Shape, shape_to_train
 from gristmill.train.planning.devices import (
     GIGA,
     TERA,
@@ -123,7 +123,7 @@ def _training(session: Session) -> tuple[Pretrain, Shape, int]:
         raise PlanError(f"{session.manifest_file}: pretrain.model.use names a model of your own, whose memory and "
                         "arithmetic are not known; GPUs are planned for the built-in decoder")
     length = session.manifest.mix.sequence_length
-    return section, shape_of(section.model, _vocab_size(session), length, section.masked is not None), length
+    return section, shape_to_train(section, _vocab_size(session), length), length
 
 
 def _vocab_size(session: Session) -> int:

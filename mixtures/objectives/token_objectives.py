@@ -38,12 +38,40 @@ class Masked(Section):
         return self
 
 
+class PrefixLm(Section):
+    """Prefix language modelling: a decoder reads the beginning of each document in both directions, and predicts the
+    rest of it (Raffel et al. 2020, section 3.2.1).
+
+    What is one document to the model has one prefix: the whole row without `model.document_mask`.
+    """
+
+    least: Fraction = 0.0
+    """The smallest share of a document that its prefix is; the share is drawn evenly from here to `most` (T5: 0)."""
+    most: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """The largest (T5: 1). The S-denoiser of UL2 (Tay et al. 2022, section 3.1) has `least` and `most` 0.75."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PrefixLm:
+        if self.least > self.most:
+            raise ValueError(f"least {self.least} is more than most {self.most}; give the smaller share as least")
+        return self
+
+
 NOT_OF_AN_ENCODER = ("use", "kv_heads", "head_width", "moe", "rope_scaling", "qk_norm")
 """Keys of `pretrain.model` that an encoder does not have."""
 
 
+OBJECTIVES = ("masked", "prefix_lm")
+"""Keys of `pretrain` of which each says what is predicted in place of the next token."""
+
+
 def objective_problem(pretrain: Any) -> str | None:
     """What an objective of the section `pretrain` does not go with, in a sentence; None where nothing is wrong."""
+    given = [name for name in OBJECTIVES if getattr(pretrain, name) is not None]
+    if len(given) > 1:
+        return f"{' and '.join(given)} are different things to predict; give one of them"
+    if given and pretrain.model.use is not None:
+        return f"{given[0]} needs a model that is built in; remove it, or model.use"
     return None if pretrain.masked is None else _encoder_problem(pretrain)
 
 

@@ -19,11 +19,12 @@ from gristmill.mixtures.objectives.token_objectives import Masked
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
+from gristmill.train.data.trained_rows import filled_positions
 from gristmill.train.evaluation.masked_tokens import MEASURED
 from gristmill.train.models.encoder import Encoder
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import WeightsError, drawn, load_model
-from gristmill.train.objectives.layout import draws
+from gristmill.train.objectives.layout import Read, draws
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.masked_rows import Masking, NoMaskTokenError, masking_of
 from tests.train.test_parallel import assert_same, train_on
@@ -66,7 +67,14 @@ def masking(inputs: dict[str, Path], seed: int = 5, **section: Any) -> Masking:
 
 
 def laid(how: Masking, rows: np.ndarray, step: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    return how(rows, np.full(len(rows), rows.shape[1]), np.arange(len(rows)), step)
+    return how(read(rows), step)[:2]
+
+
+def read(rows: np.ndarray, filled: int | None = None, numbers: np.ndarray | None = None) -> Read:
+    """Rows whose padding begins behind so many tokens."""
+    positions = filled_positions(np.full(len(rows), rows.shape[1] if filled is None else filled), rows.shape[1])
+    numbers = np.arange(len(rows)) if numbers is None else numbers
+    return Read(rows, positions, numbers, np.zeros(len(rows), dtype=np.int64))
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -106,7 +114,7 @@ def test_what_is_masked_depends_on_seed_step_row_and_place_alone(inputs: dict[st
     how = masking(inputs)
     ids, targets = laid(how, rows, step=3)
     some = np.array([7, 2])
-    again = how(rows[some], np.full(2, LENGTH), some, 3)
+    again = how(read(rows[some], numbers=some), 3)
     assert (again.inputs == ids[some]).all()
     assert (again.targets == targets[some]).all()
     for other in (laid(how, rows, step=4), laid(masking(inputs, seed=6), rows, step=3)):
@@ -122,7 +130,7 @@ def test_masks_are_those_that_trained_models_have_seen(inputs: dict[str, Path]) 
 def test_special_tokens_and_padding_are_never_chosen(inputs: dict[str, Path], rows: np.ndarray) -> None:
     how, tokens = masking(inputs, rate=0.9), rows.copy()
     tokens[:, ::4] = load(inputs["tokenizer"]).eos
-    found = how(tokens, np.full(len(tokens), 20), np.arange(len(tokens)), 0)
+    found = how(read(tokens, 20), 0)
     assert (found.targets[:, ::4] == IGNORED).all()
     assert (found.targets[:, 20:] == IGNORED).all()
     assert (found.targets[:, 1:20:4] != IGNORED).mean() > 0.7
@@ -153,7 +161,7 @@ def test_the_collator_of_transformers_gives_the_same_at_the_same_draws(
     monkeypatch.setattr(torch, "randint", lambda most, *_, **__: torch.from_numpy((drawn * most).astype(np.int64)))
     inputs_there, labels = collator.torch_mask_tokens(
         torch.from_numpy(ids.copy()), special_tokens_mask=torch.zeros(ids.shape), offset_mapping=offsets)
-    ours = how(ids, np.array([ids.shape[1]]), np.array([0]), 7)
+    ours = how(read(ids), 7)
     assert (ours.targets == labels.numpy()).all()
     assert (ours.inputs == inputs_there.numpy()).all()
     words = "".join("x" if chosen else " " for chosen in ours.targets[0] != IGNORED)
@@ -259,8 +267,7 @@ def test_pseudo_perplexity_and_masked_accuracy_are_what_their_definitions_say(
                 ids[:, place] = how.mask
                 nats.append(torch.nn.functional.cross_entropy(model(ids)[:, place], rows[:, place], reduction="none"))
             assert measured["pseudo_perplexity"] == pytest.approx(torch.stack(nats).mean().exp().item(), rel=1e-5)
-            ids, targets = (torch.from_numpy(part) for part in how(
-                rows.numpy(), np.full(len(rows), LENGTH), np.arange(len(rows)), -1))
+            ids, targets = (torch.from_numpy(part) for part in laid(how, rows.numpy(), -1))
             right = (model(ids).argmax(dim=-1) == targets)[targets != IGNORED]
         assert measured["masked_accuracy"] == pytest.approx(right.float().mean().item())
         assert measured["tokens"] == rows.numel()

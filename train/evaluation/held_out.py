@@ -21,7 +21,7 @@ from gristmill.train.evaluation.intervals import interval
 from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import OwnShape, Shape
-from gristmill.train.objectives.layout import Layout
+from gristmill.train.objectives.layout import Laid, Layout, Read
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.sharding import evaluating
@@ -39,7 +39,8 @@ COLUMNS = 4
 
 @torch.no_grad()
 def score_rows(
-    model: nn.Module, ids: Tensor, token_bytes: Tensor, positions: Tensor | None = None, targets: Tensor | None = None
+    model: nn.Module, ids: Tensor, token_bytes: Tensor, positions: Tensor | None = None, targets: Tensor | None = None,
+    **beside: Tensor,
 ) -> Tensor:
     """Sums over rows of tokens: (4,) float64: loss, predicted tokens, their bytes, correct ones.
 
@@ -49,9 +50,10 @@ def score_rows(
         token_bytes: (vocab,) bytes that each id stands for.
         positions: (n, t) in their documents, for a model whose tokens see their own document only.
         targets: (n, t) int64, what each position is to predict; the token behind it if absent.
+        beside: what else the model is called with (see layout.Laid.beside).
     """
     targets = next_tokens(ids) if targets is None else targets
-    nll, correct = model(ids, partial(score_tokens, targets=targets), positions=positions)
+    nll, correct = model(ids, partial(score_tokens, targets=targets), positions=positions, **beside)
     counted = targets != IGNORED
     num_bytes = token_bytes[targets.clamp(min=0)] * counted
     return torch.stack([part.double().sum() for part in (nll, counted, num_bytes, correct)])
@@ -59,22 +61,25 @@ def score_rows(
 
 def measure(
     model: nn.Module, rows: np.ndarray, token_bytes: Tensor, world: World, positions: np.ndarray | None = None,
-    targets: np.ndarray | None = None,
+    laid: Laid | None = None,
 ) -> dict[str, float]:
     """Metrics of a model on rows (n, t), spread over the ranks; all of them call this together.
 
-    `positions` (n, t) in their documents are for a model whose tokens see their own document only, `targets` (n, t)
-    for one that does not predict the next token.
+    `positions` (n, t) in their documents are for a model whose tokens see their own document only, `laid` the same rows
+    for one that does not predict the next token everywhere.
     """
+    inputs, targets = (rows, None) if laid is None else (laid.inputs, laid.targets)
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for part in micro_batches(np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD):
             # An empty share still takes part in the collectives of the forward pass.
             chosen = part if len(part) else [0]
-            ids = torch.from_numpy(rows[chosen].astype(np.int64)).to(world.device)
+            ids = torch.from_numpy(inputs[chosen].astype(np.int64)).to(world.device)
             places, wanted = (None if part is None else torch.from_numpy(part[chosen]).to(world.device)
                               for part in (positions, targets))
-            scored = score_rows(model, ids, token_bytes, places, wanted)
+            more = {} if laid is None else {name: torch.from_numpy(part[chosen]).to(world.device)
+                                            for name, part in laid.beside().items()}
+            scored = score_rows(model, ids, token_bytes, places, wanted, **more)
             sums += scored if len(part) else 0.0
     return metrics_of(sum_over_ranks(sums, world).tolist())
 
@@ -157,6 +162,14 @@ def held_out_positions(packed: PackedSet, source: str, shape: Shape | OwnShape) 
     return filled_positions(boundaries.filled(), packed.sequence_length)
 
 
+def held_out_rows(packed: PackedSet, source: str, shape: Shape | OwnShape) -> Read:
+    """A source's held-out rows as a layout takes them."""
+    rows, boundaries = packed.validation(source), packed.validation_boundaries(source)
+    positions = boundaries.positions(packed.sequence_length) if shape.document_mask else filled_positions(
+        boundaries.filled(), packed.sequence_length)
+    return Read(rows, positions, np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64))
+
+
 def source_metrics(documents: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, Any]:
     """Loss, perplexity, bits per byte and token accuracy over documents, with the intervals of the middle two.
 
@@ -222,11 +235,11 @@ class Validation:
     def _measure(self, packed: PackedSet) -> dict[str, dict[str, float]]:
         found = {}
         for source in packed.manifest["validation"]:
-            rows, targets = packed.validation(source), None
+            rows = packed.validation(source)
             if len(rows):
-                positions = held_out_positions(packed, source, self._model.shape)  # type: ignore[arg-type]
-                if self._layout is not None:
-                    filled = packed.validation_boundaries(source).filled()
-                    rows, targets = self._layout(rows, filled, np.arange(len(rows)), HELD_OUT_STEP)
-                found[source] = measure(self._model, rows, self._token_bytes, self._world, positions, targets)
+                shape: Shape | OwnShape = self._model.shape  # type: ignore[assignment]
+                laid = None if self._layout is None else self._layout(
+                    held_out_rows(packed, source, shape), HELD_OUT_STEP)
+                found[source] = measure(self._model, rows, self._token_bytes, self._world,
+                                        held_out_positions(packed, source, shape), laid)
         return found

@@ -122,7 +122,11 @@ def score_requests(
 def _score(model: nn.Module, rows: list[tuple[Sequence[int], int]], device: torch.device) -> Tensor:
     """Sum of the logarithms, and whether all ids were the likeliest: (n, 2) float64."""
     ids, targets = _padded(rows)
-    nll, correct = model(ids.to(device), partial(score_tokens, targets=targets.to(device)))
+    beside = {}
+    if model.shape.prefix_lm:  # type: ignore[union-attr]
+        contexts = torch.tensor([[len(row) - scored] for row, scored in rows])
+        beside["prefix"] = (torch.arange(ids.shape[1]) < contexts).to(device)
+    nll, correct = model(ids.to(device), partial(score_tokens, targets=targets.to(device)), **beside)
     counted = (targets != IGNORED).to(device)
     return torch.stack([-(nll.double() * counted).sum(dim=1), (correct | ~counted).all(dim=1).double()], dim=1)
 

@@ -24,12 +24,13 @@ from gristmill.train.evaluation.held_out import (
     ROWS_PER_FORWARD,
     by_document,
     held_out_positions,
+    held_out_rows,
     perplexity_of,
     read_token_bytes,
 )
 from gristmill.train.evaluation.intervals import interval
 from gristmill.train.models.llama import Llama
-from gristmill.train.objectives.layout import draws
+from gristmill.train.objectives.layout import Read, draws
 from gristmill.train.objectives.losses import IGNORED, score_tokens
 from gristmill.train.objectives.masked_rows import Masking, read_masking
 
@@ -53,11 +54,10 @@ def masked_metrics(
     """
     masking = read_masking(MEASURED, tokenizer, seed)
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
-    rows, boundaries = packed.validation(source), packed.validation_boundaries(source)
-    positions = held_out_positions(packed, source, model.shape)
-    laid = masking(rows, boundaries.filled(), np.arange(len(rows)), HELD_OUT_STEP)
+    read, positions = held_out_rows(packed, source, model.shape), held_out_positions(packed, source, model.shape)
+    rows, laid = read.tokens, masking(read, HELD_OUT_STEP)
     together = _scored(model, np.arange(len(rows)), laid.inputs, laid.targets, positions, token_bytes)
-    single = one_by_one(masking, rows, boundaries.filled())
+    single = one_by_one(masking, read)
     numbers, places = np.nonzero(single)
     alone = np.zeros_like(together)
     for start in range(0, len(numbers), ROWS_PER_FORWARD):
@@ -78,9 +78,9 @@ def masked_metrics(
     }
 
 
-def one_by_one(masking: Masking, rows: np.ndarray, filled: np.ndarray) -> np.ndarray:
+def one_by_one(masking: Masking, read: Read) -> np.ndarray:
     """Which tokens (n, t) are masked alone: those of each row that draw lowest, special tokens and padding excepted."""
-    may = masking.may_be_masked(rows, filled)
+    rows, may = read.tokens, masking.may_be_masked(read.tokens, read.positions)
     numbers, places = (np.broadcast_to(one, rows.shape) for one in (
         np.arange(len(rows))[:, None], np.arange(rows.shape[1])))
     drawn = np.where(may, draws(masking.key("alone", HELD_OUT_STEP), numbers, places), 2.0)

@@ -47,33 +47,39 @@ def document_numbers(positions: Tensor) -> Tensor:
     return starts.cumsum(dim=1)
 
 
-def see_documents(positions: Tensor, dense: bool = False, causal: bool = True) -> Visible:
+def see_documents(
+    positions: Tensor, dense: bool = False, causal: bool = True, prefix: Tensor | None = None
+) -> Visible:  # fmt: skip
     """What lets every token see its own document only, up to itself: the form that is fastest on this device.
 
     Args:
         positions: (n, t) of each token within its document, negative where there is only padding.
         dense: give a plain mask, which compiled code takes without being compiled again for every batch.
         causal: up to itself; else all of its document. `attend` is to be told the same.
+        prefix: (n, t) bool, tokens that those before them see too (Raffel et al. 2020, figure 4); none if absent.
     """
     numbers = document_numbers(positions)
     if positions.device.type == "cuda":
-        return block_mask(numbers, causal)
+        return block_mask(numbers, causal, prefix)
     rows, t = numbers.shape
-    if dense or rows * t < LEAST_MEAN_LENGTH * int(numbers[:, -1].sum()):
+    if dense or prefix is not None or rows * t < LEAST_MEAN_LENGTH * int(numbers[:, -1].sum()):
         same = numbers[:, :, None] == numbers[:, None, :]
         if causal:
-            same &= torch.ones(t, t, dtype=torch.bool, device=numbers.device).tril()
+            earlier = torch.ones(t, t, dtype=torch.bool, device=numbers.device).tril()
+            same &= earlier if prefix is None else earlier | prefix[:, None, :]
         return same.unsqueeze(1)
     return Segments(tuple(tuple(torch.unique_consecutive(row, return_counts=True)[1].tolist()) for row in numbers))
 
 
-def block_mask(numbers: Tensor, causal: bool = True) -> Visible:
+def block_mask(numbers: Tensor, causal: bool = True, prefix: Tensor | None = None) -> Visible:
     """FlexAttention's BlockMask (Dong et al. 2024): blocks of documents that do not meet are never computed."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def same_document(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         same = numbers[row, query] == numbers[row, key]
-        return same & (query >= key) if causal else same
+        if not causal:
+            return same
+        return same & (query >= key if prefix is None else (query >= key) | prefix[row, key])
 
     n, t = numbers.shape
     # Compiled, it never holds the whole n x t x t mask.

@@ -46,6 +46,8 @@ EXPERT_NAMES = {
     "qwen3_moe": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
 }  # fmt: skip
 ENCODER = "modernbert"
+PREFIX_LM = "prefix_lm"
+"""A key of our own in config.json, which transformers keeps and does not use."""
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -87,7 +89,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
         document_mask=False, experts=experts, experts_per_token=config["num_experts_per_tok"] if experts else 0,
         load_balancing=config.get("router_aux_loss_coef", 0.0) if experts else 0.0,
         vocab_size=config["vocab_size"], padded_vocab_size=config["vocab_size"],
-        sequence_length=config["max_position_embeddings"],
+        sequence_length=config["max_position_embeddings"], prefix_lm=bool(config.get(PREFIX_LM, False)),
     )
 
 
@@ -180,6 +182,7 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
         **(_experts_to_hf(shape, family) if shape.experts else {}),
         "tie_word_embeddings": shape.tied_embeddings, "dtype": dtype, "torch_dtype": dtype,
         "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad,
+        **({PREFIX_LM: True} if shape.prefix_lm else {}),
     }  # fmt: skip
 
 

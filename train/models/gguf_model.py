@@ -80,6 +80,9 @@ def check_gguf(shape: Shape) -> None:
     scaling, family = shape.rope_scaling, family_of(shape)
     if family not in ARCHITECTURES:
         raise GgufError(f"export.gguf writes decoders, but this model is {family}, an encoder; remove it")
+    if shape.prefix_lm:
+        raise GgufError("export.gguf: llama.cpp reads prompts from left to right, but this model reads them in both "
+                        "directions (pretrain.prefix_lm); remove it")
     if ARCHITECTURES[family] != TURNS_NEIGHBOURS and scaling is not None and scaling.kind == "llama3":
         raise GgufError(f"export.gguf: llama.cpp's {family} has no rope_scaling of the kind llama3; choose linear or "
                         "yarn, or leave export.gguf out")

@@ -230,7 +230,7 @@ class Llama(nn.Module):
 
     def forward(
         self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
-        trained: Tensor | None = None,
+        trained: Tensor | None = None, prefix: Tensor | None = None,
     ) -> Any:
         """Run the model and compute something from its last hidden states.
 
@@ -244,9 +244,11 @@ class Llama(nn.Module):
                 Without them a token sees its whole row up to itself. Not together with a cache.
             trained: (n,) each row's weight in the loss that keeps experts equally busy, which is then added to
                 whatever is minimised; nothing is without it, or in a dense model.
+            prefix: (n, t) bool, tokens that those before them in the document, or the row, see too. Not together with
+                a cache: there a model of `prefix_lm` takes all tokens that fill an empty one for the prefix.
         """
         t = ids.shape[1]
-        ids, rotary, visible = self.laid_out(ids, cache, positions)
+        ids, rotary, visible = self.laid_out(ids, cache, positions, prefix)
         hidden = self.model(ids, rotary, visible, trained, cache)
         if cache is not None:
             cache.length += t
@@ -254,7 +256,7 @@ class Llama(nn.Module):
         return head(hidden[:, :t], matrix)
 
     def laid_out(
-        self, ids: Tensor, cache: Cache | None, positions: Tensor | None
+        self, ids: Tensor, cache: Cache | None, positions: Tensor | None, prefix: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor], Visible]:
         """Ids (perhaps lengthened to divide among processes), their rotary table, and what they may see."""
         if self.tensor_mesh is not None:
@@ -263,10 +265,12 @@ class Llama(nn.Module):
         places = torch.arange(filled, filled + ids.shape[1], device=ids.device)
         visible: Visible = None
         if cache is not None:
-            visible = visible_positions(cache.starts, places)
+            visible = visible_positions(cache.starts, places, self.shape.prefix_lm and not filled)
             places = (places - cache.starts[:, None]).clamp(min=0).unsqueeze(1)
-        elif positions is not None:
-            visible, places = see_documents(positions, dense=self.is_compiled), positions.clamp(min=0).unsqueeze(1)
+        elif positions is not None or prefix is not None:
+            positions = places.expand_as(ids) if positions is None else positions
+            visible = see_documents(positions, dense=self.is_compiled, prefix=prefix)
+            places = positions.clamp(min=0).unsqueeze(1)
         return ids, rotary_table(places, self.shape.head_width, self.shape.rope_theta, self.shape.rope_scaling), visible
 
     def gathered(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -306,14 +310,14 @@ def configure(model: Any, compute: Compute) -> None:
         part.run = torch.compile(part.run, fullgraph=not model.shape.experts)
 
 
-def visible_positions(starts: Tensor, positions: Tensor) -> Tensor:
+def visible_positions(starts: Tensor, positions: Tensor, both_ways: bool = False) -> Tensor:
     """Which cached positions each new token may see: (n, 1, t, last position + 1) bool.
 
-    A token sees what is not left padding and not after itself; padding sees itself, so that no row of the
-    attention is empty.
+    A token sees what is not left padding and, unless `both_ways`, not after itself; padding sees itself, so that no
+    row of the attention is empty.
     """
     columns = torch.arange(int(positions[-1]) + 1, device=positions.device)
-    causal = columns[None, :] <= positions[:, None]
+    causal = (columns[None, :] <= positions[:, None]) | both_ways
     real = columns[None, None, :] >= starts[:, None, None]
     itself = columns[None, :] == positions[:, None]
     return ((causal[None] & real) | itself[None]).unsqueeze(1)

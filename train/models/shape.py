@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar
 
 from gristmill.mixtures.model import Model, RopeScaling
 from gristmill.mixtures.own_code import Own
+from gristmill.mixtures.training import Pretrain
 
 VOCAB_MULTIPLE = 128
 """Rows of the embedding are padded to this multiple, which matrix units prefer (OLMo-core: padded_vocab_size)."""
@@ -42,6 +43,7 @@ class Shape:
         experts_per_token: how many of them a token goes through.
         load_balancing: weight of the loss that keeps them equally busy.
         encoder: whether every token sees those behind it too, and masked ones are predicted (see models.encoder).
+        prefix_lm: whether the tokens of a prompt see each other in both directions (see objectives.prefix_rows).
     """
 
     layers: int
@@ -64,6 +66,7 @@ class Shape:
     experts_per_token: int = 0
     load_balancing: float = 0.0
     encoder: bool = False
+    prefix_lm: bool = False
 
     def __post_init__(self) -> None:
         for name, most in LARGEST_SIZES.items():
@@ -130,6 +133,7 @@ class OwnShape:
     layers: ClassVar[int] = 0
     experts: ClassVar[int] = 0
     encoder: ClassVar[bool] = False
+    prefix_lm: ClassVar[bool] = False
 
     def flops_per_token(self, length: int) -> int:
         """6 N per token (Kaplan et al. 2020, section 2.1): what else it computes is not known."""
@@ -150,6 +154,12 @@ def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool 
         experts_per_token=moe.experts_per_token if moe else 0, load_balancing=moe.load_balancing if moe else 0.0,
         encoder=encoder,
     )
+
+
+def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> Shape:
+    """The shape of a model that the section `pretrain` asks for, by its sizes and its objective."""
+    shape = shape_of(section.model, vocab_size, sequence_length, section.masked is not None)
+    return replace(shape, prefix_lm=section.prefix_lm is not None)
 
 
 def shape_to_json(shape: Shape) -> dict[str, Any]:

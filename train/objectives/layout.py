@@ -16,16 +16,39 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """SplitMix64's increment (Steele, Lea & Flood 2014): 2^64 over the golden ratio."""
 
 
-class Laid(NamedTuple):
-    """Rows as a model is trained on them; all (n, t) int64.
+class Read(NamedTuple):
+    """Rows as they were read.
 
     Attributes:
-        inputs: ids.
-        targets: what is predicted at each place, losses.IGNORED where nothing is.
+        tokens: (n, t), as the packed set has them.
+        positions: (n, t) int32, each token's number within what it sees, which is its document or its row; negative
+            for padding, which lies behind the documents.
+        rows: (n,) int64, their numbers in the set.
+        first: (n,) int64, the place of each one's first token in its row of the set: 0 but where rows are cut.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    rows: np.ndarray
+    first: np.ndarray
+
+
+class Laid(NamedTuple):
+    """Rows as a model is trained on them; (n, t) each.
+
+    Attributes:
+        inputs: ids, int64.
+        targets: what is predicted at each place, int64; losses.IGNORED where nothing is.
+        prefix: bool, tokens that all of their document, or row, may see; None where none may be seen from before.
     """
 
     inputs: np.ndarray
     targets: np.ndarray
+    prefix: np.ndarray | None = None
+
+    def beside(self) -> dict[str, np.ndarray]:
+        """What a model is called with besides ids and positions, by the names of its arguments."""
+        return {} if self.prefix is None else {"prefix": self.prefix}
 
 
 class Layout(Protocol):
@@ -35,15 +58,8 @@ class Layout(Protocol):
     def ahead(self) -> int:
         """How many places before its own a token is predicted: 1 where the next token is, 0 where it is masked."""
 
-    def __call__(self, tokens: np.ndarray, filled: np.ndarray, rows: np.ndarray, step: int) -> Laid:
-        """Lay out some rows.
-
-        Args:
-            tokens: (n, t), as the packed set has them.
-            filled: (n,) int64, tokens of documents in each; padding is behind them.
-            rows: (n,) int64, their numbers in the set.
-            step: of the training, from 0.
-        """
+    def __call__(self, read: Read, step: int) -> Laid:
+        """Lay out some rows in a step of the training, counted from 0."""
 
 
 def draws(key: int, rows: np.ndarray, places: np.ndarray) -> np.ndarray:

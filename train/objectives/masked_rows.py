@@ -17,7 +17,7 @@ from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Masked
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, word_edges
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.order import order_key
-from gristmill.train.objectives.layout import Laid, draws
+from gristmill.train.objectives.layout import Laid, Read, draws
 from gristmill.train.objectives.losses import IGNORED
 
 
@@ -47,10 +47,10 @@ class Masking:
 
     ahead = 0
 
-    def __call__(self, tokens: np.ndarray, filled: np.ndarray, rows: np.ndarray, step: int) -> Laid:
+    def __call__(self, read: Read, step: int) -> Laid:
         """Inputs and targets of rows in a step; see layout.Layout."""
-        ids = tokens.astype(np.int64)
-        may = self.may_be_masked(ids, filled)
+        ids = read.tokens.astype(np.int64)
+        may = self.may_be_masked(ids, read.positions)
         places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
         if self.edges is not None:
             begins, ends = self.edges
@@ -58,20 +58,21 @@ class Masking:
             starts[:, 1:] &= begins[ids[:, 1:]] | ends[ids[:, :-1]] | ~may[:, :-1]
             # Every token of a word takes the draw of its first one.
             places = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
-        numbers = np.broadcast_to(rows[:, None], ids.shape)
+        places, numbers = places + read.first[:, None], np.broadcast_to(read.rows[:, None], ids.shape)
         chosen = may & (draws(self.key("chosen", step), numbers, places) < self.section.rate)
         row, place = np.nonzero(chosen)
-        kind = draws(self.key("kind", step), rows[row], place)
-        drawn = (draws(self.key("drawn", step), rows[row], place) * self.vocab_size).astype(np.int64)
+        at = read.rows[row], place + read.first[row]
+        kind = draws(self.key("kind", step), *at)
+        drawn = (draws(self.key("drawn", step), *at) * self.vocab_size).astype(np.int64)
         to_mask = self.section.mask_share
         inputs, own = ids.copy(), ids[chosen]
         inputs[chosen] = np.where(kind < to_mask, self.mask,
                                   np.where(kind < to_mask + self.section.random_share, drawn, own))
         return Laid(inputs, np.where(chosen, ids, IGNORED))
 
-    def may_be_masked(self, ids: np.ndarray, filled: np.ndarray) -> np.ndarray:
-        """Which tokens (n, t) may be chosen: all but special ones and padding."""
-        may: np.ndarray = ~self.special[ids] & (np.arange(ids.shape[1]) < filled[:, None])
+    def may_be_masked(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Which tokens (n, t) may be chosen: all but special ones and padding, whose positions are negative."""
+        may: np.ndarray = ~self.special[ids] & (positions >= 0)
         return may
 
     def key(self, name: str, step: int) -> int:

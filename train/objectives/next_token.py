@@ -8,8 +8,8 @@ rows, never by its id, which a document may hold too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.loop.prefetch import pinned, read_pinned
 from gristmill.train.models.experts import expert_loads, report_loads
 from gristmill.train.models.shape import OwnShape, Shape
-from gristmill.train.objectives.layout import Laid, Layout
+from gristmill.train.objectives.layout import Laid, Layout, Read
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, targets_only, uniforms, weighted_nll
 
 SUMS_PER_SOURCE = 3
@@ -50,6 +50,8 @@ class Rows:
         real: whether it counts.
         cuts: how many of the rows are one row of the set.
         targets: (n, t) int64 of a layout, whose inputs the tokens are then.
+        beside: what else the model is called with (see layout.Laid).
+        weight: of the micro-batch, where a layout says what is predicted.
     """
 
     tokens: Tensor
@@ -59,6 +61,8 @@ class Rows:
     real: bool
     cuts: int = 1
     targets: Tensor | None = None
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    weight: float | None = None
 
 
 class NextToken:
@@ -90,7 +94,7 @@ class NextToken:
         """Predicted tokens: the first one of a row has nothing to be predicted from, and padding does not count."""
         if self._layout is None:
             return float(predicted_tokens(self.packed, rows, cuts))
-        return float((self._laid(self._layout, rows, step).targets != IGNORED).sum())
+        return _trained(self._laid(self._layout, rows, cuts, step)) if len(rows) else 0.0
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """All tokens of the rows, padding too: the model computes on them."""
@@ -101,22 +105,25 @@ class NextToken:
         # An empty micro-batch computes too: its passes are collective operations.
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
         length, filled = self.sequence_length // cuts, filled_tokens(self.packed, rows, cuts)
-        if self._layout is None:
-            tokens, targets = read_pinned(self.packed, rows), None
-        else:
-            tokens, targets = (pinned(torch.from_numpy(part)) for part in self._laid(self._layout, rows, step))
         positions, sources = None, np.repeat(self.packed.source_of(rows), cuts)
         if self._shape.document_mask:
             positions = pinned(torch.from_numpy(document_positions(self.packed, rows, cuts)))
         elif self._shape.encoder and (filled < length).any():
             positions = pinned(torch.from_numpy(filled_positions(filled, length)))
-        return Rows(tokens.view(-1, length), pinned(torch.from_numpy(sources)), pinned(torch.from_numpy(filled)),
-                    positions, real, cuts, None if targets is None else targets.view(-1, length))
+        lies = pinned(torch.from_numpy(sources)), pinned(torch.from_numpy(filled)), positions, real, cuts
+        if self._layout is None:
+            return Rows(read_pinned(self.packed, rows).view(-1, length), *lies)
+        laid = self._laid(self._layout, rows, cuts, step)
+        inputs, targets = (pinned(torch.from_numpy(part)) for part in (laid.inputs, laid.targets))
+        beside = {name: pinned(torch.from_numpy(part)) for name, part in laid.beside().items()}
+        return Rows(inputs, *lies, targets, beside, _trained(laid) if real else 0.0)
 
-    def _laid(self, layout: Layout, rows: np.ndarray, step: int) -> Laid:
-        if not len(rows):
-            return Laid(*np.zeros((2, 0, self.sequence_length), dtype=np.int64))
-        return layout(self.packed.tokens(rows), filled_tokens(self.packed, rows), rows, step)
+    def _laid(self, layout: Layout, rows: np.ndarray, cuts: int, step: int) -> Laid:
+        length = self.sequence_length // cuts
+        positions = document_positions(self.packed, rows, cuts) if self._shape.document_mask else filled_positions(
+            filled_tokens(self.packed, rows, cuts), length)
+        return layout(Read(self.packed.tokens(rows).reshape(-1, length), positions, np.repeat(rows, cuts),
+                           np.tile(np.arange(cuts) * length, len(rows))), step)
 
     def loss(self, model: nn.Module, batch: Rows, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective.
@@ -139,7 +146,8 @@ class NextToken:
             head, of_tokens = partial(drawn_nll, fused=fused), {**of_tokens, "uniforms": uniforms(ids, draw)}
         # Where most tokens are predicted, to choose them costs more than it saves.
         head = partial(head, **of_tokens) if batch.targets is None else partial(targets_only, head, of_tokens)
-        loss, nll = model(ids, head, positions=positions, trained=weights.sum(dim=1))
+        beside = {name: part.to(device, non_blocking=True) for name, part in batch.beside.items()}
+        loss, nll = model(ids, head, positions=positions, trained=weights.sum(dim=1), **beside)
         loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]
         per_row = torch.stack([(part * counted).double().sum(dim=1) for part in (nll, counted, num_bytes)], dim=1)
@@ -181,3 +189,8 @@ class NextToken:
                 "loss": mean_of_trained(losses), "row": piece["row"], "start": start, "tokens": piece["length"],
                 "offset": piece["offset"], "head": tokens[place, start : min(end, start + HEAD_TOKENS)].tolist()})
         return found
+
+
+def _trained(laid: Laid) -> float:
+    """How many targets there are."""
+    return float((laid.targets != IGNORED).sum())

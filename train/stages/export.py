@@ -45,6 +45,11 @@ DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat1
 COST_ROWS = 256
 """Held-out rows that the cost of rounding is measured on at most."""
 MODELFILE = "Modelfile"
+PREFIX_NOTE = [
+    "## Prefixes", "", "This model was trained to read a prefix in both directions (prefix language modelling). "
+    "transformers reads a prompt from left to right, and its `generate` cannot do otherwise: for a forward pass as in "
+    "training, give it an `attention_mask` of shape (rows, 1, tokens, tokens) that is true where a token stands before "
+    "another or in the prefix. `gristmill chat` and `serve-model` read prompts in both directions.", ""]
 VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS)
 
 
@@ -232,6 +237,6 @@ def model_card(
         "```python", f"from transformers import {loader}, AutoTokenizer", "",
         f'model = {loader}.from_pretrained("path/to/this/folder")',
         'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")', "```", "",
-        *conversations, *sources, "## Lineage", "", "```json",
+        *(PREFIX_NOTE if shape.prefix_lm else []), *conversations, *sources, "## Lineage", "", "```json",
         json.dumps(lineage, indent=1, ensure_ascii=False, sort_keys=True), "```", "",
     ])

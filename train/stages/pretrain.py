@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path
-from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.origins import known_of
 from gristmill.tokenize.packed import PackedSet
@@ -25,10 +24,12 @@ from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.models.shape import OwnShape, Shape, shape_of
+from gristmill.train.models.shape import OwnShape, Shape, shape_to_train
 from gristmill.train.models.weights import TensorOf, WeightsError, check_kind, drawn, read_shape, stored
+from gristmill.train.objectives.layout import Layout
 from gristmill.train.objectives.masked_rows import read_masking
 from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.objectives.prefix_rows import PrefixCut
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
 from gristmill.train.stages.stage_inputs import open_rows
@@ -51,8 +52,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     seed = section.key_seed
     with open_rows(inputs["mix"], context) as packed:
         check_stages(packed, section)
-        shape, tensor_of = starting_model(section.model, packed, seed, encoder=section.masked is not None)
-        layout = None if section.masked is None else read_masking(section.masked, inputs["tokenizer"], seed)
+        shape, tensor_of = starting_model(section, packed, seed)
+        layout = read_layout(section, inputs["tokenizer"], seed)
         length = packed.sequence_length
         with process_group(context.parallel) as world:
             dtype = compute_dtype(section.precision, world.device)
@@ -93,9 +94,18 @@ def check_stages(packed: PackedSet, section: Pretrain) -> None:
     packed.order(section.key_seed).check_reads(first + size)
 
 
-def starting_model(
-    model: Model, packed: PackedSet, seed: int, encoder: bool = False
-) -> tuple[Shape | OwnShape, TensorOf | None]:
+def read_layout(section: Pretrain, tokenizer: Path, seed: int) -> Layout | None:
+    """What is predicted of the rows; None where the next token is.
+
+    Raises:
+        gristmill.train.objectives.masked_rows.NoMaskTokenError: the tokenizer of the folder has no token to mask by.
+    """
+    if section.masked is not None:
+        return read_masking(section.masked, tokenizer, seed)
+    return None if section.prefix_lm is None else PrefixCut(section.prefix_lm, seed)
+
+
+def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Shape | OwnShape, TensorOf | None]:
     """The shape of the model to train, and where its first weights come from: drawn, or a checkpoint; a user's makes
     its own.
 
@@ -104,20 +114,21 @@ def starting_model(
             an encoder is to be trained, or the reverse.
         gristmill.train.models.families.UnknownArchitectureError: no model here can run the checkpoint.
     """
-    vocab_size = packed.manifest["tokenizer"]["vocab_size"]
+    model, vocab_size = section.model, packed.manifest["tokenizer"]["vocab_size"]
     if model.own is not None:
         return OwnShape(model.own, vocab_size, packed.sequence_length, model.document_mask, seed), None
     if model.init_from is None:
-        shape = shape_of(model, vocab_size, packed.sequence_length, encoder)
+        shape = shape_to_train(section, vocab_size, packed.sequence_length)
         return shape, drawn(shape, seed, model.init, model.mup_base_width)
     folder = as_path(model.init_from)
     shape = read_shape(folder)
-    check_kind(folder, shape, encoder)
+    check_kind(folder, shape, encoder=section.masked is not None)
     if vocab_size > shape.vocab_size:
         raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
                            f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path")
     length = max(shape.sequence_length, packed.sequence_length)
-    return replace(shape, sequence_length=length, document_mask=model.document_mask), stored(folder)
+    return replace(shape, sequence_length=length, document_mask=model.document_mask,
+                   prefix_lm=section.prefix_lm is not None), stored(folder)
 
 
 class _InLoop:

@@ -41,14 +41,15 @@ def describe_model(shape: Shape | OwnShape, length: int) -> dict[str, Any]:
 
 
 def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
-    """The shape of a model that is tuned on rows of so many tokens: its context is the longer of both.
+    """The shape of a model that is tuned on rows of so many tokens: its context is the longer of both, and its prompts
+    are read as all else is tuned, each token from those before it.
 
     Warns where those rows have positions that the model was never trained on.
     """
     trained = shape.sequence_length
     if length > trained:
         context.warn(beyond_context(context.stage, length, trained))
-    return replace(shape, sequence_length=max(trained, length))
+    return replace(shape, sequence_length=max(trained, length), prefix_lm=False)
 
 
 def causal_share(shape: Shape | OwnShape, length: int, whole: float | None = None) -> float:

@@ -1,0 +1,55 @@
+"""`gristmill bench objectives`: a step of each objective beside the same in transformers, with the same draws."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.measuring import Row, row
+from benchmarks.train.masked import EOS, PAD, our_step, packed_set
+from benchmarks.train.step import LENGTH, ROWS, SECTION, VOCAB, Action, per_second
+from gristmill.mixtures.objectives.token_objectives import PrefixLm
+from gristmill.train.models.families import hf_config
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.objectives.layout import Laid, Read
+from gristmill.train.objectives.prefix_rows import PrefixCut
+from gristmill.train.parallel.sharding import compute_dtype
+from gristmill.train.parallel.world import World, single_process
+
+
+def rows() -> Iterator[Row]:
+    """Measure, both sides by turns here and now."""
+    with single_process() as world, tempfile.TemporaryDirectory() as folder:
+        packed, shape, how = packed_set(Path(folder)), shape_of(SECTION, VOCAB, LENGTH), PrefixCut(PrefixLm(), 0)
+        numbers = np.arange(ROWS)
+        laid = how(Read(packed.tokens(numbers), np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)), numbers,
+                        np.zeros(ROWS, dtype=np.int64)), 0)
+        ours, peer = per_second(ROWS * LENGTH, world, our_step(shape, packed, how, world),
+                                llama_step(shape, laid, world))
+        yield row("prefix step, vs transformers Llama given the mask", ours, peer, "tokens/s")
+
+
+def llama_step(shape: Shape, laid: Laid, world: World) -> Action:
+    """LlamaForCausalLM with a mask of (rows, 1, tokens, tokens) and its own loss, in the same precision."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    assert laid.prefix is not None
+    model = LlamaForCausalLM(LlamaConfig(**hf_config(shape, "float32", [EOS], PAD))).to(world.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    dtype, here = compute_dtype("auto", world.device), torch.arange(LENGTH)
+    ids, targets = (torch.from_numpy(part).to(world.device) for part in (laid.inputs, laid.targets))
+    mask = ((here[:, None] >= here) | torch.from_numpy(laid.prefix)[:, None, :])[:, None].to(world.device)
+
+    def step() -> None:
+        with torch.autocast(world.device.type, dtype, enabled=dtype != torch.float32):
+            loss = model(input_ids=ids, attention_mask=mask, labels=targets, shift_labels=targets).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step

@@ -1,0 +1,88 @@
+"""What holds of every objective: it learns, its sources add up, and neither stops nor processes change what it learns.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.prefetch import read_batch
+from gristmill.train.loop.row_plan import RowPlan
+from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.objectives.prefix_rows import PrefixCut, PrefixLm
+from tests.train.test_parallel import assert_same, train_on
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "prefix": {"prefix_lm": {}},
+}
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_it_learns_by_source_and_a_stopped_training_resumes_to_the_same_bits(
+    run_stage: Any, stop_pretraining: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
+    name: str,
+) -> None:
+    config = {**pretrain_config, **SECTIONS[name]}
+    run_stage("pretrain", inputs, config, tmp_path / "whole")
+    steps = [line for line in lines_of(tmp_path / "whole") if "loss" in line]
+    assert np.mean([line["loss"] for line in steps[-4:]]) < steps[0]["loss"] - 0.3
+    for line in steps:
+        assert line["loss"] == pytest.approx(
+            sum(one["loss"] * one["tokens"] for one in line["sources"].values())
+            / sum(one["tokens"] for one in line["sources"].values()), rel=1e-9)
+    stop_pretraining(inputs, config, tmp_path / "cut", times=1)
+    run_stage("pretrain", inputs, {**config, "micro_batch_size": 4}, tmp_path / "cut")
+    whole, cut = (load_file(tmp_path / one / "data" / "model" / "model.safetensors") for one in ("whole", "cut"))
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.parallel
+def test_sharded_over_two_processes_it_learns_the_same(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    configs = {name: {**pretrain_config, **section, "steps": 3, "validate_every": 3, "global_batch_size": 7,
+                      "micro_batch_size": 2, "optimizer": {"learning_rate": 0.002}}
+               for name, section in SECTIONS.items()}
+    for name, config in configs.items():
+        run_stage("pretrain", inputs, config, tmp_path / name)
+    train_on(2, [{"parallel": {"shard": 2}, "folder": str(tmp_path / "two" / name), "continue": None, "config": config,
+                  "inputs": {one: str(path) for one, path in inputs.items()}, "checkpoint_every": 9}
+                 for name, config in configs.items()], tmp_path / "job")
+    for name in configs:
+        assert_same(tmp_path / "two" / name, tmp_path / name, 1)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_batch_is_laid_out_once_and_weighs_the_same_on_every_rank(
+    inputs: dict[str, Path], tiny_shape: Any, size: int
+) -> None:
+    packed, seen = PackedSet(inputs["mix"]), list[int]()
+
+    class Counted(PrefixCut):
+        def __call__(self, read: Any, step: int) -> Any:
+            seen.extend(read.rows.tolist())
+            return super().__call__(read, step)
+
+    objective = NextToken(packed, 3, torch.ones(400), tiny_shape, layout=Counted(PrefixLm(), 3))
+    plan = RowPlan(((0, 0, 7),))
+    rows = plan.rows(objective.order, 2)
+    weights = [read_batch(objective, plan, 2, 3, rank, size).weight for rank in range(size)]
+    assert sorted(seen) == sorted(rows.tolist() * size)
+    assert weights == [objective.weight(rows, step=2)] * size

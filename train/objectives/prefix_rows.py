@@ -1,0 +1,49 @@
+"""Prefix language modelling (Raffel et al. 2020, section 3.2.1): where the prefix of each document ends.
+
+A document of n tokens (or a row, where a row is one to the model) has a prefix of floor(u n) of them, u drawn evenly
+between two shares. The tokens of the prefix see each other in both directions; the others are predicted, each from the
+prefix and from those before it. With an empty prefix, or one of a single token, that is next-token prediction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill.mixtures.objectives.token_objectives import PrefixLm
+from gristmill.tokenize.order import order_key
+from gristmill.train.objectives.layout import Laid, Read, draws
+from gristmill.train.objectives.losses import IGNORED
+
+
+@dataclass(frozen=True)
+class PrefixCut:
+    """Which tokens are the prefix of their document (see layout.Layout).
+
+    Attributes:
+        section: between which shares.
+        seed: of the draws.
+    """
+
+    section: PrefixLm
+    seed: int
+
+    ahead = 1
+
+    def __call__(self, read: Read, step: int) -> Laid:
+        """Inputs, targets and prefix of rows in a step; see layout.Layout."""
+        ids, positions = read.tokens.astype(np.int64), read.positions
+        is_real = positions >= 0
+        row, place = np.nonzero(positions == 0)
+        # Documents are numbered through all rows; padding has the number of the one before it.
+        document = (positions == 0).ravel().cumsum().reshape(ids.shape) - 1
+        sizes = np.bincount(document[is_real], minlength=len(row))
+        drawn = draws(order_key(self.seed, "prefix", step), read.rows[row], place + read.first[row])
+        shares = self.section.least + (self.section.most - self.section.least) * drawn
+        lengths = np.minimum((shares * sizes).astype(np.int64), sizes - 1)
+        prefix = is_real & (positions < lengths[document])
+        predicted = is_real & ~prefix & (positions > 0)
+        targets = np.full(ids.shape, IGNORED)
+        targets[:, :-1] = np.where(predicted[:, 1:], ids[:, 1:], IGNORED)
+        return Laid(ids, targets, prefix)
