@@ -81,8 +81,8 @@ def test_a_batch_is_laid_out_once_and_weighs_the_same_on_every_rank(
             return super().__call__(read, step)
 
     objective = NextToken(packed, 3, torch.ones(400), tiny_shape, layout=Counted(PrefixLm(), 3))
-    plan = RowPlan(((0, 0, 7),))
+    plan = RowPlan(((0, 0, 8),))
     rows = plan.rows(objective.order, 2)
-    weights = [read_batch(objective, plan, 2, 3, rank, size).weight for rank in range(size)]
+    weights = [read_batch(objective, plan, 2, 2, rank, size).weight for rank in range(size)]
     assert sorted(seen) == sorted(rows.tolist() * size)
     assert weights == [objective.weight(rows, step=2)] * size

@@ -119,7 +119,7 @@ def test_an_export_computes_the_same_where_transformers_is_given_the_mask(
         torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=1e-5, rtol=1e-5)
         assert (ours(ids) - ours(ids, prefix=prefix)).abs().max() > 1e-4
     assert "prefix" in (folder / "README.md").read_text()
-    with pytest.raises(GgufError, match="llama.cpp reads prompts from left to right"):
+    with pytest.raises(GgufError, match=r"llama\.cpp reads prompts from left to right"):
         check_gguf(read_shape(folder))
 
 

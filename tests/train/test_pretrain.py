@@ -246,7 +246,8 @@ def test_a_checkpoint_with_fewer_ids_than_the_tokenizer_is_refused(
 ) -> None:
     save_model(tmp_path, tiny_shape, dict(make_model(tiny_shape).named_parameters()))
     with pytest.raises(WeightsError, match="the model has 100 ids, but the mixture was tokenised with 400"):
-        pretrain.starting_model(Pretrain.model_validate({"steps": 1, "model": {"init_from": str(tmp_path)}}), PackedSet(inputs["mix"]), 0)
+        pretrain.starting_model(Pretrain.model_validate({"steps": 1, "model": {"init_from": str(tmp_path)}}),
+                                PackedSet(inputs["mix"]), 0)
 
 
 def test_a_checkpoint_goes_on_with_no_other_set_of_rows(
