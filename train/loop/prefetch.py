@@ -62,8 +62,8 @@ def read_batch(objective: Readable, plan: RowPlan, step: int, micro_batch_size: 
     rows, cuts = plan.rows(objective.order, step), plan.cuts_in_step(step)
     parts = [objective.prepare(part, cuts, step) for part in micro_batches(rows, rank, size, micro_batch_size)]
     # Where a layout says what is predicted, what was laid out for this rank is not laid out again to be counted.
-    counted = [getattr(part, "weight", None) for part in parts]
-    if None in counted:
+    counted = [part.weight for part in parts if getattr(part, "weight", None) is not None]
+    if len(counted) < len(parts):
         return Batch(rows, objective.weight(rows, cuts, step), parts)
     others = np.delete(rows, slice(rank, None, size))
     return Batch(rows, sum(counted) + objective.weight(others, cuts, step), parts)

@@ -99,9 +99,11 @@ class PipelineStage(Llama):
 
     def forward(
         self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
-        trained: Tensor | None = None,
+        trained: Tensor | None = None, prefix: Tensor | None = None,
     ) -> Any:
         """In a schedule: this stage's part of a micro-batch; else see the class, and Llama.forward."""
+        if prefix is not None:
+            raise PipelineError("a prefix that is read in both directions is not pipelined; use shard")
         if self._queue:
             return self._scheduled(ids)
         if torch.is_grad_enabled():
