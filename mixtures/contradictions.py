@@ -198,11 +198,15 @@ def _encoder_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
 
 
 def _prefix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
-    """What knows no prefix that is read in both directions, where pre-training has one."""
+    """What knows no prefix that is read in both directions, or no further tokens, where pre-training has them."""
+    split: list[Location] = [("engine", "parallel", key) for key in NEED_ITS_LAYERS["parallel"]
+                             if _inside(raw, "engine", "parallel").get(key) not in (None, 1)]
+    if _inside(raw, "pretrain").get("multi_token") is not None:
+        yield from ((place, "does not know the heads of pretrain.multi_token; use shard, or remove them")
+                    for place in split)
     if _inside(raw, "pretrain").get("prefix_lm") is None:
         return
-    asks: list[Location] = [("engine", "parallel", key) for key in NEED_ITS_LAYERS["parallel"]
-                            if _inside(raw, "engine", "parallel").get(key) not in (None, 1)]
+    asks = split
     asks += [("export", "gguf")] if _inside(raw, "export").get("gguf") and not _given(raw) & {*NEED_A_WRITER} else []
     yield from ((place, "lets each token see those before it alone, but pretrain.prefix_lm reads prefixes in both "
                  "directions; remove one of the two") for place in asks)

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.objectives.token_objectives import Masked, PrefixLm, objective_problem
+from gristmill.mixtures.objectives.token_objectives import Masked, MultiToken, PrefixLm, objective_problem
 from gristmill.mixtures.own_code import BuiltInOrOwn, OwnCall, OwnFunction, check_signature, stated_signature
 from gristmill.mixtures.scaling.dial import AT_ADAMWS_SCALE, MOST_DEPTH, SHAPE_KEYS, SIZE_PATTERN
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
@@ -367,7 +367,7 @@ def _steps_or_size(schema: dict[str, Any]) -> None:
 class Pretrain(Training):
     """Training on the packed set: of a decoder that predicts the next token, unless another objective is given."""
 
-    added: ClassVar[tuple[str, ...]] = ("phases", "masked", "prefix_lm")
+    added: ClassVar[tuple[str, ...]] = ("phases", "masked", "prefix_lm", "multi_token")
 
     model_config = ConfigDict(json_schema_extra=_steps_or_size)
 
@@ -397,6 +397,8 @@ class Pretrain(Training):
     """Train an encoder that fills in masked tokens, in place of a decoder. See docs/objectives.md."""
     prefix_lm: PrefixLm | None = None
     """Let the tokens of a document's beginning see each other in both directions, and predict the rest."""
+    multi_token: MultiToken | None = None
+    """Predict further tokens beside the next one, by heads that are dropped when the training ends."""
     z_loss: float = Field(default=0.0, ge=0.0)
     """Weight of the squared log of the softmax's normaliser, which keeps logits from drifting (PaLM, Chowdhery et al.
     2022, section 5: 1e-4)."""

@@ -71,10 +71,11 @@ def peer_collator() -> Any:
         mlm_probability=Masked().rate)
 
 
-def our_step(shape: Shape, packed: PackedSet, how: Layout, world: World) -> Action:
+def our_step(shape: Shape, packed: PackedSet, how: Layout | None, world: World) -> Action:
     """Our step: read and lay out rows, forward, backward, clip, fused AdamW, losses by source."""
     model = sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device))
-    objective = NextToken(packed, 0, torch.full((VOCAB,), 4.0, device=world.device), shape, layout=how)
+    objective = NextToken(packed, 0, torch.full((VOCAB,), 4.0, device=world.device), shape, layout=how,
+                          further_weight=0.3)
     section, batch = Optimizer(), np.arange(ROWS)
     optimizers, never = make_optimizers(model, section), torch.tensor(False, device=world.device)
 

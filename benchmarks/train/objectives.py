@@ -1,9 +1,11 @@
-"""`gristmill bench objectives`: a step of each objective beside the same in transformers, with the same draws."""
+"""`gristmill bench objectives`: a step of each objective beside the same in transformers, with the same draws; with
+further tokens, which transformers does not train, beside our own without."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,11 @@ def rows() -> Iterator[Row]:
         ours, peer = per_second(ROWS * LENGTH, world, our_step(shape, packed, how, world),
                                 llama_step(shape, laid, world))
         yield row("prefix step, vs transformers Llama given the mask", ours, peer, "tokens/s")
+        further = replace(shape, multi_token=1)
+        ours, peer = per_second(ROWS * LENGTH, world, our_step(further, packed, None, world),
+                                our_step(shape, packed, None, world))
+        yield row("step with a further token, vs without", ours, peer, "tokens/s",
+                  f"arithmetic: {shape.flops_per_token(LENGTH) / further.flops_per_token(LENGTH):.2f}")
 
 
 def llama_step(shape: Shape, laid: Laid, world: World) -> Action:

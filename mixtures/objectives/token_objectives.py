@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.section import Fraction, Section
+from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Section
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
 """What tokenizers call the token that stands for a masked one: here, BERT and ModernBERT, RoBERTa."""
@@ -57,6 +57,16 @@ class PrefixLm(Section):
         return self
 
 
+class MultiToken(Section):
+    """Multi-token prediction: further tokens are predicted at each place, by heads that are dropped at the end."""
+
+    heads: Positive = 1
+    """Further tokens, each by a block of its own behind the one before (DeepSeek-V3, section 2.2: 1)."""
+    weight: PositiveFloat = 0.3
+    """What the mean of their losses is multiplied with before it is added (DeepSeek-V3, section 4.2: 0.3, and 0.1 in
+    the last third)."""
+
+
 NOT_OF_AN_ENCODER = ("use", "kv_heads", "head_width", "moe", "rope_scaling", "qk_norm")
 """Keys of `pretrain.model` that an encoder does not have."""
 
@@ -72,6 +82,11 @@ def objective_problem(pretrain: Any) -> str | None:
         return f"{' and '.join(given)} are different things to predict; give one of them"
     if given and pretrain.model.use is not None:
         return f"{given[0]} needs a model that is built in; remove it, or model.use"
+    if pretrain.multi_token is not None:
+        others = [*given, *(f"model.{key}" for key in ("use", "moe", "mup_base_width")
+                            if getattr(pretrain.model, key) is not None)]
+        if others:
+            return f"multi_token adds to a dense decoder that predicts the next token; remove it, or {others[0]}"
     return None if pretrain.masked is None else _encoder_problem(pretrain)
 
 

@@ -17,10 +17,12 @@ from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.loop.row_plan import RowPlan
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prefix_rows import PrefixCut, PrefixLm
+from tests.train.conftest import TINY_MODEL
 from tests.train.test_parallel import assert_same, train_on
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "prefix": {"prefix_lm": {}},
+    "multi_token": {"multi_token": {"heads": 2}, "model": {**TINY_MODEL, "document_mask": True}},
 }
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend, see_documents
 from gristmill.train.models.llama import Cache, Head, Kept, Llama, logits_head, recomputed
+from gristmill.train.models.multi_token import MultiTokenLlama
 from gristmill.train.models.rotary import rotary_table, rotate
 from gristmill.train.models.shape import Shape
 
@@ -178,4 +179,6 @@ def _norm(shape: Shape) -> nn.LayerNorm:
 
 def model_of(shape: Shape) -> Llama | Encoder:
     """The model that a shape describes."""
-    return Encoder(shape) if shape.encoder else Llama(shape)
+    if shape.encoder:
+        return Encoder(shape)
+    return MultiTokenLlama(shape) if shape.multi_token else Llama(shape)

@@ -293,7 +293,7 @@ def configure(model: Any, compute: Compute) -> None:
 
     Compiled code is arithmetic only: what FSDP does around a layer stays outside.
     """
-    layers: list[Any] = [*model.model.layers.children()]
+    layers: list[Any] = [*model.model.layers.children(), *(one.block for one in getattr(model, "further_layers", ()))]
     if compute.activation_checkpointing in ("full", "selective"):
         for layer in layers[compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block]:
             layer.kept = "nothing" if compute.activation_checkpointing == "full" else "selected"

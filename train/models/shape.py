@@ -43,6 +43,7 @@ class Shape:
         experts_per_token: how many of them a token goes through.
         load_balancing: weight of the loss that keeps them equally busy.
         encoder: whether every token sees those behind it too, and masked ones are predicted (see models.encoder).
+        multi_token: further tokens that are predicted at each place in training (see models.multi_token).
         prefix_lm: whether the tokens of a prompt see each other in both directions (see objectives.prefix_rows).
     """
 
@@ -67,6 +68,7 @@ class Shape:
     load_balancing: float = 0.0
     encoder: bool = False
     prefix_lm: bool = False
+    multi_token: int = 0
 
     def __post_init__(self) -> None:
         for name, most in LARGEST_SIZES.items():
@@ -85,7 +87,7 @@ class Shape:
 
         Of the experts only those that a token goes through, and the router.
         """
-        return self._matrices(self.experts_per_token)
+        return self._matrices(self.experts_per_token) + self.multi_token * self.padded_vocab_size * self.width
 
     @property
     def parameters(self) -> int:
@@ -96,18 +98,29 @@ class Shape:
         vectors = 2 * self.width + 2 * self.head_width * self.qk_norm + biases
         # An encoder's embeddings and prediction head have norms, its first layer one norm less.
         norms = self.width * (2 if self.encoder else 1)
-        return self._matrices(self.experts) + lookup + self.layers * vectors + norms
+        norms += 3 * self.width * self.multi_token
+        return self._matrices(self.experts) + lookup + self.blocks * vectors + norms
 
     def flops_per_token(self, length: int) -> int:
         """Floating-point operations of forward and backward per token, attention included (PaLM, appendix B)."""
-        return 6 * self.matrix_parameters + 12 * self.layers * self.attention_width * length
+        return 6 * self.matrix_parameters + 12 * self.blocks * self.attention_width * length
+
+    @property
+    def blocks(self) -> int:
+        """Layers, and those of the further tokens."""
+        return self.layers + self.multi_token
+
+    @property
+    def is_plain_decoder(self) -> bool:
+        """Whether tensor and pipeline parallelism know its forward pass."""
+        return not (self.encoder or self.prefix_lm or self.multi_token)
 
     def _matrices(self, experts: int) -> int:
         """Weights of all matrices, where each block has so many experts (a dense one: 0)."""
         attention = 2 * self.width * self.head_width * (self.heads + self.kv_heads)
         feed_forward = 3 * self.width * self.ffn_width * max(experts, 1) + self.width * self.experts
-        prediction = self.width**2 * self.encoder
-        return self.layers * (attention + feed_forward) + prediction + self.padded_vocab_size * self.width
+        prediction = self.width**2 * (self.encoder + 2 * self.multi_token)
+        return self.blocks * (attention + feed_forward) + prediction + self.padded_vocab_size * self.width
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,7 @@ class OwnShape:
     experts: ClassVar[int] = 0
     encoder: ClassVar[bool] = False
     prefix_lm: ClassVar[bool] = False
+    multi_token: ClassVar[int] = 0
 
     def flops_per_token(self, length: int) -> int:
         """6 N per token (Kaplan et al. 2020, section 2.1): what else it computes is not known."""
@@ -159,7 +173,12 @@ def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool 
 def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> Shape:
     """The shape of a model that the section `pretrain` asks for, by its sizes and its objective."""
     shape = shape_of(section.model, vocab_size, sequence_length, section.masked is not None)
-    return replace(shape, prefix_lm=section.prefix_lm is not None)
+    return replace(shape, prefix_lm=section.prefix_lm is not None, multi_token=further_heads(section))
+
+
+def further_heads(section: Pretrain) -> int:
+    """Further tokens that are predicted at each place."""
+    return 0 if section.multi_token is None else section.multi_token.heads
 
 
 def shape_to_json(shape: Shape) -> dict[str, Any]:

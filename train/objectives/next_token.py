@@ -28,6 +28,8 @@ from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.loop.prefetch import pinned, read_pinned
 from gristmill.train.models.experts import expert_loads, report_loads
+from gristmill.train.models.llama import Head
+from gristmill.train.models.multi_token import further_targets
 from gristmill.train.models.shape import OwnShape, Shape
 from gristmill.train.objectives.layout import Laid, Layout, Read
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, targets_only, uniforms, weighted_nll
@@ -75,17 +77,20 @@ class NextToken:
         shape: of the model.
         z_loss: see losses.weighted_nll.
         layout: what is predicted of the rows; the next token of each if absent.
+        further_weight: what the mean loss of further tokens is multiplied with, where the model predicts some.
     """
 
     def __init__(
         self, packed: PackedSet, seed: int, token_bytes: Tensor, shape: Shape | OwnShape, z_loss: float = 0.0,
-        layout: Layout | None = None,
+        layout: Layout | None = None, further_weight: float = 0.0,
     ) -> None:
         self.packed, self._layout = packed, layout
         self.order = packed.order(seed)
         self.fingerprint, self.sequence_length = packed.fingerprint, packed.sequence_length
         self._source_sums = 1 + SUMS_PER_SOURCE * len(packed.sources)
-        self.sums_length = self._source_sums + shape.layers * shape.experts
+        self._of_further = self._source_sums + shape.layers * shape.experts
+        self.sums_length = self._of_further + 2 * shape.multi_token
+        self._further_weight = further_weight
         self.flops_per_token: float = shape.flops_per_token(packed.sequence_length)
         self._shape, self._z_loss = shape, z_loss
         self._token_bytes = token_bytes
@@ -128,7 +133,8 @@ class NextToken:
     def loss(self, model: nn.Module, batch: Rows, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective.
 
-        The sums are the total loss; loss, tokens and bytes of each source; tokens of each expert, layer by layer.
+        The sums are the total loss; loss, tokens and bytes of each source; tokens of each expert, layer by layer; loss
+        and tokens of each further token that is predicted at a place.
         """
         device, real = self._token_bytes.device, float(batch.real)
         # Tokens cross to the device as they lie on disk, and are widened there.
@@ -140,21 +146,34 @@ class NextToken:
         counted = (targets != IGNORED).float() * real
         weights = counted * scale
         fused = bool(getattr(model, "is_compiled", False))
-        head, of_tokens = partial(weighted_nll, z_loss=self._z_loss, fused=fused), {
-            "targets": targets, "weights": weights}
-        if draw is not None:
-            head, of_tokens = partial(drawn_nll, fused=fused), {**of_tokens, "uniforms": uniforms(ids, draw)}
-        # Where most tokens are predicted, to choose them costs more than it saves.
-        head = partial(head, **of_tokens) if batch.targets is None else partial(targets_only, head, of_tokens)
-        beside = {name: part.to(device, non_blocking=True) for name, part in batch.beside.items()}
-        loss, nll = model(ids, head, positions=positions, trained=weights.sum(dim=1), **beside)
+
+        def head_of(targets: Tensor, weights: Tensor) -> Head:
+            head, of_tokens = partial(weighted_nll, z_loss=self._z_loss, fused=fused), {
+                "targets": targets, "weights": weights}
+            if draw is not None:
+                head, of_tokens = partial(drawn_nll, fused=fused), {**of_tokens, "uniforms": uniforms(ids, draw)}
+            # Where most tokens are predicted, to choose them costs more than it saves.
+            return partial(head, **of_tokens) if batch.targets is None else partial(targets_only, head, of_tokens)
+
+        asked: dict[str, Any] = {
+            name: part.to(device, non_blocking=True) for name, part in batch.beside.items()}
+        further = further_targets(targets, positions, self._shape.multi_token)
+        if further:
+            share = self._further_weight / len(further)
+            asked["further"] = [head_of(one, (one != IGNORED).float() * (real * share) * scale) for one in further]
+        found = model(ids, head_of(targets, weights), positions=positions, trained=weights.sum(dim=1), **asked)
+        (loss, nll), *others = found if further else [found]
+        if others:
+            loss = loss + torch.stack([one for one, _ in others]).sum()
         loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]
         per_row = torch.stack([(part * counted).double().sum(dim=1) for part in (nll, counted, num_bytes)], dim=1)
         # A product with one-hot columns instead of index_add_, whose order is not fixed on GPUs.
         one_hot = torch.nn.functional.one_hot(sources, len(self.packed.sources)).double()
         per_source = one_hot.T @ per_row
-        sums = torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten(), *loads))
+        of_further = [torch.stack((one.double().sum(), (wanted != IGNORED).double().sum())) * real
+                      for (_, one), wanted in zip(others, further, strict=True)]
+        sums = torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten(), *loads, *of_further))
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
         return Measured(loss, sums, row_losses.view(-1, batch.cuts * ids.shape[1]))
 
@@ -166,7 +185,14 @@ class NextToken:
         return {**loss_metrics(sums[0], weight, num_bytes),
                 "sources": {name: {**loss_metrics(*part), "tokens": int(part[1])}
                             for name, part in by_source.items() if part[1]},
-                **report_loads(sums[self._source_sums :], self._shape.experts)}
+                **report_loads(sums[self._source_sums : self._of_further], self._shape.experts),
+                **self._report_further(sums[self._of_further :])}
+
+    def _report_further(self, sums: Sequence[float]) -> dict[str, Any]:
+        """`multi_token`: the loss of the token so many places ahead."""
+        losses = {f"ahead_{depth + 2}": sums[2 * depth] / sums[2 * depth + 1]
+                  for depth in range(self._shape.multi_token) if sums[2 * depth + 1]}
+        return {"multi_token": losses} if losses else {}
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """The documents behind some rows: id, source and tokens of each piece."""

@@ -81,7 +81,8 @@ def sharded_model(
     configure(model, compute)
     if world.size > 1 or dtype != torch.float32:
         # FSDP's work around a layer would cut a compiled model into pieces.
-        for layer in model.model.layers.children() if compute.compile != "model" else ():
+        layers = model.model.layers.children() if compute.compile != "model" else ()
+        for layer in (*layers, *getattr(model, "further_layers", ())):
             fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
         fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
     model.to_empty(device=world.device)

@@ -87,7 +87,7 @@ def flops_per_token(shape: Shape, length: int) -> Flops:
 
     The padding rows of the vocabulary are never multiplied with.
     """
-    padding = (shape.padded_vocab_size - shape.vocab_size) * shape.width
+    padding = (shape.padded_vocab_size - shape.vocab_size) * shape.width * (1 + shape.multi_token)
     matrices = 6 * (shape.matrix_parameters - padding)
     attention = shape.flops_per_token(length) - 6 * shape.matrix_parameters
     return Flops(6.0 * shape.parameters, float(matrices), float(attention), attention * (length + 1) / (2 * length))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.training import Optimizer
+from gristmill.train.models.multi_token import further_targets
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
@@ -99,9 +100,10 @@ def _allocated(shape: Shape, load: Load) -> float:
 def _forward(model: nn.Module, ids: Tensor) -> Tensor:
     targets = next_tokens(ids)
     weights = torch.full(targets.shape, 1.0 / targets.numel(), device=ids.device)
-    loss, _ = model(ids, partial(weighted_nll, targets=targets, weights=weights))
-    loss_: Tensor = loss
-    return loss_
+    wanted = [targets, *further_targets(targets, None, model.shape.multi_token)]  # type: ignore[union-attr, arg-type]
+    head, *further = (partial(weighted_nll, targets=one, weights=weights) for one in wanted)
+    found = model(ids, head, further=further) if further else [model(ids, head)]
+    return torch.stack([one[0] for one in found]).sum()
 
 
 def _count(model: nn.Module, ids: Tensor) -> tuple[float, float]:

@@ -89,7 +89,8 @@ class Memory:
     """Whole weights and gradients of the blocks being computed, in the compute dtype."""
     activations: float
     loss: float
-    """A chunk of logits, and the gradients of the output matrix and of the last hidden states."""
+    """A chunk of logits, and the gradients of the output matrix and of the last hidden states, once for each token that
+    is predicted at a place."""
     overhead: float
 
     @property
@@ -100,7 +101,13 @@ class Memory:
 
 def block_parameters(shape: Shape) -> float:
     """Weights of one layer."""
-    return (shape.parameters - shape.width - _embeddings(shape)) / shape.layers
+    further = shape.multi_token * _beside_further_block(shape)
+    return (shape.parameters - shape.width - _embeddings(shape) - further) / shape.blocks
+
+
+def _beside_further_block(shape: Shape) -> float:
+    """What a module that predicts a further token has besides its block: a projection and three norms."""
+    return 2 * shape.width**2 + 3 * shape.width
 
 
 def _embeddings(shape: Shape) -> float:
@@ -109,8 +116,8 @@ def _embeddings(shape: Shape) -> float:
 
 def optimizer_bytes(shape: Shape, kind: str, layers: float | None = None, root: float | None = None) -> float:
     """What an optimizer keeps for some weights of the layers and some outside them; all of them if not said."""
-    layers = shape.layers * block_parameters(shape) if layers is None else layers
-    root = _embeddings(shape) + shape.width if root is None else root
+    layers = shape.blocks * block_parameters(shape) if layers is None else layers
+    root = _root_parameters(shape, Form()) if root is None else root
     return OPTIMIZER_BYTES[kind] * layers + OPTIMIZER_BYTES[_outside_layers(kind)] * root
 
 
@@ -119,7 +126,7 @@ def moments_bytes(shape: Shape, form: Form, load: Load) -> tuple[float, float]:
 
     Moments in host memory come to the device parameter by parameter; there, the largest ones are what counts.
     """
-    layers = math.ceil(shape.layers / form.pipeline) * block_parameters(shape)
+    layers = math.ceil(shape.blocks / form.pipeline) * block_parameters(shape)
     kept = optimizer_bytes(shape, load.optimizer, layers, _root_parameters(shape, form)) / form.tensor / form.shard
     if not load.offload or load.optimizer in SMALL_MOMENTS:
         return kept, 0.0
@@ -151,7 +158,7 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     # Brings torch, which a look at the tables need not wait for.
     from gristmill.train.objectives.losses import GPU_CHUNK_LOGITS
 
-    layers = math.ceil(shape.layers / form.pipeline)
+    layers = math.ceil(shape.blocks / form.pipeline)
     block = block_parameters(shape) / form.tensor
     root = _root_parameters(shape, form) / form.tensor
     here = layers * block + root
@@ -162,7 +169,8 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
         kept += block_activation_bytes(shape, load.compute_bytes) * tokens / form.tensor
     # The block that is computed and the one that is fetched ahead, and what does not belong to a block.
     gathered = (2 * block + root) * load.compute_bytes + 2 * block * load.compute_bytes
-    loss = (4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes
+    loss = ((4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes)
+            * (1 + shape.multi_token)
             + 3 * 4 * min(GPU_CHUNK_LOGITS, tokens * shape.vocab_size))
     counted = Memory(
         parameters=MASTER_BYTES * here / form.shard, gradients=MASTER_BYTES * here / form.shard,
@@ -175,7 +183,7 @@ def _root_parameters(shape: Shape, form: Form) -> float:
     """What lies outside the blocks, on the fullest rank: a pipeline has the two embeddings at its two ends."""
     one = shape.padded_vocab_size * shape.width
     whole = _embeddings(shape) if form.pipeline == 1 else one
-    return whole + shape.width
+    return whole + shape.width + shape.multi_token * _beside_further_block(shape)
 
 
 def _kept_bytes(shape: Shape, load: Load) -> float:

@@ -101,13 +101,13 @@ def forms(shape: Shape, gpus: int, rows: int) -> Iterator[Form]:
     """The products that are a number of GPUs, and that the model and the batch can be cut into.
 
     A tensor group stays within a machine and takes whole key/value heads; a pipeline has a layer per stage and a
-    micro-batch per stage at least.
+    micro-batch per stage at least. Neither is had but of a plain decoder.
     """
-    for tensor in _divisors(gpus):
+    for tensor in _divisors(gpus) if shape.is_plain_decoder else [1]:
         if tensor > GPUS_PER_MACHINE or shape.kv_heads % tensor or shape.ffn_width % tensor:
             continue
         for pipeline in _divisors(gpus // tensor):
-            if pipeline > shape.layers:
+            if pipeline > (shape.layers if shape.is_plain_decoder else 1):
                 continue
             data = gpus // tensor // pipeline
             if rows % data or rows // data < pipeline:

@@ -24,7 +24,8 @@ from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.models.shape import OwnShape, Shape, shape_to_train
+from gristmill.train.models.multi_token import FURTHER, trunk_of
+from gristmill.train.models.shape import OwnShape, Shape, further_heads, shape_to_train
 from gristmill.train.models.weights import TensorOf, WeightsError, check_kind, drawn, read_shape, stored
 from gristmill.train.objectives.layout import Layout
 from gristmill.train.objectives.masked_rows import read_masking
@@ -64,7 +65,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             job = Job(
                 section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
                 causal_share=causal_share(shape, length),
-                objective=NextToken(packed, seed, token_bytes, shape, section.z_loss, layout),
+                objective=NextToken(packed, seed, token_bytes, shape, section.z_loss, layout,
+                                    0.0 if section.multi_token is None else section.multi_token.weight),
                 after_step=_InLoop(
                     Validation(section.validate_every, section.steps, packed, model, average, token_bytes, world,
                                layout),
@@ -77,11 +79,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 sets_before=packed.sets_before(),
             )
             record, summary = train(job)
-            tensors = all_tensors(model, average)
+            tensors = {folder: {name: tensor for name, tensor in weights.items() if not name.startswith(FURTHER)}
+                       for folder, weights in all_tensors(model, average).items()}
+            kept = trunk_of(shape) if isinstance(shape, Shape) else shape
             if record is not None:
-                summary |= publish(out, shape, tensors, record)
-    return {**summary, **describe_model(shape, length), "dtype": str(dtype).removeprefix("torch."),
-            "world_size": world.size}
+                summary |= publish(out, kept, tensors, record)
+    return {**summary, **describe_model(kept, length), "flops_per_token": shape.flops_per_token(length),
+            "dtype": str(dtype).removeprefix("torch."), "world_size": world.size}
 
 
 def check_stages(packed: PackedSet, section: Pretrain) -> None:
@@ -127,8 +131,10 @@ def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Sha
         raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
                            f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path")
     length = max(shape.sequence_length, packed.sequence_length)
-    return replace(shape, sequence_length=length, document_mask=model.document_mask,
-                   prefix_lm=section.prefix_lm is not None), stored(folder)
+    found = replace(shape, sequence_length=length, document_mask=model.document_mask,
+                    prefix_lm=section.prefix_lm is not None, multi_token=further_heads(section))
+    new, old = drawn(found, seed), stored(folder)
+    return found, lambda name, size: (new if name.startswith(FURTHER) else old)(name, size)
 
 
 class _InLoop:
