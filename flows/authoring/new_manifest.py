@@ -15,13 +15,12 @@ from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settin
 from gristmill.flows.authoring.look_at_data import Look, mean_weight, size, split_setting
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.scaling.dial import TOKENS_PER_PARAMETER
 
 BYTES_PER_TOKEN = 4.0
 """Bytes of English text per token of a vocabulary of some tens of thousands; a small one has fewer."""
 KEPT_SHARE = 0.6
 """Share of the text that filters and deduplication may well leave; too little is better than too much to ask for."""
-TOKENS_PER_PARAMETER = 20
-"""Hoffmann et al. 2022, table A3: what is best for a given compute."""
 MODELS = (("llama-1m", 4096, 256, 3.0e-3), ("llama-10m", 8192, 512, 2.0e-3), ("llama-30m", 16384, 1024, 1.0e-3),
           ("llama-125m", 32768, 2048, 6.0e-4), ("llama-350m", 32768, 2048, 3.0e-4), ("llama-1b", 65536, 4096, 3.0e-4))
 """Preset, vocabulary, sequence length, peak learning rate (from 125m on GPT-3's, Brown et al. 2020, table 2.1; that of
@@ -190,9 +189,9 @@ def _training(tokens: int, known: bool) -> str:
     plans = [_plan(model, tokens) for model in MODELS]
     plan = next((plan for plan in reversed(plans) if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER), plans[0])
     about = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens_per_parameter:,.3g} tokens each"
-    choice = (f"the largest preset with {TOKENS_PER_PARAMETER} or more"
+    choice = (f"the largest preset with {TOKENS_PER_PARAMETER:g} or more"
               if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER
-              else f"the smallest preset; {TOKENS_PER_PARAMETER} are best for the compute")
+              else f"the smallest preset; {TOKENS_PER_PARAMETER:g} are best for the compute")
     guess = "" if known else "   # a guess: set it once `gristmill run --until tokenize` has counted"
     return (
         f"tokenizer: {{vocab_size: {plan.vocabulary}}}\n\n"

@@ -24,6 +24,7 @@ from gristmill.mixtures.evaluation import GgufKind
 from gristmill.mixtures.model import RopeScaling
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import Vocabulary
 from gristmill.train.models.families import family_of
+from gristmill.train.models.initialisation import VOCABULARY_TENSORS
 from gristmill.train.models.rotary import frequencies
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.tensor_files import TensorFile
@@ -35,8 +36,6 @@ ARCHITECTURES = {"llama": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3"
 """transformers' model_type -> llama.cpp's architecture."""
 TURNS_NEIGHBOURS = "llama"
 """The architecture whose rotary positions turn channels 2i and 2i + 1; all others turn i and i + width / 2."""
-VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
-"""Whose last rows may be padding, which is cut off."""
 ROPE_FACTORS = "rope_freqs.weight"
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 

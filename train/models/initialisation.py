@@ -20,6 +20,8 @@ RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj", "W
 UP_PROJECTIONS = (".up_proj.weight", ".Wi.weight")
 EMBEDDINGS = ("model.embed_tokens.weight", "model.embeddings.tok_embeddings.weight")
 HEADS = ("lm_head.weight", "decoder.weight")
+VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS)
+"""A row per id each, the last of which may be padding."""
 FINAL_NORM = "model.norm.weight"
 LAYERS = "layers."
 """Part of the names of what lies inside the layers."""
@@ -47,7 +49,7 @@ def initial_tensor(
         return filled * narrowing if name == FINAL_NORM else filled
     generator = generator_of(seed, name)
     deviation, cut = SCHEMES[init](name, size, shape)
-    if name not in (*EMBEDDINGS, *HEADS):
+    if name not in VOCABULARY_TENSORS:
         deviation *= math.sqrt(narrowing)
     if cut is None:
         return torch.empty(size).normal_(0.0, deviation, generator=generator)

@@ -30,7 +30,7 @@ from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, TOKENIZER_CO
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
 from gristmill.train.models.families import family_of, hf_config, split_for_hf
 from gristmill.train.models.gguf_model import Labels, write_gguf
-from gristmill.train.models.initialisation import EMBEDDINGS, HEADS
+from gristmill.train.models.initialisation import VOCABULARY_TENSORS
 from gristmill.train.models.int8 import QUANTIZATION_CONFIG, in_int8
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.ollama import go_template, modelfile
@@ -50,7 +50,6 @@ PREFIX_NOTE = [
     "transformers reads a prompt from left to right, and its `generate` cannot do otherwise: for a forward pass as in "
     "training, give it an `attention_mask` of shape (rows, 1, tokens, tokens) that is true where a token stands before "
     "another or in the prefix. `gristmill chat` and `serve-model` read prompts in both directions.", ""]
-VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS)
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
