@@ -89,6 +89,8 @@ def _absent_sections(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     for name in ("text_index", "pretrain"):
         if name in given and "mix" not in given:
             yield (name,), "needs a section `mix:` too, which is absent"
+    if "merge" in given and "pretrain" not in given:
+        yield ("merge",), "merges checkpoints of `pretrain:`, which is absent"
     if "pretrain" in given and has_model:
         yield ("model",), ("gives a model to begin with, and `pretrain:` makes one; to pre-train further, remove this "
                            "and give its folder as pretrain.model.init_from")
@@ -117,6 +119,8 @@ def _absent_inputs(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
                 yield location, "asks for a pre-training of this manifest: it needs a section `pretrain:`, or remove it"
         if not {"sft", "dpo", "rl"} & given and sections.get("export", {}).get("weights") == "average":
             yield ("export", "weights"), "a model that is given has no running mean; set it to `raw`"
+    if "merge" in given and not {"sft", "dpo", "rl"} & given and sections.get("export", {}).get("weights") == "average":
+        yield ("export", "weights"), "a merged model has no running mean beside it; set it to `raw`, or remove `merge:`"
     if "mix" in given:
         return
     for name in ("sft", "dpo", "rl"):
@@ -155,7 +159,7 @@ def _reinforcement_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, 
     if not isinstance(section, dict):
         return
     start = section.get("start_from", "auto")
-    if start in ("sft", "dpo") and start not in raw:
+    if start in ("merge", "sft", "dpo") and start not in raw:
         yield ("rl", "start_from"), f"needs a section `{start}:` too, which is absent; `auto` takes the last there is"
     rewards = section.get("rewards")
     for number, reward in enumerate(rewards if isinstance(rewards, list) else []):

@@ -32,6 +32,7 @@ from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.prepare import STEP_SECTIONS, Step, name_steps
 from gristmill.mixtures.reinforcement import Reward, Rl
 from gristmill.mixtures.scaling.dial import take_dial
+from gristmill.mixtures.scaling.merging import Merge, merged_steps
 from gristmill.mixtures.section import NAME_PATTERN, Positive, Section
 from gristmill.mixtures.sources import Ingest, Source, TokenSource
 from gristmill.mixtures.steps.made_examples import MadeExamples
@@ -151,6 +152,7 @@ class Manifest(Section):
     examples: dict[Annotated[str, Field(pattern=NAME_PATTERN)], MadeExamples] = {}  # noqa: RUF012 - as `sources`
     """Examples for tuning that language models write, a set by each name: `path: examples://NAME` reads it."""
     pretrain: Pretrain | None = None
+    merge: Merge | None = None
     sft: Sft | None = None
     reward: Reward | None = None
     dpo: Dpo | None = None
@@ -172,6 +174,15 @@ class Manifest(Section):
             length = mix.get("sequence_length") if isinstance(mix, dict) else None
             given["pretrain"] = take_dial(given["pretrain"], length or Mix.model_fields["sequence_length"].default)
         return given
+
+    @model_validator(mode="after")
+    def _merges_what_there_is(self) -> Manifest:
+        if self.merge is not None and self.pretrain is not None:
+            try:
+                merged_steps(self.merge, self.pretrain)
+            except ValueError as error:
+                raise ValueError(f"merge: {error}") from error
+        return self
 
     @property
     def steps(self) -> dict[str, Step]:
@@ -213,9 +224,11 @@ class Manifest(Section):
         return {name: source for name, source in self.sources.items() if isinstance(source, TokenSource)}
 
 
-MODELS = ("model", "pretrain", "sft", "dpo", "rl")
+MODELS = ("model", "pretrain", "merge", "sft", "dpo", "rl")
 """Sections and stages that give a model which writes text, in the order in which they train it; a run begins with one
 of the first two."""
+CONTINUING = ("pretrain", "merge")
+"""Those of models that continue a text, and were never taught to answer."""
 
 
 def beyond_context(stage: str, length: int, trained: int) -> str:

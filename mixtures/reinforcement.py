@@ -273,7 +273,7 @@ class Rl(Training):
     algorithm: Literal["grpo", "ppo"] = "grpo"
     """`grpo`: an answer's advantage is its reward beside those of the same prompt (Shao et al. 2024, section 4.1);
     `ppo`: a critic says what was to be expected of each token (Schulman et al. 2017; Ouyang et al. 2022)."""
-    start_from: Literal["auto", "pretrain", "sft", "dpo"] = "auto"
+    start_from: Literal["auto", "pretrain", "merge", "sft", "dpo"] = "auto"
     """The stage whose model begins, and is the reference; `auto`: the last of these that there is."""
     data: Annotated[tuple[Prompts, ...], Field(min_length=1)]
     """Where the prompts are."""

@@ -9,6 +9,7 @@ from gristmill.flows.report.parts import Figure, Heading, Note, Part, Section, T
 from gristmill.flows.report.pictures import reliability
 from gristmill.flows.report.run_data import Facts
 from gristmill.flows.stages.registry import STAGES
+from gristmill.mixtures.manifest import CONTINUING
 
 SAMPLES = 3
 
@@ -35,6 +36,26 @@ def held_out(facts: Facts, name: str = "evaluate") -> Section | None:
     if accuracy:
         parts.append(Note(f"Reward accuracy on held-out pairs: {', '.join(accuracy)}"))
     return Section("Held-out text", parts)
+
+
+def merged(facts: Facts, name: str) -> Section | None:
+    """Held-out measurements of merged checkpoints beside each of them and the end of the training."""
+    found = facts.get("merged")
+    rows = [[one["model"], "" if one["share"] is None else f"{one['share']:.1%}", source, *_held_out_values(values)]
+            for one in (found or {"models": ()})["models"] for source, values in one["sources"].items()]
+    if not rows:
+        return None
+    return Section("Merged checkpoints", [
+        Table(["model", "share", "source", "bits per byte", "perplexity"], rows, {1, 3, 4}),
+        Note("In brackets: 95 % bootstrap intervals over documents. Of an encoder the perplexity is of masked "
+             "tokens.")])
+
+
+def _held_out_values(values: Mapping[str, Any]) -> list[str]:
+    kind = "perplexity" if "perplexity" in values else "pseudo_perplexity"
+    bits = f"{values['bits_per_byte']:.4f}{_range(values.get('bits_per_byte_interval'), 4)}" \
+        if "bits_per_byte" in values else ""
+    return [bits, f"{values[kind]:.2f}{_range(values.get(f'{kind}_interval'), 2)}"]
 
 
 def tasks(facts: Facts, name: str = "evaluate") -> Section | None:
@@ -113,7 +134,7 @@ def samples(facts: Facts, name: str = "evaluate") -> Section | None:
     """Generated texts: the pre-trained model continues a prompt, a tuned one answers it."""
     parts: list[Part] = []
     for model, measured in evaluated_models(facts):
-        does, between = ("continues a text", "") if model == "pretrain" else ("answers a prompt", "\n")
+        does, between = ("continues a text", "") if model in CONTINUING else ("answers a prompt", "\n")
         if measured["samples"]:
             parts.append(Heading(f"{model}: {does}"))
         parts += [Text([(sample["prompt"], "strong"), (between + sample["completion"], "")])
@@ -145,7 +166,7 @@ def _source_rows(facts: Facts) -> list[dict[str, Any]]:
 def some_samples(facts: Facts) -> list[dict[str, str]]:
     """A few generated texts (model, prompt, completion): one of every model, then more."""
     models = [(name, measured["samples"]) for name, measured in evaluated_models(facts) if measured["samples"]]
-    chosen = [{"model": name, **made[0 if name == "pretrain" else -1]} for name, made in models]
+    chosen = [{"model": name, **made[0 if name in CONTINUING else -1]} for name, made in models]
     more = [{"model": name, **sample} for name, made in models for sample in made]
     return [*chosen, *(sample for sample in more if sample not in chosen)][:max(SAMPLES, len(chosen))]
 

@@ -29,6 +29,7 @@ from gristmill.flows.stages import (
     ingest,
     judge,
     langid,
+    merge,
     mix,
     model,
     pretrain,
@@ -51,8 +52,8 @@ from gristmill.mixtures.sources import INGEST
 
 ORDER = (generate, ingest, clean, filter, dedup, dedup_semantic, dedup_lines, dedup_substrings, langid, quality,
          decontaminate, annotate, cluster, edit, judge, documents, tokenizer, tokenize, import_tokens, mix, text_index,
-         model, examples, sft_prepare, sft_data, dpo_prepare, dpo_data, pretrain, teacher, sft, reward, reference, dpo,
-         rl, evaluate, export)
+         model, examples, sft_prepare, sft_data, dpo_prepare, dpo_data, pretrain, merge, teacher, sft, reward,
+         reference, dpo, rl, evaluate, export)
 """The stages in the order in which they are listed, and run where nothing asks for another: steps of `prepare` run in
 the manifest's, and a stage that needs a later one comes behind that."""
 STAGES: dict[str, Stage] = {}

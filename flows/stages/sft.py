@@ -45,6 +45,6 @@ def part_of_section(
     return recipe, told
 
 
-STAGE = training("sft", 5, configure, only("tokenizer", "mix", "sft_data", "model", "pretrain", "teacher"),
+STAGE = training("sft", 5, configure, only("tokenizer", "mix", "sft_data", "model", "pretrain", "merge", "teacher"),
                  trained=Tuning, rows="examples", makes_model=True,
                  details="gristmill.flows.report.training:teaching_details")

@@ -46,8 +46,8 @@ def model_before(name: str, manifest: Manifest) -> str:
 
 
 def first_model(manifest: Manifest) -> str:
-    """The stage whose model a run begins with."""
-    return "pretrain" if manifest.model is None else "model"
+    """The stage whose model a run begins with: of checkpoints that are merged, what becomes of them."""
+    return model_before("sft", manifest)
 
 
 def data_needs(manifest: Manifest) -> list[str]:

@@ -165,12 +165,22 @@ examples:
 sft: {data: [{path: "examples://revised"}], steps: 2}
 dpo: {data: [{path: "examples://compared"}], steps: 2}
 """
+MERGED = """
+name: merged
+sources: {prose: {path: "prose/*.txt"}}
+tokenizer: {vocab_size: 512}
+mix: {tokens: 20_000, sequence_length: 64}
+pretrain: {steps: 9, model: {layers: 2, width: 32, heads: 2}}
+merge: {last: 2, every: 3, weights: linear}
+sft: {data: [{path: chat.jsonl}], steps: 2}
+"""
 DEMO_OVERRIDES = ["sources.prose.path=prose/*.txt", "sources.code.path=code/*.py", "sft.data.0.path=chat.jsonl",
                   "dpo.data.0.path=pairs.jsonl"]
 """The demo reads what the machine's own Python carries, which differs from one to the next."""
 MANIFESTS = {"everything": (EVERYTHING, []), "others": (OTHERS, []), "short": (SHORT, []),
              "preferences": (PREFERENCES, []), "elsewhere": (ELSEWHERE, []), "own": (OWN, []), "asked": (ASKED, []),
-             "meaning": (MEANING, []), "made": (MADE, []), "demo": (DEMO.read_text(), DEMO_OVERRIDES)}
+             "meaning": (MEANING, []), "made": (MADE, []), "merged": (MERGED, []),
+             "demo": (DEMO.read_text(), DEMO_OVERRIDES)}
 
 
 def planned(folder: Path, manifest: str) -> tuple[Plan, Engine]:

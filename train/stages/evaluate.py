@@ -20,6 +20,7 @@ import torch
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import write_json
 from gristmill.mixtures.evaluation import Evaluate
+from gristmill.mixtures.manifest import CONTINUING
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
@@ -67,9 +68,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                     "tasks": {task: result.summary for task, result in answered[name].items()},
                     **_of_suites(reader, section, suites),
                     **accuracy_on_holdout(reader.model, inputs if name == "dpo" else {}),
-                    "samples": sample(reader.model, inputs["tokenizer"], section, asked=name != "pretrain"),
+                    "samples": sample(reader.model, inputs["tokenizer"], section, asked=name not in CONTINUING),
                     **_memorised(reader, trained, section),
-                    **({} if team is None else {"red_team": team.ask(reader, name, chat=name != "pretrain")}),
+                    **({} if team is None else {"red_team": team.ask(reader, name, chat=name not in CONTINUING)}),
                 }
             context.progress(number + 1, len(names), "models")
         of_team = {} if team is None else {"red_team_differences": team.differences()}

@@ -18,8 +18,8 @@ DPOConfig."""
 
 
 def first_model(inputs: Mapping[str, Path]) -> Path:
-    """The model that a tuning starts from: the pre-trained one, or the one that was given."""
-    return (inputs["pretrain"] if "pretrain" in inputs else inputs["model"]) / MODEL
+    """The model that a tuning starts from: the merged one, or else the pre-trained one, or the one that was given."""
+    return inputs[next(name for name in ("merge", "pretrain", "model") if name in inputs)] / MODEL
 
 
 def start_of(inputs: Mapping[str, Path]) -> Path:

@@ -1,0 +1,36 @@
+"""`merge`: averages checkpoints of the pre-training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gristmill.flows.stages.sections import seed_of
+from gristmill.flows.stages.stage import Location, Recipe, Stage, only
+from gristmill.mixtures.evaluation import Evaluate
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.scaling.merging import merge_problems, merged_steps
+
+
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    """Which steps, what each counts, and how the models are measured."""
+    section, pretrain = manifest.merge, manifest.pretrain
+    if section is None or pretrain is None:
+        return None
+    measured = manifest.evaluate or Evaluate()
+    return {"steps": merged_steps(section, pretrain), "of": pretrain.steps, "shares": section.shares,
+            "seed": seed_of(measured, manifest), "bootstrap_samples": measured.bootstrap_samples}, {}
+
+
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:  # fmt: skip
+    """Checkpoints that would be gone by then."""
+    assert manifest.merge is not None
+    problem = merge_problems(manifest.engine.checkpoint_every, manifest.engine.permanent_every, manifest.merge.every)
+    if problem is not None:
+        yield (STAGE.name, "every"), problem
+
+
+STAGE = Stage("merge", 1, "gristmill.train.stages.merge:run", configure, only("tokenizer", "mix", "pretrain"),
+              needs_torch=True, makes_model=True, preflight=preflight, topics={"merged": "merged.json"},
+              report=("gristmill.flows.report.evaluation:merged",))

@@ -1,0 +1,71 @@
+"""The section `merge`: an average of checkpoints of the pre-training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gristmill.mixtures.section import Positive, PositiveFloat, Section
+from gristmill.mixtures.training import Pretrain
+
+
+class Merge(Section):
+    """One model from several checkpoints of `pretrain`, which takes its place in all that follows."""
+
+    last: Annotated[int, Field(ge=2)]
+    """So many checkpoints (Li et al. 2025 merge about 10)."""
+    every: Positive
+    """Steps between them: those of steps that are multiples of this. `engine.checkpoint_every` and `permanent_every`
+    must divide it, so that they are saved and stay."""
+    until: Literal["decay", "end"] = "decay"
+    """Where the last of them lies at most: where the learning rate of `schedule: {kind: wsd}` begins to fall (Sanyal et
+    al. 2023; Li et al. 2025: a merged model is about as good there as one after the decay), or at the last step."""
+    weights: Literal["uniform", "linear"] | tuple[PositiveFloat, ...] = "uniform"
+    """`uniform`: their mean (LAWA, Sanyal et al. 2023; model soups, Wortsman et al. 2022). `linear`: weights 1, 2, ...
+    from the oldest to the newest (WMA, Li et al. 2025). Or a number for each, the oldest first; they are divided by
+    their sum."""
+
+    @model_validator(mode="after")
+    def _a_weight_each(self) -> Merge:
+        if not isinstance(self.weights, str) and len(self.weights) != self.last:
+            raise ValueError(f"weights has {len(self.weights)} numbers, but last asks for {self.last} checkpoints; "
+                             "give one for each")
+        return self
+
+    @property
+    def shares(self) -> list[float]:
+        """What each checkpoint counts, the oldest first; together 1."""
+        given = {"uniform": [1.0] * self.last, "linear": [float(one + 1) for one in range(self.last)]}
+        weights = given[self.weights] if isinstance(self.weights, str) else list(self.weights)
+        return [weight / sum(weights) for weight in weights]
+
+
+def merged_steps(section: Merge, pretrain: Pretrain) -> list[int]:
+    """The steps whose checkpoints are merged, ascending.
+
+    Raises:
+        ValueError: the learning rate has no part before a decay, or there are fewer such steps.
+    """
+    limit, schedule = pretrain.steps, pretrain.schedule
+    if section.until == "decay" and (schedule.use is not None or schedule.kind not in ("wsd", "constant")):
+        kind = "one of your own" if schedule.use is not None else schedule.kind
+        raise ValueError(f"until: decay needs a learning rate that stays before it falls (schedule: {{kind: wsd}}), "
+                         f"and the schedule is {kind}; say until: end")
+    if section.until == "decay" and schedule.kind == "wsd":
+        limit -= round(schedule.decay_fraction * pretrain.steps)
+    steps = list(range(section.every, limit + 1, section.every))[-section.last:]
+    if len(steps) < section.last:
+        where = "before the decay begins" if section.until == "decay" else "to the last one"
+        raise ValueError(f"last: {section.last} checkpoints, {section.every} steps apart, but of the {limit} steps "
+                         f"{where} only {len(steps)} are multiples of {section.every}; lower last or every")
+    return steps
+
+
+def merge_problems(checkpoint_every: int, permanent_every: int | None, every: int) -> str | None:
+    """Why the checkpoints of multiples of `every` would not stay, in a sentence; None where they do."""
+    if permanent_every is None or every % permanent_every or every % checkpoint_every:
+        return (f"checkpoints of every {every} steps must be saved and stay: set engine.checkpoint_every (now "
+                f"{checkpoint_every}) and engine.permanent_every (now {permanent_every or 'absent'}) to {every}, or to "
+                "divisors of it")
+    return None
