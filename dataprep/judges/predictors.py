@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from gristmill.dataprep.files import as_path, is_local
 from gristmill.dataprep.judges.fasttext.fasttext_files import UnknownModelError, Weights, path_to, read_model
-from gristmill.dataprep.judges.fasttext.fasttext_predict import find_shares, find_tops
+from gristmill.dataprep.judges.fasttext.fasttext_predict import find_shares, find_tops, multiply_rows
 from gristmill.dataprep.judges.fasttext.fasttext_words import Cache, Lines, average_rows, make_cache
 
 BATCH_LINES = 4096
@@ -35,43 +35,58 @@ class Predictor(Protocol):
 
 
 class KernelPredictor:
-    """Predicts with our kernels; every thread has a cache of its own, of at most `fasttext_words.MOST_CACHE_BYTES`."""
+    """Predicts with our kernels; every thread has a cache of its own, of at most `fasttext_words.MOST_CACHE_BYTES`.
+
+    The probability of one label is asked of classifiers, of two labels mostly, by whose outputs rows are short.
+    """
 
     fallback = ""
 
     def __init__(self, weights: Weights, labels: tuple[str, ...]) -> None:
         self.labels = labels
-        self._weights = weights
-        self._of_thread = threading.local()
+        self._rows = _Rows(weights)
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
         """See Predictor."""
         labels, shares = np.empty(len(lines.begins), np.int32), np.empty(len(lines.begins), np.float64)
-        for some, hidden, counts in self._averages(lines):
-            find_tops(self._weights, hidden, counts, labels[some], shares[some])
+        for some, hidden, counts in self._rows.averages(lines):
+            find_tops(self._rows.weights, hidden, counts, labels[some], shares[some])
         return labels, shares
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
         """See Predictor."""
-        shares, number = np.empty(len(lines.begins), np.float64), self.labels.index(label)
-        path = path_to(self._weights, number)
-        for some, hidden, counts in self._averages(lines):
-            find_shares(self._weights, hidden, counts, number, path, shares[some])
+        shares, number, rows = np.empty(len(lines.begins), np.float64), self.labels.index(label), self._outputs
+        path = path_to(rows.weights, number)
+        for some, hidden, counts in rows.averages(lines):
+            find_shares(rows.weights, hidden, counts, number, path, shares[some])
         return shares
 
-    def _averages(self, lines: Lines) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    @cached_property
+    def _outputs(self) -> _Rows:
+        found = multiply_rows(self._rows.weights)
+        return self._rows if found is self._rows.weights else _Rows(found)
+
+
+class _Rows:
+    """The rows of a model, and each thread's cache of sums of them."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+        self._of_thread = threading.local()
+
+    def averages(self, lines: Lines) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         """The averaged rows of a batch of lines after the other: which lines, and what `average_rows` fills."""
         for first in range(0, len(lines.begins), BATCH_LINES):
             some = slice(first, first + BATCH_LINES)
             batch = Lines(lines.data, lines.begins[some], lines.ends[some])
-            hidden = np.empty((len(batch.begins), self._weights.rows.shape[1]), np.float32)
+            hidden = np.empty((len(batch.begins), self.weights.rows.shape[1]), np.float32)
             counts = np.empty(len(batch.begins), np.int64)
-            average_rows(self._weights, self._cache(), batch, hidden, counts)
+            average_rows(self.weights, self._cache(), batch, hidden, counts)
             yield some, hidden, counts
 
     def _cache(self) -> Cache:
         if not hasattr(self._of_thread, "cache"):
-            self._of_thread.cache = make_cache(self._weights)
+            self._of_thread.cache = make_cache(self.weights)
         cache: Cache = self._of_thread.cache
         return cache
 

@@ -61,7 +61,7 @@ def unknown_languages(steps: Sequence[Judging], place: Location) -> Iterator[tup
 
 
 def recipe(section: Filter, named: Recipe) -> Recipe:
-    """The settings, and how the rows of a model of toxicity are added up: by rounding, another order's results
+    """The settings, and what of the rows of a model of toxicity is added up: by rounding, another sum's results
     differed."""
     by_language = {key: _marked(rules) for key, rules in named.get("by_language", {}).items()}
     return {**named, "rules": _marked(named["rules"]), **({"by_language": by_language} if by_language else {})}
@@ -69,7 +69,7 @@ def recipe(section: Filter, named: Recipe) -> Recipe:
 
 def _marked(rules: Recipe) -> Recipe:
     toxicity = rules.get("toxicity")
-    return {**rules, "toxicity": {**toxicity, "summed_by": "word"}} if toxicity else rules
+    return {**rules, "toxicity": {**toxicity, "summed_by": "product"}} if toxicity else rules
 
 
 def imports(section: Filter) -> list[str]:

@@ -12,12 +12,12 @@ from gristmill.mixtures.yaml_text import did_you_mean
 
 
 def recipe(section: Quality, named: Recipe) -> Recipe:
-    """The settings, and who scores by an ARPA file, and how the rows of a given classifier, which may have n-grams of
-    characters, are added up: by rounding, the results of another scorer, or order, differed."""
+    """The settings, and who scores by an ARPA file, and what of a classifier's rows is added up: by rounding, the
+    results of another scorer, or of another sum, differed."""
     if section.perplexity is not None and section.perplexity.kenlm is not None:
         named = {**named, "perplexity": {**named["perplexity"], "scored_by": "kenlm"}}
-    if section.classifier is not None and section.classifier.model is not None:
-        named = {**named, "classifier": {**named["classifier"], "summed_by": "word"}}
+    if section.classifier is not None:
+        named = {**named, "classifier": {**named["classifier"], "summed_by": "product"}}
     if section.judge is not None and section.judge.model is not None:
         named = {**named, "judge": asked_recipe(section.judge, named["judge"])}
     return named

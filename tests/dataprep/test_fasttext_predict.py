@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.judges.fasttext.fasttext_files import UnknownModelError, read_model
-from gristmill.dataprep.judges.fasttext.fasttext_predict import lines_of
+from gristmill.dataprep.judges.fasttext.fasttext_predict import lines_of, multiply_rows
 from gristmill.dataprep.judges.fasttext.fasttext_words import (
     COLUMNS,
     MOST_CACHE_BYTES,
@@ -220,6 +220,25 @@ def test_models_that_fasttext_trains_and_quantises_are_read(
     agree_on_every_label(predictor, reference(path), texts)
 
 
+@pytest.mark.parametrize("loss", [HIERARCHICAL, NEGATIVE_SAMPLING, SOFTMAX, ONE_VS_ALL])
+@pytest.mark.parametrize(("labels", "width"), [(1, 4), (2, 4), (5, 8), (8, 8), (9, 20), (30, 20)])
+def test_few_labels_are_read_from_the_rows_products_with_them(
+    tmp_path: Path, labels: int, width: int, loss: int
+) -> None:
+    shape = Shape(loss=loss, labels=labels, dim=20, word_ngrams=2, quantised=True, qout=True, qnorm=True)
+    path = write_model(tmp_path / "model", shape, WORDS, seed=labels)
+    weights = read_model(path).weights
+    products = multiply_rows(weights)
+    assert products.rows.shape[1] == width
+    assert (products is weights) == (width == 20)
+    predictor = KernelPredictor(*read_model(path))
+    agree_on_every_label(predictor, reference(path), LINES)
+    labels_found, tops = predictor.tops(lines_of(LINES))
+    shares = np.array([predictor.shares(lines_of(LINES), label) for label in predictor.labels])
+    known = labels_found >= 0
+    np.testing.assert_allclose(shares[labels_found[known], np.flatnonzero(known)], tops[known], atol=1e-5)
+
+
 @pytest.mark.parametrize("loss", [HIERARCHICAL, SOFTMAX])
 def test_sums_of_long_lines_are_no_worse_than_fasttexts(tmp_path: Path, loss: int) -> None:
     """A line that repeats a few words has nearly the average of their rows, which short lines have exactly."""
@@ -248,7 +267,7 @@ def test_scores_are_the_same_to_the_last_bit_whatever_the_cache_holds(tmp_path: 
         assert KernelPredictor(weights, labels).tops(lines_of([line]))[1].tolist() == [share]
     small = KernelPredictor(weights, labels)
     cache = make_cache(weights)
-    small._of_thread.cache = type(cache)(cache.table[:9].copy(), cache.sums[:9].copy())
+    small._rows._of_thread.cache = type(cache)(cache.table[:9].copy(), cache.sums[:9].copy())
     assert small.tops(lines_of(lines))[1].tolist() == together
 
 
@@ -261,7 +280,7 @@ def test_the_cache_has_a_bound_and_is_filled_anew_beyond_it(tmp_path: Path) -> N
     labels, _ = predictor.tops(lines_of(lines))
     again, _ = predictor.tops(lines_of(lines))
     assert labels.tolist() == again.tolist()
-    cache = predictor._cache()
+    cache = predictor._rows._cache()
     assert sum(part.nbytes for part in cache) <= MOST_CACHE_BYTES + 8 * COLUMNS + 4 * cache.sums.shape[1]
     taken = np.count_nonzero(cache.table[:-1, 0])
     assert len(cache.table) // 2 < taken < len(cache.table)

@@ -227,20 +227,20 @@ def test_a_given_ngram_model_is_scored_by_kenlm_and_its_recipe_says_so(tmp_path:
     assert [one.get("scored_by") for one in recipes] == ["kenlm", None]
 
 
-def test_recipes_say_how_the_rows_of_models_with_ngrams_of_characters_are_added_up(tmp_path: Path) -> None:
-    """Their scores differ in the last digits from those of earlier versions; those of models trained here do not."""
+def test_recipes_say_what_of_the_rows_of_a_classifier_is_added_up(tmp_path: Path) -> None:
+    """Their scores differ in the last digits from those of earlier versions."""
     (tmp_path / "m.bin").write_bytes(b"a model")
     given, manifest = {"model": str(tmp_path / "m.bin")}, load_manifest(str(DEMO))
 
     def recipe(stage: str, section: Judging) -> dict[str, Any]:
         return step_recipe(STAGES[stage], section, manifest, False)[0]
 
-    trained = {"positive": ["a"], "negative": ["b"]}
-    assert recipe("quality", Quality.model_validate({"classifier": given}))["classifier"]["summed_by"] == "word"
-    assert "summed_by" not in recipe("quality", Quality.model_validate({"classifier": trained}))["classifier"]
+    for classifier in (given, {"positive": ["a"], "negative": ["b"]}):
+        section = Quality.model_validate({"classifier": classifier})
+        assert recipe("quality", section)["classifier"]["summed_by"] == "product"
     toxic = {"toxicity": {**given, "label": "__label__toxic"}}
     rules = recipe("filter", Filter.model_validate({"rules": toxic, "by_language": {"de": {}}}))
-    assert rules["rules"]["toxicity"]["summed_by"] == rules["by_language"]["de"]["toxicity"]["summed_by"] == "word"
+    assert rules["rules"]["toxicity"]["summed_by"] == rules["by_language"]["de"]["toxicity"]["summed_by"] == "product"
 
 
 def test_prepared_examples_name_the_version_of_a_step_that_was_raised(tmp_path: Path) -> None:
