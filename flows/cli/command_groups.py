@@ -12,6 +12,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "continue": "gristmill continue mine.yaml --from-step 800 --set mix.weights.code=0.5",
         "logs": "gristmill logs mine.yaml pretrain --follow",
         "mixtures": "gristmill mixtures sweep mine.yaml --weights grid.yaml --steps 200",
+        "ladder": "gristmill ladder mine.yaml --sizes 1m,3m,10m --tokens-per-parameter 5,20",
     },
     "Ask": {
         "explain": "gristmill explain mine.yaml 02739b49",

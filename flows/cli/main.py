@@ -15,6 +15,7 @@ import gristmill.flows.cli.recipe_commands
 import gristmill.flows.cli.question_commands
 import gristmill.flows.cli.look_command
 import gristmill.flows.cli.data_commands
+import gristmill.flows.cli.ladder_command
 import gristmill.flows.cli.try_command
 import gristmill.flows.cli.model_commands
 import gristmill.flows.cli.serve_commands

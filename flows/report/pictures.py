@@ -212,6 +212,34 @@ def predicted_and_measured(points: Sequence[tuple[float, float, float]], label: 
 
 
 @drawn_once
+def laws(
+    series: Mapping[str, tuple[Sequence[tuple[float, float]], Sequence[tuple[float, float]]]],
+    predicted: tuple[float, float, float, float], measured: float | None, x_label: str, y_label: str,
+) -> str:
+    """Measured points with the curve that a law draws through them, and what it predicts beyond.
+
+    Args:
+        series: name -> points (x, y) that were measured, and points of the curve.
+        predicted: x, y, and the ends of its interval.
+        measured: y at that x; None where it is not known.
+    """
+    figure, axes = _figure()
+    for (name, (points, curve)), colour in zip(series.items(), COLOURS * 4, strict=False):
+        axes.plot([x for x, _ in curve], [y for _, y in curve], color=colour, linewidth=1.0, alpha=0.6)
+        axes.plot([x for x, _ in points], [y for _, y in points], "o", color=colour, markersize=4, label=name)
+    x, y, low, high = predicted
+    axes.errorbar([x], [y], yerr=[[max(y - low, 0.0)], [max(high - y, 0.0)]], fmt="D", color=INK, ecolor=EDGE,
+                  markersize=4, label="predicted")
+    if measured is not None:
+        axes.plot([x], [measured], "x", color=COLOURS[3], markersize=6, label="measured")
+    axes.set_xscale("log")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    _legend(figure, [*series, "predicted"])
+    return _svg(figure)
+
+
+@drawn_once
 def domain_map(points: Sequence[tuple[float, float, int]], domains: Sequence[Mapping[str, Any]]) -> str:
     """Documents as dots on a map, of the colour of their domain, whose number stands in the middle of it."""
     figure, axes = _figure()

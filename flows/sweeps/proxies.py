@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -58,7 +59,7 @@ class Sweep:
         """The run of one mixture with one seed: what its pre-training needs, and no data of later trainings."""
         overrides = [*self.overrides, *weight_overrides(self.mixtures[number]), f"pretrain.seed={seed}"]
         session = open_session(self.manifest_file, overrides, self.store, until=PRETRAIN, exactly=True)
-        needed = _needed(session.plan, PRETRAIN)
+        needed = needed_of(session.plan, PRETRAIN)
         return replace(session, plan={name: node for name, node in session.plan.items() if name in needed})
 
 
@@ -109,9 +110,9 @@ def plan_sweep(
         counts)
 
 
-def _needed(plan: Plan, stage: str) -> set[str]:
+def needed_of(plan: Plan, stage: str) -> set[str]:
     """A stage and all those that it is made from."""
-    return {stage}.union(*(_needed(plan, name) for name in plan[stage].inputs))
+    return {stage}.union(*(needed_of(plan, name) for name in plan[stage].inputs))
 
 
 def own_weights(manifest: Manifest) -> Weights:
@@ -147,7 +148,7 @@ def run_shared(sweep: Sweep, observer: Observer) -> None:
     Raises:
         StageFailedError: one of them could not be finished.
     """
-    _run(sweep.shared(), observer, None, {})
+    run_recorded(sweep.shared(), observer)
 
 
 def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
     for seed in sweep.seeds:
         session = sweep.proxy(number, seed)
         try:
-            _run(session, observer, SHARED_UNTIL, sweep.target)
+            run_recorded(session, observer, SHARED_UNTIL, sweep.target)
         except StageFailedError as error:
             # A mixture that its sources cannot fill is a result: the others continue, and the report names it.
             return {**found, "error": str(error)}
@@ -182,7 +183,7 @@ def held_out_by(session: Session) -> Mapping[str, Mapping[str, Any]]:
     return held_out
 
 
-def check_held_out(held_out: Mapping[str, Mapping[str, Any]], target: Weights) -> None:
+def check_held_out(held_out: Mapping[str, Mapping[str, Any]], target: Mapping[str, float]) -> None:
     """Raise SweepError where the rows held out of a mixture, by source, have none of a source that counts."""
     missing = [name for name, share in target.items() if share and not held_out.get(name, {}).get("rows")]
     if missing:
@@ -190,7 +191,9 @@ def check_held_out(held_out: Mapping[str, Mapping[str, Any]], target: Weights) -
                          "out of --target")
 
 
-def _run(session: Session, observer: Observer, after: str | None, target: Weights) -> None:
+def run_recorded(
+    session: Session, observer: Observer, after: str | None = None, target: Mapping[str, float] = MappingProxyType({})
+) -> None:
     """Run a session's stages, those behind `after` where it is given, with a record, so that gc keeps them.
 
     A mixture is looked at as soon as it is made: it must hold out text of every source of the target.

@@ -94,6 +94,7 @@ OF_MANIFESTS = [
     "browse {}", "show {} abc", "search {} bread", "query {} select", "export-documents {} --format parquet --out out",
     "serve-model {}", "try json:loads --on a --manifest {}", "slurm {}",
     "mixtures sweep {} --weights grid.yaml --steps 2",
+    "ladder {} --sizes 1m,3m --tokens-per-parameter 1,2,3",
 ]
 """Every command that takes a manifest, `plan` apart."""
 WRONG_FOR_ALL = ("absent.yaml", "folder.yaml", "good.yaml --set name.x=1", "good.yaml --store a-file")

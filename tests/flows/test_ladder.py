@@ -1,0 +1,147 @@
+"""Ladders: a planted law is found again, runs follow from the dial, and the target is predicted and then compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from gristmill.flows.cli.main import app
+from gristmill.flows.running.run import Observer
+from gristmill.flows.sweeps import ladder
+from gristmill.flows.sweeps.ladder import Rung
+from gristmill.flows.sweeps.scaling_law import ScalingLaw, described, fit_scaling_law, jackknife, left_out
+from gristmill.mixtures.scaling.dial import model_of
+
+CHINCHILLA = ScalingLaw(1.69, 406.4, 0.34, 410.7, 0.28)
+"""Hoffmann et al. 2022, equation 10."""
+SIZES, RATIOS = (1e6, 3e6, 1e7), (5, 20, 60)
+
+
+def trainings(law: ScalingLaw, noise: float = 0.0, seed: int = 0) -> tuple[list[float], list[float], list[float]]:
+    pairs = [(size, size * ratio) for size in SIZES for ratio in RATIOS]
+    drawn = np.random.default_rng(seed).standard_normal(len(pairs))
+    return ([n for n, _ in pairs], [d for _, d in pairs],
+            [law(n, d) * (1 + noise * one) for (n, d), one in zip(pairs, drawn, strict=True)])
+
+
+@pytest.mark.parametrize("law", [CHINCHILLA, ScalingLaw(0.8, 12.0, 0.15, 3000.0, 0.5)])
+def test_a_planted_law_is_found_again(law: ScalingLaw) -> None:
+    found = fit_scaling_law(*trainings(law))
+    for name in ("floor", "alpha", "beta"):
+        assert getattr(found, name) == pytest.approx(getattr(law, name), rel=1e-3)
+    for name in ("a", "b"):
+        assert getattr(found, name) == pytest.approx(getattr(law, name), rel=1e-2)
+    assert found(1e9, 2e10) == pytest.approx(law(1e9, 2e10), rel=1e-4)
+
+
+def test_one_bad_training_does_not_bend_the_law() -> None:
+    n, d, losses = trainings(CHINCHILLA)
+    losses[4] *= 1.2
+    assert fit_scaling_law(n, d, losses)(3e7, 6e8) == pytest.approx(CHINCHILLA(3e7, 6e8), rel=2e-3)
+
+
+def test_noise_gives_a_prediction_with_an_interval_around_the_truth() -> None:
+    n, d, losses = trainings(CHINCHILLA, noise=0.002, seed=3)
+    law = fit_scaling_law(n, d, losses)
+    without = left_out(law, n, d, losses)
+    assert len(without) == 9
+    predicted = jackknife(law, without, lambda one: one(3e7, 6e8))
+    assert predicted.low < CHINCHILLA(3e7, 6e8) < predicted.high
+    assert predicted.high - predicted.low < 0.3
+    numbers = described(law, without)
+    assert all(one["low"] <= one["value"] <= one["high"] for one in numbers.values())
+    assert numbers["a"]["value"] == pytest.approx(law.a)
+
+
+def test_the_best_size_for_some_arithmetic_has_the_least_loss() -> None:
+    flops = 1e19
+    best = CHINCHILLA.best_parameters(flops)
+    assert best is not None
+    least = CHINCHILLA(best, flops / 6 / best)
+    for other in (best / 1.1, best * 1.1):
+        assert CHINCHILLA(other, flops / 6 / other) > least
+    assert ScalingLaw(1.0, 2.0, 1e-9, 3.0, 0.3).best_parameters(flops) is None
+
+
+def test_too_few_trainings_are_refused() -> None:
+    with pytest.raises(ValueError, match="needs at least 5 positive losses"):
+        fit_scaling_law([1.0] * 4, [1.0] * 4, [3.0] * 4)
+
+
+MANIFEST = """\
+name: small
+sources: {a: {path: a.txt}}
+tokenizer: {vocab_size: 300}
+mix: {tokens: 100000, sequence_length: 32, validation: 0.1}
+pretrain: {size: 500k, tokens_per_parameter: 0.5}
+"""
+
+
+def asked(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["ladder", "m.yaml", *arguments, "--store", "store"])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("Some prose.")
+    Path("m.yaml").write_text(MANIFEST)
+
+
+@pytest.mark.usefixtures("manifest")
+def test_a_ladder_predicts_the_target_and_says_how_far_off_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every training has the loss that a law gives it; the target, once it is trained, a hundredth more."""
+    law, trained = ScalingLaw(2.0, 30.0, 0.3, 20.0, 0.25), []
+
+    def train(rung: Rung, observer: Observer) -> float:
+        section = rung.session.manifest.pretrain
+        assert section is not None
+        assert list(rung.session.plan) == ["ingest", "tokenizer", "tokenize", "mix", "pretrain"]
+        trained.append((section.model.layer_weights, section.steps * section.global_batch_size * 32))
+        return law(rung.parameters, rung.tokens)
+
+    monkeypatch.setattr(ladder, "train_rung", train)
+    options = ("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06,0.2", "--json")
+    found = json.loads(asked(*options).partition("\nm-ladder")[0])
+    assert trained == [(one["parameters"], one["tokens"]) for one in found["rungs"]]
+    assert [one["parameters"] for one in found["rungs"]] == [depth_weights(1)] * 3 + [depth_weights(2)] * 3
+    for one, ratio in zip(found["rungs"], (0.02, 0.06, 0.2) * 2, strict=True):
+        assert one["tokens"] == pytest.approx(ratio * one["parameters"], rel=0.35)  # whole steps of whole batches
+    target = found["target"]
+    assert target["measured"] is None
+    assert target["predicted"]["value"] == pytest.approx(law(target["parameters"], target["tokens"]), rel=1e-3)
+    monkeypatch.setattr(ladder, "measured_loss", lambda rung: 1.01 * law(rung.parameters, rung.tokens))
+    told = asked(*options[:-1])
+    assert "off by -0.99%" in " ".join(told.split())
+    assert "the target reads its set of 100,000 tokens more than once" in " ".join(told.split())
+    page = Path("m-ladder.html").read_text()
+    assert "<svg" in page
+    assert page.count(" x 0.06") == 2
+    assert "size or data make no difference" not in told
+
+
+def depth_weights(depth: int) -> int:
+    return model_of(depth, {}).layer_weights
+
+
+@pytest.mark.usefixtures("manifest")
+@pytest.mark.parametrize(("options", "complaint"), [
+    (("--sizes", "50k", "--tokens-per-parameter", "0.02,0.06"), "2 trainings of 1 sizes"),
+    (("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06"), "a ladder needs at least 6 trainings"),
+    (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06,0.2"), "3 sizes come out as 2 shapes"),
+    (("--sizes", "50k,400k", "--tokens-per-parameter", "1,2,3"), "set mix.tokens to at least"),
+    (("--sizes", "50k,400k", "--tokens-per-parameter", "a"), "'a' is not numbers with commas"),
+    (("--sizes", "x,400k", "--tokens-per-parameter", "1,2,3"), "pretrain.size"),
+    (("--sizes", "50k,400k", "--tokens-per-parameter", "1", "--set", "pretrain.size=null", "--set",
+      "pretrain.tokens_per_parameter=null", "--set", "pretrain.steps=4"), "give pretrain.size"),
+    (("--sizes", "50k,400k", "--tokens-per-parameter", "1", "--set", "mix.validation=0"), "mix.validation is 0"),
+])
+def test_what_gives_no_law_is_refused_before_any_work(options: tuple[str, ...], complaint: str) -> None:
+    assert complaint in " ".join(asked(*options, code=2).split())
+    assert not Path("store").exists()
