@@ -47,11 +47,24 @@ IMPORTED = (
     "datasketch", "fasttext", "pandas", "pyarrow.dataset", "scipy.sparse", "scipy.stats", "matplotlib.pyplot",
     "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
 """What the server imports besides the stages, as far as it is installed."""
+CALLER = "GRISTMILL_WARM_CALLER"
+"""The variable that names the process whose folder and standard streams a command takes."""
 Request = Mapping[str, Any]
 
 
-def start(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> Forked:
-    """Start a command of gristmill in a session of its own; its output goes to a descriptor."""
+def start(
+    arguments: Sequence[str], environment: Mapping[str, str], output: int, caller: int | None = None
+) -> Forked:
+    """Start a command of gristmill in a session of its own.
+
+    Args:
+        arguments: of the command.
+        environment: its environment variables.
+        output: the descriptor that it prints to.
+        caller: a running process, whose folder and standard streams it takes instead of those of this one and `output`.
+    """
+    if caller is not None:
+        environment = {**environment, CALLER: str(caller)}
     return _server().start(environment, [], output, [sys.executable, "-m", FLOW, *arguments])
 
 
@@ -147,6 +160,10 @@ def _become_flow(request: Request) -> NoReturn:
     sys.path[:] = request["path"]
     os.environ.clear()
     os.environ.update(request["environment"])
+    if caller := os.environ.pop(CALLER, None):
+        os.chdir(os.readlink(f"/proc/{caller}/cwd"))
+        for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
+            os.dup2(os.open(f"/proc/{caller}/fd/{number}", mode), number)
     if VARIABLE in os.environ:
         lay()
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,9 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from typer.testing import CliRunner
-
-from gristmill.flows.cli.main import app
+from tests.warm_commands import commands_folder, gristmill
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 """A fenced block: its language and what it holds."""
@@ -19,8 +17,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def run_command(line: str, columns: int) -> str:
     """What a command line of a page prints in a terminal of this width."""
-    done = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, shlex.split(line)[1:])
-    assert done.exit_code == 0, (line, done.output, done.exception)
+    done = gristmill(shlex.split(line)[1:], columns=columns)
+    assert done.returncode == 0, (line, done.stdout, done.stderr)
     return done.stdout
 
 
@@ -33,7 +31,7 @@ def run_page(page: Path, folder: Path) -> int:
     """Run the marked blocks of a page in their order in a folder, as a reader would in a shell; how many commands ran.
 
     A block of kind `console` has commands behind `$ `, each with what it prints. Where it is compared, `...` stands for
-    any text, lines too.
+    any text, lines too, and on a line of its own for any number of lines.
     """
     ran = 0
     for block in MARKED.finditer(page.read_text()):
@@ -52,14 +50,16 @@ def run_page(page: Path, folder: Path) -> int:
             printed = in_shell(command, folder)
             ran += 1
             if "compared" in mark:
-                pattern = ".*".join(map(re.escape, said.strip().split("...")))
+                pattern = "\n(?:.*\n)?".join(
+                    ".*".join(map(re.escape, part.split("..."))) for part in said.strip().split("\n...\n"))
                 assert re.search(pattern, printed, re.DOTALL), f"{page.name}: {command}\n{printed}\nis not\n{said}"
     return ran
 
 
 def in_shell(command: str, folder: Path) -> str:
     """What a command prints, errors included, in a terminal of 80 columns; it must succeed."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "80"}
+    path = f"{commands_folder()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
     environment.pop("GRISTMILL_STORE", None)
     done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, text=True, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

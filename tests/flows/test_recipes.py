@@ -23,6 +23,7 @@ from tests.dataprep.small_models import random_texts, write_classifier
 from tests.flows.corpus import prose, source_code
 from tests.flows.small_writer import small_writer
 from tests.flows.test_begin_anywhere import write_small_model, write_small_reward_model
+from tests.warm_commands import gristmill
 
 MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
 TRAINING = ["tokenizer.vocab_size=512", "mix.sequence_length=64", "pretrain.model={layers: 1, width: 32, heads: 2}",
@@ -127,8 +128,8 @@ def test_a_recipe_runs_through_its_last_stage_on_a_little_data(
         write_classifier(stand_ins / "models" / "fineweb-edu-classifier")
     settings = [part for setting in SMALLER[name]
                 for part in ("--set", setting.replace("{url}", address))]
-    done = called("run", f"recipe:{name}", "--no-ui", *settings)
-    assert done.exit_code == 0, done.output
+    done = gristmill(["run", f"recipe:{name}", "--no-ui", *settings])
+    assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(called("status", f"recipe:{name}", "--json", *settings).stdout)
     assert {row["state"] for row in rows} == {"committed"}
 
