@@ -55,7 +55,7 @@ def commands_folder() -> Path:
     return client.parent
 
 
-def gristmill(arguments: Sequence[str], folder: Path | None = None, columns: int = 80
+def gristmill_command(arguments: Sequence[str], folder: Path | None = None, columns: int = 80
               ) -> subprocess.CompletedProcess[str]:
     """Run a command of gristmill to its end, in a folder or the current one; both outputs are kept, each by itself."""
     return subprocess.run([commands_folder() / "gristmill", *arguments], cwd=folder, capture_output=True, text=True,

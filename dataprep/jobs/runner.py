@@ -356,8 +356,11 @@ def check_cluster(options: Mapping[str, Any]) -> None:
     Args:
         options: with `dask_client_address` or `dask_scheduler_file`.
     """
-    from distributed import Client
-
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise WorkerError("engine.runner is dask, which is not installed; install it with: "
+                          "pip install 'gristmill[engines]'") from error
     address, file = options.get("dask_client_address"), options.get("dask_scheduler_file")
     where = address or file
     try:

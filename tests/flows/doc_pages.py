@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.warm_commands import commands_folder, gristmill
+from tests.warm_commands import commands_folder, gristmill_command
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 """A fenced block: its language and what it holds."""
@@ -17,7 +17,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def run_command(line: str, columns: int) -> str:
     """What a command line of a page prints in a terminal of this width."""
-    done = gristmill(shlex.split(line)[1:], columns=columns)
+    done = gristmill_command(shlex.split(line)[1:], columns=columns)
     assert done.returncode == 0, (line, done.stdout, done.stderr)
     return done.stdout
 

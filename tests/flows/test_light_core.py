@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.dataprep.jobs.errors import WorkerError
+from gristmill.dataprep.jobs.runner import check_cluster
 from gristmill.flows.running.extras import EXTRA_OF
 from gristmill.flows.stages.registry import STAGES
 from tests.test_architecture import ROOT
@@ -58,6 +60,21 @@ def test_the_core_requires_none_of_what_an_extra_brings() -> None:
     assert names(PROJECT["dependencies"]) & set(EXTRA_OF) == set()
     for library, extra in EXTRA_OF.items():
         assert library in names(extras[extra])
+
+
+def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
+    places = [path for folder in ("mixtures", "dataprep", "tokenize", "train", "flows", "docs")
+              for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml")]
+    named = {name for path in places for names in re.findall(r"gristmill\[([a-z0-9,]+)\]", path.read_text())
+             for name in names.split(",")}
+    assert named >= {"train", "ui", "eval", "engines", "fasttext"}
+    assert named - PROJECT["optional-dependencies"].keys() == set()
+
+
+def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(WorkerError, match=r"pip install 'gristmill\[engines\]'"):
+        check_cluster({"dask_client_address": "tcp://127.0.0.1:1"})
 
 
 def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:

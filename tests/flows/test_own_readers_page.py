@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm_commands import gristmill
+from tests.warm_commands import gristmill_command
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-readers.md"
 FILE = re.compile(r"`([\w./]+)`:\n\n```\w+\n(.*?)```", re.DOTALL)
@@ -29,7 +29,7 @@ def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
     assert len(commands) >= 4
     for command in commands:
         line, _, shown = command.partition("\n")
-        ran = gristmill(line.split()[1:], folder)
+        ran = gristmill_command(line.split()[1:], folder)
         assert shown.strip() in ran.stdout + ran.stderr
         assert ran.returncode == (2 if "planning would run" in shown else 0), ran.stdout + ran.stderr
 
@@ -39,6 +39,6 @@ def test_the_quarantine_holds_what_the_page_says(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     (said,) = re.findall(r"the third is in quarantine: `(.*?)`", PAGE.read_text())
-    gristmill(["run", "cards.yaml", "--until", "ingest", "--no-ui"], folder)
+    gristmill_command(["run", "cards.yaml", "--until", "ingest", "--no-ui"], folder)
     (table,) = folder.glob("gristmill-store/ingest/cards--*/data/quarantine/*.parquet")
     assert pq.read_table(table)["error"].to_pylist() == [said]

@@ -19,11 +19,12 @@ from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import ManifestError, load_manifest
 from gristmill.mixtures.recipes.named_recipes import describe_recipe, is_named, recipe_file, recipe_names
 from tests.chat_endpoint import Does, Endpoint
-from tests.dataprep.small_models import random_texts, write_classifier
+from tests.dataprep.small_models import random_texts, write_classifier, write_word_vectors
 from tests.flows.corpus import prose, source_code
 from tests.flows.small_writer import small_writer
 from tests.flows.test_begin_anywhere import write_small_model, write_small_reward_model
-from tests.warm_commands import gristmill
+from tests.flows.test_languages_page import TEXTS
+from tests.warm_commands import gristmill_command
 
 MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
 TRAINING = ["tokenizer.vocab_size=512", "mix.sequence_length=64", "pretrain.model={layers: 1, width: 32, heads: 2}",
@@ -31,11 +32,20 @@ TRAINING = ["tokenizer.vocab_size=512", "mix.sequence_length=64", "pretrain.mode
             "pretrain.schedule.warmup_steps=1"]
 TUNING = ["model.path=model", "sequence_length=64", "steps=1", "global_batch_size=4", "micro_batch_size=4",
           "schedule.warmup_steps=0", "holdout=0.3"]
+REINFORCING = ["rl.sequence_length=64", "rl.max_new_tokens=8", "rl.group_size=2", "rl.steps=1",
+               "rl.global_batch_size=4", "rl.micro_batch_size=4", "rl.holdout=0.3"]
 LLAMA = ("commoncrawl", "c4", "github", "wikipedia", "books", "arxiv", "stackexchange")
+OLMO = ("web", "pdfs", "code", "math", "arxiv", "wiki", "questions", "thinking", "instructions")
+SMOLLM = ("fineweb-edu", "cosmopedia", "python-edu", "open-web-math", "stackoverflow")
+CODE = ("github", "code", "python-edu")
 
 
 def tuning(section: str) -> list[str]:
     return [one if one.startswith("model") else f"{section}.{one}" for one in TUNING]
+
+
+def reading(*names: str) -> list[str]:
+    return [part for name in names for part in (f"sources.{name}.path={name}.jsonl", f"sources.{name}.max_epochs=9")]
 
 
 SMALLER = {
@@ -47,14 +57,27 @@ SMALLER = {
                       "examples.instructed.grow.shown=2"],
     "annealing": ["sources.web.path=c4.jsonl", "sources.best.path=books.jsonl", "mix.tokens=2000",
                   "sources.web.max_epochs=9", *TRAINING],
+    "code-fim": ["sources.code.path=code.jsonl", "sources.text.path=c4.jsonl", "mix.tokens=2000", *TRAINING],
+    "continued": ["sources.field.path=books.jsonl", "sources.replay.path=c4.jsonl", "mix.tokens=2000", *TRAINING[1:2],
+                  *TRAINING[3:], "pretrain.model.init_from=model", "tokenizer.path=model/tokenizer.json"],
+    "dclm-baseline": ["sources.crawl.path=pages", "sources.crawl.format=html",
+                      f"quality.classifier={{model: {MODEL}, label: __label__en}}"],
+    "distillation": [*tuning("sft"), "sft.distill.teacher=model", "sft.lora={rank: 2, alpha: 4}"],
+    "fineweb-2": ["sources.crawl.path=pages-of-two-languages", "sources.crawl.format=html", f"langid.model={MODEL}",
+                  "langid.keep={de: 0.5, fr: 0.5}"],
+    "judged": ["sources.web.path=web.parquet", "edu.judge.model={url}", "edu.embedding.path=vectors",
+               "edu.min_quality=0.1"],
+    "long-context": ["sources.text.path=c4.jsonl", "sources.long.path=books.jsonl", "mix.tokens=2000", *TRAINING,
+                     "pretrain.phases=[{sequence_length: 16}, {learning_rate_scale: 0.69}]"],
+    "olmo3": [*reading(*OLMO), "sources.questions.path=books.jsonl", "mix.tokens=2000", *TRAINING,
+              *tuning("sft")[1:], *tuning("dpo")[1:], *REINFORCING, "rl.steps_per_batch=1"],
+    "smollm": [*reading(*SMOLLM), "mix.tokens=2000", *TRAINING],
     "c4": ["sources.crawl.path=c4.jsonl", "sources.crawl.format=auto"],
     "dpo-only": tuning("dpo"),
     "fineweb": ["sources.crawl.path=pages", "sources.crawl.format=html"],
     "fineweb-edu": ["sources.web.path=web.parquet", "edu.min={edu: -100}"],
-    "grpo": ["model.path=model", "rl.sequence_length=64", "rl.max_new_tokens=8", "rl.group_size=2", "rl.steps=1",
-             "rl.global_batch_size=4", "rl.micro_batch_size=4", "rl.holdout=0.3"],
-    "llama1": [*(f"sources.{name}.path={name}.jsonl" for name in LLAMA), *(f"sources.{name}.max_epochs=9" for name in
-               LLAMA), "sources.commoncrawl.where=quality >= 0", "mix.tokens=2000", *TRAINING],
+    "grpo": ["model.path=model", *REINFORCING],
+    "llama1": [*reading(*LLAMA), "sources.commoncrawl.where=quality >= 0", "mix.tokens=2000", *TRAINING],
     "lora": tuning("sft"),
     "sft-only": tuning("sft"),
 }
@@ -62,7 +85,10 @@ SMALLER = {
 
 
 def write(asked: str, before: int) -> Does:
-    """A model that writes tasks of the words that the small one knows, answers, revises, and prefers what is longer."""
+    """A model that writes tasks of the words that the small one knows, answers, revises, judges by chance, and prefers
+    what is longer."""
+    if "on a scale from 0 to 5" in asked or "from 0 to 5:" in asked:
+        return json.dumps({"score": sum(map(ord, asked)) % 6})
     return small_writer(asked) or "sky " * (1 + before % 3)
 
 
@@ -77,13 +103,20 @@ def address() -> Iterator[str]:
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipes")
     random_ = random.Random(3)
-    for name in LLAMA:
-        write = source_code if name == "github" else prose
+    for name in dict.fromkeys([*LLAMA, *OLMO, *SMOLLM]):
+        write = source_code if name in CODE else prose
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": write(random_)}) + "\n" for _ in range(25)))
     (folder / "pages").mkdir()
     for number in range(12):
         lines = "".join(f"<p>{line}</p>" for line in prose(random_, 60).split("\n"))
         (folder / "pages" / f"{number}.html").write_text(f"<html><body><article>{lines}</article></body></html>")
+    (folder / "pages-of-two-languages").mkdir()
+    for language in ("de", "fr"):
+        for number in range(6):
+            said = " ".join(random_.sample(TEXTS[language], 6) * 2).format(n=number)
+            (folder / "pages-of-two-languages" / f"{language}{number}.html").write_text(
+                f"<html><body><article><p>{said}</p></article></body></html>")
+    write_word_vectors(folder / "vectors")
     pq.write_table(pa.table({"text": [f"a {text}" for text in random_texts(20, 4)]}), folder / "web.parquet")
     words = write_small_model(folder)
     write_small_reward_model(folder)
@@ -128,7 +161,7 @@ def test_a_recipe_runs_through_its_last_stage_on_a_little_data(
         write_classifier(stand_ins / "models" / "fineweb-edu-classifier")
     settings = [part for setting in SMALLER[name]
                 for part in ("--set", setting.replace("{url}", address))]
-    done = gristmill(["run", f"recipe:{name}", "--no-ui", *settings])
+    done = gristmill_command(["run", f"recipe:{name}", "--no-ui", *settings])
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(called("status", f"recipe:{name}", "--json", *settings).stdout)
     assert {row["state"] for row in rows} == {"committed"}

@@ -93,7 +93,7 @@ def corpus_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequenc
     try:
         import sacrebleu
     except ImportError as error:
-        raise MissingLibraryError("bleu and chrf need sacrebleu: pip install 'gristmill[evaluate]'") from error
+        raise MissingLibraryError("bleu and chrf need sacrebleu: pip install 'gristmill[eval]'") from error
     most = max(len(item.answers) for item in items)
     # An item with fewer references repeats its first one, which changes no score.
     references = [[(item.answers + item.answers[:1] * most)[place] for item in items] for place in range(most)]
@@ -140,7 +140,7 @@ def _rouge(name: str) -> Callable[[str, str], float]:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise MissingLibraryError("rouge needs rouge-score: pip install 'gristmill[evaluate]'") from error
+        raise MissingLibraryError("rouge needs rouge-score: pip install 'gristmill[eval]'") from error
     scorer = RougeScorer([name])
     return lambda answer, reference: float(scorer.score(reference, answer)[name].fmeasure)
 
