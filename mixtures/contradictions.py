@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gristmill.mixtures.mix import Location, mix_problems, weighed_sources
+from pydantic import ValidationError
+
+from gristmill.mixtures.mix import Location, Mix, mix_problems, weighed_sources
+from gristmill.mixtures.objectives.span_objectives import SENTINEL, SpanCorruption, Ul2, lacking
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS
 from gristmill.mixtures.steps.made_examples import made_problems
 from gristmill.mixtures.yaml_text import did_you_mean
@@ -21,6 +24,10 @@ NEED_A_WRITER = ("sft", "reward", "dpo", "rl")
 """Sections that ask a model to write."""
 ASK_A_WRITER = ("prompts", "tasks", "suites", "memorisation", "contamination", "red_team")
 """Keys of `evaluate` that do."""
+ENCODERS = {"masked": "encoder, which fills in masked tokens and cannot write",
+            "span_corruption": "encoder-decoder, which fills in hidden spans and cannot write",
+            "ul2": "encoder-decoder, which fills in hidden spans and cannot write"}
+"""Objectives of `pretrain` -> what they train that does not write."""
 NEED_ITS_LAYERS = {"parallel": ("tensor", "pipeline"), "compute": ("compile", "activation_checkpointing")}
 """Keys of `engine` that do, by its sections."""
 MEASURE_LANGUAGES = {"langid", "annotate"}
@@ -51,6 +58,7 @@ def contradictions(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     yield from _own_model_problems(raw)
     yield from _encoder_problems(raw)
     yield from _prefix_problems(raw)
+    yield from _span_problems(raw)
     for place in ((), ("sft",), ("dpo",)):
         yield from _language_problems(_inside(raw, *place).get("prepare"), (*place, "prepare"))
 
@@ -184,7 +192,9 @@ def _own_model_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]
 
 def _encoder_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     """What an encoder cannot do, where pre-training makes one, and a mask token that no tokenizer has."""
-    if _inside(raw, "pretrain").get("masked") is None:
+    objective = next((name for name in ENCODERS if _inside(raw, "pretrain").get(name) is not None
+                      and not (name == "ul2" and _is_joined(raw))), None)
+    if objective is None:
         return
     given = _given(raw)
     asks: list[Location] = [(stage,) for stage in NEED_A_WRITER if stage in given]
@@ -192,8 +202,10 @@ def _encoder_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     asks += [("export", key) for key in ("int8", "gguf") if _inside(raw, "export").get(key)]
     asks += [("engine", "parallel", key) for key in NEED_ITS_LAYERS["parallel"]
              if _inside(raw, "engine", "parallel").get(key) not in (None, 1)]
-    yield from ((place, "needs a model that predicts the next token, but pretrain.masked trains an encoder, which "
-                 "fills in masked tokens and cannot write; remove one of the two") for place in asks)
+    yield from ((place, f"needs a model that predicts the next token, but pretrain.{objective} trains an "
+                 f"{ENCODERS[objective]}; remove one of the two") for place in asks)
+    if objective != "masked":
+        return
     tokenizer = _inside(raw, "tokenizer")
     special = tokenizer.get("special_tokens")
     if tokenizer.get("path") is None and not set(MASK_TOKENS) & set(special if isinstance(special, list) else ()):
@@ -208,12 +220,38 @@ def _prefix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     if _inside(raw, "pretrain").get("multi_token") is not None:
         yield from ((place, "does not know the heads of pretrain.multi_token; use shard, or remove them")
                     for place in split)
-    if _inside(raw, "pretrain").get("prefix_lm") is None:
+    reader = next((name for name in ("prefix_lm", "ul2") if _inside(raw, "pretrain").get(name) is not None), None)
+    if reader is None or (reader == "ul2" and not _is_joined(raw)):
         return
     asks = split
     asks += [("export", "gguf")] if _inside(raw, "export").get("gguf") and not _given(raw) & {*NEED_A_WRITER} else []
-    yield from ((place, "lets each token see those before it alone, but pretrain.prefix_lm reads prefixes in both "
+    yield from ((place, f"lets each token see those before it alone, but pretrain.{reader} reads prefixes in both "
                  "directions; remove one of the two") for place in asks)
+
+
+def _span_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """Special tokens that hidden spans need, which a tokenizer that is learnt does not get."""
+    tokenizer, length = _inside(raw, "tokenizer"), _inside(raw, "mix").get("sequence_length", Mix.model_fields[
+        "sequence_length"].default)
+    named, count = tokenizer.get("special_tokens", []), tokenizer.get("sentinels", 0)
+    if tokenizer.get("path") is not None or not (isinstance(named, list) and type(length) is type(count) is int):
+        return
+    names = {*map(str, named), *(SENTINEL.format(number) for number in range(count))}
+    for key, section in (("span_corruption", SpanCorruption), ("ul2", Ul2)):
+        given = _inside(raw, "pretrain").get(key)
+        if given is None:
+            continue
+        try:
+            problem = lacking(section.model_validate(given), length, names.__contains__)
+        except ValidationError:
+            return  # it is told of anyhow
+        if problem is not None:
+            yield ("pretrain", key), problem
+
+
+def _is_joined(raw: Mapping[str, Any]) -> bool:
+    """Whether UL2's denoisers train a decoder."""
+    return _inside(raw, "pretrain", "ul2").get("shape") == "decoder"
 
 
 def _inside(raw: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.objectives.span_objectives import SENTINEL
 from gristmill.mixtures.own_code import Own
 from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Seeded
 
@@ -48,6 +49,9 @@ class Tokenizer(Seeded):
     """Of `superbpe`: the share of `vocab_size` that is learnt within words, before super-words begin; 0.9 if absent."""
     special_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Further special tokens, behind those that every tokenizer here has; text never becomes one."""
+    sentinels: Annotated[int, Field(ge=0)] = Field(default=0, exclude=True)
+    """So many more special tokens, `<extra_id_0>` and on, which stand for hidden spans: one for each span of a row
+    (T5: 100)."""
     chat_template: Annotated[str, Field(min_length=1)] | None = None
     """How conversations are written, in Jinja as transformers reads it; the answers between `{% generation %}` and
     `{% endgeneration %}`. A template with the roles as special tokens if absent."""
@@ -63,6 +67,15 @@ class Tokenizer(Seeded):
     """Shares of the sample per source; equal shares if absent (so that a new mixture keeps the tokenizer)."""
     seed: int | None = None
     """Seed of the hashes that choose documents; the manifest's if absent."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_sentinels(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not isinstance(count := values.get("sentinels"), int):
+            return values
+        named = values.get("special_tokens", ())
+        sentinels = [name for number in range(count) if (name := SENTINEL.format(number)) not in named]
+        return {**values, "special_tokens": (*named, *sentinels)}
 
     @model_validator(mode="after")
     def _check(self) -> Tokenizer:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ import torch
 from benchmarks.measuring import Row, row
 from benchmarks.train.masked import EOS, PAD, our_step, packed_set
 from benchmarks.train.step import LENGTH, ROWS, SECTION, VOCAB, Action, per_second
+from gristmill.mixtures.objectives.span_objectives import SpanCorruption
 from gristmill.mixtures.objectives.token_objectives import PrefixLm
 from gristmill.train.models.families import hf_config
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.objectives.layout import Laid, Read
 from gristmill.train.objectives.prefix_rows import PrefixCut
+from gristmill.train.objectives.span_rows import Corruption
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, single_process
 
@@ -28,11 +31,17 @@ def rows() -> Iterator[Row]:
     with single_process() as world, tempfile.TemporaryDirectory() as folder:
         packed, shape, how = packed_set(Path(folder)), shape_of(SECTION, VOCAB, LENGTH), PrefixCut(PrefixLm(), 0)
         numbers = np.arange(ROWS)
-        laid = how(Read(packed.tokens(numbers), np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)), numbers,
-                        np.zeros(ROWS, dtype=np.int64)), 0)
+        read = Read(packed.tokens(numbers), np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)), numbers,
+                    np.zeros(ROWS, dtype=np.int64))
+        laid = how(read, 0)
         ours, peer = per_second(ROWS * LENGTH, world, our_step(shape, packed, how, world),
                                 llama_step(shape, laid, world))
         yield row("prefix step, vs transformers Llama given the mask", ours, peer, "tokens/s")
+        spans = Corruption(SpanCorruption().denoisers, (), 0, np.arange(VOCAB - 40, VOCAB), EOS, PAD)
+        t5 = replace(shape, kv_heads=shape.heads, tied_embeddings=False, encoder_decoder=True)
+        ours, peer = per_second(ROWS * LENGTH, world, our_step(t5, packed, spans, world),
+                                t5_step(t5, spans(read, 0), world))
+        yield row("span step, vs transformers T5, rows laid out for it", ours, peer, "tokens/s")
         further = replace(shape, multi_token=1)
         ours, peer = per_second(ROWS * LENGTH, world, our_step(further, packed, None, world),
                                 our_step(shape, packed, None, world))
@@ -45,15 +54,30 @@ def llama_step(shape: Shape, laid: Laid, world: World) -> Action:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     assert laid.prefix is not None
-    model = LlamaForCausalLM(LlamaConfig(**hf_config(shape, "float32", [EOS], PAD))).to(world.device)
+    here, ids, targets = torch.arange(LENGTH), *map(torch.from_numpy, (laid.inputs, laid.targets))
+    mask = ((here[:, None] >= here) | torch.from_numpy(laid.prefix)[:, None, :])[:, None]
+    return step_of(LlamaForCausalLM(LlamaConfig(**hf_config(shape, "float32", [EOS], PAD))), world, input_ids=ids,
+                   attention_mask=mask, labels=targets, shift_labels=targets)
+
+
+def t5_step(shape: Shape, laid: Laid, world: World) -> Action:
+    """T5ForConditionalGeneration with its own loss, in the same precision."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    return step_of(T5ForConditionalGeneration(T5Config(**hf_config(shape, "float32", [EOS], PAD))), world,
+                   input_ids=torch.from_numpy(laid.inputs), labels=torch.from_numpy(laid.targets))
+
+
+def step_of(model: Any, world: World, **batch: torch.Tensor) -> Action:
+    """Forward, backward, clip and fused AdamW of a model of transformers."""
+    model.to(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    dtype, here = compute_dtype("auto", world.device), torch.arange(LENGTH)
-    ids, targets = (torch.from_numpy(part).to(world.device) for part in (laid.inputs, laid.targets))
-    mask = ((here[:, None] >= here) | torch.from_numpy(laid.prefix)[:, None, :])[:, None].to(world.device)
+    dtype = compute_dtype("auto", world.device)
+    placed = {name: part.to(world.device) for name, part in batch.items()}
 
     def step() -> None:
         with torch.autocast(world.device.type, dtype, enabled=dtype != torch.float32):
-            loss = model(input_ids=ids, attention_mask=mask, labels=targets, shift_labels=targets).loss
+            loss = model(**placed).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -23,13 +23,18 @@ def held_out(facts: Facts, name: str = "evaluate") -> Section | None:
                f"{row['pseudo_perplexity']:.2f}{_range(row['pseudo_perplexity_interval'], 2)}",
                f"{row['masked_accuracy']:.2%}{_range(row['masked_accuracy_interval'], 4)}", f"{row['documents']:,}"]
               for row in masked_rows(facts)]
-    if not rows and not masked:
+    spans = [[row["model"], row["source"], f"{row['span_loss']:.4f}",
+              f"{row['span_accuracy']:.2%}{_range(row['span_accuracy_interval'], 4)}", f"{row['documents']:,}"]
+             for row in span_rows(facts)]
+    if not rows and not masked and not spans:
         return None
     parts: list[Part] = [
         *([Table(["model", "source", "bits per byte", "perplexity", "token accuracy", "documents"], rows,
                  {2, 3, 4, 5})] if rows else []),
         *([Table(["model", "source", "pseudo-perplexity", "masked accuracy", "documents"], masked, {2, 3, 4})]
           if masked else []),
+        *([Table(["model", "source", "loss of hidden spans", "accuracy", "documents"], spans, {2, 3, 4})]
+          if spans else []),
         Note("In brackets: 95 % bootstrap intervals over documents.")]
     accuracy = [f"{model}: {measured['reward_accuracy']:.1%}{_range(measured.get('reward_accuracy_interval'), 3)}"
                 for model, measured in evaluated_models(facts) if measured.get("reward_accuracy") is not None]
@@ -156,6 +161,11 @@ def evaluation_rows(facts: Facts) -> list[dict[str, Any]]:
 def masked_rows(facts: Facts) -> list[dict[str, Any]]:
     """One row per model that fills in masked tokens, and source: pseudo-perplexity, masked accuracy."""
     return [row for row in _source_rows(facts) if "pseudo_perplexity" in row]
+
+
+def span_rows(facts: Facts) -> list[dict[str, Any]]:
+    """One row per model that fills in hidden spans, and source: their loss and accuracy."""
+    return [row for row in _source_rows(facts) if "span_loss" in row]
 
 
 def _source_rows(facts: Facts) -> list[dict[str, Any]]:

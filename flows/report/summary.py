@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.replay import short_name
-from gristmill.flows.report.evaluation import evaluation_rows, masked_rows, some_samples
+from gristmill.flows.report.evaluation import evaluation_rows, masked_rows, some_samples, span_rows
 from gristmill.flows.report.mixture import (
     HEADER,
     describe_vocabulary,
@@ -147,6 +147,12 @@ def print_losses(facts: Facts, console: Console) -> None:
         for row in masked:
             table.add_row(row["model"], row["source"], f"{row['pseudo_perplexity']:.1f}",
                           f"{row['masked_accuracy']:.1%}")
+        console.print(table)
+    if spans := span_rows(facts):
+        section(console, "Held-out text, hidden spans")
+        table = plain_table(("model", False), ("source", False), ("loss", True), ("accuracy", True))
+        for row in spans:
+            table.add_row(row["model"], row["source"], f"{row['span_loss']:.3f}", f"{row['span_accuracy']:.1%}")
         console.print(table)
     if not rows:
         return

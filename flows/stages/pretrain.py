@@ -9,9 +9,10 @@ from gristmill.dataprep.files import as_path
 from gristmill.flows.stages.stage import Location, Recipe, only
 from gristmill.flows.stages.trainings import recipe_of, training
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.objectives.span_objectives import lacking
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS
 from gristmill.mixtures.tokenizer import Tokenizer
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.training import Kind, Pretrain
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -29,19 +30,24 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 def preflight(
     manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Location, str]]:  # fmt: skip
-    """A model that no training can begin with, or a tokenizer without a mask token where tokens are masked."""
+    """A model that no training can begin with, or a tokenizer without the special tokens that the objective needs."""
     assert manifest.pretrain is not None
     folder, masked = manifest.pretrain.model.init_from, manifest.pretrain.masked
-    message = None if folder is None else why_no_model(folder, manifest.tokenizer, encoder=masked is not None)
+    message = None if folder is None else why_no_model(folder, manifest.tokenizer, manifest.pretrain.kind)
     if message is not None:
         yield ("pretrain", "model", "init_from"), message
     tokenizer = _given_tokenizer(manifest.tokenizer)
+    spans = manifest.pretrain.span_corruption or manifest.pretrain.ul2
+    if spans is not None and tokenizer is not None and manifest.mix is not None:
+        problem = lacking(spans, manifest.mix.sequence_length, lambda name: tokenizer.token_to_id(name) is not None)
+        if problem is not None:
+            yield ("pretrain", "span_corruption" if manifest.pretrain.ul2 is None else "ul2"), problem
     if masked is not None and tokenizer is not None and all(tokenizer.token_to_id(one) is None for one in MASK_TOKENS):
         yield ("pretrain", "masked"), (f"needs a mask token, and {manifest.tokenizer.path} has none of "  # type: ignore[union-attr]
                                        f"{', '.join(MASK_TOKENS)}: name one in tokenizer.special_tokens")
 
 
-def why_no_model(path: str, tokenizer: Tokenizer | None, encoder: bool = False) -> str | None:
+def why_no_model(path: str, tokenizer: Tokenizer | None, kind: Kind = "decoder") -> str | None:
     """What keeps a model from being run here, or with a tokenizer, in a sentence; None where nothing does."""
     folder = as_path(path)
     if not folder.exists():
@@ -49,7 +55,7 @@ def why_no_model(path: str, tokenizer: Tokenizer | None, encoder: bool = False) 
     from gristmill.train.models.weights import check_model
 
     try:
-        shape = check_model(folder, encoder)
+        shape = check_model(folder, kind)
     except (OSError, ValueError) as error:
         return str(error)
     ids = _ids_of(tokenizer)

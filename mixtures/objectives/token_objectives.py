@@ -38,6 +38,11 @@ class Masked(Section):
         return self
 
 
+NOT_OF_AN_ENCODER_DECODER = ("use", "kv_heads", "moe", "rope_theta", "rope_scaling", "qk_norm", "document_mask",
+                             "mup_base_width")
+"""Keys of `pretrain.model` that an encoder-decoder does not have."""
+
+
 class PrefixLm(Section):
     """Prefix language modelling: a decoder reads the beginning of each document in both directions, and predicts the
     rest of it (Raffel et al. 2020, section 3.2.1).
@@ -71,7 +76,7 @@ NOT_OF_AN_ENCODER = ("use", "kv_heads", "head_width", "moe", "rope_scaling", "qk
 """Keys of `pretrain.model` that an encoder does not have."""
 
 
-OBJECTIVES = ("masked", "prefix_lm")
+OBJECTIVES = ("masked", "prefix_lm", "span_corruption", "ul2")
 """Keys of `pretrain` of which each says what is predicted in place of the next token."""
 
 
@@ -82,21 +87,24 @@ def objective_problem(pretrain: Any) -> str | None:
         return f"{' and '.join(given)} are different things to predict; give one of them"
     if given and pretrain.model.use is not None:
         return f"{given[0]} needs a model that is built in; remove it, or model.use"
+    if given == ["ul2"] and pretrain.model.document_mask:
+        return "ul2 hides spans of whole rows, whose documents model.document_mask keeps apart; remove one of the two"
     if pretrain.multi_token is not None:
         others = [*given, *(f"model.{key}" for key in ("use", "moe", "mup_base_width")
                             if getattr(pretrain.model, key) is not None)]
         if others:
             return f"multi_token adds to a dense decoder that predicts the next token; remove it, or {others[0]}"
-    return None if pretrain.masked is None else _encoder_problem(pretrain)
+    return None if pretrain.kind == "decoder" else _other_kind_problem(pretrain, given[0])
 
 
-def _encoder_problem(pretrain: Any) -> str | None:
-    if other := [key for key in NOT_OF_AN_ENCODER
-                 if getattr(pretrain.model, key) != Model.model_fields[key].default]:
-        return f"model.{other[0]} means nothing to the encoder that `masked` trains; remove one of both"
+def _other_kind_problem(pretrain: Any, objective: str) -> str | None:
+    name = pretrain.kind.replace("_", "-")
+    not_known = NOT_OF_AN_ENCODER if pretrain.kind == "encoder" else NOT_OF_AN_ENCODER_DECODER
+    if other := [key for key in not_known if getattr(pretrain.model, key) != Model.model_fields[key].default]:
+        return f"model.{other[0]} means nothing to the {name} that `{objective}` trains; remove one of both"
     if pretrain.float8 != "off":
-        return "float8 needs a decoder, whose layers it multiplies in 8 bits; remove it beside `masked`"
+        return f"float8 needs a decoder, whose layers it multiplies in 8 bits; remove it beside `{objective}`"
     if pretrain.tasks:
-        return (f"tasks: {pretrain.tasks[0].name} asks for likelihoods of answers, which an encoder that fills in "
-                "masked tokens does not give; remove `tasks` beside `masked`")
+        return (f"tasks: {pretrain.tasks[0].name} asks for likelihoods of answers, which an {name} does not give; "
+                f"remove `tasks` beside `{objective}`")
     return None

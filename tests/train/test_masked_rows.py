@@ -36,13 +36,20 @@ ENCODER = {"layers": 2, "width": 32, "heads": 4, "ffn_width": 48}
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> dict[str, Path]:
-    """A tokenizer with a mask token, and a packed set of its tokens with padding behind every fifth row."""
+    """With a mask token."""
+    return made_inputs(tmp_path_factory, texts, [MASK])
+
+
+def made_inputs(
+    tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str], special_tokens: list[str]
+) -> dict[str, Path]:
+    """A tokenizer of 400 ids with some special tokens, and a packed set of its tokens."""
     from gristmill.tokenize.encoding.sample import TokenizerSample
     from gristmill.tokenize.encoding.vocabulary import train
 
     folder, mix = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("mix")
     sample = TokenizerSample({name: [text] for name, text in texts.items()}, {})
-    write_tokenizer(train(sample, 400, special_tokens=[MASK]), folder)
+    write_tokenizer(train(sample, 400, special_tokens=special_tokens), folder)
     tokenizer = load(folder)
     rows = {name: np.array(tokenizer.encode([text])[0].ids)[: 44 * LENGTH].reshape(44, LENGTH)
             for name, text in texts.items()}
@@ -242,7 +249,7 @@ def test_an_export_is_a_modernbert_of_transformers_with_equal_logits(
     assert not told["unexpected_keys"]
     assert AutoTokenizer.from_pretrained(folder).mask_token == MASK
     rows = torch.from_numpy(PackedSet(inputs["mix"]).read(np.arange(4)))
-    for ours in (load_model(tmp_path / "run" / "data" / "model", encoder=True), load_model(folder, encoder=True)):
+    for ours in (load_model(tmp_path / "run" / "data" / "model", kind="encoder"), load_model(folder, kind="encoder")):
         with torch.no_grad():
             torch.testing.assert_close(ours(rows), theirs.eval()(rows).logits, atol=1e-5, rtol=1e-5)
     assert "AutoModelForMaskedLM" in (folder / "README.md").read_text()
@@ -256,7 +263,7 @@ def test_pseudo_perplexity_and_masked_accuracy_are_what_their_definitions_say(
     """Every token alone behind the mask token, one forward pass at a time."""
     run_stage("pretrain", inputs, {**config, "steps": 20}, tmp_path / "run")
     found = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"}, {"seed": 2}, tmp_path / "out")
-    model = load_model(tmp_path / "run" / "data" / "model", encoder=True)
+    model = load_model(tmp_path / "run" / "data" / "model", kind="encoder")
     how = masking(inputs, seed=2, **dict(MEASURED))
     for source, measured in found["models"]["pretrain"]["sources"].items():
         rows = torch.from_numpy(PackedSet(inputs["mix"]).validation(source).astype(np.int64))

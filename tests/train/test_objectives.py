@@ -12,23 +12,29 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gristmill.mixtures.objectives.span_objectives import SENTINEL
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.loop.row_plan import RowPlan
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prefix_rows import PrefixCut, PrefixLm
 from tests.train.conftest import TINY_MODEL
+from tests.train.test_masked_rows import ENCODER, made_inputs
 from tests.train.test_parallel import assert_same, train_on
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "prefix": {"prefix_lm": {}},
+    "spans": {"span_corruption": {}, "model": ENCODER},
+    "ul2": {"ul2": {}, "model": ENCODER},
+    "ul2-decoder": {"ul2": {"shape": "decoder"}},
     "multi_token": {"multi_token": {"heads": 2}, "model": {**TINY_MODEL, "document_mask": True}},
 }
 
 
-@pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> dict[str, Path]:
+    """With what stands for hidden spans, and with mode tokens."""
+    return made_inputs(tmp_path_factory, texts, [*(SENTINEL.format(n) for n in range(8)), "[R]", "[S]", "[X]"])
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

@@ -69,6 +69,8 @@ def measure(
     for one that does not predict the next token everywhere.
     """
     inputs, targets = (rows, None) if laid is None else (laid.inputs, laid.targets)
+    if laid is not None and laid.places is not None:
+        positions = laid.positions
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for part in micro_batches(np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD):

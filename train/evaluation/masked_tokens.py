@@ -1,4 +1,4 @@
-"""How well an encoder fills in masked tokens of held-out documents.
+"""How well an encoder fills in masked tokens of held-out documents, and an encoder-decoder hidden spans.
 
 Pseudo-perplexity (Salazar et al. 2020, section 2.2): each token is masked alone, in a copy of its row of its own, and
 predicted from all others; the exponential of its mean loss. Up to PLACES_PER_ROW tokens of a row are measured, drawn
@@ -8,6 +8,7 @@ row are masked together, whatever share the model was trained with, so that mode
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gristmill.mixtures.objectives.span_objectives import SpanCorruption
 from gristmill.mixtures.objectives.token_objectives import Masked
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import (
@@ -33,6 +35,7 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.objectives.layout import Read, draws
 from gristmill.train.objectives.losses import IGNORED, score_tokens
 from gristmill.train.objectives.masked_rows import Masking, read_masking
+from gristmill.train.objectives.span_rows import read_corruption
 
 MEASURED = Masked(rate=0.15, mask_share=1.0, random_share=0.0)
 """Devlin et al. 2019, section 3.1, with the mask token in place of every chosen one."""
@@ -78,6 +81,27 @@ def masked_metrics(
     }
 
 
+def span_metrics(
+    model: Llama, packed: PackedSet, source: str, tokenizer: Path, seed: int, bootstrap_samples: int
+) -> dict[str, Any]:
+    """Loss and accuracy of the tokens of hidden spans over a source's held-out documents, with intervals; arguments as
+    of `masked_metrics`. What is hidden is T5's, whatever the model was trained with; sentinels do not count."""
+    read = held_out_rows(packed, source, model.shape)
+    laid = read_corruption(SpanCorruption(), tokenizer, seed, packed.sequence_length)(read, HELD_OUT_STEP)
+    token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
+    scored = _scored(model, np.arange(len(read.rows)), laid.inputs, laid.targets, laid.positions, token_bytes,
+                     laid.beside())
+    values = np.zeros((*read.tokens.shape, COLUMNS))
+    assert laid.places is not None
+    row, number = np.nonzero(laid.places >= 0)
+    values[row, laid.places[row, number]] = scored[row, number]
+    documents = by_document(packed, source, values)
+    nats, tokens = documents.sum(axis=0)[:2]
+    return {"span_loss": float(nats / tokens), "span_accuracy": float(_accuracy(documents.sum(axis=0))),
+            "span_accuracy_interval": interval(documents, _accuracy, seed, bootstrap_samples),
+            "tokens": int(tokens), "documents": len(documents)}
+
+
 def one_by_one(masking: Masking, read: Read) -> np.ndarray:
     """Which tokens (n, t) are masked alone: those of each row that draw lowest, special tokens and padding excepted."""
     rows, may = read.tokens, masking.may_be_masked(read.tokens, read.positions)
@@ -94,19 +118,21 @@ def one_by_one(masking: Masking, read: Read) -> np.ndarray:
 @torch.no_grad()
 def _scored(
     model: Llama, numbers: np.ndarray, inputs: np.ndarray, targets: np.ndarray, positions: np.ndarray | None,
-    token_bytes: np.ndarray,
+    token_bytes: np.ndarray, beside: Mapping[str, np.ndarray] | None = None,
 ) -> np.ndarray:
     """What a model makes of rows: (n, t, COLUMNS) float64, zeros where there is no target.
 
-    `numbers` are those of the rows in `positions`.
+    `numbers` are those of the rows in `positions`; `beside` is what else the model is called with.
     """
     device = next(model.parameters()).device
-    found = np.zeros((*inputs.shape, COLUMNS))
+    found = np.zeros((*targets.shape, COLUMNS))
     for start in range(0, len(inputs), ROWS_PER_FORWARD):
         part = slice(start, start + ROWS_PER_FORWARD)
         ids, wanted = (torch.from_numpy(array[part].astype(np.int64)).to(device) for array in (inputs, targets))
         places = None if positions is None else torch.from_numpy(positions[numbers[part]]).to(device)
-        nll, correct = model(ids, partial(score_tokens, targets=wanted), positions=places)
+        more: dict[str, Any] = {name: torch.from_numpy(array[part]).to(device)
+                                for name, array in (beside or {}).items()}
+        nll, correct = model(ids, partial(score_tokens, targets=wanted), positions=places, **more)
         counted = wanted != IGNORED
         columns: list[Tensor] = [nll.double() * counted, counted.double(), correct.double() * counted]
         found[part][..., [0, 1, 3]] = torch.stack(columns, dim=-1).cpu().numpy()

@@ -87,12 +87,16 @@ def block_mask(numbers: Tensor, causal: bool = True, prefix: Tensor | None = Non
     return create(same_document, n, None, t, t, device=numbers.device)
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, causal: bool = True) -> Tensor:
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, causal: bool = True, scale: float | None = None
+) -> Tensor:
     """Attention (n, h, t, c) of queries (n, h, t, c) over keys and values (n, k, s, c).
 
     Args:
-        visible: what a token may see, of its whole row or of its document.
+        visible: what a token may see, of its whole row or of its document; or a mask of numbers that are added to
+            scores.
         causal: of these only what stands up to itself; a mask says so already.
+        scale: of the scores, with None or a mask; one over the root of c if absent.
     """
     grouped = queries.shape[1] != keys.shape[1]
     if isinstance(visible, Segments):
@@ -100,7 +104,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, caus
     if visible is None or isinstance(visible, Tensor):
         with _preferred_kernels(queries.device):
             return F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=visible, is_causal=causal and visible is None, enable_gqa=grouped)
+                queries, keys, values, attn_mask=visible, is_causal=causal and visible is None, enable_gqa=grouped,
+                scale=scale)
     from torch.nn.attention.flex_attention import flex_attention
 
     # Not compiled it would hold all scores; inside compiled code it is compiled along with its surroundings.

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend, see_documents
+from gristmill.train.models.encoder_decoder import EncoderDecoder
 from gristmill.train.models.llama import Cache, Head, Kept, Llama, logits_head, recomputed
 from gristmill.train.models.multi_token import MultiTokenLlama
 from gristmill.train.models.rotary import rotary_table, rotate
@@ -177,8 +178,10 @@ def _norm(shape: Shape) -> nn.LayerNorm:
     return nn.LayerNorm(shape.width, eps=shape.norm_eps, bias=False)
 
 
-def model_of(shape: Shape) -> Llama | Encoder:
+def model_of(shape: Shape) -> Llama | Encoder | EncoderDecoder:
     """The model that a shape describes."""
     if shape.encoder:
         return Encoder(shape)
+    if shape.encoder_decoder:
+        return EncoderDecoder(shape)
     return MultiTokenLlama(shape) if shape.multi_token else Llama(shape)

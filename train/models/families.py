@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gristmill.mixtures.model import RopeScaling
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.shape import BUCKETS, MOST_DISTANCE, Shape
 
 EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp)\.experts\.(gate_up_proj|down_proj)")
 ROUTER = re.compile(r"(model\.layers\.\d+\.mlp)\.gate\.weight")
@@ -45,13 +45,24 @@ EXPERT_NAMES = {
     "mixtral": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
     "qwen3_moe": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
 }  # fmt: skip
-ENCODER = "modernbert"
+ENCODER, ENCODER_DECODER = "modernbert", "t5"
+T5_LAYER = re.compile(r"model\.layers\.(\d+)\.(\w+)(?:\.(\w+))?\.weight")
+T5_NAMES = {
+    "model.embed_tokens.weight": "shared.weight", "lm_head.weight": "lm_head.weight",
+    "model.encoder_norm.weight": "encoder.final_layer_norm.weight",
+    "model.norm.weight": "decoder.final_layer_norm.weight",
+    **{f"model.{side}_bias.weight": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+       for side in ("encoder", "decoder")},
+}  # fmt: skip
+"""Our name -> T5's, of what is outside the layers."""
+T5_MATRICES = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o",
+               "gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}
 PREFIX_LM = "prefix_lm"
 """A key of our own in config.json, which transformers keeps and does not use."""
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
-    ENCODER: "ModernBertForMaskedLM",
+    ENCODER: "ModernBertForMaskedLM", ENCODER_DECODER: "T5ForConditionalGeneration",
 }  # fmt: skip
 
 
@@ -65,6 +76,8 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
     if family not in ARCHITECTURES:
         raise UnknownArchitectureError(f"config.json: model_type {family!r} is a model that this decoder cannot run; "
                                        f"it runs {', '.join(ARCHITECTURES)}")
+    if family == ENCODER_DECODER:
+        return _t5_shape(config)
     norm_eps = "norm_eps" if family == ENCODER else "rms_norm_eps"
     missing = [name for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size",
                                  "max_position_embeddings", norm_eps) if config.get(name) is None]
@@ -151,8 +164,8 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 def family_of(shape: Shape) -> str:
     """The model_type under which transformers runs a shape."""
-    if shape.encoder:
-        return ENCODER
+    if shape.kind != "decoder":
+        return ENCODER if shape.encoder else ENCODER_DECODER
     if shape.experts:
         return "qwen3_moe" if shape.qk_norm else "mixtral"
     if shape.qkv_bias:
@@ -169,6 +182,8 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
     family = family_of(shape)
     if family == ENCODER:
         return _encoder_config(shape, dtype, eos, pad)
+    if family == ENCODER_DECODER:
+        return _t5_config(shape, dtype, eos, pad)
     rope = _rope_to_hf(shape)
     scaling = {"rope_scaling": {name: value for name, value in rope.items() if name != "rope_theta"}}
     return {
@@ -235,6 +250,64 @@ def _encoder_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[
     }  # fmt: skip
 
 
+def _t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+    return {
+        "architectures": [ARCHITECTURES[ENCODER_DECODER]], "model_type": ENCODER_DECODER,
+        "vocab_size": shape.vocab_size, "d_model": shape.width, "d_kv": shape.head_width, "d_ff": shape.ffn_width,
+        "num_layers": shape.layers, "num_decoder_layers": shape.layers, "num_heads": shape.heads,
+        "relative_attention_num_buckets": BUCKETS, "relative_attention_max_distance": MOST_DISTANCE,
+        "n_positions": shape.sequence_length, "layer_norm_epsilon": shape.norm_eps, "dropout_rate": 0.0,
+        "feed_forward_proj": "gated-gelu", "is_encoder_decoder": True, "tie_word_embeddings": False, "dtype": dtype,
+        "torch_dtype": dtype, "eos_token_id": eos[0], "pad_token_id": pad, "decoder_start_token_id": pad,
+    }  # fmt: skip
+
+
+def _t5_shape(config: Mapping[str, Any]) -> Shape:
+    """T5 v1.1's, as the encoder-decoder here has it.
+
+    Raises:
+        UnknownArchitectureError: it computes something else.
+    """
+    missing = [name for name in ("num_layers", "d_model", "num_heads", "d_kv", "d_ff", "vocab_size")
+               if config.get(name) is None]
+    if missing:
+        raise UnknownArchitectureError(f"config.json of a {ENCODER_DECODER} has no {', '.join(missing)}")
+    found = {
+        "feed_forward_proj": config.get("feed_forward_proj") != "gated-gelu",
+        "tie_word_embeddings": config.get("tie_word_embeddings", True) is not False,
+        "num_decoder_layers": config.get("num_decoder_layers") not in (None, config["num_layers"]),
+        "relative_attention_num_buckets": config.get("relative_attention_num_buckets", BUCKETS) != BUCKETS,
+        "relative_attention_max_distance":
+            config.get("relative_attention_max_distance", MOST_DISTANCE) != MOST_DISTANCE,
+    }
+    if different := [name for name, differs in found.items() if differs]:
+        raise UnknownArchitectureError("config.json is of a T5 that the encoder-decoder here, which is T5 v1.1's, "
+                                       f"cannot run: it computes something else under {', '.join(different)}")
+    heads = int(config["num_heads"])
+    return Shape(
+        layers=config["num_layers"], width=config["d_model"], heads=heads, kv_heads=heads, head_width=config["d_kv"],
+        ffn_width=config["d_ff"], rope_theta=1e4, norm_eps=config.get("layer_norm_epsilon", 1e-6),
+        tied_embeddings=False, vocab_size=config["vocab_size"], padded_vocab_size=config["vocab_size"],
+        sequence_length=config.get("n_positions", 512), encoder_decoder=True)
+
+
+def _t5_name(name: str, shape: Shape) -> str:
+    """T5's name of one of our tensors."""
+    found = T5_LAYER.fullmatch(name)
+    if found is None:
+        return T5_NAMES[name]
+    of_decoder, number = divmod(int(found[1]), shape.layers)
+    part, matrix = found[2], T5_MATRICES.get(found[3] or "")
+    last = 2 if of_decoder else 1
+    place, inner = {
+        "input_layernorm": (0, "layer_norm"), "self_attn": (0, "SelfAttention"),
+        "cross_layernorm": (1, "layer_norm"), "cross_attn": (1, "EncDecAttention"),
+        "post_attention_layernorm": (last, "layer_norm"), "mlp": (last, "DenseReluDense"),
+    }[part]
+    path = f"{'decoder' if of_decoder else 'encoder'}.block.{number}.layer.{place}.{inner}"
+    return f"{path}.{matrix}.weight" if matrix else f"{path}.weight"
+
+
 def _experts_to_hf(shape: Shape, family: str) -> dict[str, Any]:
     own = {"sliding_window": None} if family == "mixtral" else {
         "num_experts": shape.experts, "moe_intermediate_size": shape.ffn_width, "norm_topk_prob": True,
@@ -257,6 +330,8 @@ def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
 
     A single list of a single name is the tensor itself.
     """
+    if family == ENCODER_DECODER:
+        return [[_t5_name(name, shape)]]
     if family not in EXPERT_NAMES:
         return [[name]]
     names = EXPERT_NAMES[family]

@@ -18,6 +18,9 @@ CUT = 3.0
 """Deviations at which `llama` and `mitchell` cut a normal distribution off."""
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj", "Wo.weight")
 UP_PROJECTIONS = (".up_proj.weight", ".Wi.weight")
+QUERIES = ".q_proj.weight"
+"""In an encoder-decoder, which does not scale scores, they begin smaller by the root of a head's channels (T5's code,
+mesh_tensorflow/transformer/attention.py)."""
 EMBEDDINGS = ("model.embed_tokens.weight", "model.embeddings.tok_embeddings.weight")
 HEADS = ("lm_head.weight", "decoder.weight")
 VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS)
@@ -51,6 +54,8 @@ def initial_tensor(
     deviation, cut = SCHEMES[init](name, size, shape)
     if name not in VOCABULARY_TENSORS:
         deviation *= math.sqrt(narrowing)
+    if shape.encoder_decoder and name.endswith(QUERIES):
+        deviation /= math.sqrt(shape.head_width)
     if cut is None:
         return torch.empty(size).normal_(0.0, deviation, generator=generator)
     edge = cut * deviation

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from gristmill.mixtures.model import Model, RopeScaling
 from gristmill.mixtures.own_code import Own
+from gristmill.mixtures.training import Kind as Kind
 from gristmill.mixtures.training import Pretrain
 
 VOCAB_MULTIPLE = 128
@@ -20,6 +21,13 @@ LARGEST_SIZES = {
 """Far beyond any model: what a config.json asks for is built in memory, layer by layer, before a weight is read."""
 
 
+BUCKETS = 32
+"""Of distances, in an encoder-decoder (Raffel et al. 2020, section 2.1)."""
+MOST_DISTANCE = 128
+"""From here on all distances share a bucket (the same section)."""
+ENCODED, DECODED = 0.9, 0.2
+"""Tokens that an encoder-decoder encodes, and decodes, for each token of a row: 15 % are hidden in spans of 3 on
+average, for each of which both sides have a sentinel. Its arithmetic is counted so, whatever is hidden."""
 OWN = "own"
 """The key of config.json that holds the code of a user's model, and its options."""
 
@@ -43,6 +51,8 @@ class Shape:
         experts_per_token: how many of them a token goes through.
         load_balancing: weight of the loss that keeps them equally busy.
         encoder: whether every token sees those behind it too, and masked ones are predicted (see models.encoder).
+        encoder_decoder: whether hidden spans are filled in by a decoder beside an encoder, each of so many layers (see
+            models.encoder_decoder).
         multi_token: further tokens that are predicted at each place in training (see models.multi_token).
         prefix_lm: whether the tokens of a prompt see each other in both directions (see objectives.prefix_rows).
     """
@@ -69,6 +79,7 @@ class Shape:
     encoder: bool = False
     prefix_lm: bool = False
     multi_token: int = 0
+    encoder_decoder: bool = False
 
     def __post_init__(self) -> None:
         for name, most in LARGEST_SIZES.items():
@@ -87,11 +98,17 @@ class Shape:
 
         Of the experts only those that a token goes through, and the router.
         """
+        if self.encoder_decoder:
+            return round(ENCODED * self._stack(decoder=False)
+                         + DECODED * (self._stack(decoder=True) + self.padded_vocab_size * self.width))
         return self._matrices(self.experts_per_token) + self.multi_token * self.padded_vocab_size * self.width
 
     @property
     def parameters(self) -> int:
         """All weights."""
+        if self.encoder_decoder:
+            vectors = self.layers * 5 * self.width + 2 * self.width + 2 * BUCKETS * self.heads
+            return sum(map(self._stack, (False, True))) + vectors + 2 * self.padded_vocab_size * self.width
         lookup = 0 if self.tied_embeddings else self.padded_vocab_size * self.width
         narrow = self.kv_heads * self.head_width
         biases = (self.attention_width + 2 * narrow) * self.qkv_bias
@@ -103,7 +120,16 @@ class Shape:
 
     def flops_per_token(self, length: int) -> int:
         """Floating-point operations of forward and backward per token, attention included (PaLM, appendix B)."""
+        if self.encoder_decoder:
+            # An encoded token meets all encoded ones, a decoded one these and all decoded ones.
+            pairs = (ENCODED * ENCODED + DECODED * (DECODED + ENCODED)) * length
+            return 6 * self.matrix_parameters + round(12 * self.layers * self.attention_width * pairs)
         return 6 * self.matrix_parameters + 12 * self.blocks * self.attention_width * length
+
+    @property
+    def kind(self) -> Kind:
+        """What it does with tokens: predict the next one, fill in masked ones, or fill in hidden spans."""
+        return "encoder" if self.encoder else "encoder_decoder" if self.encoder_decoder else "decoder"
 
     @property
     def blocks(self) -> int:
@@ -113,7 +139,12 @@ class Shape:
     @property
     def is_plain_decoder(self) -> bool:
         """Whether tensor and pipeline parallelism know its forward pass."""
-        return not (self.encoder or self.prefix_lm or self.multi_token)
+        return not (self.encoder or self.encoder_decoder or self.prefix_lm or self.multi_token)
+
+    def _stack(self, decoder: bool) -> int:
+        """Weights of all matrices in the layers of one side of an encoder-decoder."""
+        attention = 4 * self.width * self.attention_width
+        return self.layers * ((2 if decoder else 1) * attention + 3 * self.width * self.ffn_width)
 
     def _matrices(self, experts: int) -> int:
         """Weights of all matrices, where each block has so many experts (a dense one: 0)."""
@@ -148,6 +179,7 @@ class OwnShape:
     encoder: ClassVar[bool] = False
     prefix_lm: ClassVar[bool] = False
     multi_token: ClassVar[int] = 0
+    encoder_decoder: ClassVar[bool] = False
 
     def flops_per_token(self, length: int) -> int:
         """6 N per token (Kaplan et al. 2020, section 2.1): what else it computes is not known."""
@@ -173,7 +205,9 @@ def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool 
 def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> Shape:
     """The shape of a model that the section `pretrain` asks for, by its sizes and its objective."""
     shape = shape_of(section.model, vocab_size, sequence_length, section.masked is not None)
-    return replace(shape, prefix_lm=section.prefix_lm is not None, multi_token=further_heads(section))
+    if section.kind == "encoder_decoder":
+        return replace(shape, encoder_decoder=True, tied_embeddings=False)
+    return replace(shape, prefix_lm=section.reads_prefixes, multi_token=further_heads(section))
 
 
 def further_heads(section: Pretrain) -> int:

@@ -19,6 +19,7 @@ from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.int8 import read_int8, stored_name
 from gristmill.train.models.shape import (
     OWN,
+    Kind,
     OwnShape,
     Shape,
     ShapeError,
@@ -171,12 +172,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def check_model(folder: Path, encoder: bool = False) -> Shape:
+def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
     """The sizes of a model whose every tensor is there, as the headers of its files say; no weight is read.
 
     Args:
         folder: of the model.
-        encoder: whether it is to fill in masked tokens; else to write.
+        kind: what it is to do (see shape.Shape.kind).
 
     Raises:
         WeightsError: a file is missing or damaged, a tensor is not the one that config.json asks for, or the model is
@@ -188,7 +189,7 @@ def check_model(folder: Path, encoder: bool = False) -> Shape:
     shape, config = read_shape(folder), _read_config(folder / SHAPE_FILE)
     if is_scorer(config):
         raise WeightsError(f"{folder} is a reward model, which scores texts and cannot write any")
-    check_kind(folder, shape, encoder)
+    check_kind(folder, shape, kind)
     holder = _holder(folder)
     with torch.device("meta"):
         model = model_of(shape)
@@ -199,15 +200,18 @@ def check_model(folder: Path, encoder: bool = False) -> Shape:
     return shape
 
 
-def check_kind(folder: Path, shape: Shape, encoder: bool) -> None:
-    """Raise WeightsError for a model that fills in masked tokens where one is wanted that writes, or for the reverse.
-    """
-    if shape.encoder and not encoder:
-        raise WeightsError(f"{folder} is an encoder, which fills in masked tokens and cannot write text; name a model "
-                           "that predicts the next token")
-    if encoder and not shape.encoder:
-        raise WeightsError(f"{folder} predicts the next token and cannot fill in masked ones; name an encoder, such "
-                           "as `pretrain.masked` trains")
+IS = {"decoder": "predicts the next token",
+      "encoder": "is an encoder, which fills in masked tokens and cannot write text",
+      "encoder_decoder": "is an encoder-decoder, which fills in hidden spans and cannot continue a text"}
+WANTED = {"decoder": "a model that predicts the next token",
+          "encoder": "an encoder, which fills in masked tokens, such as `pretrain.masked` trains",
+          "encoder_decoder": "an encoder-decoder, such as `pretrain.span_corruption` trains"}
+
+
+def check_kind(folder: Path, shape: Shape, kind: Kind) -> None:
+    """Raise WeightsError for a model of another kind than is wanted."""
+    if shape.kind != kind:
+        raise WeightsError(f"{folder} {IS[shape.kind]}; name {WANTED[kind]}")
 
 
 def save_model(folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]) -> None:
@@ -221,7 +225,7 @@ def save_model(folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]
 
 
 def load_model(
-    folder: Path, device: str = "cpu", runs_own_code: bool = False, encoder: bool | None = False
+    folder: Path, device: str = "cpu", runs_own_code: bool = False, kind: Kind | None = "decoder"
 ) -> Llama:
     """A saved model in float32, ready for evaluation in one process.
 
@@ -229,8 +233,7 @@ def load_model(
         folder: of the model.
         device: where it is to be.
         runs_own_code: whether a user's model, whose code its config.json holds, is run: it is called as the decoder is.
-        encoder: whether it is to fill in masked tokens, else to write; None takes either. It is called as the decoder
-            is, too.
+        kind: what it is to do; None takes any. It is called as the decoder is.
 
     Raises:
         WeightsError: the folder holds a model that scores text and does not write any, one of the other kind, or a
@@ -248,8 +251,8 @@ def load_model(
         raise WeightsError(f"{folder} is a reward model, which scores texts and cannot write any; name a model that "
                            "`pretrain`, `sft` or `dpo` made")
     shape = read_shape(folder)
-    if encoder is not None:
-        check_kind(folder, shape, encoder)
+    if kind is not None:
+        check_kind(folder, shape, kind)
     with torch.device("meta"):
         model = model_of(shape)
     fill_from(model, stored(folder), device)

@@ -34,21 +34,29 @@ class Read(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """Rows as a model is trained on them; (n, t) each.
+    """Rows as a model is trained on them; (n, t) each, in an encoder-decoder with a t of its own for each side.
 
     Attributes:
         inputs: ids, int64.
         targets: what is predicted at each place, int64; losses.IGNORED where nothing is.
         prefix: bool, tokens that all of their document, or row, may see; None where none may be seen from before.
+        decoder_ids: int64, what a decoder reads beside an encoder's inputs; as many as there are targets.
+        places: int64, where each target stands in its row, -1 of one that does not; None where that is `ahead` of where
+            it is predicted.
+        positions: int32, negative for padding among inputs that are other tokens than the row's; None without any.
     """
 
     inputs: np.ndarray
     targets: np.ndarray
     prefix: np.ndarray | None = None
+    decoder_ids: np.ndarray | None = None
+    places: np.ndarray | None = None
+    positions: np.ndarray | None = None
 
     def beside(self) -> dict[str, np.ndarray]:
         """What a model is called with besides ids and positions, by the names of its arguments."""
-        return {} if self.prefix is None else {"prefix": self.prefix}
+        given = {"prefix": self.prefix, "decoder_ids": self.decoder_ids}
+        return {name: part for name, part in given.items() if part is not None}
 
 
 class Layout(Protocol):

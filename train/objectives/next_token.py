@@ -53,6 +53,7 @@ class Rows:
         cuts: how many of the rows are one row of the set.
         targets: (n, t) int64 of a layout, whose inputs the tokens are then.
         beside: what else the model is called with (see layout.Laid).
+        places: (n, t) int64, where each target stands in its row (see layout.Laid).
         weight: of the micro-batch, where a layout says what is predicted.
     """
 
@@ -65,6 +66,7 @@ class Rows:
     targets: Tensor | None = None
     beside: Mapping[str, Tensor] = field(default_factory=dict)
     weight: float | None = None
+    places: Tensor | None = None
 
 
 class NextToken:
@@ -119,9 +121,12 @@ class NextToken:
         if self._layout is None:
             return Rows(read_pinned(self.packed, rows).view(-1, length), *lies)
         laid = self._laid(self._layout, rows, cuts, step)
+        if laid.places is not None:  # inputs are other tokens than the row's
+            lies = (*lies[:2], None if laid.positions is None else pinned(torch.from_numpy(laid.positions)), *lies[3:])
         inputs, targets = (pinned(torch.from_numpy(part)) for part in (laid.inputs, laid.targets))
         beside = {name: pinned(torch.from_numpy(part)) for name, part in laid.beside().items()}
-        return Rows(inputs, *lies, targets, beside, _trained(laid) if real else 0.0)
+        return Rows(inputs, *lies, targets, beside, _trained(laid) if real else 0.0,
+                    None if laid.places is None else pinned(torch.from_numpy(laid.places)))
 
     def _laid(self, layout: Layout, rows: np.ndarray, cuts: int, step: int) -> Laid:
         length = self.sequence_length // cuts
@@ -151,7 +156,8 @@ class NextToken:
             head, of_tokens = partial(weighted_nll, z_loss=self._z_loss, fused=fused), {
                 "targets": targets, "weights": weights}
             if draw is not None:
-                head, of_tokens = partial(drawn_nll, fused=fused), {**of_tokens, "uniforms": uniforms(ids, draw)}
+                read = ids if ids.shape == targets.shape else targets.clamp(min=0)
+                head, of_tokens = partial(drawn_nll, fused=fused), {**of_tokens, "uniforms": uniforms(read, draw)}
             # Where most tokens are predicted, to choose them costs more than it saves.
             return partial(head, **of_tokens) if batch.targets is None else partial(targets_only, head, of_tokens)
 
@@ -175,7 +181,16 @@ class NextToken:
                       for (_, one), wanted in zip(others, further, strict=True)]
         sums = torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten(), *loads, *of_further))
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
-        return Measured(loss, sums, row_losses.view(-1, batch.cuts * ids.shape[1]))
+        if batch.places is not None:
+            row_losses = self._in_rows(row_losses, batch.places.to(device, non_blocking=True), batch.cuts)
+        return Measured(loss, sums, row_losses.view(len(ids) // batch.cuts, -1))
+
+    def _in_rows(self, losses: Tensor, places: Tensor, cuts: int) -> Tensor:
+        """Losses (n, t) where their tokens stand in the rows, as far as they do."""
+        length = self.sequence_length // cuts
+        found = losses.new_full((len(losses), length + 1), UNTRAINED)
+        # What stands in no row goes into a column that is cut off.
+        return found.scatter(1, torch.where(places < 0, length, places), losses)[:, :length]
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Loss over all sources; loss, bits per byte and tokens of each one that was read; how busy experts are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gristmill.mixtures.scaling.dial import TOKENS_PER_PARAMETER
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.shape import DECODED, Shape
 
 PETAFLOP_DAY = 1e15 * 24 * 3600
 KAPLAN_SIZE, KAPLAN_SIZE_POWER = 1.3e9, 0.73
@@ -87,7 +87,9 @@ def flops_per_token(shape: Shape, length: int) -> Flops:
 
     The padding rows of the vocabulary are never multiplied with.
     """
-    padding = (shape.padded_vocab_size - shape.vocab_size) * shape.width * (1 + shape.multi_token)
+    padding = (shape.padded_vocab_size - shape.vocab_size) * shape.width * (
+        DECODED if shape.encoder_decoder else 1 + shape.multi_token)
     matrices = 6 * (shape.matrix_parameters - padding)
     attention = shape.flops_per_token(length) - 6 * shape.matrix_parameters
-    return Flops(6.0 * shape.parameters, float(matrices), float(attention), attention * (length + 1) / (2 * length))
+    share = (length + 1) / (2 * length) if shape.kind == "decoder" else 1.0
+    return Flops(6.0 * shape.parameters, float(matrices), float(attention), attention * share)

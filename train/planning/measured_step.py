@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.training import Optimizer
 from gristmill.train.models.multi_token import further_targets
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.shape import DECODED, ENCODED, Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.optim.optimizer import make_optimizers, update
@@ -98,11 +98,15 @@ def _allocated(shape: Shape, load: Load) -> float:
 
 
 def _forward(model: nn.Module, ids: Tensor) -> Tensor:
-    targets = next_tokens(ids)
+    beside = {}
+    targets, shape = next_tokens(ids), model.shape
+    if shape.encoder_decoder:  # type: ignore[union-attr]
+        targets = ids[:, : max(1, round(ids.shape[1] * DECODED))]
+        ids, beside = ids[:, : max(1, round(ids.shape[1] * ENCODED))], {"decoder_ids": targets}
     weights = torch.full(targets.shape, 1.0 / targets.numel(), device=ids.device)
     wanted = [targets, *further_targets(targets, None, model.shape.multi_token)]  # type: ignore[union-attr, arg-type]
     head, *further = (partial(weighted_nll, targets=one, weights=weights) for one in wanted)
-    found = model(ids, head, further=further) if further else [model(ids, head)]
+    found = model(ids, head, further=further) if further else [model(ids, head, **beside)]
     return torch.stack([one[0] for one in found]).sum()
 
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from gristmill.mixtures.training import ON_MATRICES, SMALL_MOMENTS
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.shape import DECODED, ENCODED, Shape
 
 MASTER_BYTES = 4
 OPTIMIZER_BYTES = {"adamw": 8, "lion": 4, "sophia": 8, "adafactor": 0, "adamw8bit": 2, "muon": 4,
@@ -149,6 +149,12 @@ def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
     """
     narrow = shape.kv_heads * shape.head_width
     wide = shape.heads * shape.head_width
+    if shape.encoder_decoder:
+        # A layer of both sides; the decoder's second attention has a norm, queries and a result, and keys and values of
+        # what was encoded.
+        one, other = 4 * shape.width + 4 * wide + 4 * shape.ffn_width, 2 * shape.width + 2 * wide
+        numbers = ENCODED * (one + 2 * wide) + DECODED * (one + other)
+        return round(numbers * compute_bytes + 4 * shape.heads * (ENCODED + 2 * DECODED))
     numbers = 4 * shape.width + 2 * wide + 2 * narrow + 4 * shape.ffn_width
     return numbers * compute_bytes + 4 * shape.heads
 

@@ -29,7 +29,7 @@ from gristmill.train.evaluation.answering import Reader, Result, answer_tasks, o
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, read_token_bytes, score_documents, source_metrics
 from gristmill.train.evaluation.intervals import paired_difference, share_with_interval
 from gristmill.train.evaluation.leaked_items import effect, item_coverage
-from gristmill.train.evaluation.masked_tokens import masked_metrics
+from gristmill.train.evaluation.masked_tokens import masked_metrics, span_metrics
 from gristmill.train.evaluation.memorisation import probe_memorisation
 from gristmill.train.evaluation.red_teaming import red_teaming
 from gristmill.train.evaluation.suites import answer_suite, read_suite
@@ -57,9 +57,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     answered: dict[str, dict[str, Result]] = {}
     with red_teaming(section, context) as team:
         for number, name in enumerate(names):
-            model = load_model(inputs[name] / MODEL, str(device), runs_own_code=True, encoder=None)
-            if model.shape.encoder:  # the manifest asks for nothing else of it
-                answered[name], found[name] = {}, measure_encoder(model, packed, inputs["tokenizer"], section)
+            model = load_model(inputs[name] / MODEL, str(device), runs_own_code=True, kind=None)
+            if model.shape.encoder or model.shape.encoder_decoder:  # the manifest asks for nothing else of it
+                answered[name], found[name] = {}, measure_filling(model, packed, inputs["tokenizer"], section)
             else:
                 reader = open_reader(model, inputs["tokenizer"])
                 answered[name] = answer_tasks(reader, section, asked)
@@ -139,12 +139,13 @@ def measure_sources(
             for source in packed.manifest["validation"] if len(packed.validation(source))}
 
 
-def measure_encoder(
+def measure_filling(
     model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate
 ) -> dict[str, Any]:
-    """What is measured of a model that fills in masked tokens (see `masked_tokens.masked_metrics`)."""
+    """What is measured of a model that fills in masked tokens, or hidden spans (see `masked_tokens`)."""
+    measure = masked_metrics if model.shape.encoder else span_metrics
     sources = {} if packed is None else {
-        source: masked_metrics(model, packed, source, tokenizer, section.key_seed, section.bootstrap_samples)
+        source: measure(model, packed, source, tokenizer, section.key_seed, section.bootstrap_samples)
         for source in packed.manifest["validation"] if len(packed.validation(source))}
     return {"sources": sources, "tasks": {}, "samples": []}
 

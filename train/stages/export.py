@@ -50,6 +50,9 @@ PREFIX_NOTE = [
     "transformers reads a prompt from left to right, and its `generate` cannot do otherwise: for a forward pass as in "
     "training, give it an `attention_mask` of shape (rows, 1, tokens, tokens) that is true where a token stands before "
     "another or in the prefix. `gristmill chat` and `serve-model` read prompts in both directions.", ""]
+LOADERS = {"decoder": ("text-generation", "AutoModelForCausalLM"), "encoder": ("fill-mask", "AutoModelForMaskedLM"),
+           "encoder_decoder": ("text2text-generation", "AutoModelForSeq2SeqLM")}
+"""Kind of model -> the task of its card, and the class of transformers that loads it."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -60,12 +63,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     source, tokenizer = weights_folder(inputs[stage], stage, section), inputs["tokenizer"]
     shape, parameters, size = write_folder(source, tokenizer, section, out)
     chat = Chat(tokenizer)
-    if chat.formatter is not None and not shape.encoder:
+    if chat.formatter is not None and shape.kind == "decoder":
         context.warn(f"the exported model has no chat template: {chat.formatter} writes its conversations, and a "
                      "folder for transformers cannot carry code; the model card shows a conversation as it was trained")
     precision = f"{section.dtype}, matrices of layers in int8" if section.int8 else section.dtype
     with atomic_write(out / "README.md") as sink:
-        conversations = [] if shape.encoder else formatted(chat)
+        conversations = formatted(chat) if shape.kind == "decoder" else []
         sink.write(model_card(lineage, stage, shape, parameters, precision, conversations).encode())
     sizes = write_gguf_files(source, shape, chat, section, out, lineage.get("name", stage), context)
     cost = {"int8": int8_cost(source, out, inputs.get("mix"))} if section.int8 else {}
@@ -98,9 +101,10 @@ def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> t
         config["quantization_config"] = QUANTIZATION_CONFIG
     write_json(out / "config.json", config)
     if not shape.encoder:
-        write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
+        begins = {"decoder_start_token_id": chat.pad} if shape.encoder_decoder else {}
+        write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad, **begins})
     size = write_model(out, groups, section.max_shard_bytes, metadata)
-    has_template = chat.formatter is None and not shape.encoder
+    has_template = chat.formatter is None and shape.kind == "decoder"
     for file in (TOKENIZER_FILE, TEMPLATE_FILE) if has_template else (TOKENIZER_FILE,):
         copy_file(tokenizer / file, out / file)
     tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
@@ -137,10 +141,11 @@ def write_gguf_files(
 
 
 def check_can_round(shape: Shape) -> None:
-    """Raise ValueError for a mixture of experts, most of whose weights `int8` would leave as they are, and for an
-    encoder."""
-    if shape.encoder:
-        raise ValueError("export.int8 rounds the layers of a decoder, but this model is an encoder; remove it")
+    """Raise ValueError for a mixture of experts, most of whose weights `int8` would leave as they are, and for what
+    is no decoder."""
+    if shape.kind != "decoder":
+        raise ValueError("export.int8 rounds the layers of a decoder, but this model is an "
+                         f"{shape.kind.replace('_', '-')}; remove it")
     if shape.experts:
         raise ValueError("export.int8 rounds the matrices of dense layers, but this model has experts; remove it")
 
@@ -225,8 +230,8 @@ def model_card(
     name = lineage.get("name", "gristmill model")
     rows = [f"| {source} | {facts.get('weight', '')} | {facts.get('licence') or 'not stated'} |"
             for source, facts in lineage.get("sources", {}).items()]
-    kind, task, loader = ("encoder", "fill-mask", "AutoModelForMaskedLM") if shape.encoder else (
-        "decoder", "text-generation", "AutoModelForCausalLM")
+    kind = shape.kind.replace("_", "-")
+    task, loader = LOADERS[shape.kind]
     sources = ["## Sources", "", "| source | weight | licence |", "| --- | --- | --- |", *rows, ""] if rows else []
     return "\n".join([
         "---", "library_name: transformers", f"pipeline_tag: {task}", "---", "", f"# {name}", "",

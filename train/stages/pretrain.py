@@ -31,6 +31,7 @@ from gristmill.train.objectives.layout import Layout
 from gristmill.train.objectives.masked_rows import read_masking
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prefix_rows import PrefixCut
+from gristmill.train.objectives.span_rows import read_corruption
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
 from gristmill.train.stages.stage_inputs import open_rows
@@ -54,7 +55,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     with open_rows(inputs["mix"], context) as packed:
         check_stages(packed, section)
         shape, tensor_of = starting_model(section, packed, seed)
-        layout = read_layout(section, inputs["tokenizer"], seed)
+        layout = read_layout(section, inputs["tokenizer"], seed, packed.sequence_length)
         length = packed.sequence_length
         with process_group(context.parallel) as world:
             dtype = compute_dtype(section.precision, world.device)
@@ -98,14 +99,18 @@ def check_stages(packed: PackedSet, section: Pretrain) -> None:
     packed.order(section.key_seed).check_reads(first + size)
 
 
-def read_layout(section: Pretrain, tokenizer: Path, seed: int) -> Layout | None:
-    """What is predicted of the rows; None where the next token is.
+def read_layout(section: Pretrain, tokenizer: Path, seed: int, length: int) -> Layout | None:
+    """What is predicted of rows of so many tokens; None where the next token is.
 
     Raises:
+        gristmill.train.objectives.span_rows.NoSentinelsError: it has too few tokens for hidden spans.
         gristmill.train.objectives.masked_rows.NoMaskTokenError: the tokenizer of the folder has no token to mask by.
     """
     if section.masked is not None:
         return read_masking(section.masked, tokenizer, seed)
+    spans = section.span_corruption or section.ul2
+    if spans is not None:
+        return read_corruption(spans, tokenizer, seed, length)
     return None if section.prefix_lm is None else PrefixCut(section.prefix_lm, seed)
 
 
@@ -126,13 +131,13 @@ def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Sha
         return shape, drawn(shape, seed, model.init, model.mup_base_width)
     folder = as_path(model.init_from)
     shape = read_shape(folder)
-    check_kind(folder, shape, encoder=section.masked is not None)
+    check_kind(folder, shape, section.kind)
     if vocab_size > shape.vocab_size:
         raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
                            f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path")
     length = max(shape.sequence_length, packed.sequence_length)
     found = replace(shape, sequence_length=length, document_mask=model.document_mask,
-                    prefix_lm=section.prefix_lm is not None, multi_token=further_heads(section))
+                    prefix_lm=section.reads_prefixes, multi_token=further_heads(section))
     new, old = drawn(found, seed), stored(folder)
     return found, lambda name, size: (new if name.startswith(FURTHER) else old)(name, size)
 

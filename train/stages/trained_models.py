@@ -54,14 +54,14 @@ def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
 
 def causal_share(shape: Shape | OwnShape, length: int, whole: float | None = None) -> float:
     """What remains of a training's arithmetic where attention to later positions is not counted; all of a user's model,
-    and of an encoder.
+    and of one with an encoder.
 
     Args:
         shape: of the model.
         length: tokens per row.
         whole: the arithmetic per token, if it is not that of training all weights.
     """
-    if isinstance(shape, OwnShape) or shape.encoder:
+    if isinstance(shape, OwnShape) or shape.kind != "decoder":
         return 1.0
     flops = flops_per_token(shape, length)
     return 1.0 - (flops.attention - flops.causal_attention) / (whole or shape.flops_per_token(length))

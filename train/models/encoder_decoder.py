@@ -1,0 +1,197 @@
+"""The encoder-decoder: T5 v1.1's (Raffel et al. 2020; Shazeer 2020) with relative positions, RMSNorm and gated GELU.
+
+Attention is not scaled by the root of a head's channels, and no matrix is shared by input and output. An export copies
+tensors to transformers' T5ForConditionalGeneration (see families.tensors_behind). Shapes are those of llama.py; s
+tokens are encoded, t decoded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.train.models.attention import Visible, attend
+from gristmill.train.models.llama import Cache, Head, Kept, RMSNorm, logits_head, recomputed
+from gristmill.train.models.shape import BUCKETS, MOST_DISTANCE, Shape
+
+
+class RelativeBias(nn.Module):
+    """What is added to a head's scores, by the distance of two tokens."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(BUCKETS, shape.heads))
+
+    def forward(self, length: int, both_ways: bool) -> Tensor:
+        """(1, h, length, length)."""
+        places = torch.arange(length, device=self.weight.device)
+        found = bucket_of(places - places[:, None], both_ways)
+        return F.embedding(found, self.weight).permute(2, 0, 1)[None]
+
+
+def bucket_of(distance: Tensor, both_ways: bool) -> Tensor:
+    """The number of the bucket of a key's place less a query's, int64: half of the buckets are of single distances, the
+    others grow with the logarithm. Where tokens see both ways, half of all are of keys behind the query.
+
+    >>> bucket_of(torch.tensor([0, -1, -7, -20, -500, 3]), both_ways=False).tolist()
+    [0, 1, 7, 17, 31, 0]
+    >>> bucket_of(torch.tensor([-1, 1, 7, 8, 500]), both_ways=True).tolist()
+    [1, 17, 23, 24, 31]
+    """
+    buckets = BUCKETS // 2 if both_ways else BUCKETS
+    first = (distance > 0).long() * buckets if both_ways else torch.zeros_like(distance)
+    distance = distance.abs() if both_ways else (-distance).clamp(min=0)
+    single = buckets // 2
+    grown = single + (torch.log(distance.clamp(min=1).float() / single) / math.log(MOST_DISTANCE / single)
+                      * (buckets - single)).long()
+    return first + torch.where(distance < single, distance, grown.clamp(max=buckets - 1))
+
+
+class T5Attention(nn.Module):
+    """Attention of tokens over themselves, or over what was encoded."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.channels = shape.head_width
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(shape.width, shape.attention_width, bias=False) for _ in range(3))
+        self.o_proj = nn.Linear(shape.attention_width, shape.width, bias=False)
+
+    def forward(self, x: Tensor, seen: Tensor, visible: Visible) -> Tensor:
+        """Attend (n, t, d) over (n, s, d) -> (n, t, d); `visible` is added to scores, or says what may be seen."""
+        queries, keys, values = (project(of).view(*of.shape[:2], -1, self.channels).transpose(1, 2)
+                                 for project, of in ((self.q_proj, x), (self.k_proj, seen), (self.v_proj, seen)))
+        mixed = attend(queries, keys, values, visible, causal=False, scale=1.0)
+        return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+
+class GatedGelu(nn.Module):
+    """down(gelu(gate(x)) * up(x)), with the approximation by tanh (Shazeer 2020; T5 v1.1)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.width, shape.ffn_width, bias=False)
+        self.up_proj = nn.Linear(shape.width, shape.ffn_width, bias=False)
+        self.down_proj = nn.Linear(shape.ffn_width, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, t, d) -> (n, t, d)."""
+        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+
+
+class T5Block(nn.Module):
+    """One layer; of the decoder with attention over what was encoded."""
+
+    def __init__(self, shape: Shape, of_decoder: bool) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
+        self.self_attn = T5Attention(shape)
+        if of_decoder:
+            self.cross_layernorm = RMSNorm(shape.width, shape.norm_eps)
+            self.cross_attn = T5Attention(shape)
+        self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
+        self.mlp = GatedGelu(shape)
+        self.of_decoder = of_decoder
+        self.kept: Kept | Literal["all"] = "all"
+
+    def forward(
+        self, x: Tensor, visible: Visible, encoded: Tensor | None = None, real: Visible = None
+    ) -> Tensor:  # fmt: skip
+        """(n, t, d) -> (n, t, d).
+
+        Args:
+            x: hidden states.
+            visible: (n or 1, h, t, t), added to scores.
+            encoded: (n, s, d), of a layer of the decoder.
+            real: (n, 1, t, s) bool, which of these are no padding; all if absent.
+        """
+        return self.run(x, visible, encoded, real)
+
+    def run(self, *arguments: Any) -> Tensor:
+        """The arithmetic of `forward`, as in llama.Block."""
+        if self.kept == "all" or not torch.is_grad_enabled():
+            return self.compute(*arguments)
+        out: Tensor = recomputed(self.compute, self.kept, *arguments)
+        return out
+
+    def compute(self, x: Tensor, visible: Visible, encoded: Tensor | None, real: Visible) -> Tensor:
+        """The arithmetic itself."""
+        normal = self.input_layernorm(x)
+        x = x + self.self_attn(normal, normal, visible)
+        if self.of_decoder:
+            x = x + self.cross_attn(self.cross_layernorm(x), encoded, real)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Stacks(nn.Module):
+    """Embedding, the layers of the encoder and behind them those of the decoder, and the norm of each."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.padded_vocab_size, shape.width)
+        self.encoder_bias, self.decoder_bias = RelativeBias(shape), RelativeBias(shape)
+        self.layers = nn.ModuleList(T5Block(shape, of_decoder)
+                                    for of_decoder in (False, True) for _ in range(shape.layers))
+        self.encoder_norm = RMSNorm(shape.width, shape.norm_eps)
+        self.norm = RMSNorm(shape.width, shape.norm_eps)
+
+    def forward(self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None) -> Tensor:
+        """Ids (n, s) and (n, t) -> normalised hidden states (n, t, d); `is_real` (n, s) tells tokens from padding."""
+        return self.run(ids, decoder_ids, is_real)
+
+    def run(self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None) -> Tensor:
+        """The arithmetic of `forward`, which may be compiled."""
+        encoded, hidden = self.embed_tokens(ids), self.embed_tokens(decoder_ids)
+        t = decoder_ids.shape[1]
+        seen, real = self.encoder_bias(ids.shape[1], both_ways=True).to(encoded.dtype), None
+        if is_real is not None:
+            seen = seen.masked_fill(~is_real[:, None, None, :], -torch.inf)
+            real = is_real[:, None, None, :].expand(-1, -1, t, -1)
+        later = torch.ones(t, t, dtype=torch.bool, device=ids.device).triu(1)
+        before = self.decoder_bias(t, both_ways=False).to(hidden.dtype).masked_fill(later, -torch.inf)
+        middle = len(self.layers) // 2
+        for layer in self.layers[:middle]:
+            encoded = layer(encoded, seen)
+        encoded = self.encoder_norm(encoded)
+        for layer in self.layers[middle:]:
+            hidden = layer(hidden, before, encoded, real)
+        return self.norm(hidden)
+
+
+class EncoderDecoder(nn.Module):
+    """The whole model, called as the decoder is (see llama.Llama).
+
+    Attributes:
+        shape: its sizes.
+        is_compiled: whether layers are compiled (see llama.configure).
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.is_compiled = False
+        self.model = Stacks(shape)
+        self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
+
+    def forward(
+        self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
+        trained: Tensor | None = None, decoder_ids: Tensor | None = None,
+    ) -> Any:
+        """Run the model and compute something from the decoder's last hidden states; see llama.Llama.forward.
+
+        Args:
+            ids: (n, s) int64, what is encoded.
+            head: likewise.
+            cache: always None: it is trained and measured here, not asked to write.
+            positions: (n, s), negative for padding, which no token sees; without them there is none.
+            trained: not used: there are no experts.
+            decoder_ids: (n, t) int64, what the decoder reads at each place.
+        """
+        if cache is not None or decoder_ids is None:
+            raise ValueError("an encoder-decoder fills in hidden spans and cannot continue a text")
+        hidden = self.model(ids, decoder_ids, None if positions is None else positions >= 0)
+        return head(hidden, self.lm_head.weight[: self.shape.vocab_size])
