@@ -176,6 +176,7 @@ class OwnShape:
 
     layers: ClassVar[int] = 0
     experts: ClassVar[int] = 0
+    kind: ClassVar[Kind] = "decoder"
     encoder: ClassVar[bool] = False
     prefix_lm: ClassVar[bool] = False
     multi_token: ClassVar[int] = 0

@@ -58,7 +58,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     with red_teaming(section, context) as team:
         for number, name in enumerate(names):
             model = load_model(inputs[name] / MODEL, str(device), runs_own_code=True, kind=None)
-            if model.shape.encoder or model.shape.encoder_decoder:  # the manifest asks for nothing else of it
+            if model.shape.kind != "decoder":  # the manifest asks for nothing else of it
                 answered[name], found[name] = {}, measure_filling(model, packed, inputs["tokenizer"], section)
             else:
                 reader = open_reader(model, inputs["tokenizer"])

@@ -32,7 +32,7 @@ from gristmill.train.models.own_model import INNER
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, Planned, TensorFile, ready, write_tensors
 from gristmill.train.models.weights import SHAPE_FILE, load_model
 from gristmill.train.parallel.world import make_deterministic
-from gristmill.train.stages.evaluate import measure_encoder, measure_sources
+from gristmill.train.stages.evaluate import measure_filling, measure_sources
 from gristmill.train.stages.stage_inputs import MODEL, open_rows
 
 
@@ -130,8 +130,8 @@ def _checkpoint(trained: Path, step: int, context: Context) -> Path:
 def _measured(folder: Path, packed: PackedSet, tokenizer: Path, section: Evaluate) -> dict[str, Any]:
     """What the stage `evaluate` measures of a model on held-out rows, by source."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(folder, device, runs_own_code=True, encoder=None)
-    if model.shape.encoder:
-        found: dict[str, Any] = measure_encoder(model, packed, tokenizer, section)["sources"]
+    model = load_model(folder, device, runs_own_code=True, kind=None)
+    if model.shape.kind != "decoder":
+        found: dict[str, Any] = measure_filling(model, packed, tokenizer, section)["sources"]
         return found
     return measure_sources(model, packed, tokenizer, section)
