@@ -11,8 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.objectives.span_objectives import SpanCorruption, Ul2
-from gristmill.mixtures.objectives.token_objectives import Masked, MultiToken, PrefixLm, objective_problem
+from gristmill.mixtures.objectives.token_objectives import Objectives, objective_problem
 from gristmill.mixtures.own_code import BuiltInOrOwn, OwnCall, OwnFunction, check_signature, stated_signature
 from gristmill.mixtures.scaling.dial import AT_ADAMWS_SCALE, MOST_DEPTH, SHAPE_KEYS, SIZE_PATTERN
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
@@ -359,17 +358,13 @@ READING_KEYS = ("steps", "global_batch_size", "batch_ramp", "seed")
 """The keys of `pretrain` that decide which rows of the packed set are read."""
 
 
-Kind = Literal["decoder", "encoder", "encoder_decoder"]
-"""What a model does with tokens: predict the next one, fill in masked ones, or fill in hidden spans."""
-
-
 def _steps_or_size(schema: dict[str, Any]) -> None:
     """What editors are told: the steps need not be written where they follow from a size."""
     schema["required"] = [name for name in schema["required"] if name != "steps"]
     schema["anyOf"] = [{"required": [name]} for name in ("steps", "size", "depth")]
 
 
-class Pretrain(Training):
+class Pretrain(Objectives, Training):
     """Training on the packed set: of a decoder that predicts the next token, unless another objective is given."""
 
     added: ClassVar[tuple[str, ...]] = ("phases", "masked", "prefix_lm", "multi_token", "span_corruption",
@@ -399,16 +394,6 @@ class Pretrain(Training):
 
     model: Model = Model()
     """The decoder that is trained."""
-    masked: Masked | None = None
-    """Train an encoder that fills in masked tokens, in place of a decoder. See docs/objectives.md."""
-    prefix_lm: PrefixLm | None = None
-    """Let the tokens of a document's beginning see each other in both directions, and predict the rest."""
-    span_corruption: SpanCorruption | None = None
-    """Train an encoder-decoder that fills in hidden spans, in place of a decoder."""
-    ul2: Ul2 | None = None
-    """Train an encoder-decoder, or a decoder, by a mixture of denoisers."""
-    multi_token: MultiToken | None = None
-    """Predict further tokens beside the next one, by heads that are dropped when the training ends."""
     z_loss: float = Field(default=0.0, ge=0.0)
     """Weight of the squared log of the softmax's normaliser, which keeps logits from drifting (PaLM, Chowdhery et al.
     2022, section 5: 1e-4)."""
@@ -441,19 +426,6 @@ class Pretrain(Training):
             raise ValueError(f"{name} gives the learning rate of {', '.join(AT_ADAMWS_SCALE)}, and the optimizer is "
                              f"{kind}; give optimizer.learning_rate")
         return self
-
-    @property
-    def kind(self) -> Kind:
-        """What the model does with tokens: predict the next one, fill in masked ones, or fill in hidden spans."""
-        if self.masked is not None:
-            return "encoder"
-        spans = self.span_corruption is not None or (self.ul2 is not None and self.ul2.shape == "encoder_decoder")
-        return "encoder_decoder" if spans else "decoder"
-
-    @property
-    def reads_prefixes(self) -> bool:
-        """Whether it is a decoder that reads the beginning of what it is given in both directions."""
-        return self.prefix_lm is not None or (self.ul2 is not None and self.kind == "decoder")
 
     @property
     def width_factor(self) -> float:

@@ -10,9 +10,9 @@ from gristmill.flows.stages.stage import Location, Recipe, only
 from gristmill.flows.stages.trainings import recipe_of, training
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.span_objectives import lacking
-from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS
+from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Kind
 from gristmill.mixtures.tokenizer import Tokenizer
-from gristmill.mixtures.training import Kind, Pretrain
+from gristmill.mixtures.training import Pretrain
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:

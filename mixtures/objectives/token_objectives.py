@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.objectives.span_objectives import SpanCorruption, Ul2
 from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Section
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
@@ -74,6 +75,38 @@ class MultiToken(Section):
 
 NOT_OF_AN_ENCODER = ("use", "kv_heads", "head_width", "moe", "rope_scaling", "qk_norm")
 """Keys of `pretrain.model` that an encoder does not have."""
+
+
+Kind = Literal["decoder", "encoder", "encoder_decoder"]
+"""What a model does with tokens: predict the next one, fill in masked ones, or fill in hidden spans."""
+
+
+class Objectives(Section):
+    """What a pre-training predicts: the next token, unless one of these says otherwise."""
+
+    masked: Masked | None = None
+    """Train an encoder that fills in masked tokens, in place of a decoder. See docs/objectives.md."""
+    prefix_lm: PrefixLm | None = None
+    """Let the tokens of a document's beginning see each other in both directions, and predict the rest."""
+    span_corruption: SpanCorruption | None = None
+    """Train an encoder-decoder that fills in hidden spans, in place of a decoder."""
+    ul2: Ul2 | None = None
+    """Train an encoder-decoder, or a decoder, by a mixture of denoisers."""
+    multi_token: MultiToken | None = None
+    """Predict further tokens beside the next one, by heads that are dropped when the training ends."""
+
+    @property
+    def kind(self) -> Kind:
+        """What the model does with tokens: predict the next one, fill in masked ones, or fill in hidden spans."""
+        if self.masked is not None:
+            return "encoder"
+        spans = self.span_corruption is not None or (self.ul2 is not None and self.ul2.shape == "encoder_decoder")
+        return "encoder_decoder" if spans else "decoder"
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether it is a decoder that reads the beginning of what it is given in both directions."""
+        return self.prefix_lm is not None or (self.ul2 is not None and self.kind == "decoder")
 
 
 OBJECTIVES = ("masked", "prefix_lm", "span_corruption", "ul2")

@@ -8,8 +8,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar
 
 from gristmill.mixtures.model import Model, RopeScaling
+from gristmill.mixtures.objectives.token_objectives import Kind as Kind
 from gristmill.mixtures.own_code import Own
-from gristmill.mixtures.training import Kind as Kind
 from gristmill.mixtures.training import Pretrain
 
 VOCAB_MULTIPLE = 128
