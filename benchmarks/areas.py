@@ -55,10 +55,12 @@ AREAS = {
     "posttrain": ("train.tuning:rows", "train.rollouts:rows"),
     "chain": ("chain.chain:rows",),
     "chaos": ("chaos.chaos:rows",),
+    "outages": ("chaos.outages:rows",),
     "engines": ("engines.engines:rows",),
 }  # fmt: skip
 """Area -> the functions of this folder that yield what was measured: module and name."""
 OPTIONS = {"chaos": ("points", "seed", "folder", "at_once"), "bounds": ("documents", "folder"),
+           "outages": ("folder",),
            "chain": ("documents", "folder", "whole_peers", "flame")}
 """Area -> what may be said of how it is measured."""
 SAID = ("promised", "happened")

@@ -170,7 +170,7 @@ def still_running(logs: Sequence[str]) -> list[str]:
     Each carries its fuse's log's name in its environment, or has that folder open where it was forked.
     """
     deadline = time.monotonic() + LEAVE_SECONDS
-    while (found := [pid for log in logs for pid in _carriers(log)]) and time.monotonic() < deadline:
+    while (found := [pid for log in logs for pid in carriers(log)]) and time.monotonic() < deadline:
         time.sleep(0.1)
     return [f"process {pid} of a killed run still runs" for pid in found]
 
@@ -181,7 +181,8 @@ def draw(seed: int, *what: int | str) -> float:
     return int.from_bytes(digest[:7], "big") / (1 << 56)
 
 
-def _carriers(log: str) -> list[int]:
+def carriers(log: str) -> list[int]:
+    """The processes of a run, by the log of its fuse."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 FAIL_EVERY = 7
 """One in so many requests is spoilt, by turns with an error 503 and with a connection that is cut."""
+REFUSE_SECONDS = 60.0
+"""For so long a store refuses everything."""
 INTERNAL_ERROR = b"<Error><Code>InternalError</Code></Error>"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1",
                "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -27,6 +29,8 @@ class Network(ThreadingHTTPServer):
         delay_seconds: how long each request waits.
         is_faulty: whether some requests are spoilt.
         away_from: the request from which on every connection is cut; None for never.
+        refuses_from: the request from which on all are refused with 503 for REFUSE_SECONDS; None for never.
+        refused: how many were.
         requests: how many there were.
         received, sent: bytes of what was asked, and of the answers.
     """
@@ -38,6 +42,8 @@ class Network(ThreadingHTTPServer):
         self.upstream, self.requests, self.received, self.sent = upstream, 0, 0, 0
         self.delay_seconds, self.is_faulty = 0.0, False
         self.away_from: int | None = None
+        self.refuses_from: int | None = None
+        self.refused, self._well_again = 0, 0.0
         self.lock = threading.Lock()
         self.done = threading.Event()
 
@@ -54,6 +60,11 @@ class Network(ThreadingHTTPServer):
             self.requests += 1
             if self.away_from is not None and self.requests >= self.away_from:
                 return "cut"
+            if self.refuses_from is not None and self.requests >= self.refuses_from:
+                self._well_again = self._well_again or time.monotonic() + REFUSE_SECONDS
+                if time.monotonic() < self._well_again:
+                    self.refused += 1
+                    return "503"
             if not self.is_faulty or self.requests % FAIL_EVERY:
                 return None
             return "503" if self.requests % (2 * FAIL_EVERY) else "cut"

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from benchmarks.chaos.fuse import burn_at
 from benchmarks.chaos.kills import still_running
-from benchmarks.chaos.network import CREDENTIALS, Network, object_store, serving, silent_server, unused_address
+from benchmarks.chaos.network import (
+    CREDENTIALS,
+    REFUSE_SECONDS,
+    Network,
+    object_store,
+    serving,
+    silent_server,
+    unused_address,
+)
 from benchmarks.chaos.prefect_server import POLL_SECONDS, prefect_server
 from benchmarks.chaos.surroundings import Scene
 from benchmarks.chaos.undisturbed import RUN_SECONDS, finish, gristmill, start
@@ -17,6 +25,8 @@ from gristmill.dataprep.object_stores import VARIABLE
 BUCKET = "chaos"
 RETRY_SECONDS = 10
 """For which a store that is away is asked again: the run is to end, and to be started once more."""
+PATIENT_SECONDS = 600
+"""The same as a run does unless it is told otherwise."""
 DELAY_SECONDS = 0.02
 """A request to a store in the same region takes about so long."""
 
@@ -37,6 +47,18 @@ def store_goes_away(scene: Scene) -> list[str]:
         wrong += ["ended with a traceback"] if "Traceback" in done.stdout else []
         between.away_from = None
         return [*wrong, *_make(scene, between), *_compare(scene, between)]
+
+
+def store_refuses_everything(scene: Scene) -> list[str]:
+    """Let the object store answer 503 to everything for a minute in the midst of the first stages."""
+    with object_store(BUCKET) as port, serving(Network(port)) as between:
+        between.refuses_from = 10 + int(scene.place("refused") * 200)
+        began = time.monotonic()
+        done = gristmill(_arguments(scene), {**_environment(between), VARIABLE: str(PATIENT_SECONDS)})
+        wrong = [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
+        if not between.refused or time.monotonic() - began < REFUSE_SECONDS:
+            wrong.append(f"only {between.refused} requests were refused, in {time.monotonic() - began:.0f} s")
+        return [*wrong, *_compare(scene, between)]
 
 
 def no_prefect_server(scene: Scene) -> list[str]:

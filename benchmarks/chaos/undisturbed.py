@@ -157,14 +157,19 @@ def gristmill(
     return finish(start(arguments, environment, warmed))
 
 
-def start(arguments: Sequence[str], environment: dict[str, str] | None = None, warmed: bool = True) -> Started:
-    """Start a command of gristmill: from an interpreter that has imported all if `warmed`, else from a new one."""
+def start(
+    arguments: Sequence[str], environment: dict[str, str] | None = None, warmed: bool = True,
+    within: Sequence[str] = (),
+) -> Started:  # fmt: skip
+    """Start a command of gristmill: from an interpreter that has imported all if `warmed`, else from a new one, which
+    the command `within` starts.
+    """
     sink = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` reads and closes it
     environment = dict(os.environ) if environment is None else environment
     if warmed:
         return Started(arguments, sink, warm.start(arguments, environment, sink.fileno()))
     return Started(arguments, sink, subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.cli.main", *arguments], stdin=subprocess.DEVNULL, stdout=sink,
+        [*within, sys.executable, "-m", "gristmill.flows.cli.main", *arguments], stdin=subprocess.DEVNULL, stdout=sink,
         stderr=subprocess.STDOUT, env=environment, start_new_session=True))
 
 

@@ -63,12 +63,13 @@ classloader.resolve-order: parent-first
 """
 """On the loopback address, and patient. Flink's scripts, which the package lacks, would reckon what is said of memory.
 Beam's classes are in the job server's jar, which TaskManagers have too, and load once for all jobs."""
-FLINK_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *(
+FLINK_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", *(
     f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in (
         "lang", "lang.invoke", "lang.reflect", "io", "net", "nio", "text", "time", "util", "util.concurrent",
         "util.concurrent.atomic", "util.concurrent.locks",
     )))  # fmt: skip
-"""Little memory and compilation, for jobs of seconds; and what Flink takes of newer Javas' innards."""
+"""Little memory, and what Flink takes of newer Javas' innards. Java compiles as it likes: held to its quick compiler it
+takes twice the time for a job, most of it for the SHA-1 of the jar that comes with each."""
 
 
 @dataclass
@@ -163,7 +164,7 @@ def start_flink(folder: Path) -> Cluster:
     command = {"command": str(program()), "env": {"PYTHONPATH": CHECKOUT}}
     made = Cluster({"runner": "flink", "address": f"127.0.0.1:{rest}", "options": {
         "flink_version": line, "parallelism": 2, "environment_type": "PROCESS",
-        "environment_config": json.dumps(command), "job_server_jvm_properties": list(FLINK_JAVA[:3]),
+        "environment_config": json.dumps(command), "job_server_jvm_properties": list(FLINK_JAVA[:2]),
     }}, f"a JobManager and two TaskManagers of Flink {line}, a worker below each (PROCESS)")
     begin = ("java", *FLINK_JAVA, "-cp", f"{jars}/*:{server}")
     config = ("--configDir", str(folder))

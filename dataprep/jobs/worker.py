@@ -1,20 +1,30 @@
 """A worker of Beam for Python as portable engines start one: without a container, from this very installation.
 
 `gristmill-worker` is the program that `environment_type: PROCESS` wants by its path. With `--pool HOST:PORT` it is
-what `environment_type: EXTERNAL` wants by its address: a server that starts such a worker whenever an engine asks for
-one. Either ends with whoever started it.
+what `environment_type: EXTERNAL` wants by its address: a server that starts a worker whenever an engine asks for one.
+Engines ask for every job, and what a worker imports takes longer than a small job: the server has it imported once, by
+Python's fork server. All end with whoever started them.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import multiprocessing.forkserver
+import os
 import signal
 import sys
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from typing import Any
 
-from gristmill.dataprep.jobs.portable import PROGRAM, program
+from gristmill.dataprep.jobs.pool import PRELOADED
+from gristmill.dataprep.jobs.portable import PROGRAM
 from gristmill.dataprep.jobs.runner import import_beam, listening_on
-from gristmill.dataprep.processes import end_after_parent
+from gristmill.dataprep.processes import end_after_parent, end_with_parent
+
+IMPORTED = (PRELOADED, "apache_beam.runners.worker.sdk_worker", "apache_beam.runners.worker.worker_id_interceptor")
+"""What a pool's fork server imports; the first one sees to it that no thread is started, which a fork would lose."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,19 +48,19 @@ def main(arguments: list[str] | None = None) -> int:
 def serve(address: str) -> int:
     """Start workers when an engine asks for them, until a signal comes."""
     host, _, port = address.rpartition(":")
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED))
+    multiprocessing.forkserver.ensure_running()
     with listening_on(host or "127.0.0.1"):
-        _, server = pool_type().start(use_process=True, port=int(port), container_executable=str(program()))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # its end is what ends the workers
+        _, server = pool_type().start(use_process=True, port=int(port))
+    for number in (signal.SIGTERM, signal.SIGINT):  # its end is what ends the workers: nobody waits for them
+        signal.signal(number, lambda *_: os._exit(0))
     print(f"{PROGRAM}: starting workers for whoever asks at {address}", flush=True)
-    try:
-        server.wait_for_termination()
-    except KeyboardInterrupt:
-        server.stop(0)
+    server.wait_for_termination()
     return 0
 
 
 def pool_type() -> Any:
-    """Beam's pool, for several machines of an engine.
+    """Beam's pool, with forks as its workers, and for several machines of an engine.
 
     Two TaskManagers of Flink call their workers alike, and Beam's pool would end the one's where it is told to end the
     other's. Those that are called alike are left to end with the connection to whom they work for.
@@ -59,24 +69,46 @@ def pool_type() -> Any:
     from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 
     class Pool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc, unused-ignore]
-        """Which knows the names that were given twice."""
+        """Which knows the names that were given twice; `do` is what a worker does."""
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._alike: set[str] = set()
+        def __init__(self, do: Callable[[str, str | None, str | None], None] = work, **_: Any) -> None:
+            super().__init__()
+            self.workers: dict[str, BaseProcess] = {}
+            self._do, self._alike = do, set[str]()
 
         def StartWorker(self, request: Any, context: Any) -> Any:
-            earlier = self._worker_processes.get(request.worker_id)
-            if earlier is not None and earlier.poll() is None:
-                self._alike.add(request.worker_id)
-            return super().StartWorker(request, context)
+            name = request.worker_id
+            earlier = self.workers.get(name)
+            if earlier is not None and earlier.is_alive():
+                self._alike.add(name)
+            process = multiprocessing.get_context("forkserver").Process(target=begin, args=(
+                self._do, name, request.control_endpoint.url, request.provision_endpoint.url))
+            try:
+                process.start()
+            except OSError as error:
+                return beam_fn_api_pb2.StartWorkerResponse(error=str(error))
+            self.workers[name] = process
+            return beam_fn_api_pb2.StartWorkerResponse()
 
         def StopWorker(self, request: Any, context: Any) -> Any:
-            if request.worker_id in self._alike:
-                return beam_fn_api_pb2.StopWorkerResponse()
-            return super().StopWorker(request, context)
+            if request.worker_id not in self._alike and request.worker_id in self.workers:
+                end_worker(self.workers.pop(request.worker_id))
+            return beam_fn_api_pb2.StopWorkerResponse()
 
     return Pool
+
+
+def end_worker(worker: BaseProcess) -> None:
+    """End a worker: what it has done it has told by now."""
+    worker.kill()
+    worker.join()
+
+
+def begin(do: Callable[[str, str | None, str | None], None], *asked: str) -> None:
+    """What a forked worker does."""
+    end_with_parent(signal.SIGKILL, os.getppid())
+    import_beam()
+    do(*asked)
 
 
 def work(name: str, control: str | None, provision: str | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -68,7 +69,7 @@ def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
                 name_interface(interface)
             print_event({"event": "warning", "message": (
                 f"waiting at {rendezvous.endpoint} for {rendezvous.nodes - 1} more of {rendezvous.nodes} hosts; start "
-                "the same gristmill command there, or what work/rendezvous.json has as command")})
+                f"the same gristmill command there, or {shlex.join(rendezvous.command(folder, leads=False))}")})
             command = rendezvous.command(here, leads=True)
         else:
             command = torchrun_command(here, engine["ranks"])

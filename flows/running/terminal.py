@@ -123,7 +123,7 @@ class TerminalObserver:
     def stage_event(self, node: Node, event: Event) -> None:
         """See Observer."""
         if event["event"] == "warning":
-            self._console.print(Text(f"  {node.name}: {event['message']}", style="yellow"))
+            self._console.print(Text(f"  {node.name}: {event['message']}", style="yellow"), soft_wrap=True)
         if event["event"] != "progress":
             return
         job = event.get("job") or node.name

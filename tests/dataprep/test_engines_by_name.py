@@ -22,8 +22,7 @@ from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.portable import portable_options
 from gristmill.dataprep.jobs.runner import run_there, wait_no_longer
-from gristmill.dataprep.jobs.worker import pool_type
-from gristmill.dataprep.processes import kill_child
+from gristmill.dataprep.jobs.worker import end_worker, pool_type
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
 
@@ -74,25 +73,26 @@ def test_other_processes_do_the_work_one_of_them_may_die_and_the_engine_counts(
         pytest.skip(str(error))
 
 
-def test_a_pool_does_not_end_the_worker_of_another_machine_that_calls_its_own_alike(tmp_path: Path) -> None:
+def wait_for_a_signal(*_told: str | None) -> None:
+    signal.pause()
+
+
+def test_a_pool_does_not_end_the_worker_of_another_machine_that_calls_its_own_alike() -> None:
     """As two TaskManagers of Flink do: each has a worker 1-1."""
     from apache_beam.portability.api import beam_fn_api_pb2
 
-    program = tmp_path / "worker"
-    program.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    pool = pool_type()(use_process=True, container_executable=str(program))
+    pool = pool_type()(wait_for_a_signal)
     started = []
     for name in ("1-1", "1-1", "2-1"):
         assert not pool.StartWorker(beam_fn_api_pb2.StartWorkerRequest(worker_id=name), None).error
-        started.append(pool._worker_processes[name])
+        started.append(pool.workers[name])
     try:
         for name in ("1-1", "2-1"):
             pool.StopWorker(beam_fn_api_pb2.StopWorkerRequest(worker_id=name), None)
-        assert [process.poll() is None for process in started] == [True, True, False]
+        assert [process.is_alive() for process in started] == [True, True, False]
     finally:
         for process in started:
-            kill_child(process)
+            end_worker(process)
 
 
 def fail_on_two(task: Task) -> Done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,13 @@ def expected(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return files
 
 
-@pytest.mark.parametrize("name", ["dask", "spark", "prism", "flink"])
+@pytest.mark.parametrize("name", ["dask", "spark", "prism-external", "flink-external"])
 def test_an_engine_gives_the_same_bytes_and_a_killed_worker_costs_only_time(
     name: str, manifest: Path, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its workers, which are the same for all stages here, are asked once whether they see the store."""
+    meet = on_cluster.meet_workers
+    monkeypatch.setattr(on_cluster, "meet_workers", lambda context: meet(replace(context, work=tmp_path / "probe")))
     monkeypatch.setattr(on_cluster, "WORKER_SECONDS", PATIENCE_SECONDS)
     kill = manifest.with_name("kill")
 
@@ -45,7 +49,7 @@ def test_an_engine_gives_the_same_bytes_and_a_killed_worker_costs_only_time(
 
     try:
         with running(name, tmp_path) as cluster:
-            if name == "flink":  # which starts a worker for each job in each slot; the bench has a job in both
+            if name == "flink-external":  # which starts a worker for each job in each slot; the bench has a job in both
                 cluster.engine["options"]["parallelism"] = 1
             assert run_stages(manifest, tmp_path, kill_one, **cluster.engine) == expected
     except MissingEngineError as error:

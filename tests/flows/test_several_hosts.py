@@ -80,10 +80,11 @@ def running(host: Host, command: list[str], **environment: str) -> Iterator[subp
         process.communicate()
 
 
-def wait_until_it_leads(run: subprocess.Popen[str]) -> None:
-    """Until a run says that it waits for other hosts; what it has said up to then is gone."""
+def wait_until_it_leads(run: subprocess.Popen[str]) -> str:
+    """Until a run says that it waits for other hosts, and which command they may run; what it has said is gone."""
     assert run.stdout is not None
-    assert any("waiting at" in line for line in run.stdout)
+    waiting = next(line for line in run.stdout if "waiting at" in line)
+    return waiting.partition("start the same gristmill command there, or ")[2]
 
 
 def stage_folder(store: Path, stage: str) -> Path:
@@ -148,7 +149,9 @@ getattr(store.fs, sys.argv[1])(*(sys.argv[2:3] + [store.path] if sys.argv[1] == 
 def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_number_of_hosts_resumes(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Two hosts train, each in a folder of its own; one resumes alone and is stopped; two finish."""
+    """Two hosts train, each in a folder of its own; one resumes alone and is stopped; two finish, one of them by the
+    command that the other prints.
+    """
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
     shutil.copytree(folder / "prepared", tmp_path / "undisturbed", symlinks=True)
@@ -189,8 +192,10 @@ def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_numbe
             text = resumed.communicate(timeout=BOUND_SECONDS)[0]
         assert resumed.returncode not in (0, 1), text
         second.connect()
-        with start(first, 2) as one, start(second, 2) as other:
-            said = [process.communicate(timeout=400)[0] for process in (one, other)]
+        with start(first, 2) as one:
+            printed = wait_until_it_leads(one)
+            with running(second, ["sh", "-c", printed], **environments[second.name]) as other:
+                said = [process.communicate(timeout=400)[0] for process in (one, other)]
         assert [one.returncode, other.returncode] == [0, 0], "\n".join(said)
         assert any("Resumed" in text for text in said)
         assert list((tmp_path / "cache" / "gristmill" / "stream" / "training").iterdir()) == []
