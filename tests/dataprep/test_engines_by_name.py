@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engines.clusters import CHECKOUT, PATIENCE_SECONDS, running
+from benchmarks.engines.clusters import CHECKOUT, PATIENCE_SECONDS, running, start_pool
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs import on_cluster, spark
@@ -49,28 +49,37 @@ def counters(result: Any) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["prism", "prism-external", "flink", "flink-external", "spark"])
+@pytest.mark.parametrize("name", ["prism", "flink", "spark"])
 @pytest.mark.timeout(1800)
 def test_other_processes_do_the_work_one_of_them_may_die_and_the_engine_counts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On Prism and Flink both where the engine starts them (PROCESS), and where a pool does (EXTERNAL)."""
     ended: list[Any] = []
     monkeypatch.setattr(on_cluster, "run_there", lambda *job, **more: ended.append(run_there(*job, **more)))
     monkeypatch.setattr(on_cluster, "WORKER_SECONDS", PATIENCE_SECONDS)
     try:
         with running(name, tmp_path) as cluster:
-            told = cluster.engine
-            results = run_tasks("calm", TASKS, partial(square, tmp_path, None), context(tmp_path / "work", **told))
-            assert [result["n"] for result in results] == list(range(6))
-            assert os.getpid() not in {result["pid"] for result in results}
-            assert counters(ended[-1]) == {"read": 6, "kept": 6, "quarantined": 0, "odd": 3}
-            results = run_tasks("fatal", TASKS, partial(square, tmp_path, 3), context(tmp_path / "work", **told))
-            assert [result["n"] for result in results] == list(range(6))
-            assert (tmp_path / "died").exists()
-            with pytest.raises(LookupError, match=r"^failing/t2: LookupError: two is not allowed"):
-                run_tasks("failing", TASKS, fail_on_two, context(tmp_path / "work", **told))
+            check_jobs(cluster.engine, tmp_path / "own", ended)
+            if name != "spark":
+                pool = {"environment_type": "EXTERNAL", "environment_config": start_pool(cluster, tmp_path)}
+                options = {**cluster.engine["options"], **pool}
+                check_jobs({**cluster.engine, "options": options}, tmp_path / "pool", ended)
     except MissingEngineError as error:
         pytest.skip(str(error))
+
+
+def check_jobs(told: Mapping[str, Any], folder: Path, ended: list[Any]) -> None:
+    """A job of an engine, one whose worker is killed, and one whose task raises."""
+    results = run_tasks("calm", TASKS, partial(square, folder, None), context(folder / "work", **told))
+    assert [result["n"] for result in results] == list(range(6))
+    assert os.getpid() not in {result["pid"] for result in results}
+    assert counters(ended[-1]) == {"read": 6, "kept": 6, "quarantined": 0, "odd": 3}
+    results = run_tasks("fatal", TASKS, partial(square, folder, 3), context(folder / "work", **told))
+    assert [result["n"] for result in results] == list(range(6))
+    assert (folder / "died").exists()
+    with pytest.raises(LookupError, match=r"^failing/t2: LookupError: two is not allowed"):
+        run_tasks("failing", TASKS, fail_on_two, context(folder / "work", **told))
 
 
 def wait_for_a_signal(*_told: str | None) -> None:

@@ -54,6 +54,8 @@ def descendants(pid: int) -> Iterator[int]:
 def killing(out: Path, find: Callable[[], int]) -> Iterator[None]:
     """Within it the process that is found once the third task waits is killed."""
 
+    out.mkdir(exist_ok=True)
+
     def kill() -> None:
         wait_for((out / "reached").exists, "the third task")
         os.kill(find(), signal.SIGKILL)
@@ -96,16 +98,21 @@ def check(results: list[Any], out: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("killed", ["CoarseGrainedExecutorBackend", "deploy.worker.Worker", "deploy.master.Master"])
-def test_spark_loses_an_executor_a_worker_or_its_master_and_the_job_ends_whole(
-    killed: str, clusters: Callable[[str], Any], tmp_path: Path
+def test_spark_loses_an_executor_then_a_worker_then_its_master_and_each_job_ends_whole(
+    clusters: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    def find() -> int:
-        return next(one for process in cluster.processes for one in (process.pid, *descendants(process.pid))
+    def find(killed: str) -> int:
+        return next(one for process in cluster.processes for one in lines_of(process)
                     if killed.encode() in Path(f"/proc/{one}/cmdline").read_bytes())
 
     with clusters("spark") as cluster:
-        check(do(cluster, tmp_path, find), tmp_path)
+        for killed in ("CoarseGrainedExecutorBackend", "deploy.worker.Worker", "deploy.master.Master"):
+            check(do(cluster, tmp_path / killed, partial(find, killed)), tmp_path / killed)
+
+
+def lines_of(process: subprocess.Popen[bytes]) -> list[int]:
+    """A process and those below it; nothing of one that has ended."""
+    return [] if process.poll() is not None else [process.pid, *descendants(process.pid)]
 
 
 WAITING = """
@@ -167,20 +174,21 @@ def test_prisms_own_process_is_killed_and_what_is_missing_is_given_to_another_on
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("killed", ["a TaskManager", "the job server"])
-def test_flink_loses_a_taskmanager_or_its_job_server_and_what_is_missing_is_done_by_another(
-    killed: str, clusters: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_flink_loses_its_job_server_then_a_taskmanager_and_what_is_missing_is_done_by_another(
+    clusters: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_cluster, "WORKER_SECONDS", PATIENCE_SECONDS)
 
-    def find() -> int:
-        if killed == "the job server":
-            return next(server.process.pid for name, server in servers._running.items() if name.startswith("Flink "))
+    def find_server() -> int:
+        return next(server.process.pid for name, server in servers._running.items() if name.startswith("Flink "))
+
+    def find_taskmanager() -> int:
         return next(process.pid for process in cluster.processes if any(descendants(process.pid)))
 
     with clusters("flink") as cluster:
         cluster.engine["options"]["parallelism"] = 1  # so that there is a TaskManager to spare
-        check(do(cluster, tmp_path, find), tmp_path)
+        for name, find in (("server", find_server), ("taskmanager", find_taskmanager)):
+            check(do(cluster, tmp_path / name, find), tmp_path / name)
 
 
 @pytest.mark.slow
