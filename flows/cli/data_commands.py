@@ -239,7 +239,7 @@ def sweep(
         metavar="KEY=VALUE,...", help="The proxy's model, where it differs from 2 layers of width 128 with 4 heads.",
     )] = "",
     target: Annotated[str, typer.Option(
-        metavar="SOURCE=SHARE,...", help="How much each source counts in the mean.  [default: the manifest's weights]",
+        metavar="NAME=SHARE,...", help="How much each source, or task of pretrain.tasks, counts.  [default: weights]",
     )] = "",
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the sweep in Prefect (starts faster).")] = False,

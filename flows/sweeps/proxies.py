@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,14 +12,17 @@ from typing import Any
 
 import yaml
 
+from gristmill.dataprep.context import read_inputs
 from gristmill.dataprep.files import read_json
 from gristmill.flows.running.run import Observer, StageFailedError
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import Plan
 from gristmill.flows.stages.registry import MIX, PRETRAIN, TOKENIZE
+from gristmill.flows.store.store import StageFolder
 from gristmill.flows.sweeps.grid import SweepError, Weights, mixtures_of, normalised, read_grid
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.training import Pretrain
+from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import MANIFEST
 from gristmill.train.loop.row_plan import plan_of
 
@@ -25,6 +30,8 @@ SHARED_UNTIL = TOKENIZE
 """The last stage that is the same for all mixtures."""
 MIXTURE = MIX
 """The stage that differs; what it holds out is looked at before anything is trained."""
+METRICS = "metrics.jsonl"
+"""The record of a training."""
 PROXY_MODEL = {"layers": 2, "width": 128, "heads": 4}
 """Small enough for a CPU; what it measures is which mixture is better, not how good a model gets."""
 
@@ -40,7 +47,9 @@ class Sweep:
         mixtures: shares of every source, each summing to 1.
         seeds: of initialisation and order; every mixture is trained with each of them.
         own: the manifest's own weights.
-        target: source -> how much its bits per byte count in the mean that is to be small; shares that sum to 1.
+        target: source -> how much its bits per byte count in the mean that is to be small, or task -> how much its
+            error does; shares that sum to 1.
+        tokens: of the manifest's own set, which the suggested mixture is for; repetition limits are of that.
     """
 
     manifest_file: str
@@ -50,6 +59,7 @@ class Sweep:
     seeds: tuple[int, ...]
     own: Weights
     target: Weights
+    tokens: int = 0
 
     def shared(self) -> Session:
         """The stages that all proxies share."""
@@ -78,7 +88,7 @@ def plan_sweep(
         model: keys of `pretrain.model` that differ from `PROXY_MODEL`.
         overrides: settings that replace the manifest's.
         store: where the outputs are.
-        target: how much each source counts in the mean; the manifest's weights if absent.
+        target: how much each source, or task of `pretrain.tasks`, counts in the mean; the manifest's weights if absent.
 
     Raises:
         SweepError: the manifest does not pre-train or mixes in stages, or the grid is wrong.
@@ -89,13 +99,18 @@ def plan_sweep(
     if manifest.mix is None or manifest.pretrain is None:
         raise SweepError(f"{manifest_file} has no `mix:` and `pretrain:` sections; a sweep trains a model on mixtures")
     own = own_weights(manifest)
-    unknown = sorted((target or {}).keys() - own.keys())
+    tasks = [task.name for task in manifest.pretrain.tasks]
+    if both := sorted(own.keys() & set(tasks) & (target or {}).keys()):
+        raise SweepError(f"--target: {both[0]} is a source and a task; give the task another name")
+    unknown = sorted((target or {}).keys() - own.keys() - set(tasks))
     if unknown:
-        raise SweepError(f"--target: no such source: {', '.join(unknown)} (sources: {', '.join(own)})")
+        raise SweepError(f"--target: no such source: {', '.join(unknown)} (sources: {', '.join(own)}; tasks of "
+                         f"pretrain.tasks: {', '.join(tasks) or 'none'})")
     negative = sorted(name for name, share in (target or {}).items() if share < 0)
     if negative:
         raise SweepError(f"--target: the share of {negative[0]} is below 0; shares are 0 or more")
-    counts = normalised({name: (target or own).get(name, 0.0) for name in own})
+    counts = normalised({name: (target or own).get(name, 0.0) for name in (
+        *own, *(task for task in tasks if task in (target or {})))})
     proxy = [f"pretrain.steps={steps}", f"pretrain.validate_every={steps}",
              f"pretrain.model={yaml.safe_dump({**PROXY_MODEL, **model}, default_flow_style=True).strip()}"]
     # Asked of the changed manifest, since ramps of the batch depend on the steps.
@@ -107,7 +122,7 @@ def plan_sweep(
     return Sweep(
         manifest_file, (*overrides, *proxy, f"mix.tokens={tokens}", *without_limits(manifest)), store,
         tuple(mixtures_of(read_grid(grid_file), own)), tuple(first_seed + number for number in range(num_seeds)), own,
-        counts)
+        counts, manifest.mix.tokens)
 
 
 def needed_of(plan: Plan, stage: str) -> set[str]:
@@ -152,11 +167,13 @@ def run_shared(sweep: Sweep, observer: Observer) -> None:
 
 
 def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
-    """Train the proxies of one mixture; what is committed already is reused.
+    """Train the proxies of one mixture; what is committed already is reused, also under another fingerprint, where it
+    was trained on the same rows in the same way.
 
     Returns:
-        `weights`; per seed `seed`, `fingerprint` and `bits_per_byte` (source -> value) in `proxies`; `validation`, the
-        checksum of each source's held-out rows; or `error`, where the mixture cannot be made or trained.
+        `weights`; per seed `seed`, `fingerprint`, `bits_per_byte` (source -> value) and `tasks` (task -> error) in
+        `proxies`; `validation`, the checksum of each source's held-out rows; `supply`, the tokens that may be read of
+        each source that was mixed; or `error`, where the mixture cannot be made or trained.
 
     Raises:
         SweepError: a source that counts has no held-out text; nothing was trained.
@@ -164,17 +181,63 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
     found: dict[str, Any] = {"mixture": number, "weights": sweep.mixtures[number], "proxies": []}
     for seed in sweep.seeds:
         session = sweep.proxy(number, seed)
+        mixed = replace(session, plan={name: node for name, node in session.plan.items() if name != PRETRAIN})
         try:
-            run_recorded(session, observer, SHARED_UNTIL, sweep.target)
+            run_recorded(mixed, observer, SHARED_UNTIL, {name: sweep.target[name] for name in sweep.own})
+            folder = trained_alike(session)
+            if folder is None:
+                run_recorded(session, observer, MIXTURE)
+                folder = session.folder(PRETRAIN)
         except StageFailedError as error:
             # A mixture that its sources cannot fill is a result: the others continue, and the report names it.
             return {**found, "error": str(error)}
         found["validation"] = {name: entry["sha256"] for name, entry in held_out_by(session).items()}
-        measured = session.folder(PRETRAIN).manifest()["summary"].get("validation", {})
+        found["supply"] = supply_of(session)
+        measured = folder.manifest()["summary"].get("validation", {})
         bits = {name: values["bits_per_byte"] for name, values in measured.items() if "bits_per_byte" in values}
-        found["proxies"].append({"seed": seed, "fingerprint": session.plan[PRETRAIN].fingerprint,
-                                 "bits_per_byte": bits})
+        found["proxies"].append({"seed": seed, "fingerprint": read_json(folder.path / "stage.json")["fingerprint"],
+                                 "bits_per_byte": bits, "tasks": task_errors(folder.data / METRICS)})
     return found
+
+
+def trained_alike(session: Session) -> StageFolder | None:
+    """A committed training with the same recipe on a set with the same rows, whatever its mixture was called; None
+    where there is none."""
+    wanted, node = _rows_of(session.folder(MIXTURE).data), session.plan[PRETRAIN]
+    for stage, folder in session.store.outputs():
+        if stage != PRETRAIN or folder.state() != "committed":
+            continue
+        told = read_json(folder.path / "stage.json")
+        if (told["recipe"], told["version"]) == (node.recipe, node.stage.version):
+            read = read_inputs(told)
+            if _rows_of(read[MIXTURE]) == wanted:
+                return folder
+    return None
+
+
+def _rows_of(folder: Path) -> tuple[str, ...] | None:
+    """What a training reads of a packed set, by checksums: its rows, and those held out; None where it is gone."""
+    if not (folder / MANIFEST).exists():
+        return None
+    with closing(PackedSet(folder)) as packed:
+        held_out = sorted(f"{name} {one['sha256']}" for name, one in packed.manifest["validation"].items())
+        return packed.fingerprint, packed.manifest["tokenizer"]["sha256"], *held_out
+
+
+def supply_of(session: Session) -> dict[str, float]:
+    """Tokens that a mixture may read of each source that it mixes: one pass, times `max_epochs`."""
+    packed = read_json(session.folder(MIXTURE).data / MANIFEST)
+    return {name: one["available_tokens"] * packed["requested"][name]["max_epochs"]
+            for name, one in packed["realised"].items() if name in packed["requested"]}
+
+
+def task_errors(metrics: Path) -> dict[str, float]:
+    """Task -> what is to be small at the end of a training, by what its kind measures without steps: the Brier score of
+    choices, nats of a cloze's answer, bits per byte of texts. Accuracies of small models are all near chance."""
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    last: dict[str, dict[str, float]] = next((line["tasks"] for line in reversed(lines) if "tasks" in line), {})
+    return {task: -found["logp"] if "logp" in found else found["brier"] if "brier" in found else found["bits_per_byte"]
+            for task, found in last.items()}
 
 
 def held_out_by(session: Session) -> Mapping[str, Mapping[str, Any]]:

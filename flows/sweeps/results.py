@@ -56,11 +56,15 @@ def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
     def residuals(parameters: np.ndarray) -> np.ndarray:
         return parameters[0] + np.exp(np.clip(shares @ parameters[1:], -50.0, 50.0)) - values
 
+    def jacobian(parameters: np.ndarray) -> np.ndarray:
+        growth = np.exp(np.clip(shares @ parameters[1:], -50.0, 50.0))
+        return np.column_stack([np.ones(len(shares)), growth[:, None] * shares])
+
     best = None
     for floor in FIRST_FLOORS:
         start = floor * values.min()
         exponents = np.linalg.lstsq(shares, np.log(values - start), rcond=None)[0]
-        found = least_squares(residuals, np.concatenate([[start], exponents]), method="trf")
+        found = least_squares(residuals, np.concatenate([[start], exponents]), jacobian, method="trf")
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None
@@ -106,35 +110,51 @@ def root_mean_square(errors: np.ndarray) -> float:
     return float(np.sqrt(np.mean(errors**2)))
 
 
-def least_within_hull(objective: Predict, shares: np.ndarray) -> tuple[np.ndarray, float]:
+def least_within_hull(
+    objective: Predict, shares: np.ndarray, most: np.ndarray | None = None
+) -> tuple[np.ndarray, float] | None:
     """The mixture of least objective among all averages of those that were tried: nothing is extrapolated.
 
     Args:
         objective: shares of shape (n, sources) -> (n,).
         shares: (n, sources), what was tried.
+        most: (sources,), no source may have more; 1 if absent.
 
     Returns:
-        the shares (sources,), and the objective there.
+        the shares (sources,), and the objective there; None where no average keeps to `most`.
     """
-    from scipy.optimize import LinearConstraint, minimize
+    from scipy.optimize import LinearConstraint, linprog, minimize
 
     n = len(shares)
 
     def of_average(parts: np.ndarray) -> float:
         return float(objective((parts @ shares)[None])[0])
 
-    sums_to_one = LinearConstraint(np.ones((1, n)), 1.0, 1.0)
-    corner = np.eye(n)[int(np.argmin(objective(shares)))]
+    limits = np.ones(shares.shape[1]) if most is None else most
+    constraints = [LinearConstraint(np.ones((1, n)), 1.0, 1.0), LinearConstraint(shares.T, -np.inf, limits)]
+    allowed = (shares <= limits + ROOM).all(axis=1)
+    if allowed.any():
+        values = np.where(allowed, objective(shares), np.inf)
+        corner = np.eye(n)[int(np.argmin(values))]
+    else:
+        point = linprog(np.zeros(n), A_ub=shares.T, b_ub=limits, A_eq=np.ones((1, n)), b_eq=[1.0], bounds=(0.0, 1.0))
+        if not point.success:
+            return None
+        corner = point.x
     found = [corner]
     for start in (np.full(n, 1.0 / n), 0.5 * corner + 0.5 / n):
         result = minimize(of_average, np.asarray(start, dtype=np.float64), method="SLSQP", bounds=[(0.0, 1.0)] * n,
-                          constraints=[sums_to_one])
+                          constraints=constraints)
         parts = np.clip(result.x, 0.0, 1.0)
-        found.append(parts / parts.sum())
+        parts /= parts.sum()
+        if (parts @ shares <= limits + ROOM).all():
+            found.append(parts)
     best = min(found, key=of_average)
     return best @ shares, of_average(best)
 
 
+ROOM = 1e-6
+"""By which a share may miss a limit, of the search's rounding."""
 LEAST_MIXTURES = 3
 """Below this a leave-one-out error says nothing."""
 
@@ -174,11 +194,22 @@ def analyse(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, An
     used = tried[:, tried.any(axis=0)]
     fits = {name: fit(used, np.array([one["bits_per_byte"][name]["mean"] for one in mixtures])) for name in counted}
     found["fits"] = {name: {"model": one.model, "errors": dict(one.errors)} for name, one in fits.items()}
-    return {**found, **_suggest(mixtures, list(sweep.own), tried, fits, shares)}
+    found["limits"] = limits = limits_of(sweep, outcomes)
+    return {**found, **_suggest(mixtures, tried, fits, shares, limits)}
+
+
+def limits_of(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The largest share of the manifest's own set that `max_epochs` allows each source; sources without a limit below
+    1, or that no mixture has, have 1."""
+    supply: dict[str, float] = {}
+    for outcome in outcomes:
+        supply |= outcome.get("supply", {})
+    return {name: min(1.0, supply[name] / sweep.tokens) if sweep.tokens and name in supply else 1.0
+            for name in sweep.own}
 
 
 def _summarise(outcome: Mapping[str, Any], target: Mapping[str, float]) -> dict[str, Any]:
-    per_seed = [proxy["bits_per_byte"] for proxy in outcome["proxies"]]
+    per_seed = [{**proxy["bits_per_byte"], **proxy.get("tasks", {})} for proxy in outcome["proxies"]]
     weighted = [sum(share * values[name] for name, share in target.items() if share) for values in per_seed]
     return {"mixture": outcome["mixture"], "weights": outcome["weights"], "proxies": outcome["proxies"],
             "bits_per_byte": {name: _spread([values[name] for values in per_seed]) for name in per_seed[0]},
@@ -191,10 +222,10 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def _suggest(
-    mixtures: Sequence[Mapping[str, Any]], sources: Sequence[str], tried: np.ndarray, fits: Mapping[str, Fit],
-    target: Mapping[str, float],
+    mixtures: Sequence[Mapping[str, Any]], tried: np.ndarray, fits: Mapping[str, Fit], target: Mapping[str, float],
+    limits: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The least of the fit within what was tried, unless the fit is no better than the mean."""
+    """The least of the fit within what was tried and may be repeated, unless the fit is no better than the mean."""
     values = np.array([one["target"]["mean"] for one in mixtures])
     predicted = sum(target[name] * one.left_out for name, one in fits.items())
     mean = np.array([np.delete(values, number).mean() for number in range(len(values))])
@@ -213,10 +244,19 @@ def _suggest(
         return {"fit": fitted, "refusal": (
             f"no mixture is suggested: left out one by one, the mixtures are predicted with an error of {error:.4f} "
             f"bits per byte, and by the mean of the others with {mean_error:.4f}. {_remedy(len(values), used)}")}
-    weights, least = least_within_hull(objective, tried)
-    best = int(np.argmin(values))
+    most = np.array(list(limits.values()))
+    found = least_within_hull(objective, tried, most)
+    if found is None:
+        bounds = ", ".join(f"{name} {share:.3f}" for name, share in limits.items() if share < 1)
+        return {"fit": fitted, "refusal": (
+            "no mixture is suggested: none between those that were tried keeps to max_epochs in the manifest's own "
+            f"set, where the largest shares are {bounds}; raise a max_epochs, lower mix.tokens, or try mixtures with "
+            "less of these sources")}
+    weights, least = found
+    within = (tried <= most + ROOM).all(axis=1)
+    best = int(np.argmin(np.where(within, values, np.inf) if within.any() else values))
     return {"fit": fitted, "suggestion": {
-        "weights": normalised(dict(zip(sources, weights.tolist(), strict=True))), "predicted": least,
+        "weights": normalised(dict(zip(limits, weights.tolist(), strict=True))), "predicted": least,
         "best_tried": {"mixture": mixtures[best]["mixture"], "target": mixtures[best]["target"]["mean"]}}}
 
 

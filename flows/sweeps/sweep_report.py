@@ -62,7 +62,8 @@ def print_results(found: Mapping[str, Any], console: Console | None = None) -> N
     for one in ranked(found):
         head = [str(one["mixture"]), shown(one["target"])]
         for name in found["target"]:
-            grid.add_row(*head, name, f"{one['weights'][name]:.3f}", shown(one["bits_per_byte"].get(name)))
+            weight = f"{one['weights'][name]:.3f}" if name in one["weights"] else ""
+            grid.add_row(*head, name, weight, shown(one["bits_per_byte"].get(name)))
             head = ["", ""]
     console.print(grid)
     for one in found["failed"]:
@@ -82,7 +83,15 @@ def describe_suggestion(found: Mapping[str, Any]) -> str:
     best = suggestion["best_tried"]
     return (f"suggested: {weights}, for which {suggestion['predicted']:.4f} bits per byte are predicted (plus or minus "
             f"{found['fit']['error']:.4f}); the best that was tried, mixture {best['mixture']}, has "
-            f"{best['target']:.4f}")
+            f"{best['target']:.4f}" + _limits(found))
+
+
+def _limits(found: Mapping[str, Any]) -> str:
+    """Where repetition limits bound the suggestion."""
+    weights = found["suggestion"]["weights"]
+    met = [f"{name} ({share:.3f})" for name, share in found["limits"].items()
+           if share < 1 and weights[name] > share - 1e-3]
+    return f"; {', '.join(met)} at the most that max_epochs allows" if met else ""
 
 
 def ranked(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -99,7 +108,8 @@ def shown(value: Mapping[str, float | None] | None) -> str:
 
 def as_html(name: str, found: Mapping[str, Any]) -> str:
     """The sweep as one self-contained page."""
-    sources, best_first = list(found["target"]), ranked(found)
+    best_first = ranked(found)
+    sources, measured = list(best_first[0]["weights"]) if best_first else [], list(found["target"])
     parts: list[Part] = []
     if best_first:
         bars = [(f"{one['mixture']}: {one['target']['mean']:.4f}", one["weights"]) for one in best_first]
@@ -110,9 +120,9 @@ def as_html(name: str, found: Mapping[str, Any]) -> str:
                   for one, guess in zip(found["mixtures"], found["fit"]["left_out"], strict=True)]
         parts.append(Figure(predicted_and_measured(points, "bits per byte"),
                             "Each mixture as it was measured, and as the others predict it."))
-    header = ["mixture", *sources, "bits/byte", *(f"of {source}" for source in sources)]
+    header = ["mixture", *sources, "bits/byte", *(f"of {name}" for name in measured)]
     rows = [[one["mixture"], *(f"{one['weights'][source]:.3f}" for source in sources), shown(one["target"]),
-             *(shown(one["bits_per_byte"].get(source)) for source in sources)] for one in best_first]
+             *(shown(one["bits_per_byte"].get(name)) for name in measured)] for one in best_first]
     parts.append(Table(header, rows, set(range(len(header)))))
     fits = [[source, one["model"], ", ".join(f"{model} {error:.4f}" for model, error in one["errors"].items())]
             for source, one in found["fits"].items()]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from gristmill.flows.store.store import StageFolder, Store
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
-from gristmill.flows.sweeps.proxies import Sweep, check_held_out, plan_sweep
+from gristmill.flows.sweeps.proxies import Sweep, check_held_out, plan_sweep, task_errors, trained_alike
 from gristmill.flows.sweeps.results import analyse, fit, least_within_hull
 from gristmill.flows.sweeps.sweep_report import (
     as_html,
@@ -23,6 +27,7 @@ from gristmill.flows.sweeps.sweep_report import (
     write_results,
 )
 from gristmill.mixtures.load import parse_manifest
+from gristmill.tokenize.packed_writing import write_packed_set
 
 OWN = {"prose": 3.0, "code": 1.0, "maths": 1.0}
 MANIFEST = """\
@@ -112,11 +117,19 @@ def test_without_enough_mixtures_for_a_model_the_mean_is_all_there_is() -> None:
 
 def test_the_suggestion_lies_within_what_was_tried() -> None:
     corners = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
-    weights, least = least_within_hull(lambda where: ((where - [1.0, 0.0, 0.0]) ** 2).sum(axis=1), corners)
+    def least(objective: Any, most: np.ndarray | None = None) -> tuple[np.ndarray, float]:
+        found = least_within_hull(objective, corners, most)
+        assert found is not None
+        return found
+
+    weights, _ = least(lambda where: ((where - [1.0, 0.0, 0.0]) ** 2).sum(axis=1))
     assert weights == pytest.approx([0.8, 0.1, 0.1], abs=1e-6)
-    weights, least = least_within_hull(lambda where: ((where - [0.3, 0.4, 0.3]) ** 2).sum(axis=1), corners)
+    weights, value = least(lambda where: ((where - [0.3, 0.4, 0.3]) ** 2).sum(axis=1))
     assert weights == pytest.approx([0.3, 0.4, 0.3], abs=1e-3)
-    assert least == pytest.approx(0, abs=1e-5)
+    assert value == pytest.approx(0, abs=1e-5)
+    weights, _ = least(lambda where: ((where - [0.3, 0.4, 0.3]) ** 2).sum(axis=1), np.array([0.2, 1.0, 1.0]))
+    assert weights == pytest.approx([0.2, 0.45, 0.35], abs=1e-3)
+    assert least_within_hull(lambda where: where[:, 0], corners, np.array([0.05, 1.0, 1.0])) is None
 
 
 def sweep(mixtures: list[dict[str, float]], seeds: int = 1, target: dict[str, float] | None = None) -> Sweep:
@@ -156,6 +169,72 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
     loaded = parse_manifest(suggested.read_text(), str(suggested))
     assert loaded.sources["prose"].weight == found["suggestion"]["weights"]["prose"]
     assert "# most of it" in suggested.read_text()
+
+
+def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
+    """100 tokens are mixed; of prose 30 may be read at the most, which is 15 twice."""
+    mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    outcomes = [{**outcome(number, one, {"prose": 2 + np.exp(-3 * one["prose"]), "code": 1 + np.exp(-3 * one["code"])}),
+                 "supply": {"prose": 30.0, "code": 400.0}} for number, one in enumerate(mixtures)]
+    found = analyse(replace(sweep(mixtures), tokens=100), outcomes)
+    assert found["limits"] == {"prose": 0.3, "code": 1.0}
+    assert found["suggestion"]["weights"] == pytest.approx({"prose": 0.3, "code": 0.7}, abs=1e-4)
+    assert found["suggestion"]["best_tried"]["mixture"] == 1
+    assert "prose (0.300) at the most that max_epochs allows" in describe_suggestion(found)
+    refused = analyse(replace(sweep(mixtures), tokens=1000), outcomes)
+    assert refused["suggestion"] is None
+    assert "the largest shares are prose 0.030, code 0.400; raise a max_epochs" in describe_suggestion(refused)
+
+
+def test_a_task_of_the_training_can_be_what_counts(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [
+        {"step": 5, "tasks": {"quiz": {"acc": 0.1, "brier": 0.9}}},
+        {"step": 9, "tasks": {"quiz": {"acc": 0.2, "brier": 0.75}, "gap": {"acc": 0.0, "logp": -3.5},
+                              "text": {"bits_per_byte": 2.5, "byte_perplexity": 5.6}}},
+        {"step": 9, "loss": 2.0}])))
+    assert task_errors(tmp_path / "metrics.jsonl") == {"quiz": 0.75, "gap": 3.5, "text": 2.5}
+
+    mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    outcomes = [outcome(number, one, {"prose": 2.0, "code": 1.0}) for number, one in enumerate(mixtures)]
+    for one in outcomes:
+        one["proxies"][0]["tasks"] = {"quiz": 0.3 + np.exp(-2 * one["weights"]["code"])}
+    found = analyse(sweep(mixtures, target={"prose": 0.0, "code": 0.0, "quiz": 1.0}), outcomes)
+    assert found["suggestion"]["weights"] == pytest.approx({"prose": 0.1, "code": 0.9}, abs=1e-4)
+    assert "of quiz" in as_html("small", found)
+
+    for name in ("a.txt", "b.txt", "c.txt", "quiz.jsonl"):
+        (tmp_path / name).write_text("{}")
+    manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
+    manifest.write_text(MANIFEST.replace("seed: 5}", "seed: 5, tasks: [{name: quiz, path: quiz.jsonl, kind: cloze}]}"))
+    grid.write_text("- {prose: 1}\n- {prose: 1, maths: 1}\n")
+    planned = plan_sweep(str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store"), {"quiz": 3.0, "code": 1.0})
+    assert planned.target == {"prose": 0.0, "code": 0.25, "maths": 0.0, "quiz": 0.75}
+    assert planned.tokens == 9000
+    with pytest.raises(SweepError, match=r"no such source: riddle \(sources: .*; tasks of pretrain.tasks: quiz\)"):
+        plan_sweep(str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store"), {"riddle": 1.0})
+
+
+def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(tmp_path: Path) -> None:
+    """Of three sets the second has the rows of the first and the third has others; the first was trained on."""
+    store, recipe = Store(tmp_path), {"steps": 3}
+    for number, tokens in enumerate((1, 1, 2)):
+        write_packed_set(tmp_path / "mix" / f"s--{number}" / "data", np.full((4, 8), tokens), {"a": 4},
+                         {"vocab_size": 9, "eos": 0, "pad": 1, "sha256": "t"}, {"a": np.ones((1, 8), dtype=np.int64)})
+    trained = store.folder("pretrain", "s", "f" * 16)
+    trained.begin({"recipe": recipe, "version": 2, "fingerprint": "f" * 16,
+                   "inputs": [{"stage": "mix", "folder": str(tmp_path / "mix" / "s--0" / "data")}]})
+    trained.commit({}, {})
+
+    def alike(number: int, steps: int = 3, version: int = 2) -> StageFolder | None:
+        node = SimpleNamespace(recipe={"steps": steps}, stage=SimpleNamespace(version=version))
+        session: Any = SimpleNamespace(store=store, plan={"pretrain": node}, folder=lambda stage: StageFolder(
+            tmp_path / "mix" / f"s--{number}"))
+        return trained_alike(session)
+
+    assert alike(0) == alike(1) == trained
+    assert alike(2) is None
+    assert alike(1, steps=4) is None
+    assert alike(1, version=3) is None
 
 
 def test_a_fit_that_is_no_better_than_the_mean_suggests_nothing() -> None:
