@@ -54,13 +54,14 @@ AREAS = {
     "sizes": ("train.sizes:rows",),
     "posttrain": ("train.tuning:rows", "train.rollouts:rows"),
     "chain": ("chain.chain:rows",),
-    "chaos": ("chaos.chaos:rows",),
+    "chaos": ("chaos.chaos:rows", "chaos.asking_kills:rows"),
+    "chaos_asking": ("chaos.asking_kills:rows",),
     "outages": ("chaos.outages:rows",),
     "engines": ("engines.engines:rows",),
 }  # fmt: skip
 """Area -> the functions of this folder that yield what was measured: module and name."""
-OPTIONS = {"chaos": ("points", "seed", "folder", "at_once"), "bounds": ("documents", "folder"),
-           "outages": ("folder",),
+OPTIONS = {**dict.fromkeys(("chaos", "chaos_asking"), ("points", "seed", "folder", "at_once")),
+           "bounds": ("documents", "folder"), "outages": ("folder",),
            "chain": ("documents", "folder", "whole_peers", "flame")}
 """Area -> what may be said of how it is measured."""
 SAID = ("promised", "happened")

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -82,15 +82,22 @@ def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: 
     results = disturb(undisturbed_runs(work), points, seed, work, at_once)
     if folder is None and not any(result["wrong"] for result in results):
         shutil.rmtree(work)
-    kills = [result for result in results if "kills" in result]
     promised = "every byte as in the run that nothing disturbed, nothing lost, nothing double, nothing left running"
-    yield _row("identical_after_kill", promised, kills)
+    yield from rows_of("identical_after_kill", promised, [(one.name, one.promised) for one in (*KILLS, *FAULTS)],
+                       results)
+
+
+def rows_of(
+    name: str, promised: str, faults: Iterable[tuple[str, str]], results: Sequence[Result]
+) -> Iterator[dict[str, Any]]:
+    """A row for all kills, and one for each fault that was tried: its name, and what is promised then."""
+    yield _row(name, promised, [result for result in results if "kills" in result])
     by_fault = defaultdict(list)
     for result in results:
         by_fault[result["fault"]].append(result)
-    for fault in (*KILLS, *FAULTS):
-        if by_fault[fault.name]:
-            yield _row(fault.name, fault.promised, by_fault[fault.name])
+    for fault, said in faults:
+        if by_fault[fault]:
+            yield _row(fault, said, by_fault[fault])
 
 
 def undisturbed_runs(folder: Path) -> dict[str, Undisturbed]:
@@ -101,11 +108,16 @@ def undisturbed_runs(folder: Path) -> dict[str, Undisturbed]:
 
 
 def disturb(runs: Mapping[str, Undisturbed], points: int, seed: int, folder: Path, at_once: int) -> list[Result]:
-    """Do all points that are not done yet, of the stages of some runs; each is written down as soon as it is known."""
-    record, lock = folder / f"points-{seed}.jsonl", threading.Lock()
+    """Do all points of the stages of some runs that are not done yet."""
+    return do_points(all_points(runs, points, seed, folder), folder / f"points-{seed}.jsonl", at_once)
+
+
+def do_points(points: Mapping[str, Callable[[], Result]], record: Path, at_once: int) -> list[Result]:
+    """Do all points that are not in the record yet; each is written down there as soon as it is known."""
+    lock = threading.Lock()
     lines = record.read_text().splitlines() if record.exists() else []
     done = {result["key"]: result for result in map(json.loads, lines)}
-    todo = {key: act for key, act in all_points(runs, points, seed, folder).items() if key not in done}
+    todo = {key: act for key, act in points.items() if key not in done}
     began = time.monotonic()
 
     def work(item: tuple[str, Callable[[], Result]]) -> None:

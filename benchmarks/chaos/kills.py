@@ -132,7 +132,7 @@ def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, ended: list[
         done = gristmill(run.arguments(store, chain.stage, *settings), burn_at(fuse))
         if fuse.has_burnt():
             ended.append({"change": fuse.changes()[at - 1], "late": round(late, 4), "code": done.returncode})
-            wrong += _wrong_end(chain, done.returncode, done.stdout, late)
+            wrong += wrong_end(chain.kill, done.returncode, done.stdout, late)
         elif done.returncode:
             wrong.append(f"an attempt that nothing ended failed: {done.stdout[-300:]}")
         left = max(left - at, 4)
@@ -157,10 +157,11 @@ def _end(run: Undisturbed, stage: str, store: Path) -> list[str]:
     return [*failed, *run.differences(store, [stage])]
 
 
-def _wrong_end(chain: Chain, code: int, output: str, late: float) -> list[str]:
+def wrong_end(kill: Kill, code: int, output: str, late: float) -> list[str]:
+    """A sentence where a run that was ended did not end as is promised."""
     # A late fuse may burn when the run has ended well, or failed by itself for want of a killed process.
-    if code not in chain.kill.codes and not (late and code == 0):
-        return [f"ended with code {code} instead of {chain.kill.codes[0]}: {output[-300:]}"]
+    if code not in kill.codes and not (late and code == 0):
+        return [f"ended with code {code} instead of {kill.codes[0]}: {output[-300:]}"]
     return ["ended with a traceback"] if "Traceback" in output else []
 
 

@@ -1,4 +1,5 @@
-"""Tiny projects whose manifests have every stage between them, but for those that ask a model; what chaos disturbs."""
+"""Tiny projects whose manifests have every stage between them, but for those that ask a model (`asking_kills.py`); what
+chaos disturbs."""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ def write_project(folder: Path) -> Path:
     one that holds a question of the evaluation: every stage has something to decide.
     """
     random_ = random.Random(11)
-    files = {**_web(random_), **{f"books/{n}.txt": _prose(random_, 40) for n in range(6)},
+    files = {**_web(random_), **{f"books/{n}.txt": prose(random_, 40) for n in range(6)},
              **{f"code/{n}.py": _code(random_) for n in range(8)}, **_examples(random_), "steps.py": STEPS}
     for name, text in files.items():
         path = folder / name
@@ -143,7 +144,8 @@ def _sentence(random_: random.Random) -> str:
     return " ".join(random_.choice(WORDS) for _ in range(random_.randint(7, 16))).capitalize() + "."
 
 
-def _prose(random_: random.Random, sentences: int = 24) -> str:
+def prose(random_: random.Random, sentences: int = 24) -> str:
+    """Lines of three sentences."""
     return "\n".join(" ".join(_sentence(random_) for _ in range(3)) for _ in range(sentences // 3))
 
 
@@ -154,10 +156,10 @@ def _code(random_: random.Random) -> str:
 
 
 def _web(random_: random.Random) -> dict[str, str]:
-    texts = [_prose(random_) for _ in range(40)]
+    texts = [prose(random_) for _ in range(40)]
     texts += [texts[0], texts[1] + " One more sentence at the end.", "Too short."]
-    texts += [f"{_prose(random_)}\nAll rights of this site are kept by its owner." for _ in range(4)]
-    texts.append(f"{_prose(random_)}\n{QUESTION}")
+    texts += [f"{prose(random_)}\nAll rights of this site are kept by its owner." for _ in range(4)]
+    texts.append(f"{prose(random_)}\n{QUESTION}")
     lines = [json.dumps({"text": text}) for text in texts] + ["this is no json", '{"title": "no text here"}']
     return {f"web/{n}.jsonl": "\n".join(lines[n::4]) for n in range(4)}
 
@@ -172,11 +174,12 @@ def _examples(random_: random.Random) -> dict[str, str]:
         question, answer = f"What is {WORDS[number % len(WORDS)]}?", _sentence(random_)
         chats.append({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]})
         pairs.append({"prompt": question, "chosen": answer, "rejected": _sentence(random_)})
-    return {"chats.jsonl": _json_lines(chats), "pairs.jsonl": _json_lines(pairs),
-            "questions.jsonl": _json_lines([{"question": QUESTION}])}
+    return {"chats.jsonl": json_lines(chats), "pairs.jsonl": json_lines(pairs),
+            "questions.jsonl": json_lines([{"question": QUESTION}])}
 
 
-def _json_lines(rows: Sequence[Mapping[str, object]]) -> str:
+def json_lines(rows: Sequence[Mapping[str, object]]) -> str:
+    """Records, one a line."""
     return "\n".join(json.dumps(row) for row in rows)
 
 

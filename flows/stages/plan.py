@@ -92,8 +92,8 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
         edits = tuple(name for name, step in manifest.steps.items() if step.config.edits_text and name in inputs)
         named = fingerprint(placed.stage, recipe, inputs, edits)
         called = placed.name if placed.name != placed.stage.name else ""
-        plan[placed.name] = Node(placed.stage, named, recipe, {**recipe, **told}, inputs, edits, called,
-                                 placed.settings)
+        config = {**recipe, **told} if placed.settings is None else told  # a step is told all its settings
+        plan[placed.name] = Node(placed.stage, named, recipe, config, inputs, edits, called, placed.settings)
     return plan
 
 

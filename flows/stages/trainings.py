@@ -121,8 +121,7 @@ def _examples(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
                  for step in section.prepare]
         return ({"kind": name, "data": recipe,
                  "prepare": [{stage: named, "judge": judged, **_raised(stage)} for stage, judged, named, _ in steps]},
-                {"data": told, "prepare": [{stage: {**named, **config}, "judge": judged}
-                                           for stage, judged, named, config in steps]})
+                {"data": told, "prepare": [{stage: config, "judge": judged} for stage, judged, _, config in steps]})
 
     return configure
 

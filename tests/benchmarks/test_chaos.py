@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.chaos import chaos
+from benchmarks.chaos import asking_kills, chaos
 from benchmarks.chaos.fuse import Act, Fuse, burn_at
 from benchmarks.chaos.kills import KILLS, KILLS_IN_CHAIN, chains
 from benchmarks.chaos.project import GIVEN_MANIFEST, write_project
@@ -111,14 +111,12 @@ def test_points_that_are_written_down_are_not_done_again_and_each_kill_counts(
     assert (disk["ours"], disk["happened"]) == (None, "not tried: no mount")
 
 
-ASKING = {"examples", "generate", "judge"}
-"""Stages that ask a model, whose endpoint a test must serve: `test_judge` kills one of them."""
-
-
 def test_the_tiny_manifests_have_every_stage_between_them(tmp_path: Path) -> None:
     whole = Undisturbed(write_project(tmp_path / "project"), tmp_path / "clean", tmp_path / "changes")
     given = present_stages(parse_manifest(GIVEN_MANIFEST, str(tmp_path / "given.yaml")))
-    assert {*whole.stages, *given} == set(STAGES) - ASKING
+    asking = present_stages(parse_manifest(asking_kills.MANIFEST, str(tmp_path / "asking.yaml")))
+    assert {*asking} >= {*asking_kills.STAGES} == {*asking_kills.ASKED}
+    assert {name.partition("-")[0] for name in (*whole.stages, *given, *asking)} == set(STAGES)
 
 
 def test_a_run_that_is_forked_is_as_one_that_is_started(tmp_path: Path) -> None:

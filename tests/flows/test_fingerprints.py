@@ -19,6 +19,7 @@ from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.sections import step_recipe
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures.prepare import ExampleStep
 from gristmill.mixtures.section import Judging
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.quality import Quality
@@ -254,3 +255,21 @@ def test_prepared_examples_name_the_version_of_a_step_that_was_raised(tmp_path: 
     assert found is not None
     assert [step.get("version") for step in found[0]["prepare"]] == [STAGES["langid"].version, None]
     assert "version" not in found[1]["prepare"][0]
+
+
+def test_steps_are_told_settings_that_they_take_and_nothing_of_their_recipes_besides(tmp_path: Path) -> None:
+    """The question that comes with gristmill is named in the recipe of a judge, and is no setting of it."""
+    steps = [node for manifest in ("everything", "asked") for node in planned(tmp_path, manifest)[0].values()
+             if node.settings is not None]
+    assert {"judge", "filter", "quality"} <= {node.stage.name for node in steps}
+    for node in steps:
+        assert node.settings is not None
+        type(node.settings).model_validate(dict(node.config))
+    (tmp_path / "m.yaml").write_text(
+        f"name: a\nmodel: {{path: {tmp_path}}}\ndpo: {{data: [{{path: {tmp_path}/pairs.jsonl}}], steps: 1, prepare: "
+        "[{judge_pairs: {model: {endpoint: 'http://127.0.0.1:9/v1', model: judge}}}]}\n")
+    configured = STAGES["dpo_prepare"].configure
+    assert configured is not None
+    recipe, told = configured(load_manifest(str(tmp_path / "m.yaml")), False) or ({}, {})
+    assert recipe["prepare"][0]["judge_pairs"]["question"]
+    ExampleStep.model_validate({key: value for key, value in told["prepare"][0].items() if value is not None})
