@@ -1,23 +1,32 @@
-"""Asking models: requests per second of our client beside a plain loop over httpx, at one endpoint here.
+"""Asking models: requests per second of our client and of the stages that use it, beside plain loops over httpx.
 
 The endpoint is a process of its own that answers at once, so that what is measured is the client: our one keeps every
-answer on the disk by its key, the loop only collects them. The sides take turns.
+answer on the disk by its key, the loop only collects them. A stage also reads its documents, fills templates in, checks
+answers, and writes tables, lineage and counts; the loop beside it has the texts in memory, fills the same templates in
+by Jinja, and parses the answers. The sides take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import itertools
 import json
 import multiprocessing
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.dataprep.own_steps import write_shard
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.asking.client import ask
+from gristmill.dataprep.asking.judge_pairs import pair_text
+from gristmill.dataprep.asking.prompt_templates import shipped
 from gristmill.dataprep.asking.prompting import Request, prompt
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.steps.asked_model import AskedModel
@@ -26,13 +35,15 @@ REQUESTS = 2000
 AT_ONCE = 16
 REPEATS = 5
 WORDS = "a text as long as a short document is, of some forty bytes a line " * 30
-ANSWER = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 60},
+SAID = json.dumps({"score": 3, "better": "first", "reason": "word " * 50})
+"""Of the form that any of the stages wants."""
+ANSWER = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": SAID},
                                   "finish_reason": "stop"}],
                      "usage": {"prompt_tokens": 500, "completion_tokens": 60}}).encode()
 
 
 def rows() -> Iterator[Row]:
-    """Our client, and a loop over httpx with a semaphore."""
+    """Our client, and a loop over httpx with a semaphore; then the stages, each beside the same."""
     with answering() as url, tempfile.TemporaryDirectory(prefix="gristmill-bench-") as folder:
         work = iter(range(1000))
 
@@ -41,10 +52,75 @@ def rows() -> Iterator[Row]:
             model = AskedModel(endpoint=url, model="bench", concurrency=AT_ONCE)
             assert sum(1 for _ in ask(prompts(), model, context)) == REQUESTS
 
-        mine, plain = fastest(REPEATS, ours, lambda: asyncio.run(loop(url)))
+        texts = [f"{number}: {WORDS}" for number in range(REQUESTS)]
+        mine, plain = fastest(REPEATS, ours, lambda: asyncio.run(loop(url, texts, [lambda text, said: text])))
         yield row("asking: requests/s", REQUESTS / mine, REQUESTS / plain, "requests/s",
                   f"{REQUESTS:,} prompts of {len(WORDS):,} characters, {AT_ONCE} at a time; peer: an asyncio loop over "
                   "httpx that keeps nothing")
+        yield from stage_rows(url, Path(folder), texts)
+
+
+def stage_rows(url: str, folder: Path, texts: Sequence[str]) -> Iterator[Row]:
+    """Documents that are judged, pairs that are compared, documents and examples that are written."""
+    model = {"endpoint": url, "model": "bench", "concurrency": AT_ONCE}
+    write_shard(folder / "ingest", 0, texts)
+    pairs = [pair_text(f"Question {number}?", text, f"{text} again") for number, text in enumerate(texts[::2])]
+    write_shard(folder / "pairs", 0, pairs)
+    (folder / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "asked.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts[::4]))
+    judged, compared, taught, criticised, revised = map(fill, (
+        "judge-educational", "compare-pairs", "generate-textbook", "critique", "revision"))
+    principles = ["Be kind."]
+    told = {"sources": {"web": {"path": str(folder / "web.jsonl")}}, "order": ["taught"], "seed": 1,
+            "generate": {"taught": {"parents": ["web"], "style": "textbook", "model": model}}}
+    orders = [(pair, *order) for pair in map(json.loads, pairs)
+              for order in (("chosen", "rejected"), ("rejected", "chosen"))]
+    plans: list[tuple[str, str, dict[str, Path], dict[str, Any], Sequence[Any], Sequence[Step]]] = [
+        ("judge", "asking.judge", {"ingest": folder / "ingest"}, {"model": model}, texts,
+         [lambda text, said: judged(text=text, source="web", answer_schema="{}")]),
+        ("judge_pairs", "asking.judge_pairs", {"ingest": folder / "pairs"}, {"model": model}, orders,
+         [lambda one, said: compared(prompt=one[0]["prompt"], first=one[0][one[1]], second=one[0][one[2]],
+                                     answer_schema="{}")]),
+        ("generate", "asking.generated_documents", {}, told, texts, [lambda text, said: taught(text=text)]),
+        ("examples, one revision", "examples.make_examples", {},
+         {"name": "revised", "seed": 1, "section": {
+             "data": [{"path": str(folder / "asked.jsonl")}], "model": model,
+             "revise": {"principles": principles, "rounds": 1}}}, texts[::4],
+         [lambda text, said: text,
+          lambda text, said: criticised(prompt=text, answer=said[0], principle=principles[0]),
+          lambda text, said: revised(prompt=text, answer=said[0], principle=principles[0], critique=said[1])])]
+    for name, module, inputs, config, items, steps in plans:
+        requests = len(items) * len(steps)
+        mine, plain = fastest(REPEATS, stage(module, inputs, config, folder),
+                              partial(lambda items, steps: asyncio.run(loop(url, items, steps)), items, steps))
+        yield row(f"asking, {name}: requests/s", requests / mine, requests / plain, "requests/s",
+                  f"{requests:,} requests; peer: Jinja and an asyncio loop over httpx that keeps nothing")
+
+
+def stage(
+    module: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path
+) -> Callable[[], None]:  # fmt: skip
+    """The whole work of a stage, in folders that are removed."""
+    function, numbers = importlib.import_module(f"gristmill.dataprep.{module}").run, itertools.count()
+
+    def run() -> None:
+        work = folder / f"{module}-{next(numbers)}"
+        (work / "out").mkdir(parents=True)
+        context = Context(work=work / "work", stage="bench", mode="memory", emit=lambda event: None)
+        context.work.mkdir()
+        function(inputs, config, work / "out", context)
+        shutil.rmtree(work)
+
+    return run
+
+
+def fill(name: str) -> Callable[..., str]:
+    """A template that comes with gristmill, filled in by Jinja alone."""
+    from jinja2 import Environment
+
+    template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(shipped(name).text)
+    filled: Callable[..., str] = template.render
+    return filled
 
 
 def prompts() -> Iterator[Request]:
@@ -52,20 +128,29 @@ def prompts() -> Iterator[Request]:
     return (prompt(f"{number}: {WORDS}") for number in range(REQUESTS))
 
 
-async def loop(url: str) -> None:
-    """What one would write without us."""
+Step = Callable[[Any, Sequence[str]], str]
+"""(an item, what was answered about it so far) -> the next prompt."""
+
+
+async def loop(url: str, items: Sequence[Any], steps: Sequence[Step]) -> None:
+    """What one would write without us: each item's prompts behind each other, many items at a time."""
     import httpx
 
     slots = asyncio.Semaphore(AT_ONCE)
     async with httpx.AsyncClient(limits=httpx.Limits(max_connections=AT_ONCE), trust_env=False) as client:
 
-        async def one(request: Request) -> str:
+        async def one(item: Any) -> list[str]:
+            said: list[str] = []
             async with slots:
-                found = await client.post(f"{url}/chat/completions", json={
-                    "model": "bench", "messages": list(request.messages), "temperature": 0.0, "max_tokens": 512})
-                return str(found.json()["choices"][0]["message"]["content"])
+                for step in steps:
+                    found = await client.post(f"{url}/chat/completions", json={
+                        "model": "bench", "messages": [{"role": "user", "content": step(item, said)}],
+                        "temperature": 0.0, "max_tokens": 512})
+                    said.append(str(found.json()["choices"][0]["message"]["content"]))
+            json.loads(said[-1])
+            return said
 
-        assert len(await asyncio.gather(*map(one, prompts()))) == REQUESTS
+        assert len(await asyncio.gather(*map(one, items))) == len(items)
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""Duplicates in meaning: the stage `dedup_semantic` against SemDeDup as a plain program of NumPy and scikit-learn.
+"""Duplicates in meaning, and clusters: the stage `dedup_semantic` against SemDeDup as a plain program of NumPy and
+scikit-learn, the stage `cluster` against scikit-learn's k-means and words by their weights.
 
 The vectors are means of word vectors (384 numbers), so that the network, which is the same on both sides
 (`annotators`), does not hide the rest. The plain program holds all texts and vectors in memory, and writes nothing; as
-SemDeDup's own it learns from all vectors, sorts each cluster, and drops what is alike to any before it. Both compute
-with one thread.
+SemDeDup's own it learns from all vectors, sorts each cluster, and drops what is alike to any before it; clusters are
+named by the words of the largest mean TF-IDF. Both compute with one thread.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import json
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.dataprep.own_steps import write_shard
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.meaning import dedup_semantic
+from gristmill.dataprep.meaning import cluster, dedup_semantic
+from gristmill.dataprep.meaning.cluster_names import WORDS_OF_A_NAME
 from gristmill.dataprep.models.embeddings import load_embedder
 from gristmill.mixtures.reading_model import ReadingModel
 
@@ -39,24 +43,32 @@ def rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[Row]:
         model = write_word_vectors(folder / "model")
         texts = texts_with_copies(documents)
         write_shard(folder / "ingest", 0, texts)
-        dropped: dict[str, int] = {}
+        found: dict[str, Any] = {}
         numbers = itertools.count()
 
-        def ours() -> None:
+        def ours(stage: Any, settings: dict[str, Any]) -> None:
             work = folder / f"work{next(numbers)}"
             work.mkdir()
-            summary = dedup_semantic.run(
-                {"ingest": folder / "ingest"}, {"model": str(model), "threshold": THRESHOLD, "clusters": CLUSTERS},
-                work / "out", Context(work=work, stage="dedup_semantic", mode="memory", emit=lambda event: None))
-            dropped["ours"] = summary["counts"]["dropped"]["semantic_duplicate"]
+            found["ours"] = stage.run(
+                {"ingest": folder / "ingest"}, {"model": str(model), **settings},
+                work / "out", Context(work=work, stage="bench", mode="memory", emit=lambda event: None))
             shutil.rmtree(work)
 
-        def plain() -> None:
-            dropped["plain"] = plain_semdedup(model, texts)
+        def plain(program: Callable[[Path, list[str]], Any]) -> None:
+            found["plain"] = program(model, texts)
 
-        taken, peer = fastest(repeats, ours, plain)
+        taken, peer = fastest(
+            repeats, partial(ours, dedup_semantic, {"threshold": THRESHOLD, "clusters": CLUSTERS}),
+            partial(plain, plain_semdedup))
+        dropped = found["ours"]["counts"]["dropped"]["semantic_duplicate"]
         yield row("dedup_semantic_vs_plain_semdedup", documents / taken, documents / peer, "documents/s",
-                  f"{dropped['ours']:,} and {dropped['plain']:,} of {documents:,} documents are dropped")
+                  f"{dropped:,} and {found['plain']:,} of {documents:,} documents are dropped")
+        taken, peer = fastest(repeats, partial(ours, cluster, {"k": CLUSTERS}), partial(plain, plain_clusters))
+        sizes = sorted(one["documents"] for one in found["ours"]["domains"])
+        yield row("cluster_vs_scikit_learn", documents / taken, documents / peer, "documents/s",
+                  f"{CLUSTERS} clusters of {sizes[0]:,} to {sizes[-1]:,}, and of {min(found['plain']):,} to "
+                  f"{max(found['plain']):,} documents; ours learns from {found['ours']['sample']:,} of them, and draws "
+                  "a map")
 
 
 def plain_semdedup(model: Path, texts: list[str]) -> int:
@@ -72,6 +84,22 @@ def plain_semdedup(model: Path, texts: list[str]) -> int:
         cosines = np.triu(vectors[members] @ vectors[members].T, 1)
         dropped += int((cosines.max(axis=0, initial=0.0) >= THRESHOLD).sum())
     return dropped
+
+
+def plain_clusters(model: Path, texts: list[str]) -> list[int]:
+    """How many documents each cluster has; they are named besides."""
+    from sklearn.cluster import MiniBatchKMeans
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectors = load_embedder(ReadingModel.model_validate({"path": str(model)})).embed(texts)
+    labels = MiniBatchKMeans(CLUSTERS, batch_size=4096, n_init=1, random_state=1).fit_predict(vectors)
+    counted = TfidfVectorizer(binary=True)
+    weights = counted.fit_transform(texts)
+    words = counted.get_feature_names_out()
+    for label in range(CLUSTERS):
+        typical = np.asarray(weights[np.flatnonzero(labels == label)].mean(axis=0)).ravel()
+        assert len(" ".join(words[np.argsort(-typical)[:WORDS_OF_A_NAME]]))
+    return [int(size) for size in np.bincount(labels, minlength=CLUSTERS)]
 
 
 def texts_with_copies(documents: int) -> list[str]:
