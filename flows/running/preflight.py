@@ -6,12 +6,13 @@ Everything is found in one go, each with the line, or the setting, that it was w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 
 from gristmill.flows.stages.registry import STAGES, instances_of, measured_by
 from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.load import Problem, Written
-from gristmill.mixtures.manifest import Location, Manifest
+from gristmill.mixtures.manifest import MODELS, Location, Manifest
 from gristmill.mixtures.section import outside_paths
 from gristmill.mixtures.sources import TokenSource
 
@@ -67,8 +68,17 @@ def _why_missing(manifest: Manifest, location: Location, path: str) -> str | Non
         else:
             outside_files(key, path)
     except SourceError as error:
-        return str(error).removeprefix(f"{key}: ")
+        return str(error).removeprefix(f"{key}: ") + _trained_later(manifest, location, path)
     return None
+
+
+def _trained_later(manifest: Manifest, location: Location, path: str) -> str:
+    """What to do where a model that is asked is called like a stage of the manifest which trains one."""
+    name = PurePath(path).name
+    if location[-1] != "folder" or name not in (*MODELS, "export") or getattr(manifest, name) is None:
+        return ""
+    return (f"; {'.'.join(map(str, location[:-1]))} is asked before {name} has made a model: train and export it by a "
+            "manifest of its own, and give the exported folder here")
 
 
 def _is_left_out(manifest: Manifest, location: Location) -> bool:

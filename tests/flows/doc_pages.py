@@ -7,7 +7,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.warm_commands import commands_folder, gristmill_command
 
@@ -22,19 +24,26 @@ def run_command(line: str, columns: int) -> str:
     return done.stdout
 
 
-MARKED = re.compile(r"^<!-- (?P<mark>(?:run|file|not run)[^>]*) -->\n```(?P<kind>\w*)\n(?P<text>.*?)^```$",
-                    re.MULTILINE | re.DOTALL)
-"""A fenced block with what a test does with it above: `run`, `run, compared`, `file: NAME`, `file: NAME, added`."""
+MARKED = re.compile(r"^<!-- (?P<mark>(?:run|file|not run|manifest|models)[^>]*) -->\n"
+                    r"```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+"""A fenced block with what a test does with it above: `run`, `run, compared`, `file: NAME`, `file: NAME, added`;
+`manifest`: sections of one, `models`: several `model`, which are both read only."""
 
 
-def run_page(page: Path, folder: Path) -> int:
+def run_page(page: Path, folder: Path, instead: Mapping[str, str] = MappingProxyType({})) -> int:
     """Run the marked blocks of a page in their order in a folder, as a reader would in a shell; how many commands ran.
 
     A block of kind `console` has commands behind `$ `, each with what it prints. Where it is compared, `...` stands for
     any text, lines too, and on a line of its own for any number of lines.
+
+    Args:
+        instead: what stands in the page -> what is taken for it, such as an address.
     """
-    ran = 0
-    for block in MARKED.finditer(page.read_text()):
+    ran, text = 0, page.read_text()
+    for shown, taken in instead.items():
+        assert shown in text, f"{page.name}: {shown}"
+        text = text.replace(shown, taken)
+    for block in MARKED.finditer(text):
         mark, text = block["mark"], block["text"]
         if mark.startswith("file: "):
             name, _, added = mark.removeprefix("file: ").partition(", ")

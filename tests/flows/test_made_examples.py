@@ -164,6 +164,9 @@ def test_what_a_set_asks_for_in_vain_is_said_before_any_work(folder: Path) -> No
     (folder / "none.txt").write_text("\n\n")
     assert "has no line; write one principle a line" in wrong(folder, "examples.revised.revise.principles=none.txt")
     assert "examples.revised.revise.round: " in wrong(folder, "examples.revised.revise.round=2")
+    assert ("examples.compared.compare.model is asked before sft has made a model: train and export it by a manifest "
+            "of its own, and give the exported folder here") in wrong(
+        folder, 'examples.compared.compare.model={"folder": "sft"}')
 
 
 @pytest.mark.slow

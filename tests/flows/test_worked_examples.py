@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from tests.flows.doc_pages import run_page
+from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.steps.asked_model import AskedModel
+from tests.chat_endpoint import Endpoint
+from tests.flows.doc_pages import BLOCK, MARKED, run_page
 from tests.test_architecture import ROOT
+
+MODELS_READ = ("annotators.md", "judges.md", "examples.md", "meaning.md", "safety.md")
+"""Pages about models in the data path."""
+NEEDED: dict[str, Any] = {
+    "name": "page", "sources": {"web": {"path": "web.jsonl"}}, "tokenizer": {"vocab_size": 300},
+    "mix": {"tokens": 1000, "sequence_length": 32}, "pretrain": {"steps": 10}, "evaluate": {},
+    "sft": {"data": [{"path": "chats.jsonl"}], "steps": 10}, "dpo": {"data": [{"path": "pairs.jsonl"}], "steps": 10},
+}
+"""What stands in a manifest beside the keys that a page shows."""
+ADDRESS = "http://127.0.0.1:8000/v1"
 
 
 @pytest.mark.slow
@@ -15,3 +33,43 @@ from tests.test_architecture import ROOT
 @pytest.mark.parametrize("name", ["meaning.md", "trace-text.md"])
 def test_what_the_page_says_happens(name: str, tmp_path: Path) -> None:
     assert run_page(ROOT / "docs" / name, tmp_path) >= 3
+
+
+def answer(asked: str, before: int) -> str:
+    """A lesson or a sum that is right every other time, or what a judge thinks of a text."""
+    if '"score"' in asked:
+        return json.dumps({"score": 4, "reason": "it teaches"})
+    number = re.search(r"What is (\d+) and", asked)
+    return f"A lesson about {asked[-60:-40]}." if number is None else f"{int(number[1]) * 2 + before % 2}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["judges.md", "examples.md"])
+def test_what_the_page_says_happens_where_a_model_answers(name: str, tmp_path: Path) -> None:
+    with Endpoint(answer) as endpoint:
+        assert run_page(ROOT / "docs" / name, tmp_path, {ADDRESS: endpoint.url}) >= 2
+        assert endpoint.answered.total() > 0
+
+
+@pytest.mark.parametrize("name", MODELS_READ)
+def test_every_block_of_the_page_says_what_a_test_does_with_it(name: str) -> None:
+    text = (ROOT / "docs" / name).read_text()
+    assert [block["text"] for block in MARKED.finditer(text)] == [held for _, held in BLOCK.findall(text)]
+
+
+@pytest.mark.parametrize("name", MODELS_READ)
+def test_sections_of_the_page_are_those_of_a_manifest(name: str, tmp_path: Path) -> None:
+    (tmp_path / "toxic.py").write_text("def score(texts):\n    return [0.0 for _ in texts]\n")  # which safety.md names
+    marked = [(block["mark"], block["text"]) for block in MARKED.finditer((ROOT / "docs" / name).read_text())]
+    sections = [text for mark, text in marked if mark == "manifest"]
+    assert sections
+    for text in sections:
+        shown = yaml.safe_load(textwrap.dedent(text))
+        shown = {"prepare": shown} if isinstance(shown, list) else shown
+        whole = {**NEEDED, **{key: {**NEEDED[key], **section} if isinstance(NEEDED.get(key), dict) else section
+                              for key, section in shown.items()}}
+        parse_manifest(yaml.safe_dump(whole), str(tmp_path / "page.yaml"))
+    for text in (text for mark, text in marked if mark == "models"):
+        for line in text.splitlines():
+            AskedModel.model_validate(yaml.safe_load(line)["model"])
