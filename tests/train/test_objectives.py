@@ -22,9 +22,10 @@ from tests.train.conftest import TINY_MODEL
 from tests.train.test_masked_rows import ENCODER, made_inputs
 from tests.train.test_parallel import assert_same, train_on
 
+SHORT_FIRST = [{"until_step": 2, "sequence_length": 16}]
 SECTIONS: dict[str, dict[str, Any]] = {
-    "prefix": {"prefix_lm": {}},
-    "spans": {"span_corruption": {}, "model": ENCODER},
+    "prefix": {"prefix_lm": {}, "length_ramp": SHORT_FIRST},
+    "spans": {"span_corruption": {}, "model": ENCODER, "length_ramp": SHORT_FIRST},
     "ul2": {"ul2": {}, "model": ENCODER},
     "ul2-decoder": {"ul2": {"shape": "decoder"}},
     "multi_token": {"multi_token": {"heads": 2}, "model": {**TINY_MODEL, "document_mask": True}},

@@ -183,7 +183,7 @@ class NextToken:
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
         if batch.places is not None:
             row_losses = self._in_rows(row_losses, batch.places.to(device, non_blocking=True), batch.cuts)
-        return Measured(loss, sums, row_losses.view(len(ids) // batch.cuts, -1))
+        return Measured(loss, sums, row_losses.reshape(len(ids) // batch.cuts, -1))
 
     def _in_rows(self, losses: Tensor, places: Tensor, cuts: int) -> Tensor:
         """Losses (n, t) where their tokens stand in the rows, as far as they do."""
