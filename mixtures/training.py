@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from gristmill.mixtures.evaluation import Task
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.model import Model, RopeScaling
 from gristmill.mixtures.objectives.token_objectives import Objectives, objective_problem
 from gristmill.mixtures.own_code import BuiltInOrOwn, OwnCall, OwnFunction, check_signature, stated_signature
 from gristmill.mixtures.scaling.dial import AT_ADAMWS_SCALE, MOST_DEPTH, SHAPE_KEYS, SIZE_PATTERN
@@ -347,11 +347,18 @@ class LengthStage(Section):
 class TrainingPhase(Section):
     """What a phase of the mixture (`mix.phases`) has besides its weights."""
 
+    added = ("rope_theta", "rope_scaling")
+
     learning_rate_scale: Annotated[float, Field(ge=0.0)] = 1.0
     """What the schedule's learning rate is multiplied with in this phase."""
     sequence_length: Positive | None = None
     """Tokens per row in this phase; divides the packed set's, which holds if absent. Rows are cut into equal parts as
     for `length_ramp`, so that a step has as many tokens in every phase."""
+    rope_theta: PositiveFloat | None = None
+    """Base of the rotary positions in this phase; `model.rope_theta` if absent. What is exported has the last phase's
+    (Xiong et al. 2023 raise it for a last phase of long rows)."""
+    rope_scaling: RopeScaling | None = None
+    """How rotary positions are stretched in this phase; `model.rope_scaling` if absent."""
 
 
 READING_KEYS = ("steps", "global_batch_size", "batch_ramp", "seed")

@@ -120,6 +120,9 @@ def objective_problem(pretrain: Any) -> str | None:
         return f"{' and '.join(given)} are different things to predict; give one of them"
     if given and pretrain.model.use is not None:
         return f"{given[0]} needs a model that is built in; remove it, or model.use"
+    turned = any(phase.rope_theta is not None or phase.rope_scaling is not None for phase in pretrain.phases)
+    if turned and (pretrain.model.use is not None or pretrain.kind != "decoder"):
+        return "phases: rope_theta and rope_scaling are the built-in decoder's; remove them, or train that"
     if given == ["ul2"] and pretrain.model.document_mask:
         return "ul2 hides spans of whole rows, whose documents model.document_mask keeps apart; remove one of the two"
     if pretrain.multi_token is not None:

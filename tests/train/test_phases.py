@@ -15,6 +15,7 @@ from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.row_plan import PlanError, plan_of
+from gristmill.train.models.weights import read_shape
 
 PHASES = [{}, {"learning_rate_scale": 0.5, "sequence_length": 16}]
 
@@ -68,6 +69,33 @@ def test_each_phase_has_its_learning_rate_and_row_length_and_its_line_in_the_rec
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+LONG = {"rope_theta": 80_000.0, "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_length": 16}}
+
+
+def test_a_phase_with_rotary_positions_of_its_own_is_a_model_that_has_them_from_its_first_step_on(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Phase 2 begins with step 5. Its peer is a model with those positions that continues the checkpoint of step 4."""
+    config = {**pretrain_config, "steps": 6, "phases": [{}, LONG]}
+    run_stage("pretrain", inputs, config, tmp_path / "turned", permanent_every=4)
+    resumed = {**config, "continue_from": str(tmp_path / "turned" / "work" / "checkpoints" / "step-00000004")}
+    run_stage("pretrain", inputs, resumed, tmp_path / "resumed")
+    peer = {**resumed, "phases": [{}, {}], "model": {**config["model"], **LONG}}
+    run_stage("pretrain", inputs, peer, tmp_path / "peer")
+    run_stage("pretrain", inputs, {**config, "phases": [{}, {}]}, tmp_path / "plain")
+    models = {name: tmp_path / name / "data" / "model" for name in ("turned", "peer", "resumed", "plain")}
+    weights = {name: load_file(folder / "model.safetensors") for name, folder in models.items()}
+    assert all(torch.equal(weights[other][name], values) for name, values in weights["turned"].items()
+               for other in ("peer", "resumed"))
+    embedding = "model.embed_tokens.weight"
+    assert not torch.equal(weights["plain"][embedding], weights["turned"][embedding])
+    assert read_shape(models["turned"]) == read_shape(models["resumed"]) == read_shape(models["peer"])
+    assert read_shape(models["turned"]).rope_theta == 80_000.0
+    losses = {name: {line["step"]: line["loss"] for line in lines_of(tmp_path / name) if "loss" in line}
+              for name in ("turned", "plain")}
+    assert [step for step in range(1, 7) if losses["turned"][step] != losses["plain"][step]] == [5, 6]
+
+
 MANIFEST = """
 name: p
 sources: {{a: {{path: "a.txt"}}}}
@@ -80,6 +108,8 @@ pretrain: {{steps: 10, {pretrain}}}
 def test_phases_that_do_not_fit_the_mixture_s_are_refused_before_any_work() -> None:
     with pytest.raises(ManifestError, match=r"pretrain\.phases: has 1 entries, but mix\.phases has 2"):
         parse_manifest(MANIFEST.format(pretrain="phases: [{}]"), "p.yaml")
+    with pytest.raises(ManifestError, match="rope_theta and rope_scaling are the built-in decoder's"):
+        parse_manifest(MANIFEST.format(pretrain="phases: [{}, {rope_theta: 5e5}], masked: {}"), "p.yaml")
     with pytest.raises(ManifestError, match="length_ramp and the sequence_length of phases"):
         parse_manifest(MANIFEST.format(pretrain="phases: [{}, {sequence_length: 16}], length_ramp: [{until_step: 2, "
                                        "sequence_length: 16}]"), "p.yaml")

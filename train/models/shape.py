@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from gristmill.mixtures.model import Model, RopeScaling
 from gristmill.mixtures.objectives.token_objectives import Kind as Kind
 from gristmill.mixtures.own_code import Own
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.training import Pretrain, TrainingPhase
 
 VOCAB_MULTIPLE = 128
 """Rows of the embedding are padded to this multiple, which matrix units prefer (OLMo-core: padded_vocab_size)."""
@@ -209,6 +209,13 @@ def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> 
     if section.kind == "encoder_decoder":
         return replace(shape, encoder_decoder=True, tied_embeddings=False)
     return replace(shape, prefix_lm=section.reads_prefixes, multi_token=further_heads(section))
+
+
+def shape_in_phase(shape: Shape, phase: TrainingPhase | None) -> Shape:
+    """The shape with the rotary positions of a phase; None and absent keys leave it as it is."""
+    given = {} if phase is None else {key: value for key in ("rope_theta", "rope_scaling")
+                                      if (value := getattr(phase, key)) is not None}
+    return replace(shape, **given)
 
 
 def further_heads(section: Pretrain) -> int:

@@ -25,7 +25,7 @@ from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.multi_token import FURTHER, trunk_of
-from gristmill.train.models.shape import OwnShape, Shape, further_heads, shape_to_train
+from gristmill.train.models.shape import OwnShape, Shape, further_heads, shape_in_phase, shape_to_train
 from gristmill.train.models.weights import TensorOf, WeightsError, check_kind, drawn, read_shape, stored
 from gristmill.train.objectives.layout import Layout
 from gristmill.train.objectives.masked_rows import read_masking
@@ -79,7 +79,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 phases=packed.described_phases(), phase_ends=packed.phase_ends(),
                 sets_before=packed.sets_before(),
             )
-            record, summary = train(job)
+            turn = _Positions(model, shape, job)
+            record, summary = train(replace(job, before_step=lambda step, rows: turn.of_step(step)))
+            turn.of_step(summary["steps"] - 1)
+            shape = cast(Shape | OwnShape, model.shape)
             tensors = {folder: {name: tensor for name, tensor in weights.items() if not name.startswith(FURTHER)}
                        for folder, weights in all_tensors(model, average).items()}
             kept = trunk_of(shape) if isinstance(shape, Shape) else shape
@@ -140,6 +143,25 @@ def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Sha
                     prefix_lm=section.reads_prefixes, multi_token=further_heads(section))
     new, old = drawn(found, seed), stored(folder)
     return found, lambda name, size: (new if name.startswith(FURTHER) else old)(name, size)
+
+
+class _Positions:
+    """Gives a decoder the rotary positions of the phase that a step belongs to: of the step alone, so that a resumed
+    training, or one that went back, has those of the uninterrupted one.
+
+    Args:
+        model: which reads them of its shape in every forward pass.
+        shape: as it was without phases.
+        job: the training, which knows them.
+    """
+
+    def __init__(self, model: Any, shape: Shape | OwnShape, job: Job) -> None:
+        self._model, self._shape, self._job = model, shape, job
+
+    def of_step(self, step: int) -> None:
+        """Before a step, counted from 0."""
+        if isinstance(self._shape, Shape):
+            self._model.shape = shape_in_phase(self._shape, self._job.phase_of(step))
 
 
 class _InLoop:
