@@ -245,8 +245,9 @@ CallbackEvent = Literal["after_step", "after_validation", "on_checkpoint"]
 
 
 class Callback(OwnCall):
-    """Code that watches a training and may end it: a function of one event, or a class with a method for each event
-    that it wants. It sees metrics, and neither data nor weights. Examples are in docs/own-training.md."""
+    """Code that watches a training, and may scale its learning rate or end it: a function of one event, or a class with
+    a method for each event that it wants. It sees metrics, and neither data nor weights. Examples are in
+    docs/own-training.md."""
 
     on: CallbackEvent | None = None
     """Of a function, when it is called: `after_step` if absent. A class says it by its methods."""

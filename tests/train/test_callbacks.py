@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.own_code import Own, OwnFunction, take_code
+from gristmill.mixtures.own_code import Own, OwnCodeError, OwnFunction, take_code
+from gristmill.mixtures.training import Pretrain
 from gristmill.train.loop import loop
+from gristmill.train.optim.schedules import learning_rate
 from tests.train.test_resume import finish, torchrun, write_stage
 
 WATCH = """
@@ -136,6 +139,54 @@ def test_a_training_that_was_stopped_continues_with_another_callback(
     assert run_stage("pretrain", inputs, config, tmp_path / "second")["steps"] == 12
 
 
+SCALE = """
+import os
+class Scale:
+    def __init__(self, folder): self.folder = folder
+    def after_step(self, metrics):
+        if metrics["step"] == 5 and not os.path.exists(self.folder + "/second"):
+            return {"learning_rate_scale": 0.25, "reason": "large gradients"}
+        if metrics["step"] == 7 and os.path.exists(self.folder + "/fails"):
+            raise OSError("out of memory")
+    def after_validation(self, metrics):
+        return {"learning_rate_scale": 2} if metrics["step"] == 6 else None
+"""
+
+
+def test_a_callback_scales_the_learning_rate_and_a_resumed_training_has_what_it_did(
+    run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The second attempt begins at step 4, and its callback would leave the rate of step 6 as it is."""
+    config = with_callback(SCALE, "Scale", {"folder": str(tmp_path)})
+    whole = run_stage("pretrain", inputs, config, tmp_path / "whole")
+    assert whole["scaled_by"] == [
+        {"callback": "hooks:Scale", "step": 5, "learning_rate_scale": 0.25, "reason": "large gradients"},
+        {"callback": "hooks:Scale", "step": 6, "learning_rate_scale": 2.0, "reason": ""}]
+    plain = scheduled({**config, "callbacks": []})
+    recorded = lines(tmp_path / "whole" / "data" / "metrics.jsonl")
+    rates = {line["step"]: line["learning_rate"] for line in recorded if "learning_rate" in line}
+    assert rates == {step: plain(step) * (1.0 if step < 6 else 0.25 if step == 6 else 0.5) for step in range(1, 13)}
+    (tmp_path / "fails").touch()
+    with pytest.raises(OwnCodeError, match="out of memory"):
+        run_stage("pretrain", inputs, config, tmp_path / "again")
+    torch.distributed.destroy_process_group()
+    (tmp_path / "fails").unlink()
+    (tmp_path / "second").touch()
+    assert run_stage("pretrain", inputs, config, tmp_path / "again")["scaled_by"] == whole["scaled_by"]
+    weights = Path("data", "model", "model.safetensors")
+    assert (tmp_path / "again" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
+    told = [[line for line in lines(tmp_path / name / "data" / "metrics.jsonl") if "callback" in line]
+            for name in ("whole", "again")]
+    assert told[0] == told[1]
+    assert told[0][0] == {"step": 5, "callback": {"callback": "hooks:Scale", "learning_rate_scale": 0.25,
+                                                  "reason": "large gradients"}}
+
+
+def scheduled(config: dict[str, Any]) -> Callable[[int], float]:
+    section = Pretrain.model_validate(config)
+    return lambda step: learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps)
+
+
 STOP = "def stop(metrics, at):\n    if metrics['step'] == at: return 'here'\n"
 
 
@@ -170,7 +221,9 @@ def test_what_a_callback_raises_on_one_of_two_ranks_ends_both_with_its_sentence(
     ("class stop:\n    def __init__(self):\n        1 / 0\n    def after_step(self, m): ...", {},
      r"hooks:stop failed: ZeroDivisionError: division by zero \(hooks.py, line 3\)"),
     ("raise RuntimeError('no')", {}, r"hooks.py defines no 'stop'"),
-    ("def stop(metrics): return True", {}, r"line 1: stop returned True after step; return None to go on, or a text"),
+    ("def stop(metrics): return True", {}, r"line 1: stop returned True after step; return None to go on, a text"),
+    ("def stop(metrics): return {'learning_rate_scale': -1}", {}, r"returned \{'learning_rate_scale': -1\} after step"),
+    ("def stop(metrics): return {'scale': 2}", {}, r"with a finite factor above 0"),
     ("def stop(metrics): metrics['loss'] = 0", {}, r"TypeError: 'mappingproxy' object does not .* \(hooks.py, line 1"),
     ("def stop(metrics): metrics['logged']['loss'] = 0", {}, "TypeError: 'mappingproxy' object does not"),
     ("def stop(metrics):\n    while True:\n        pass", {},

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user's that watches a training, and may end it before its last step.
+"""Callbacks: code of the user's that watches a training, and may scale its learning rate or end it.
 
 They run on the first rank; what they say, and what they raise, all ranks hear, so that all end at the same step.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +21,24 @@ from gristmill.train.parallel.world import World, on_first
 
 EVENTS: tuple[CallbackEvent, ...] = get_args(CallbackEvent)
 Metrics = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What callbacks say to an event.
+
+    Attributes:
+        stopped: `callback`, `step` and `reason` of the first that ends the training, and `of`, which names its code;
+            None where none does.
+        scales: `callback`, `step`, `event`, `learning_rate_scale` and `reason` of each that scales the learning rate
+            of the steps behind this one.
+    """
+
+    stopped: dict[str, Any] | None
+    scales: list[dict[str, Any]]
+
+
+NOTHING = Said(None, [])
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,7 @@ class Callbacks:
         """Whether one of them is to be told of an event: what is not wanted is not worked out."""
         return event in self._events
 
-    def tell(self, event: CallbackEvent, metrics: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    def tell(self, event: CallbackEvent, metrics: Callable[[], dict[str, Any]]) -> Said:
         """Call those that want an event.
 
         Args:
@@ -73,10 +92,9 @@ class Callbacks:
             metrics: makes what they see, JSON with a `step`; called on the first rank alone.
 
         Returns:
-            `callback`, `step` and `reason` of the first that ends the training, and `of`, which names its code; None
-            where none does.
+            what they say, in the order in which they are called.
         """
-        return on_first(lambda: self._tell(event, metrics()), self._world) if self.wants(event) else None
+        return on_first(lambda: self._tell(event, metrics()), self._world) if self.wants(event) else NOTHING
 
     def asked_for(self, stopped: Mapping[str, Any] | None) -> bool:
         """Whether one of these callbacks has ended the training that a checkpoint is of."""
@@ -95,11 +113,14 @@ class Callbacks:
         self._made = [_made(section) for section in sections]
         return [event for one in self._made for event in one.events]
 
-    def _tell(self, event: CallbackEvent, metrics: dict[str, Any]) -> dict[str, Any] | None:
+    def _tell(self, event: CallbackEvent, metrics: dict[str, Any]) -> Said:
         seen = _read_only(metrics)
-        reasons = [(one, _reason(one, event, seen)) for one in self._made if event in one.events]
-        return next(({"callback": one.section.use.reference, "step": metrics["step"], "reason": reason, "of": one.key}
-                     for one, reason in reasons if reason is not None), None)
+        said = [(one, answer) for one in self._made if event in one.events
+                if (answer := _answer(one, event, seen)) is not None]
+        stopped = next(({"callback": one.section.use.reference, "step": metrics["step"], "reason": answer,
+                         "of": one.key} for one, answer in said if isinstance(answer, str)), None)
+        return Said(stopped, [{"callback": one.section.use.reference, "step": metrics["step"], "event": event, **answer}
+                              for one, answer in said if not isinstance(answer, str)])
 
     def _states(self) -> dict[str, Any]:
         return {one.key: _state(one) for one in self._made if one.keeps_state}
@@ -132,19 +153,30 @@ def _key(section: Callback) -> str:
     return hashlib.sha256(canonical_json(section.model_dump(mode="json"))).hexdigest()
 
 
-def _reason(one: _Made, event: CallbackEvent, metrics: Metrics) -> str | None:
-    """What a callback says to an event: nothing, or why the training is to end."""
+def _answer(one: _Made, event: CallbackEvent, metrics: Metrics) -> str | dict[str, Any] | None:
+    """What a callback says to an event: nothing, why the training is to end, or `learning_rate_scale` and `reason`."""
     own, said = one.section.use, call_own(one.section, one.events[event], metrics)
     if said is None:
         return None
-    if not isinstance(said, str) or not said.strip():
+    scaled = _scale(said) if isinstance(said, Mapping) else None
+    if scaled is None and (not isinstance(said, str) or not said.strip()):
         raise OwnCodeError(f"{own.place}: {own.name} returned {said!r} {event.replace('_', ' ')}; return None to go "
-                           "on, or a text that says why the training is to end")
+                           "on, a text that says why the training is to end, or {'learning_rate_scale': FACTOR, "
+                           "'reason': TEXT} with a finite factor above 0")
     if event == "on_checkpoint":
         # When checkpoints are saved is in no fingerprint.
         raise OwnCodeError(f"{own.place}: {own.name} returned {said!r} on a checkpoint, but how often one is saved may "
-                           "not change a result; end the training after_step or after_validation")
-    return said
+                           "not change a result; do so after_step or after_validation")
+    return scaled or str(said)
+
+
+def _scale(said: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a callback wants of the learning rate; None where that is no positive number."""
+    factor, reason = said.get("learning_rate_scale"), said.get("reason", "")
+    if set(said) - {"learning_rate_scale", "reason"} or not isinstance(reason, str) or isinstance(factor, bool) or (
+            not isinstance(factor, int | float) or not math.isfinite(factor) or factor <= 0):
+        return None
+    return {"learning_rate_scale": float(factor), "reason": reason}
 
 
 def _state(one: _Made) -> Any:

@@ -42,7 +42,8 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
 
     Returns:
         the record (on the first rank), and a summary: steps, tokens, skipped steps, rows_digest, rollbacks,
-        whether it stopped early, and where a callback has ended it `stopped_by`: its name, the step and the reason.
+        whether it stopped early, where a callback has ended it `stopped_by`: its name, the step and the reason, where
+        some have scaled the learning rate `scaled_by`: likewise, with the factors.
 
     Raises:
         StoppedError: SIGTERM came; the state is saved.
@@ -71,7 +72,8 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     return attempt.record, {
         "steps": progress.step, "tokens": progress.tokens, "skipped_steps": progress.skipped,
         "rows_digest": progress.digest, "rollbacks": attempt.rollbacks, "stopped_early": stopped_early,
-        **_stopped_by(attempt), "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world)}
+        **_stopped_by(attempt), **_scaled_by(attempt),
+        "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world)}
 
 
 def keep_permanent(work: Path, permanent_every: int | None) -> None:
@@ -93,7 +95,7 @@ def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], Non
             seen, line = one_step(attempt, batch, batches)
             attempt.profiler.after(progress.step)
             collect_garbage(progress.step)
-            _tell(attempt, "after_step", partial(metrics_of_step, job, seen, progress.tokens, line))
+            _tell(attempt, "after_step", partial(metrics_of_step, job, progress, seen, line))
             _validate(attempt)
             if _has_stopped(attempt):
                 _save_where_stopped(attempt)
@@ -152,11 +154,18 @@ def _has_stopped(attempt: Attempt) -> bool:
 
 def _tell(attempt: Attempt, event: CallbackEvent, metrics: Callable[[], dict[str, Any]]) -> None:
     """Tell callbacks of an event, and keep in mind what they say to it."""
-    stopped = attempt.callbacks.tell(event, metrics)
+    said = attempt.callbacks.tell(event, metrics)
+    job, stopped = attempt.job, said.stopped
+    for scale in attempt.replayed(event, said.scales):
+        attempt.progress.scales.append(scale)
+        if attempt.record is not None:
+            attempt.record.metrics({"step": scale["step"], "callback": {
+                key: scale[key] for key in ("callback", "learning_rate_scale", "reason")}})
+        job.context.warn(f"{job.context.stage}: {scale['callback']} scales the learning rate behind step "
+                         f"{scale['step']} by {scale['learning_rate_scale']:g}: {scale['reason'] or 'no reason given'}")
     if stopped is None:
         return
     attempt.progress.stopped = stopped
-    job = attempt.job
     job.context.warn(f"{job.context.stage}: {stopped['callback']} ended the training after step {stopped['step']} of "
                      f"{job.section.steps}: {stopped['reason']}")
 
@@ -166,6 +175,12 @@ def _stopped_by(attempt: Attempt) -> dict[str, Any]:
     if stopped is None or not attempt.callbacks.asked_for(stopped):
         return {}
     return {"stopped_by": {key: stopped[key] for key in ("callback", "step", "reason")}}
+
+
+def _scaled_by(attempt: Attempt) -> dict[str, Any]:
+    scales = attempt.progress.scales
+    return {"scaled_by": [{key: one[key] for key in ("callback", "step", "learning_rate_scale", "reason")}
+                          for one in scales]} if scales else {}
 
 
 def _go_back(attempt: Attempt, first_bad_step: int) -> None:
@@ -179,6 +194,7 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
         # From here on the rollback has happened: a kill before the rest of it is done changes nothing.
         write_rollbacks(job.context.work, attempt.rollbacks)
         attempt.checkpoints.remove(lambda step, state: is_given_up(step, state, attempt.rollbacks))
+    attempt.forget_scales_after(target)
     attempt.restore(target, attempt.checkpoints.load(target, progress.tensors()))
     progress.streak = Streak()
     attempt.clock = Clock()

@@ -86,13 +86,18 @@ class Record:
 
     def lines(self) -> list[dict[str, Any]]:
         """All metrics so far."""
-        return [json.loads(line) for line in (self._work / METRICS).read_text().splitlines()]
+        return read_lines(self._work / METRICS)
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
     """Append one JSON object as a line."""
     with open(path, "a", encoding="utf-8") as sink:
         sink.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a file; none where there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def cut_after(path: Path, step: int, rollbacks: int = 0) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from gristmill.dataprep.files import as_path, is_local, read_json, write_json
+from gristmill.mixtures.training import CallbackEvent
 from gristmill.train.loop.bad_steps import look_at_device
-from gristmill.train.loop.callbacks import Callbacks
+from gristmill.train.loop.callbacks import EVENTS, Callbacks
 from gristmill.train.loop.checkpoints import (
     CHECKPOINTS,
     MARKER,
@@ -25,7 +26,7 @@ from gristmill.train.loop.checkpoints import (
 )
 from gristmill.train.loop.job import Job
 from gristmill.train.loop.mirror import fetch_tree
-from gristmill.train.loop.record import Record
+from gristmill.train.loop.record import Record, append_line, cut_after, read_lines
 from gristmill.train.loop.rollback import is_given_up, plan_after, read_rollbacks
 from gristmill.train.loop.row_plan import RowOrder, RowPlan, extend_digest
 from gristmill.train.loop.spikes import empty_window
@@ -40,6 +41,8 @@ BEGAN_WITH = "began_with"
 """Under this name a checkpoint says which models its training began with: stage -> fingerprint."""
 CALLBACKS = "callbacks"
 """Under this name it has what callbacks keep."""
+SCALES = "learning_rate_scales.jsonl"
+"""Of the working files: what callbacks have made of the learning rate."""
 Found = TypeVar("Found")
 
 
@@ -73,6 +76,9 @@ class Attempt:
                                        context.warn, context.following, context.apart)
         self.rollbacks: list[dict[str, Any]] = agree(read_rollbacks(context.work), job.world)
         self.progress.rollbacks = len(self.rollbacks)
+        if job.world.is_first and (context.work / SCALES).exists():
+            cut_after(context.work / SCALES, section.steps)  # a kill may have torn its last line
+        self._scales: list[dict[str, Any]] = agree(read_lines(context.work / SCALES), job.world)
         self._resume()
         if goes_back and self.progress.step == 0:
             self.save()
@@ -99,6 +105,25 @@ class Attempt:
         self.progress.restore(step, plain)
         self.progress.rollbacks = len(self.rollbacks)
         self.callbacks.load(plain.get(CALLBACKS, {}))
+
+    def replayed(self, event: CallbackEvent, scales: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """What callbacks make of the learning rate at an event: what an earlier attempt has written down of it, as far
+        as that got, even if they would decide otherwise now; else what they say, which is written down.
+        """
+        now = (self.progress.step, EVENTS.index(event))
+        if self._scales and now <= (self._scales[-1]["step"], EVENTS.index(self._scales[-1]["event"])):
+            return [one for one in self._scales if (one["step"], EVENTS.index(one["event"])) == now]
+        for one in scales:
+            self._scales.append(one)
+            if self.job.world.is_first:
+                append_line(self.job.context.work / SCALES, one)
+        return scales
+
+    def forget_scales_after(self, step: int) -> None:
+        """Where the training goes back: what follows is another training."""
+        self._scales = [one for one in self._scales if one["step"] <= step]
+        if self.job.world.is_first and (self.job.context.work / SCALES).exists():
+            cut_after(self.job.context.work / SCALES, step)
 
     def look(self) -> None:
         """Ask the device which steps were bad."""

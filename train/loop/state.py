@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -58,6 +59,7 @@ class LoopState:
         rollbacks: how many there were.
         best, stale: the best held-out loss, and validations since.
         stopped: which callback has ended the training, and why (see callbacks.Callbacks.tell).
+        scales: what callbacks have made of the learning rate (see callbacks.Said), in order.
         seen: the steps since the last look at the device.
     """
 
@@ -74,6 +76,7 @@ class LoopState:
     best: float | None = None
     stale: int = 0
     stopped: dict[str, Any] | None = None
+    scales: list[dict[str, Any]] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Any]:
@@ -85,7 +88,12 @@ class LoopState:
         """The part of the state that is JSON, with the name of what the rows are of."""
         return {"digest": self.digest, "tokens": self.tokens, "skipped": self.skipped, "overflows": self.overflows,
                 "streak": [self.streak.length, self.streak.due], "rollbacks": self.rollbacks, "best": self.best,
-                "stale": self.stale, "stopped": self.stopped, "rows_of": fingerprint}
+                "stale": self.stale, "stopped": self.stopped, "rows_of": fingerprint,
+                **({"scales": list(self.scales)} if self.scales else {})}
+
+    def scale_of(self, step: int) -> float:
+        """What callbacks have made of the learning rate of a step, counted from 1: a share of the scheduled one."""
+        return math.prod(one["learning_rate_scale"] for one in self.scales if one["step"] < step)
 
     def restore(self, step: int, plain: Mapping[str, Any]) -> None:
         """Go to a checkpoint's state; the tensors are there already."""
@@ -94,4 +102,5 @@ class LoopState:
         self.streak, self.rollbacks = Streak(*plain["streak"]), plain["rollbacks"]
         self.best, self.stale = plain["best"], plain["stale"]
         self.stopped = plain.get("stopped")  # which checkpoints of earlier versions lack
+        self.scales = list(plain.get("scales", ()))
         self.seen.clear()

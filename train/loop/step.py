@@ -19,7 +19,7 @@ from gristmill.train.loop.record import TIMINGS
 from gristmill.train.loop.resuming import Attempt
 from gristmill.train.loop.row_plan import extend_digest, micro_batches
 from gristmill.train.loop.spikes import judge, remember_loss
-from gristmill.train.loop.state import Seen
+from gristmill.train.loop.state import LoopState, Seen
 from gristmill.train.loop.throughput import UpdateSize, peak_memory_bytes, speed_metrics
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.noise_scale import PartNorms
@@ -50,7 +50,7 @@ def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> tuple
     if attempt.noise_scale is not None and noise is not None:
         attempt.noise_scale.follow(noise, bad)
     size = UpdateSize(job.model) if logged else None
-    update(attempt.optimizers, scheduled_rate(job, step), bad)
+    update(attempt.optimizers, scheduled_rate(job, step) * progress.scale_of(step), bad)
     if job.average is not None:
         job.average.follow(step, bad)
     remember_loss(progress.window, loss, step)
@@ -63,18 +63,20 @@ def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> tuple
     return seen, None if size is None else _log(attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches)
 
 
-def metrics_of_step(job: Job, seen: Seen, tokens: int, line: Mapping[str, Any] | None) -> dict[str, Any]:
+def metrics_of_step(
+    job: Job, progress: LoopState, seen: Seen, line: Mapping[str, Any] | None
+) -> dict[str, Any]:  # fmt: skip
     """What callbacks see after a step; waits for the device.
 
     Args:
         job: the training.
+        progress: how far it is.
         seen: the step.
-        tokens: read so far.
         line: of the metrics, where the step is logged: they see what cannot differ between two runs.
     """
     return {
         "step": seen.step, "steps": job.section.steps, "loss": seen.loss.item(), "grad_norm": seen.norm.item(),
-        "learning_rate": scheduled_rate(job, seen.step), "tokens": tokens,
+        "learning_rate": scheduled_rate(job, seen.step) * progress.scale_of(seen.step), "tokens": progress.tokens,
         "skipped": bool((seen.bad | seen.overflow).item()),
         "logged": None if line is None else {key: value for key, value in line.items() if key not in TIMINGS}}
 
@@ -132,7 +134,8 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
     attempt.save_seconds = 0.0
     line = {
         "step": progress.step, **measured, **measured_norms, **scaling, **noise,
-        "learning_rate": scheduled_rate(job, progress.step), "tokens": progress.tokens,
+        "learning_rate": scheduled_rate(job, progress.step) * progress.scale_of(progress.step),
+        "tokens": progress.tokens,
         "skipped_steps": progress.skipped, "rows_digest": progress.digest, **speed, **saving,
         "peak_memory_bytes": memory,
     }
