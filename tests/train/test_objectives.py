@@ -47,10 +47,10 @@ def test_it_learns_by_source_and_a_stopped_training_resumes_to_the_same_bits(
     run_stage: Any, stop_pretraining: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
     name: str,
 ) -> None:
-    config = {**pretrain_config, **SECTIONS[name]}
+    config = {**pretrain_config, **SECTIONS[name], "steps": 8, "validate_every": 8}
     run_stage("pretrain", inputs, config, tmp_path / "whole")
     steps = [line for line in lines_of(tmp_path / "whole") if "loss" in line]
-    assert np.mean([line["loss"] for line in steps[-4:]]) < steps[0]["loss"] - 0.3
+    assert np.mean([line["loss"] for line in steps[-3:]]) < steps[0]["loss"] - 0.2
     for line in steps:
         assert line["loss"] == pytest.approx(
             sum(one["loss"] * one["tokens"] for one in line["sources"].values())
@@ -68,7 +68,7 @@ def test_sharded_over_two_processes_it_learns_the_same(
 ) -> None:
     configs = {name: {**pretrain_config, **section, "steps": 3, "validate_every": 3, "global_batch_size": 7,
                       "micro_batch_size": 2, "optimizer": {"learning_rate": 0.002}}
-               for name, section in SECTIONS.items()}
+               for name, section in SECTIONS.items() if name != "ul2-decoder"}  # it is `prefix` in the model
     for name, config in configs.items():
         run_stage("pretrain", inputs, config, tmp_path / name)
     train_on(2, [{"parallel": {"shard": 2}, "folder": str(tmp_path / "two" / name), "continue": None, "config": config,

@@ -10,21 +10,26 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, T5ForConditionalGeneration
 
+from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.objectives.span_objectives import SENTINEL, Denoiser, SpanCorruption, Ul2, spans_of
 from gristmill.mixtures.tokenizer import Tokenizer
+from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.objective import UNTRAINED
 from gristmill.train.models.encoder_decoder import EncoderDecoder, bucket_of
-from gristmill.train.models.llama import logits_head
+from gristmill.train.models.llama import configure, logits_head
 from gristmill.train.models.shape import shape_to_train
 from gristmill.train.models.weights import WeightsError, load_model, read_shape
-from gristmill.train.objectives.layout import draws
+from gristmill.train.objectives.layout import Read, draws
 from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.span_rows import Corruption, NoSentinelsError, corruption_of
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.measured_step import _count
 from tests.train.test_masked_rows import ENCODER, made_inputs, read
+from tests.train.test_next_token import padded_set
 
 EOS, PAD, SENTINELS = 0, 1, np.arange(50, 90)
 MODES = ["[R]", "[S]", "[X]"]
@@ -202,9 +207,39 @@ def test_an_export_is_a_t5_of_transformers_with_equal_logits(
         assert measured["span_accuracy"] == pytest.approx(right.float().mean().item())
 
 
-def test_plan_counts_both_sides() -> None:
-    from gristmill.mixtures.training import Pretrain
+def test_each_document_is_blamed_for_its_hidden_tokens_and_forgotten_activations_change_nothing(tmp_path: Path) -> None:
+    """Row 1 holds a piece of 4 tokens and one of 6, then padding; row 2 one of 24."""
+    section = Pretrain.model_validate({"steps": 1, "span_corruption": {}, "model": ENCODER})
+    packed, shape, rows = padded_set(tmp_path, PAD), shape_to_train(section, 100, 24), np.array([2, 1])
+    how = spans(Denoiser(mode="X", density=0.5, mean_length=3.0))
+    objective = NextToken(packed, 3, torch.ones(100), shape, layout=how)
+    model, found = EncoderDecoder(shape), []
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    for forgotten in ("off", "full"):
+        configure(model, Compute.model_validate({"activation_checkpointing": forgotten}))
+        model.zero_grad()
+        measured = objective.loss(model, objective.prepare(rows, step=4), 1.0)
+        measured.loss.backward()
+        found.append(torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None]))
+    assert torch.equal(*found)
+    losses = measured.row_losses.numpy()
+    positions = np.stack([np.arange(24), np.where(np.arange(24) < 10, np.arange(24), -1)]).astype(np.int32)
+    laid = how(Read(packed.read(rows), positions, rows, np.zeros(2, dtype=np.int64)), 4)
+    assert laid.places is not None
+    hidden = [[place for place in one if place >= 0] for one in laid.places.tolist()]
+    assert [np.flatnonzero(one != UNTRAINED).tolist() for one in losses] == hidden
+    assert (len(hidden[0]), len(hidden[1])) == (12, 5)
+    blamed = {(one["row"], one["start"]): one["loss"] for one in objective.blame(rows, losses)}
+    for (row, start), (number, end) in {(1, 0): (1, 4), (1, 4): (1, 10), (2, 0): (0, 24)}.items():
+        piece = losses[number, start:end]
+        trained = piece[piece != UNTRAINED]
+        assert blamed[row, start] == pytest.approx(trained.mean() if len(trained) else 0.0, rel=1e-5)
+    # Sentinels and the end of text are trained on too, and stand in no document.
+    assert float(measured.sums[0]) > losses[losses != UNTRAINED].sum()
 
+
+def test_plan_counts_both_sides() -> None:
     section = Pretrain.model_validate({"steps": 1, "span_corruption": {}, "model": ENCODER})
     shape = shape_to_train(section, 256, 400)
     model = EncoderDecoder(shape)
