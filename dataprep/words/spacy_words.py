@@ -37,7 +37,7 @@ KINDS = {LOWER: "abcdefghijklmnopqrstuvwxyz", UPPER: "ABCDEFGHIJKLMNOPQRSTUVWXYZ
          QUOTE: '"', OPENING: "(", CLOSING: ")", MARK: ",;:!?", STOP: "."}  # fmt: skip
 MOST_WORDS, MOST_HYPHENS = 8, 2
 """Of a run that is cut here: its words, and hyphens side by side."""
-EXCEPTION_BITS = 16
+EXCEPTION_BITS = 18
 
 
 class NoSpacyError(RuntimeError):

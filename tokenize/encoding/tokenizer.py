@@ -7,7 +7,6 @@ function of the user's writes conversations, chat_formatter.json instead, its co
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -257,8 +256,7 @@ def word_edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
     """Whether tokens spell one byte per character."""
-    spelt = json.loads(tokenizer.to_str())
-    return '"ByteLevel"' in json.dumps([spelt.get(key) for key in ("pre_tokenizer", "decoder")])
+    return "ByteLevel(" in f"{tokenizer.pre_tokenizer!r} {tokenizer.decoder!r}"
 
 
 def _vocab_size(tokenizer: Tokenizer) -> int:
