@@ -70,8 +70,9 @@ def mixture_section(facts: Facts, name: str = "mix") -> Section | None:
     measured = ", ".join(f"{name} {'none left' if value is None else format(value, '.2f')}"
                          for name, value in per_token.items())
     return Section("Mixture", [
-        Note(f"Vocabulary of {facts['packed']['tokenizer']['vocab_size']:,}; bytes per token of documents that it "
-             f"was not learnt from: {measured}. Rows of {facts['packed']['sequence_length']} tokens."),
+        Note(f"Vocabulary of {facts['packed']['tokenizer']['vocab_size']:,}"
+             + (f"; bytes per token of documents that it was not learnt from: {measured}" if measured else "")
+             + f". Rows of {facts['packed']['sequence_length']} tokens."),
         Figure(mixture_picture(rows), "Shares of tokens, requested and realised."),
         *(Table(*found, set(range(1 if found[0][0] == "source" else 2, len(found[0]))))
           for found in (mixture_table(facts, 3), stage_table(facts, 3)) if found is not None),

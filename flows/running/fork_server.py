@@ -153,6 +153,11 @@ class Forked:
             self._line.shutdown(socket.SHUT_WR)
 
 
+def _missing(request: Mapping[str, Any]) -> list[str]:
+    """The modules that a worker needs and that are not imported yet."""
+    return [name for name in request["modules"] if name not in sys.modules]
+
+
 class Server:
     """Forks workers, tells what becomes of them, and ends those whose line was closed.
 
@@ -168,6 +173,7 @@ class Server:
     ) -> None:
         self._requests, self._work, self._later = requests, work, list(later)
         self._workers: dict[int, socket.socket] = {}
+        self._asked_for: list[tuple[socket.socket, int, dict[str, Any]]] = []
         self._woken, self._wake = socket.socketpair()
         self._selector = selectors.DefaultSelector()
 
@@ -179,10 +185,9 @@ class Server:
         for source in (self._requests, self._woken):
             self._selector.register(source, selectors.EVENT_READ)
         while True:
-            events = self._selector.select(0 if self._later else None)
+            events = self._selector.select(0 if self._asked_for or self._later else None)
             if not events:
-                with without_collection(), suppress(ImportError):
-                    importlib.import_module(self._later.pop(0))
+                self._import_one()
             for key, _ in events:
                 if key.fileobj is self._woken:
                     self._woken.recv(4096)
@@ -191,6 +196,24 @@ class Server:
                     self._kill_worker_of(key.fileobj)
                 elif not self._answer_request():
                     return
+            self._fork_those_ready()
+
+    def _import_one(self) -> None:
+        """Import what the worker that was asked for first still needs; where none waits, what is wanted later."""
+        with without_collection():
+            if self._asked_for:
+                importlib.import_module(_missing(self._asked_for[0][2])[0])
+            else:
+                with suppress(ImportError):
+                    importlib.import_module(self._later.pop(0))
+
+    def _fork_those_ready(self) -> None:
+        """Fork the workers that need no module more: none waits for what another one needs."""
+        for asked in [one for one in self._asked_for if not _missing(one[2])]:
+            self._asked_for.remove(asked)
+            line, output, request = asked
+            self._fork(line, output, request)
+            os.close(output)
 
     def _answer_request(self) -> bool:
         kind, descriptors, _, _ = socket.recv_fds(self._requests, 1, 2)
@@ -207,14 +230,10 @@ class Server:
             self._later[:0] = json.loads(content)
             line.close()
             return True
-        self._fork(line, descriptors[1], json.loads(content))
-        os.close(descriptors[1])
+        self._asked_for.append((line, descriptors[1], json.loads(content)))
         return True
 
     def _fork(self, line: socket.socket, output: int, request: dict[str, Any]) -> None:
-        with without_collection():
-            for name in request["modules"]:
-                importlib.import_module(name)
         server, pid = os.getpid(), os.fork()
         if not pid:
             self._become_worker(server, line, output, request)
@@ -231,6 +250,9 @@ class Server:
             self._selector.close()
             for end in (self._requests, self._woken, self._wake, line, *self._workers.values()):
                 end.close()
+            for end, other, _ in self._asked_for:
+                end.close()
+                os.close(other)
             for stream in (1, 2):
                 os.dup2(output, stream)
             os.close(output)

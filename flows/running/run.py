@@ -183,7 +183,7 @@ class Runner:
 
             def begin(owner: Mapping[str, Any]) -> None:
                 self.observer.stage_waits(node, owner)
-                if self.engine.nodes > 1 and (node.stage.trains or node.stage.uses_workers):
+                if self.engine.nodes > 1 and (node.stage.trains or node.uses_workers):
                     _, secrets = split_secrets(self.describe(node, workers))
                     log = folder.logs / "hosts" / f"{socket.gethostname()}-{os.getpid()}.log"
                     parts.enter_context(self.processes.start(lambda: StageProcess(

@@ -58,7 +58,7 @@ def jobs_of(plan: Plan, stages: Sequence[str], engine: Engine) -> list[Job]:
             ranks = min(engine.ranks, engine.workers)
             found.append(Job(name, needs, ranks, ranks, trains=True))
         else:
-            found.append(Job(name, needs, engine.workers if stage.uses_workers else 1))
+            found.append(Job(name, needs, engine.workers if plan[name].uses_workers else 1))
     return found
 
 

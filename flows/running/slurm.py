@@ -52,7 +52,7 @@ def scripts_of(session: Session, allotment: Allotment, folder: Path) -> dict[str
         if node.stage.trains:
             text = _training(session, name, allotment, folder)
         else:
-            text = _stage(session, name, allotment, folder, allotment.array if node.stage.uses_workers else 1)
+            text = _stage(session, name, allotment, folder, allotment.array if node.uses_workers else 1)
         found[f"{number:02d}-{name}.sbatch"] = text
     return {**found, "submit.sh": _submit([*found])}
 

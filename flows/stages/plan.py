@@ -52,6 +52,11 @@ class Node:
         """What it is called in the plan, the store and everything that is shown."""
         return self.called or self.stage.name
 
+    @property
+    def uses_workers(self) -> bool:
+        """Whether it does its work on as many of `engine.workers` as it gets."""
+        return self.stage.judges or (self.stage.parallel and not self.stage.is_short(dict(self.recipe)))
+
 
 Plan = dict[str, Node]
 """Name -> node, in the order in which the stages run."""

@@ -57,6 +57,7 @@ class Stage:
         rules: of a step, `module:function` of those that `whatif` can try with other bounds; `rules_of` in
             dataprep/replay.py says what it gets. `ranking`: the same of one that compares documents with each other.
         parallel: whether its work is cut into shards for `engine.workers`; that of a step of `prepare` always is.
+        is_short: of such a stage, whether by this recipe there is nothing to cut.
         asks: the part of a manifest that has the language models which it asks; those of a step are in its settings.
         preflight: what is wrong beforehand with what its section says: (manifest, its name there, step of `prepare` ->
             the columns that it may measure) -> places and messages.
@@ -90,6 +91,7 @@ class Stage:
     work_format: int = 1
     imports: Callable[[Any], Iterable[str]] = lambda settings: ()
     parallel: bool = False
+    is_short: Callable[[Recipe], bool] = lambda recipe: False
     asks: Callable[[Manifest], object] = lambda manifest: None
     preflight: Preflight | None = None
     trained: type[Training] | None = None
@@ -107,11 +109,6 @@ class Stage:
     def judges(self) -> bool:
         """Whether it is a step of `prepare`: it annotates documents, and may stand there more than once."""
         return self.section is not None
-
-    @property
-    def uses_workers(self) -> bool:
-        """Whether it does its work on as many of `engine.workers` as it gets."""
-        return self.parallel or self.judges
 
     @property
     def trains(self) -> bool:

@@ -53,11 +53,17 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if section.path is not None:
         chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path", *of_code)
         return ({"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
-                {"tokenizer": dump(section), "sources": list(manifest.text_sources), "seed": 0})
+                {"tokenizer": dump(section), "sources": [], "seed": 0})
     dumped = {**dump(section, "seed", "path", *(() if of_code else ("chat_formatter",)), *OF_MODELS),
               **_of_model(section)}
     return {"tokenizer": name_outside_files(dumped, section, verify), "sources": list(manifest.text_sources),
             "seed": seed_of(section, manifest)}, {"tokenizer": dumped}
+
+
+def needs(manifest: Manifest) -> list[str]:
+    """The documents, where a vocabulary is learnt from them."""
+    section = tokenizer_of(manifest)
+    return documents()(manifest) if section is not None and section.path is None else []
 
 
 OF_MODELS = ("model", "character_coverage", "transition_point")
@@ -102,6 +108,6 @@ def preflight(
 
 
 STAGE = Stage(
-    "tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", configure, documents(), parallel=True,
-    work_format=2, imports=lambda settings: ["tokenizers"],
+    "tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", configure, needs, parallel=True,
+    is_short=lambda recipe: "external" in recipe, work_format=2, imports=lambda settings: ["tokenizers"],
     preflight=preflight)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +18,7 @@ import pytest
 
 from gristmill.dataprep.files import write_json
 from gristmill.flows.running import stage_server
-from gristmill.flows.running.fork_server import ForkServer, ForkServerError
+from gristmill.flows.running.fork_server import ForkServer, ForkServerError, Server
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.manifest import Engine
@@ -159,3 +162,27 @@ def test_what_a_stage_imports_where_it_uses_it_is_imported_before_it_is_forked(m
             "gristmill.dataprep.filtering.filter", "gristmill.dataprep.words.spacy_ready", *stage_server.LATER,
             "gristmill.dataprep.duplicates.dedup", "datasketch"]
     assert STAGES["filter"].imports(Filter()) == []
+
+
+def test_a_worker_does_not_wait_for_what_another_one_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gristmill_toy_module.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    forked: list[list[str]] = []
+    monkeypatch.setattr(Server, "_fork", lambda self, line, output, request: forked.append(request["modules"]))
+    ours, requests = socket.socketpair()
+    with ours, requests:
+        server = Server(requests, lambda request: 0)
+        for modules in (["os", "gristmill_toy_module"], ["os"]):
+            line, theirs = socket.socketpair()
+            with line, theirs, open(os.devnull) as output:
+                socket.send_fds(ours, [b"w"], [theirs.fileno(), output.fileno()])
+                line.sendall(json.dumps({"modules": modules}).encode() + b"\n")
+                assert server._answer_request()
+        server._fork_those_ready()
+        assert forked == [["os"]]
+        server._import_one()
+        server._fork_those_ready()
+        assert forked == [["os"], ["os", "gristmill_toy_module"]]
+        server._woken.close()
+        server._wake.close()
+    sys.modules.pop("gristmill_toy_module")

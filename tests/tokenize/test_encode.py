@@ -33,6 +33,28 @@ def inputs(stages: Any) -> dict[str, Path]:
     return {**inputs, "tokenizer": stages.root / "tokenizer"}
 
 
+def test_a_tokenizer_that_changes_text_is_warned_of(stages: Any, inputs: dict[str, Path]) -> None:
+    assert stages.tokenize("out", inputs)["changed_documents"] == 0
+    content = json.loads((inputs["tokenizer"] / "tokenizer.json").read_text())
+    path = stages.root / "lower.json"
+    path.write_text(json.dumps({**content, "normalizer": {"type": "Lowercase"}}))
+    stages.tokenizer("given", {}, [], path=str(path))
+    loud = stages.ingest("loud", [("prose", "a", "GRIST and mill"), ("prose", "b", "mill"), ("prose", "c", "")])
+    summary = stages.tokenize("lower", {"ingest": loud, "tokenizer": stages.root / "given"})
+    assert (summary["decoded_documents"], summary["changed_documents"]) == (3, 1)
+    assert "1 of 3 documents that were decoded again come back changed" in stages.warnings("lower")[0]
+
+
+def test_texts_are_decoded_again_up_to_a_bound(inputs: dict[str, Path]) -> None:
+    tokenizer = load(inputs["tokenizer"])
+    texts = ["ab " * 3000, "cd " * 3000, "ef " * 3000]
+    data, offsets = text_buffers(pa.array(texts, pa.large_string()))
+    ids, lengths, _ = encode.encode_batch(tokenizer, data, offsets)
+    assert encode.decode_some(tokenizer, data, offsets, ids, lengths) == (2, 0)
+    ids[0], ids[lengths[0] + lengths[1]] = ids[1], ids[1]
+    assert encode.decode_some(tokenizer, data, offsets, ids, lengths) == (2, 1)
+
+
 def test_each_kept_document_lies_where_its_table_says(stages: Any, inputs: dict[str, Path]) -> None:
     summary, tokenizer, total = stages.tokenize("out", inputs), load(inputs["tokenizer"]), 0
     for shard in ("part-00000", "part-00001"):

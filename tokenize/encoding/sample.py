@@ -67,7 +67,7 @@ class TokenizerSample:
 
 def draw_sample(
     inputs: Mapping[str, Path], sources: Sequence[str], total_bytes: int, weights: Mapping[str, float] | None,
-    seed: int, context: Context, learns: bool = True,
+    seed: int, context: Context,
 ) -> TokenizerSample:  # fmt: skip
     """Choose the kept documents of every source in the order of hash(seed, id) until its share is full.
 
@@ -81,7 +81,6 @@ def draw_sample(
         weights: share per source; equal shares if None; sources that are not named get none.
         seed: of the choice.
         context: where to run.
-        learns: whether anything is learnt; where a tokenizer is given, only what measures it is read.
 
     Raises:
         SampleError: a weight's source is unknown, all weights are zero, or no text is left.
@@ -98,14 +97,14 @@ def draw_sample(
         if not len(learnt.size) or not len(measured.size):
             learnt = measured = learnt if len(learnt.size) else measured
             measures = share
-        for place, limit in _fill(learnt, share) if learns else ():
+        for place, limit in _fill(learnt, share):
             chosen[place] = (source, True, limit)
         for place, limit in _fill(measured, measures):
             chosen.setdefault(place, (source, False, limit))
     texts = _read_texts(inputs, tasks, chosen, context)
     learn = {source: [text for place, text in texts if chosen[place][:2] == (source, True)] for source in shares}
     measure = {source: [text for place, text in texts if chosen[place][:2] == (source, False)] for source in shares}
-    if not any(map(len, (learn if learns else measure).values())):
+    if not any(map(len, learn.values())):
         raise SampleError(f"no text is left to learn a tokenizer from (sources: {', '.join(shares) or 'none'}): "
                           f"{_what_was_dropped(inputs)}; loosen these rules: gristmill whatif MANIFEST lists them")
     return TokenizerSample(learn, {source: measure[source] or learn[source] for source in shares})

@@ -81,9 +81,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Learn a tokenizer, or take the one that is given; see the module for what is written.
 
     Args:
-        inputs: `ingest` and the annotating stages; nothing where a tokenizer is given and there are no documents.
-        config: `tokenizer` (the section), `sources` (names in the manifest's order), `seed`, and `external`
-            (the sha256) where the section has a path.
+        inputs: `ingest` and the annotating stages; nothing where a tokenizer is given.
+        config: `tokenizer` (the section), `sources` (names in the manifest's order) and `seed`.
         out: output folder.
         context: where to run.
 
@@ -98,9 +97,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     if section.path is not None:
         tokenizer = read_external(as_path(section.path), section.special_tokens, own_template=chat is not None)
         check(tokenizer, chat or CHAT_TEMPLATE)
-    sample = TokenizerSample({}, {}) if "ingest" not in inputs else draw_sample(
-        inputs, config["sources"], section.sample_bytes, section.weights, config["seed"], context,
-        learns=section.path is None)
+    sample = TokenizerSample({}, {}) if section.path is not None else draw_sample(
+        inputs, config["sources"], section.sample_bytes, section.weights, config["seed"], context)
     if section.path is None:
         tokenizer = train(sample, section.vocab_size, section.pretokenizer, section.special_tokens, section.model,
                           section.character_coverage, section.transition_point)
@@ -110,20 +108,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                          "for; the vocabulary is smaller than tokenizer.vocab_size, which changes nothing else")
     write_tokenizer(tokenizer, out, chat or CHAT_TEMPLATE)
     loaded = load(out)
-    changed, measured, bytes_per_token = 0, 0, dict[str, float | None]()
+    bytes_per_token = dict[str, float | None]()
     for source, texts in sample.measure.items():
-        tokens = [encoding.ids for encoding in loaded.encode(texts)]
-        changed += sum(loaded.decode(ids) != text for text, ids in zip(texts, tokens, strict=True))
-        measured += len(texts)
-        number = sum(map(len, tokens))
+        number = sum(len(encoding.ids) for encoding in loaded.encode(texts))
         bytes_per_token[source] = round(_text_bytes(texts) / number, 4) if number else None
-    if changed:
-        context.warn(f"{changed} of {measured} sampled documents come back changed from the tokenizer (a "
-                     "normalizer in tokenizer.json, or tokens that it lacks); a tokenizer trained here loses nothing, "
-                     "but for U+2581 with model sentencepiece_bpe")
     return {
         "vocab_size": loaded.vocab_size, "sha256": loaded.sha256, "eos": loaded.eos, "pad": loaded.pad,
-        "external": section.path is not None, "changed_documents": changed,
+        "external": section.path is not None,
         "model": None if section.path else section.model,
         "pretokenizer": None if section.path else section.pretokenizer,
         "sample_bytes": {source: _text_bytes(texts) for source, texts in sample.learn.items()},
