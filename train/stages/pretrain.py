@@ -80,7 +80,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 sets_before=packed.sets_before(),
             )
             turn = _Positions(model, shape, job)
-            record, summary = train(replace(job, before_step=lambda step, rows: turn.of_step(step)))
+            record, summary = train(
+                replace(job, before_step=lambda step, rows: turn.of_step(step)) if section.phases else job)
             turn.of_step(summary["steps"] - 1)
             shape = cast(Shape | OwnShape, model.shape)
             tensors = {folder: {name: tensor for name, tensor in weights.items() if not name.startswith(FURTHER)}
