@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ LONGEST = (
     "tests/train/test_loop.py", "tests/flows/test_python_interface.py",
 )  # fmt: skip
 """What takes longest is begun first, so that at the end no worker is left alone with one of them."""
+WARM = frozenset("""test_browse test_compare test_dialects test_distilled test_own_steps_guide test_python_interface
+                    test_python_reference""".split())
+"""Files of tests that look at what runs leave behind, and not at their processes: stages need not begin as programs."""
 
 
 def pytest_report_header() -> str:
@@ -81,6 +85,22 @@ def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     own = tmp_path_factory.getbasetemp()
     return make_prefect_database(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_stages(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lets the stages of runs of the files WARM begin as forks of a process that has imported everything."""
+    if request.path.stem not in WARM:
+        yield
+        return
+    from gristmill.flows.running import run, session, stage_server
+    from tests.warm_commands import WarmStages
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_server, "_start", WarmStages)
+        patch.setattr(session, "stage_server", lambda plan, stages, engine: nullcontext(WarmStages()))
+        patch.setattr(run, "is_forkable", lambda plan, stage: True)
+        yield
 
 
 def unit_of(nodeid: str) -> str:

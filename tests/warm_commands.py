@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from benchmarks.chaos import warm
+from gristmill.flows.running.fork_server import Forked
 
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
@@ -53,6 +54,23 @@ def commands_folder() -> Path:
     client.write_text(CLIENT.format(python=sys.executable, address=address))
     client.chmod(client.stat().st_mode | stat.S_IXUSR)
     return client.parent
+
+
+class WarmStages:
+    """In place of the process that a run's stages are forked from (`flows/running/stage_server.py`)."""
+
+    is_running = True
+
+    def import_soon(self, modules: Sequence[str]) -> None:
+        """All is imported."""
+
+    def start(self, environment: Mapping[str, str], modules: Sequence[str], output: int, command: Sequence[str] = ()
+              ) -> Forked:
+        """Fork the process of a stage, a training's too."""
+        return warm.start_module("gristmill.flows.running.execute", command, environment, output)
+
+    def close(self) -> None:
+        """It is everybody's."""
 
 
 def gristmill_command(arguments: Sequence[str], folder: Path | None = None, columns: int = 80

@@ -47,6 +47,8 @@ IMPORTED = (
     "datasketch", "fasttext", "pandas", "pyarrow.dataset", "scipy.sparse", "scipy.stats", "matplotlib.pyplot",
     "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
 """What the server imports besides the stages, as far as it is installed."""
+PARENT = "GRISTMILL_PARENT"
+"""The variable by which a stage's process knows its parent, with which it ends."""
 CALLER = "GRISTMILL_WARM_CALLER"
 """The variable that names the process whose folder and standard streams a command takes."""
 Request = Mapping[str, Any]
@@ -65,7 +67,12 @@ def start(
     """
     if caller is not None:
         environment = {**environment, CALLER: str(caller)}
-    return _server().start(environment, [], output, [sys.executable, "-m", FLOW, *arguments])
+    return start_module(FLOW, arguments, environment, output)
+
+
+def start_module(module: str, arguments: Sequence[str], environment: Mapping[str, str], output: int) -> Forked:
+    """Start one of FORKED in a session of its own, as `python -m` would; its output goes to a descriptor."""
+    return _server().start(environment, [], output, [sys.executable, "-m", module, *arguments])
 
 
 @cache
@@ -160,6 +167,8 @@ def _become_flow(request: Request) -> NoReturn:
     sys.path[:] = request["path"]
     os.environ.clear()
     os.environ.update(request["environment"])
+    if PARENT in os.environ:
+        os.environ[PARENT] = str(os.getppid())  # it is not who asked
     if caller := os.environ.pop(CALLER, None):
         os.chdir(os.readlink(f"/proc/{caller}/cwd"))
         for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
