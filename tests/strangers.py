@@ -22,6 +22,7 @@ from typing import IO
 import numpy as np
 
 from benchmarks.chaos.network import CREDENTIALS
+from benchmarks.engines.clusters import EXECUTOR_MEMORY
 from gristmill.dataprep.files import cache_folder
 from gristmill.dataprep.jobs import distributions
 from tests.hosts import Host, hosts
@@ -29,7 +30,7 @@ from tests.servers import wait_for
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 LIBRARIES = Path(np.__file__).parents[1]
-STORE_PORT, SCHEDULER_PORT, POOL_PORT = 9000, 8786, 50000
+STORE_PORT, SCHEDULER_PORT, POOL_PORT, MASTER_PORT = 9000, 8786, 50000, 7077
 """Free in a network that is new."""
 BUCKET = "bucket"
 
@@ -43,6 +44,7 @@ class Machines:
         strangers: the others.
         folder: of the driver's files; none of the others sees it,
         hidden: nor this one.
+        lent: folders that each stranger has in its home, by their names there.
         log: takes what their programs print.
         processes: those that were started.
     """
@@ -53,6 +55,7 @@ class Machines:
     hidden: Path
     log: IO[bytes]
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    lent: dict[str, Path] = field(default_factory=lambda: {"libraries": LIBRARIES})
 
     @property
     def store(self) -> Mapping[str, str]:
@@ -112,10 +115,10 @@ class Machines:
     def _seen_by(self, host: Host) -> str:
         others = [self.home(other) for other in self.strangers if other.name != host.name]
         hidden = [CHECKOUT, self.folder, self.hidden, cache_folder(), *others]
-        libraries = self.home(host) / "libraries"
-        libraries.mkdir(exist_ok=True)
+        for name in self.lent:
+            (self.home(host) / name).mkdir(exist_ok=True)
         return "".join([
-            f"mount --bind {LIBRARIES} {libraries} && ",
+            *(f"mount --bind {folder} {self.home(host) / name} && " for name, folder in self.lent.items()),
             *(f"mount -t tmpfs none {folder} && " for folder in hidden if folder.exists()),
         ])  # fmt: skip
 
@@ -189,4 +192,24 @@ def start_prism(made: Machines) -> str:
     return json.dumps({"runner": "prism", "options": options})
 
 
-CLUSTERS: Mapping[str, Callable[[Machines], str]] = {"dask": start_dask, "prism": start_prism}
+def start_spark(made: Machines) -> str:
+    """A master on the driver's host, and a worker on each stranger's, which has Spark in its home."""
+    made.lent["spark"] = distributions.find(distributions.spark()).parents[1]
+    master = f"spark://{made.driver.address}:{MASTER_PORT}"
+    made.lead(str(made.lent["spark"] / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master", "--host",
+              made.driver.address, "--port", str(MASTER_PORT), "--webui-port", "0", SPARK_DAEMON_MEMORY="256m")
+    wait_for(lambda: answers(made, MASTER_PORT), "the master's answer")
+    for host in made.strangers:
+        home = made.home(host)
+        made.start(host, str(home / "spark" / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker", "--host",
+                   host.address, "--webui-port", "0", "--cores", "1", "--memory", "512m", "--work-dir",
+                   str(home / "tmp" / "work"), master, SPARK_HOME=str(home / "spark"), SPARK_DAEMON_MEMORY="256m")
+    return json.dumps({"runner": "spark", "address": master, "options": {
+        "spark.driver.host": made.driver.address, "spark.driver.bindAddress": made.driver.address,
+        "spark.driver.memory": EXECUTOR_MEMORY, "spark.executor.memory": EXECUTOR_MEMORY,
+        "spark.executor.cores": "1", "spark.pyspark.python": "python3"}})
+
+
+CLUSTERS: Mapping[str, Callable[[Machines], str]] = {
+    "dask": start_dask, "prism": start_prism, "spark": start_spark,
+}  # fmt: skip

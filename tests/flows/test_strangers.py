@@ -14,11 +14,12 @@ from benchmarks.chaos.network import CREDENTIALS, object_store
 from benchmarks.engines.recipe import MANIFEST, write_corpus
 from gristmill.dataprep.files import sha256_file
 from gristmill.dataprep.jobs.distributions import MissingEngineError
+from tests.dataprep.small_models import write_word_vectors
 from tests.strangers import BUCKET, CLUSTERS, machines
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 RUN = (sys.executable, "-m", "gristmill", "run")
 TRAINING = """
 pretrain: {model: {layers: 1, width: 32, heads: 2}, steps: 6, global_batch_size: 4, micro_batch_size: 4, log_every: 1}
@@ -30,10 +31,32 @@ for name in ("web", "books"):
     store.put(f"{sys.argv[1]}/{name}", f"{sys.argv[2]}/{name}", recursive=True)
 """
 FETCH = "import fsspec, sys; fsspec.filesystem('s3').get(sys.argv[1], sys.argv[2], recursive=True)"
+AWAIT = """
+import fsspec, sys, time
+store = fsspec.filesystem("s3", use_listings_cache=False)
+for _ in range(1500):
+    if store.glob(sys.argv[1]):
+        sys.exit()
+    time.sleep(0.2)
+sys.exit(f"there is no {sys.argv[1]} after 300 s")
+"""
 STAGES = ("ingest", "clean", "langid", "filter", "dedup", "dedup_lines", "dedup_substrings", "quality", "decontaminate",
-          "annotate", "tokenizer", "tokenize", "mix", "pretrain")
-LAST = {"dask": "pretrain", "prism": "filter"}
-"""How far an engine goes: Prism begins a process for each job."""
+          "annotate", "annotate-2", "tokenizer", "tokenize", "mix", "pretrain")
+LAST = {"dask": "pretrain", "prism": "filter", "spark": "ingest"}
+"""How far an engine goes: Prism begins a process for each job, Spark five for each stage."""
+MODEL = "  - annotate: {model: {path: ./model, like: {prose: w1 w2}}}\n"
+"""By a model whose folder the driver alone has."""
+DRIVER = """
+import sys
+from gristmill.flows.store import lease
+lease.STALE_SECONDS, lease.BEAT_SECONDS, lease.WAIT_SECONDS = 3.0, 0.5, 0.1
+host = sys.argv.pop(1)
+lease._pid_namespace = lambda: host
+sys.argv[0] = "gristmill"
+from gristmill.flows.cli.main import main
+main()
+"""
+"""A driver on a host that sees the processes of no other one; its leases last three seconds."""
 TIMED = "metrics.jsonl"
 """Has the time of each step beside its loss."""
 
@@ -47,7 +70,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = text.replace("{classifier: {positive: [books], negative: [web], holdout: 0.3}}",
                         "{classifier: {positive: [books], negative: [web], holdout: 0.3}, "
                         "perplexity: {ngram: {sources: [books], order: 2}}}")
-    manifest.write_text(text + TRAINING)
+    manifest.write_text(text.replace("tokenizer:", f"{MODEL}tokenizer:", 1) + TRAINING)
+    write_word_vectors(manifest.parent / "model")
     return manifest
 
 
@@ -83,12 +107,20 @@ def losses(path: Path) -> list[float]:
 def test_workers_that_share_only_a_store_make_the_bytes_of_one_machine(
     name: str, project: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
+    """On Dask also where the driver is killed, and started again on a host that sees nothing of the first one."""
     try:
         with machines(tmp_path, hidden=project.parent) as made:
             made.run(sys.executable, "-c", SEND, str(project.parent), BUCKET)
-            engine = CLUSTERS[name](made)
-            made.run(*RUN, str(project), "--no-ui", "--until", LAST[name], "--store", f"s3://{BUCKET}/store", "--set",
-                     f"engine={engine}")
+            arguments = ("run", str(project), "--no-ui", "--until", LAST[name], "--store", f"s3://{BUCKET}/store",
+                         "--set", f"engine={CLUSTERS[name](made)}")
+            if name == "dask":
+                first = made.lead(sys.executable, "-c", DRIVER, "one", *arguments)
+                made.run(sys.executable, "-c", AWAIT, f"{BUCKET}/store/dedup/*/work/*/*.json")
+                first.kill()
+                said = made.run(sys.executable, "-c", DRIVER, "another", *arguments)
+                assert "making this output; waiting" in " ".join(said.split())
+            else:
+                made.run(sys.executable, "-m", "gristmill", *arguments)
             made.run(sys.executable, "-c", FETCH, f"{BUCKET}/store", str(made.folder / "there"))
     except MissingEngineError as error:
         pytest.skip(str(error))
