@@ -17,7 +17,7 @@ AREAS = {
     "stream": "Rows into a training, beside a memory map and MosaicML Streaming",
     "train": "Steps, loop, parallel forms, beside transformers and plain matrix products",
     "posttrain": "Fine-tuning, preferences, rollouts, beside TRL and transformers",
-    "models": "Judges, generated documents, examples, a red team, beside plain loops over the same models",
+    "models": "Judges, generated documents, examples, clusters, a red team, beside plain programs",
     "quality": "How often duplicates, languages, leaks, personal data are found, and how often wrongly",
     "engines": "The same work on Dask, Spark and Prism, with a worker killed",
     "bounds": "Memory and disk of 30 million documents, beside limits",
