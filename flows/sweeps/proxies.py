@@ -204,8 +204,10 @@ def trained_alike(session: Session) -> StageFolder | None:
     """A committed training with the same recipe on a set with the same rows, whatever its mixture was called; None
     where there is none."""
     wanted, node = _rows_of(session.folder(MIXTURE).data), session.plan[PRETRAIN]
-    for stage, folder in session.store.outputs():
-        if stage != PRETRAIN or folder.state() != "committed":
+    trained = session.folder(PRETRAIN).path.parent
+    for path in sorted(trained.iterdir()) if trained.exists() else ():
+        folder = StageFolder(path)
+        if folder.state() != "committed":
             continue
         told = read_json(folder.path / "stage.json")
         if (told["recipe"], told["version"]) == (node.recipe, node.stage.version):

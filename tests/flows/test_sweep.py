@@ -227,8 +227,8 @@ def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(t
 
     def alike(number: int, steps: int = 3, version: int = 2) -> StageFolder | None:
         node = SimpleNamespace(recipe={"steps": steps}, stage=SimpleNamespace(version=version))
-        session: Any = SimpleNamespace(store=store, plan={"pretrain": node}, folder=lambda stage: StageFolder(
-            tmp_path / "mix" / f"s--{number}"))
+        session: Any = SimpleNamespace(plan={"pretrain": node}, folder=lambda stage: StageFolder(
+            tmp_path / stage / f"s--{number}"))
         return trained_alike(session)
 
     assert alike(0) == alike(1) == trained
