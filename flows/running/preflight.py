@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
-from gristmill.flows.stages.registry import STAGES, instances_of, measured_by
+from gristmill.flows.stages.registry import LAST, STAGES, instances_of, measured_by
 from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.load import Problem, Written
@@ -75,7 +75,7 @@ def _why_missing(manifest: Manifest, location: Location, path: str) -> str | Non
 def _trained_later(manifest: Manifest, location: Location, path: str) -> str:
     """What to do where a model that is asked is called like a stage of the manifest which trains one."""
     name = PurePath(path).name
-    if location[-1] != "folder" or name not in (*MODELS, "export") or getattr(manifest, name) is None:
+    if location[-1] != "folder" or name not in (*MODELS, LAST) or getattr(manifest, name) is None:
         return ""
     return (f"; {'.'.join(map(str, location[:-1]))} is asked before {name} has made a model: train and export it by a "
             "manifest of its own, and give the exported folder here")

@@ -222,8 +222,8 @@ def _rows_of(folder: Path) -> tuple[str, ...] | None:
     if not (folder / MANIFEST).exists():
         return None
     with closing(PackedSet(folder)) as packed:
-        held_out = sorted(f"{name} {one['sha256']}" for name, one in packed.manifest["validation"].items())
-        return packed.fingerprint, packed.manifest["tokenizer"]["sha256"], *held_out
+        return packed.fingerprint, *sorted(
+            f"{name} {one['sha256']}" for name, one in packed.manifest["validation"].items())
 
 
 def supply_of(session: Session) -> dict[str, float]:
