@@ -81,5 +81,6 @@ def _is_heading(text: str, start: int) -> bool:
 
 def _cut(text: str, begins: Sequence[int]) -> list[str]:
     """The parts between some places; what is nothing but space before the first belongs to it."""
-    places = [begin for begin in begins if text[:begin].strip()]
+    first = len(text) - len(text.lstrip())
+    places = [begin for begin in begins if begin > first]
     return [text[start:end] for start, end in pairwise([0, *places, len(text)])]
