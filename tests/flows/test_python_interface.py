@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -249,9 +250,8 @@ def test_a_script_needs_no_guard_since_nothing_imports_it_again(tmp_path: Path) 
         "print(run.stages['ingest'].counts['kept'])\n")
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    assert (lines[0], lines[-1], len(lines)) == ("begins", "6", 3)
-    assert "ingest" in lines[1]
-    assert "Completed" in lines[1]
+    assert (lines[0], lines[-1], lines.count("begins")) == ("begins", "6", 1)
+    assert re.search(r"^\+ ingest +Completed ", done.stdout, re.MULTILINE)  # on a slow machine behind its progress
 
 
 def test_an_interrupt_ends_the_run_cleanly_and_the_next_one_resumes(
