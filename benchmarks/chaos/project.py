@@ -54,6 +54,7 @@ pretrain:
   micro_batch_size: 4
   log_every: 1
   validate_every: 6
+merge: {last: 2, every: 3, until: end}
 sft:
   data: [{path: chats.jsonl}]
   prepare: [dedup, {filter: {rules: [gopher_repetition]}}]
@@ -81,7 +82,7 @@ rl:
 evaluate: {prompts: ["The river"], max_new_tokens: 4}
 export:
 documents: {format: parquet}
-engine: {workers: 2, ranks: 2, checkpoint_every: 3}
+engine: {workers: 2, ranks: 2, checkpoint_every: 3, permanent_every: 3}
 """
 
 
