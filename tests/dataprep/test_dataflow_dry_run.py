@@ -20,6 +20,7 @@ from apache_beam.runners.dataflow.internal.apiclient import DataflowApplicationC
 
 uploads = {}
 GoogleCloudOptions._warn_if_soft_delete_policy_enabled = lambda self, name: None  # asks Google about a bucket
+GoogleCloudOptions._create_default_gcs_bucket = lambda self: None  # asks it for one, for two minutes
 DataflowApplicationClient.stage_file = lambda self, place, name, stream, *rest, **named: uploads.update({
     name: (place, stream.read().decode("latin1"))})
 
