@@ -14,6 +14,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -75,24 +76,27 @@ def pool_type() -> Any:
             super().__init__()
             self.workers: dict[str, BaseProcess] = {}
             self._do, self._alike = do, set[str]()
+            self._lock = threading.Lock()  # two machines ask at the same time
 
         def StartWorker(self, request: Any, context: Any) -> Any:
             name = request.worker_id
-            earlier = self.workers.get(name)
-            if earlier is not None and earlier.is_alive():
-                self._alike.add(name)
             process = multiprocessing.get_context("forkserver").Process(target=begin, args=(
                 self._do, name, request.control_endpoint.url, request.provision_endpoint.url))
-            try:
-                process.start()
-            except OSError as error:
-                return beam_fn_api_pb2.StartWorkerResponse(error=str(error))
-            self.workers[name] = process
+            with self._lock:
+                earlier = self.workers.get(name)
+                if earlier is not None and earlier.is_alive():
+                    self._alike.add(name)
+                try:
+                    process.start()
+                except OSError as error:
+                    return beam_fn_api_pb2.StartWorkerResponse(error=str(error))
+                self.workers[name] = process
             return beam_fn_api_pb2.StartWorkerResponse()
 
         def StopWorker(self, request: Any, context: Any) -> Any:
-            if request.worker_id not in self._alike and request.worker_id in self.workers:
-                end_worker(self.workers.pop(request.worker_id))
+            with self._lock:
+                if request.worker_id not in self._alike and request.worker_id in self.workers:
+                    end_worker(self.workers.pop(request.worker_id))
             return beam_fn_api_pb2.StopWorkerResponse()
 
     return Pool

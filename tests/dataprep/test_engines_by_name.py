@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import stat
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -90,17 +92,25 @@ def test_a_pool_does_not_end_the_worker_of_another_machine_that_calls_its_own_al
     """As two TaskManagers of Flink do: each has a worker 1-1."""
     from apache_beam.portability.api import beam_fn_api_pb2
 
-    pool = pool_type()(wait_for_a_signal)
-    started = []
-    for name in ("1-1", "1-1", "2-1"):
+    pool, others = pool_type()(wait_for_a_signal), multiprocessing.active_children()
+
+    def start(name: str) -> None:
         assert not pool.StartWorker(beam_fn_api_pb2.StartWorkerRequest(worker_id=name), None).error
-        started.append(pool.workers[name])
+
+    asking = [threading.Thread(target=start, args=("1-1",)) for _ in range(2)]
+    for one in asking:  # at the same time
+        one.start()
+    for one in asking:
+        one.join()
+    alike = [one for one in multiprocessing.active_children() if one not in others]
+    start("2-1")
+    alone = pool.workers["2-1"]
     try:
         for name in ("1-1", "2-1"):
             pool.StopWorker(beam_fn_api_pb2.StopWorkerRequest(worker_id=name), None)
-        assert [process.is_alive() for process in started] == [True, True, False]
+        assert [process.is_alive() for process in (*alike, alone)] == [True, True, False]
     finally:
-        for process in started:
+        for process in (*alike, alone):
             end_worker(process)
 
 
