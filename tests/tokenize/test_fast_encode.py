@@ -128,9 +128,15 @@ def every_pair(name: str) -> Tokenizer:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BYTE_LEVEL if name in KNOWN])
 def test_characters_of_unicode_17_are_all_that_gigatoken_splits_otherwise(name: str) -> None:
-    """A new version of either that knows other characters fails here: UNICODE_17 must have them."""
+    """A new version of either that knows other characters fails here: UNICODE_17 must have them.
+
+    Patterns are made of classes: all characters are tried with two of them, and with the others those where a class
+    begins or ends.
+    """
     listed = {code for first, last in ranges(UNICODE_17) for code in range(first, last + 1)}
-    codes = code_points()
+    codes = code_points() if name in ("gpt2", "deepseek") else [
+        code for code in code_points()
+        if len({unicodedata.category(chr(min(max(code + step, 0), 0x10FFFF))) for step in (-1, 0, 1)}) > 1]
     found = {code for at in range(0, len(codes), 8192) for code in disagreements(name, codes[at : at + 8192])}
     assert found - listed == set(), sorted(map(hex, found - listed))[:20]
 
