@@ -193,8 +193,8 @@ def test_recipes_are_listed_shown_and_completed() -> None:
     assert [row["name"] for row in json.loads(called("recipes", "--json").stdout)] == recipe_names()
     assert called("recipes", "lora").stdout == recipe_file("lora").read_text()
     assert "fineweb-edu" in called("recipes").stdout
-    assert complete_manifest("recipe:fine") == ["recipe:fineweb", "recipe:fineweb-edu"]
-    assert complete_recipe("lo") == [("lora", describe_recipe("lora"))]
+    assert complete_manifest("recipe:fine") == [f"recipe:{one}" for one in ("fineweb", "fineweb-2", "fineweb-edu")]
+    assert complete_recipe("lor") == [("lora", describe_recipe("lora"))]
 
 
 def test_a_copy_of_a_recipe_has_the_paths_that_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_attention_that_crosses_between_examples_is_found_out(
     run_stage: Any, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, config = start
-    monkeypatch.setattr("gristmill.train.models.llama.see_documents", lambda positions, dense=False: None)
+    monkeypatch.setattr("gristmill.train.models.llama.see_documents", lambda positions, dense=False, prefix=None: None)
     with pytest.raises(NotProvedError, match="attention or positions cross from one example into another"):
         run_stage("sft", inputs, config, tmp_path / "sft")
     assert not (tmp_path / "sft" / "work" / CERTIFICATE).exists()
