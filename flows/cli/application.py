@@ -178,6 +178,26 @@ def why_refused(error: Exception) -> str | None:
     return None
 
 
+@contextmanager
+def training_several() -> Iterator[None]:
+    """Within it what ends several trainings becomes a sentence and an exit code."""
+    from gristmill.flows.running.run import StageFailedError
+    from gristmill.flows.store.lease import LeaseLostError
+    from gristmill.flows.sweeps.grid import SweepError
+    from gristmill.mixtures.load import ManifestError
+
+    try:
+        yield
+    except ManifestError as error:
+        fail(f"{error}\nnothing was run", EXIT_USAGE)
+    except SweepError as error:
+        fail(str(error), EXIT_USAGE)
+    except (StageFailedError, LeaseLostError) as error:
+        fail(str(error), EXIT_STAGE_FAILED)
+    except KeyboardInterrupt:
+        fail("interrupted; the same command resumes it", EXIT_INTERRUPTED)
+
+
 def fail(message: str, code: int) -> NoReturn:
     """Print an error and exit."""
     typer.echo(mask_text(message), err=True)

@@ -26,6 +26,7 @@ from gristmill.flows.cli.application import (
     fail,
     open_or_exit,
     print_json,
+    training_several,
     why_refused,
 )
 from gristmill.flows.cli.completion import complete_recipe
@@ -245,29 +246,17 @@ def sweep(
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the sweep in Prefect (starts faster).")] = False,
 ) -> None:
     """Train a small model on every mixture, compare bits per byte, and suggest a mixture."""
-    from gristmill.flows.running.run import StageFailedError
-    from gristmill.flows.store.lease import LeaseLostError
-    from gristmill.flows.sweeps.grid import SweepError
     from gristmill.flows.sweeps.proxies import plan_sweep
     from gristmill.flows.sweeps.results import analyse
     from gristmill.flows.sweeps.sweep_flow import launch_sweep
     from gristmill.flows.sweeps.sweep_report import print_results, write_results
-    from gristmill.mixtures.load import ManifestError
 
     session = open_or_exit(manifest, set_, store)
-    try:
+    with training_several():
         chosen = pairs("--model", model)
         planned = plan_sweep(manifest, weights, steps, seeds, chosen, set_ or [], store, pairs("--target", target))
         outcomes = launch_sweep(planned, weights, steps, chosen, set_ or [], tracked=not no_ui)
         found = analyse(planned, outcomes)
-    except ManifestError as error:
-        fail(f"{error}\nnothing was run", EXIT_USAGE)
-    except SweepError as error:
-        fail(str(error), EXIT_USAGE)
-    except (StageFailedError, LeaseLostError) as error:
-        fail(str(error), EXIT_STAGE_FAILED)
-    except KeyboardInterrupt:
-        fail("interrupted; the same command resumes it", EXIT_INTERRUPTED)
     written = write_results(session.manifest_file, found)
     print_json(found) if as_json else print_results(found)
     for path in written:

@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from gristmill.flows.cli.application import (
-    EXIT_INTERRUPTED,
-    EXIT_STAGE_FAILED,
     EXIT_USAGE,
     JsonOption,
     ManifestArgument,
@@ -18,6 +16,7 @@ from gristmill.flows.cli.application import (
     fail,
     open_or_exit,
     print_json,
+    training_several,
 )
 
 
@@ -30,29 +29,17 @@ def ladder(
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Train small models, fit a scaling law to their losses, and predict the loss of the manifest's own training."""
-    from gristmill.flows.running.run import StageFailedError
-    from gristmill.flows.store.lease import LeaseLostError
-    from gristmill.flows.sweeps.grid import SweepError
     from gristmill.flows.sweeps.ladder import analyse_ladder, climb, plan_ladder
     from gristmill.flows.sweeps.ladder_report import print_ladder, write_ladder
-    from gristmill.mixtures.load import ManifestError
 
     session = open_or_exit(manifest, set_, store)
     try:
         ratios = [float(one) for one in tokens_per_parameter.split(",")]
     except ValueError:
         fail(f"--tokens-per-parameter: {tokens_per_parameter!r} is not numbers with commas between", EXIT_USAGE)
-    try:
+    with training_several():
         planned = plan_ladder(manifest, [one.strip() for one in sizes.split(",")], ratios, set_ or [], store)
         found = analyse_ladder(planned, climb(planned))
-    except ManifestError as error:
-        fail(f"{error}\nnothing was run", EXIT_USAGE)
-    except SweepError as error:
-        fail(str(error), EXIT_USAGE)
-    except (StageFailedError, LeaseLostError) as error:
-        fail(str(error), EXIT_STAGE_FAILED)
-    except KeyboardInterrupt:
-        fail("interrupted; the same command resumes it", EXIT_INTERRUPTED)
     written = write_ladder(session.manifest_file, found)
     print_json(found) if as_json else print_ladder(found)
     for path in written:
