@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend
-from gristmill.train.models.llama import Cache, Head, Kept, RMSNorm, logits_head, recomputed
+from gristmill.train.models.llama import Cache, FeedForward, Head, Kept, RMSNorm, logits_head, recomputed
 from gristmill.train.models.shape import BUCKETS, MOST_DISTANCE, Shape
 
 
@@ -69,14 +69,8 @@ class T5Attention(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
-class GatedGelu(nn.Module):
+class GatedGelu(FeedForward):
     """down(gelu(gate(x)) * up(x)), with the approximation by tanh (Shazeer 2020; T5 v1.1)."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(shape.width, shape.ffn_width, bias=False)
-        self.up_proj = nn.Linear(shape.width, shape.ffn_width, bias=False)
-        self.down_proj = nn.Linear(shape.ffn_width, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, t, d) -> (n, t, d)."""
