@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +91,20 @@ def peer_step(shape: Shape, collator: Any, examples: list[torch.Tensor], world: 
     """The same with the collator, ModernBertForMaskedLM and its own loss, in the same precision."""
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-    model = ModernBertForMaskedLM(ModernBertConfig(**hf_config(shape, "float32", [EOS], PAD))).to(world.device)
+    model = ModernBertForMaskedLM(ModernBertConfig(**hf_config(shape, "float32", [EOS], PAD)))
+    return step_of(model, world, lambda: collator(examples))
+
+
+def step_of(model: Any, world: World, batch: Callable[[], Mapping[str, torch.Tensor]]) -> Action:
+    """Forward, backward, clip and fused AdamW of a model of transformers, on what it is called with."""
+    model.to(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     dtype = compute_dtype("auto", world.device)
 
     def step() -> None:
-        batch = {name: part.to(world.device) for name, part in collator(examples).items()}
+        placed = {name: part.to(world.device) for name, part in batch().items()}
         with torch.autocast(world.device.type, dtype, enabled=dtype != torch.float32):
-            loss = model(**batch).loss
+            loss = model(**placed).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

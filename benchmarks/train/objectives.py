@@ -7,13 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.measuring import Row, row
-from benchmarks.train.masked import EOS, PAD, our_step, packed_set
+from benchmarks.train.masked import EOS, PAD, our_step, packed_set, step_of
 from benchmarks.train.step import LENGTH, ROWS, SECTION, VOCAB, Action, per_second
 from gristmill.mixtures.objectives.span_objectives import SpanCorruption
 from gristmill.mixtures.objectives.token_objectives import PrefixLm
@@ -22,7 +21,6 @@ from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.objectives.layout import Laid, Read
 from gristmill.train.objectives.prefix_rows import PrefixCut
 from gristmill.train.objectives.span_rows import Corruption
-from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, single_process
 
 
@@ -56,31 +54,16 @@ def llama_step(shape: Shape, laid: Laid, world: World) -> Action:
     assert laid.prefix is not None
     here, ids, targets = torch.arange(LENGTH), *map(torch.from_numpy, (laid.inputs, laid.targets))
     mask = ((here[:, None] >= here) | torch.from_numpy(laid.prefix)[:, None, :])[:, None]
-    return step_of(LlamaForCausalLM(LlamaConfig(**hf_config(shape, "float32", [EOS], PAD))), world, input_ids=ids,
-                   attention_mask=mask, labels=targets, shift_labels=targets)
+    asked = {"input_ids": ids, "attention_mask": mask, "labels": targets, "shift_labels": targets}
+    placed = {name: part.to(world.device) for name, part in asked.items()}
+    return step_of(LlamaForCausalLM(LlamaConfig(**hf_config(shape, "float32", [EOS], PAD))), world, lambda: placed)
 
 
 def t5_step(shape: Shape, laid: Laid, world: World) -> Action:
     """T5ForConditionalGeneration with its own loss, in the same precision."""
     from transformers import T5Config, T5ForConditionalGeneration
 
+    asked = {"input_ids": torch.from_numpy(laid.inputs), "labels": torch.from_numpy(laid.targets)}
+    placed = {name: part.to(world.device) for name, part in asked.items()}
     return step_of(T5ForConditionalGeneration(T5Config(**hf_config(shape, "float32", [EOS], PAD))), world,
-                   input_ids=torch.from_numpy(laid.inputs), labels=torch.from_numpy(laid.targets))
-
-
-def step_of(model: Any, world: World, **batch: torch.Tensor) -> Action:
-    """Forward, backward, clip and fused AdamW of a model of transformers."""
-    model.to(world.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    dtype = compute_dtype("auto", world.device)
-    placed = {name: part.to(world.device) for name, part in batch.items()}
-
-    def step() -> None:
-        with torch.autocast(world.device.type, dtype, enabled=dtype != torch.float32):
-            loss = model(**placed).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
+                   lambda: placed)
