@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 from gristmill.dataprep.replay import short_name
 from gristmill.flows.report import pictures
-from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Table
+from gristmill.flows.report.differences import Piece, differences
+from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Sides, Table, Text
 from gristmill.flows.report.run_data import Facts, eaten_sources, top_reasons
 from gristmill.mixtures.sources import INGEST
 
 MOST_REASONS = 20
 MOST_BARS = 12
 MOST_LANGUAGES = 20
+CONTEXT = 1000
+"""Characters that remain at both ends of what is folded of two texts, because it is the same for four times as long."""
+BEGINS = 80
+"""Characters of a document by which it is known before it is opened."""
 
 
 def document_sections(facts: Facts) -> list[Section | None]:
     """What is said of all steps together; None where nothing is to be said."""
-    return [funnel(facts), reasons(facts), cuts(facts), quarantine(facts)]
+    return [funnel(facts), reasons(facts), cuts(facts), whole_documents(facts), quarantine(facts)]
 
 
 def funnel(facts: Facts) -> Section | None:
@@ -52,18 +58,18 @@ def by_source(facts: Facts) -> list[Part]:
     kept = {name: [row["sources"].get(name, {}).get("kept", 0) for row in stages] for name in read}
     if not stages:
         return []
-    last = stages[-1]["sources"]
-    counted = any("tokens_kept" in part for part in last.values())
-    rows = [[name, f"{kept[name][-1] / number:.1%}", f"{number:,}", *(f"{left:,}" for left in kept[name]),
-             *([f"{last.get(name, {}).get('tokens_kept', 0):,.0f}"] if counted else [])]
-            for name, number in read.items()]
-    heading = ["source", "left", "read", *(f"after {row['stage']}" for row in stages), *(["tokens"] if counted else [])]
+    rows = [[name, row["stage"], f"{part.get('kept', 0):,}", f"{part.get('kept', 0) / number:.1%}",
+             f"{part.get('bytes_kept', 0) / 1e6:.2f}",
+             tokens_kept({**part, "tokens_exact": row["tokens_exact"]}) if "tokens_kept" in part else ""]
+            for name, number in read.items() for row in (first, *stages[first in stages:])
+            for part in (row["sources"].get(name, {}),)]
     shares = {name: [1.0, *(left / read[name] for left in kept[name])] for name in read}
     return [
         Heading("Each source"),
         Figure(pictures.steps(shares, ["read", *(row["stage"] for row in stages)], "of a source's documents"),
                "Share of each source's documents kept after each stage."),
-        Table(heading, rows, set(range(1, len(heading))))]
+        Table(["source", "after", "kept", "left", "MB kept", "tokens kept"], rows, {2, 3, 4, 5}, {
+            "left": "kept after the stage, of all documents of the source that were read"})]
 
 
 def tokens_kept(row: Mapping[str, Any]) -> str:
@@ -117,6 +123,31 @@ def both_sides(cut: Mapping[str, Any]) -> list[Part]:
         Listing(title, [(f"{sample['value']:.4g}", f"{sample['source']} {sample['locator']}", sample["excerpt"])
                         for sample in cut[side]])
         for side, title in (("failing", "dropped, next to the cut"), ("passing", "passed, next to the cut"))]
+
+
+def whole_documents(facts: Facts) -> Section | None:
+    """Documents that were kept and that the rules dropped, chosen by chance, each from its first to its last word."""
+    groups = facts.get("shown_documents")
+    if not groups:
+        return None
+    parts: list[Part] = [Note("Some of each, by chance and the same in every report of this data: a click opens one. "
+                              "What steps took out of a text is struck out and red, what they put in is green.")]
+    for group in groups:
+        heading = "Kept" if group["step"] is None else f"Dropped by {group['step']}: {group['rule']}"
+        parts.append(Heading(f"{heading} ({group['documents']:,})"))
+        parts += [_whole(one) for one in group["shown"]]
+    return Section("Whole documents", parts)
+
+
+def _whole(one: Mapping[str, Any]) -> Details:
+    shown = [(piece["text"], piece["edit"] or "") for piece in one["pieces"]]
+    length = sum(len(text) for text, mark in shown if mark != "added")
+    cut = [] if length >= one["characters"] else [
+        Note(f"The first {length:,} of {one['characters']:,} characters; `gristmill explain MANIFEST {one['id']} "
+             "--text` shows all.")]
+    begins = shorten("".join(text for text, mark in shown if mark != "added")[: 8 * BEGINS], BEGINS, placeholder=" ...")
+    return Details(f"{one['source']} {one['locator']}, {one['characters']:,} characters: {begins}",
+                   [*map(Note, one["said"]), Text(shown), *cut, Note(f"Its id is `{one['id']}`.")], long=True)
 
 
 def lengths(facts: Facts, name: str = "filter") -> Section | None:
@@ -224,12 +255,31 @@ def duplicates(facts: Facts, name: str = "dedup") -> Section | None:
     if found["sizes"]:
         parts.append(Figure(clusters_picture(found["sizes"]), "Clusters by their number of documents."))
     parts.append(Table(["survivor of the largest", "id", "documents"], rows, {2}))
-    beside = [[f"{one['similarity']:.2f}", f"{one['dropped']['locator']}: {one['dropped']['text']}",
-               f"{one['kept']['locator']}: {one['kept']['text']}"] for one in found.get("beside", [])]
+    beside = found.get("beside", [])
     if beside:
-        parts.append(Details("Near duplicates side by side, the least similar first", [
-            Table([found["beside"][0]["measure"], "dropped", "kept in its place"], beside, {0})]))
+        parts += [Heading("Near duplicates side by side, the least similar first"),
+                  *(Details(f"{one['measure']} {one['similarity']:.2f}: {one['dropped']['locator']}, dropped, and "
+                            f"{one['kept']['locator']}, kept in its place", [both_texts(one)]) for one in beside)]
     return Section("Duplicates", parts)
+
+
+def both_texts(pair: Mapping[str, Any]) -> Sides:
+    """A dropped document and the one that stays for it, with what each has that the other has not."""
+    dropped, kept = differences(pair["dropped"]["text"], pair["kept"]["text"])
+    return Sides([(f"dropped: {pair['dropped']['locator']}", Text(folded(dropped, "removed"))),
+                  (f"kept: {pair['kept']['locator']}", Text(folded(kept, "added")))])
+
+
+def folded(pieces: Sequence[Piece], mark: str) -> list[tuple[str, str]]:
+    """A text in pieces, of which those that differ have a mark; of what is the same for long, both ends remain."""
+    found: list[tuple[str, str]] = []
+    for text, differs in pieces:
+        if differs or len(text) <= 4 * CONTEXT:
+            found.append((text, mark if differs else ""))
+        else:
+            hidden = f"\n[{len(text) - 2 * CONTEXT:,} characters that both have]\n"
+            found += [(text[:CONTEXT], ""), (hidden, "masked"), (text[-CONTEXT:], "")]
+    return found
 
 
 def clusters_picture(sizes: Mapping[str, int]) -> str:
@@ -241,7 +291,9 @@ def edits(facts: Facts, name: str = "clean") -> Section | None:
     """What cleaning changed."""
     rows = [[rule, f"{done['documents']:,}", f"{done['times']:,}", f"{done['bytes']:,}"]
             for rule, done in facts["summaries"][name].get("edits", {}).items() if done["times"]]
-    return Section("Edits", [Table(["rule", "documents", "times", "bytes"], rows, {1, 2, 3})]) if rows else None
+    return Section("Edits", [Table(["rule", "documents", "times", "bytes"], rows, {1, 2, 3}, {
+        "documents": "in which it changed something", "times": "passages that it changed",
+        "bytes": "of UTF-8 that it took out"})]) if rows else None
 
 
 def own_code(facts: Facts, name: str) -> Section | None:
@@ -262,7 +314,7 @@ def domains(facts: Facts, name: str = "cluster") -> Section | None:
     return Section(f"Domains of {name}", [
         Figure(picture, "Documents of the sample along the two directions in which their vectors differ most; the "
                         "numbers are those of the domains."),
-        Table(["domain", "name", "documents", "share"], rows, {0, 2, 3})])
+        Table(["domain", "name", "documents", "share"], rows, {0, 2, 3}, {"share": "of the documents of the sample"})])
 
 
 def reader(facts: Facts, name: str) -> Section | None:
@@ -279,7 +331,8 @@ def repeated_lines(facts: Facts, name: str = "dedup_lines") -> Section | None:
     """Lines that repeated so often that they were cut."""
     rows = [[f"{row['documents']:,}", _short(row["text"])]
             for row in facts["summaries"][name].get("most_repeated", [])[:MOST_REASONS]]
-    return Section("Repeated lines", [Table(["documents", "line"], rows, {0})]) if rows else None
+    return Section("Repeated lines", [Table(["documents", "line"], rows, {0}, {
+        "documents": "in which the line stands"})]) if rows else None
 
 
 def repeated_passages(facts: Facts, name: str = "dedup_substrings") -> Section | None:
@@ -299,7 +352,8 @@ def contamination(facts: Facts, name: str = "decontaminate") -> Section | None:
     rows = [[match["set"], match["item"], _short(match["item_text"]), f"{match['contamination']:.0%}",
              f"{match['source']} {match['locator']}"] for match in summary.get("matches", [])[:MOST_REASONS]]
     return Section("Contamination of documents", [
-        Table(["set", "items", "checked", "found", "share"], sets, {1, 2, 3, 4}),
+        Table(["set", "items", "checked", "found", "share"], sets, {1, 2, 3, 4},
+              {"share": "found, of all that it has"}),
         Table(["set", "item", "its text", "of it", "document"], rows, {1, 3})])
 
 

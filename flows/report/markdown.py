@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Table, Text
+from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Sides, Table, Text
 
 SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
@@ -60,11 +60,15 @@ def _text(part: Text) -> str:
     return f"{fence}\n{text.rstrip()}\n{fence}"
 
 
+def _sides(part: Sides) -> str:
+    return "\n\n".join(f"**{plain(title)}**\n\n{_text(text)}" for title, text in part.texts)
+
+
 def _details(part: Details) -> str:
-    return "\n\n".join([f"**{plain(part.summary)}**", *filter(None, map(markdown, part.parts))])
+    return "" if part.long else "\n\n".join([f"**{plain(part.summary)}**", *filter(None, map(markdown, part.parts))])
 
 
 _WRITERS: dict[type, Callable[[Any], str]] = {
     Note: lambda part: plain(part.text), Heading: lambda part: f"### {plain(part.text)}", Table: _table,
-    Figure: lambda part: "", Listing: _listing, Text: _text, Details: _details,
+    Figure: lambda part: "", Listing: _listing, Text: _text, Sides: _sides, Details: _details,
 }  # fmt: skip

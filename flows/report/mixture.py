@@ -17,6 +17,8 @@ Columns = tuple[list[str], list[list[str]]]
 MOST_LANGUAGES = 20
 FAST_ENCODERS = ("gigatoken", "kernels")
 """What `encoder` of a summary says where documents were not left to `tokenizers`; the second in stores of before."""
+OF_TRAINING = {"share": "of the training tokens of the mixture", "tokens": "in the rows of the mixture"}
+"""What columns of the mixture hold that elsewhere hold something else."""
 HEADER = ["documents", "MB", "tokens", "bytes/token", "characters/token", "tokens/word"]
 
 
@@ -26,12 +28,14 @@ def tokenizer_section(facts: Facts, name: str = "tokenize") -> Section | None:
     if "vocabulary" not in summary:
         return None
     languages = summary.get("languages") or {}
-    model = facts["summaries"].get("tokenizer", {}).get("model")
+    tokenizer = facts["summaries"].get("tokenizer", {})
+    model, unseen = tokenizer.get("model"), tokenizer.get("bytes_per_token")
+    sources = [[*row, *([_shown(unseen.get(row[0]))] if unseen else [])] for row in group_rows(summary["sources"])]
     parts: list[Part] = [
         Note(f"Learnt here, with tokenizer.model {model}. {describe_vocabulary(summary)}" if model else
              describe_vocabulary(summary)),
         Note("Over all documents that are left, those too that the vocabulary was learnt from."),
-        Table(["source", *HEADER], group_rows(summary["sources"]), set(range(1, 7))),
+        Table(["source", *HEADER, *(["of unseen text"] if unseen else [])], sources, set(range(1, 8))),
         Table(["language", *HEADER], group_rows(languages, MOST_LANGUAGES), set(range(1, 7)))]
     if len(languages) > MOST_LANGUAGES:
         parts.append(Note(f"The {MOST_LANGUAGES} languages with most tokens of {len(languages)}; all are in the "
@@ -66,15 +70,11 @@ def mixture_section(facts: Facts, name: str = "mix") -> Section | None:
     if "packed" not in facts:
         return None
     rows = mixture_rows(facts)
-    per_token = facts["summaries"].get("tokenizer", {}).get("bytes_per_token", {})
-    measured = ", ".join(f"{name} {'none left' if value is None else format(value, '.2f')}"
-                         for name, value in per_token.items())
     return Section("Mixture", [
-        Note(f"Vocabulary of {facts['packed']['tokenizer']['vocab_size']:,}"
-             + (f"; bytes per token of documents that it was not learnt from: {measured}" if measured else "")
-             + f". Rows of {facts['packed']['sequence_length']} tokens."),
+        Note(f"Vocabulary of {facts['packed']['tokenizer']['vocab_size']:,}. Rows of "
+             f"{facts['packed']['sequence_length']} tokens."),
         Figure(mixture_picture(rows), "Shares of tokens, requested and realised."),
-        *(Table(*found, set(range(1 if found[0][0] == "source" else 2, len(found[0]))))
+        *(Table(*found, set(range(1 if found[0][0] == "source" else 2, len(found[0]))), OF_TRAINING)
           for found in (mixture_table(facts, 3), stage_table(facts, 3)) if found is not None),
         *(Note(note) for note in (limits_note(facts), prefix_note(facts)) if note),
         *packing(facts)])

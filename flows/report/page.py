@@ -22,7 +22,7 @@ from gristmill.dataprep.secrets import mask_known, mask_secrets
 from gristmill.flows.questions.status import duration
 from gristmill.flows.report.document_sections import document_sections
 from gristmill.flows.report.mixture import mixture_rows
-from gristmill.flows.report.parts import Details, Figure, Note, Part, Section, Table, Text, page
+from gristmill.flows.report.parts import Details, Figure, Note, Part, Section, Table, Text, definitions, page
 from gristmill.flows.report.pictures import stacked_bars
 from gristmill.flows.report.run_data import Facts, gather_facts
 from gristmill.flows.report.training import loss_rows, spikes, training_section
@@ -100,9 +100,11 @@ def render_report(session: Session, record: dict[str, Any] | None, write: Callab
                 training_section(facts), spikes(facts),
                 *stage_sections(facts, dict(islice(kinds.items(), trainings, None))),
                 costs(facts), lineage(facts, record)]
+    shown = [section for section in sections if section is not None]
+    if (columns := definitions(shown)) is not None:
+        shown.append(columns)
     note = run_note(record) if record else f"What the store had on {time.strftime(MINUTE)}"
-    return write(facts["name"], [section for section in sections if section is not None], cards=cards(facts),
-                 note=note, contents=True)
+    return write(facts["name"], shown, cards=cards(facts), note=note, contents=True)
 
 
 def run_note(record: Mapping[str, Any]) -> str:

@@ -9,45 +9,26 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64encode
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gristmill.flows.report.meanings import MEANINGS
 from gristmill.flows.report.pictures import ON_DARK
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 LIGHT = {"paper": "#ffffff", "ink": "#111827", "soft": "#6b7280", "line": "#e5e7eb", "edge": "#9ca3af",
-         "accent": "#2563eb", "plain": "#f9fafb", "trained": "#bbf7d0"}
+         "accent": "#2563eb", "plain": "#f9fafb", "trained": "#bbf7d0", "removed": "#fee2e2", "added": "#dcfce7"}
 DARK = {"paper": "#111827", "ink": "#f3f4f6", "soft": "#9ca3af", "line": "#374151", "edge": "#6b7280",
-        "accent": "#60a5fa", "plain": "#1f2937", "trained": "#14532d",
+        "accent": "#60a5fa", "plain": "#1f2937", "trained": "#14532d", "removed": "#5b1a1a", "added": "#14452a",
         **{f"series-{number}": colour for number, colour in enumerate(ON_DARK)}}
 """Variables of the page's style, in either mode."""
 LONG_NAME = 16
 """Characters that a column of a table always has room for."""
-MEANINGS = {
-    "read": "documents that reached the stage", "kept": "documents that it left in",
-    "gone": "read less kept: dropped or quarantined", "left": "kept after the last stage, of those read",
-    "MB kept": "millions of bytes of UTF-8 of the kept documents' text",
-    "tokens": "of the kept documents, by the manifest's tokenizer",
-    "tokens kept": "of the kept documents, by the manifest's tokenizer; ≈ is estimated",
-    "of those read": "of all that reached the stage",
-    "by it alone": "documents that fail this rule and no other: those that would stay without it",
-    "survivor of the largest": "where the one document of the cluster that stays is from",
-    "not read whole": "documents longer than what the model reads",
-    "found": "items of which a document holds enough to count as leaked", "checked": "items long enough to be searched",
-    "bytes/token": "UTF-8 bytes of the text by the tokens that they became",
-    "bits per byte": "loss in bits, by the bytes of the text: comparable between tokenizers",
-    "perplexity": "e to the mean loss per token", "first loss": "mean cross-entropy per token, in nats",
-    "last loss": "mean cross-entropy per token, in nats", "CPU seconds": "of all processes of the stage",
-    "seconds": "by the clock, when the stage was run", "MB written": "of the stage's output",
-    "MB of memory": "most that all processes of the stage held at one time",
-    "fingerprint": "hash of the stage's settings, version and inputs",
-}
-"""What columns of tables hold, shown where a pointer rests on their names."""
 BREAKS = re.compile(r"(?<=[/_])(?=[^\s/_])|(?<=\.)(?=[A-Za-z])")
 """Where long names of rules, files and keys may be cut, rather than in the middle of a word."""
 
@@ -75,7 +56,13 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[Any]]
     numeric: Collection[int] = ()
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    """What columns hold, where it is not what `meanings.py` says."""
     kind: ClassVar = "table"
+
+    def meaning(self, column: str) -> str:
+        """What a column holds; empty where its name says it."""
+        return self.meanings.get(column) or MEANINGS.get(column, "")
 
 
 @dataclass(frozen=True)
@@ -98,7 +85,9 @@ class Listing:
 
 @dataclass(frozen=True)
 class Text:
-    """A text as it is, line by line: pieces, each with its mark: `strong`, `trained`, `masked`, or none."""
+    """A text as it is, line by line: pieces, each with its mark: `strong`, `trained`, `masked`, `removed`, `added`, or
+    none.
+    """
 
     pieces: Sequence[tuple[str, str]]
     columns: bool = False
@@ -107,15 +96,25 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Sides:
+    """Texts beside each other, each with what stands above it; on narrow screens one beneath the other."""
+
+    texts: Sequence[tuple[str, Text]]
+    kind: ClassVar = "sides"
+
+
+@dataclass(frozen=True)
 class Details:
     """Parts that are opened by who asks for them."""
 
     summary: str
     parts: Sequence[Part]
+    long: bool = False
+    """They are too long for where nothing can be folded: in Markdown they are left out."""
     kind: ClassVar = "details"
 
 
-Part = Note | Heading | Table | Figure | Listing | Text | Details
+Part = Note | Heading | Table | Figure | Listing | Text | Sides | Details
 
 
 @dataclass(frozen=True)
@@ -124,6 +123,22 @@ class Section:
 
     title: str
     parts: Sequence[Part]
+
+
+def definitions(sections: Sequence[Section]) -> Section | None:
+    """What the columns of all these tables hold, in one list: for where no pointer can rest on a name."""
+    rows = dict.fromkeys((name, meaning) for section in sections for table in _tables(section.parts) if table.rows
+                         for name in table.header if (meaning := table.meaning(name)))
+    return Section("What the columns hold", [Details("All columns of these tables", [
+        Table(["column", "holds"], sorted(rows))])]) if rows else None
+
+
+def _tables(parts: Sequence[Part]) -> Iterator[Table]:
+    for part in parts:
+        if isinstance(part, Table):
+            yield part
+        elif isinstance(part, Details):
+            yield from _tables(part.parts)
 
 
 def page(title: str, sections: Sequence[Section], *, note: str = "", cards: Sequence[tuple[str, str]] = (),
@@ -170,7 +185,7 @@ def environment(*folders: Path) -> Environment:
     found = Environment(loader=FileSystemLoader(folders), autoescape=True, undefined=StrictUndefined,
                         trim_blocks=True, lstrip_blocks=True)
     found.filters["breakable"] = breakable
-    found.filters["meaning"] = lambda name: MEANINGS.get(str(name), "")
+    found.globals["meanings"] = MEANINGS
     return found
 
 

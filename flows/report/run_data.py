@@ -18,6 +18,7 @@ from gristmill.dataprep.files import read_json
 from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.questions.cut_samples import describe_cuts
 from gristmill.flows.questions.find_documents import committed_inputs, documents_of
+from gristmill.flows.questions.shown_documents import shown_documents
 from gristmill.flows.questions.spike_documents import spike_reports, with_origins
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, TOKENIZE
@@ -29,8 +30,8 @@ from gristmill.tokenize.importing.corpora import corpora
 Facts = dict[str, Any]
 SIMILARITIES = ("jaccard", "cosine")
 """Columns that say how similar a duplicate is to the document that stays for it."""
-SHOWN_PAIRS, SHOWN_CHARACTERS = 5, 1200
-"""Near duplicates that stand side by side in the report, and what is shown of each text."""
+SHOWN_PAIRS, COMPARED_CHARACTERS = 5, 20_000
+"""Near duplicates that stand side by side in the report, and what is compared of each text."""
 EATEN, EATEN_FROM = 0.1, 20
 """A stage that leaves less than that share of a source of so many documents most likely judges it by rules for another
 kind of text, such as source code by those for prose."""
@@ -46,7 +47,7 @@ class _Gathered:
     is_whole: bool = False
 
 
-_last, _last_cuts = _Gathered(), _Gathered()
+_last, _last_look = _Gathered(), _Gathered()
 _gathering = threading.Lock()
 
 
@@ -96,7 +97,7 @@ def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -
     facts["near_duplicates"] = {name: least_alike(folder.data) for name, folder in folders.items()
                                 if session.plan[name].stage.of_examples}
     if INGEST in folders and whole:
-        facts["cuts"] = _cuts(session, folders, summaries)
+        facts |= _looked_at(session, folders, summaries)
     for name, folder in folders.items():
         stage = session.plan[name].stage
         facts |= topics_of(stage, folder)
@@ -106,17 +107,19 @@ def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -
     return facts
 
 
-def _cuts(
+def _looked_at(
     session: Session, folders: Mapping[str, StageFolder], summaries: Mapping[str, Mapping[str, Any]]
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Those of the last time, unless documents were read or judged since."""
+) -> Facts:
+    """What needs the documents' own texts: those of the last time, unless documents were read or judged since."""
     steps = {INGEST, *session.manifest.steps}
     commits = commits_of({name: folder for name, folder in folders.items() if name in steps})
-    if _last_cuts.session is not session or _last_cuts.commits != commits:
-        _last_cuts.facts = {"cuts": describe_cuts(session, committed_inputs(session, session.plan), summaries)}
-        _last_cuts.session, _last_cuts.commits = session, commits
-    found: list[dict[str, Any]] = _last_cuts.facts["cuts"]
-    return found
+    if _last_look.session is not session or _last_look.commits != commits:
+        inputs = committed_inputs(session, session.plan)
+        recipes = {name: node.recipe for name, node in session.plan.items()}
+        _last_look.facts = {"cuts": describe_cuts(session, inputs, summaries),
+                            "shown_documents": shown_documents(recipes, inputs)}
+        _last_look.session, _last_look.commits = session, commits
+    return _last_look.facts
 
 
 def topics_of(stage: Stage, folder: StageFolder) -> Facts:
@@ -151,7 +154,7 @@ def clusters_found(session: Session, name: str, folder: StageFolder, facts: Fact
     pairs = least_like_survivors(inputs, name)
     survivors = {bytes.fromhex(cluster["survivor"]) for cluster in clusters}
     beside = {one[side] for one in pairs for side in ("dropped", "kept")}
-    texts = {key: {"locator": one["locator"], "text": one["text"][:SHOWN_CHARACTERS]}
+    texts = {key: {"locator": one["locator"], "text": one["text"][:COMPARED_CHARACTERS]}
              for key, one in documents_of(inputs, survivors | beside, ["locator", "text"]).items()}
     locators = {key: one["locator"] for key, one in texts.items()}
     found = [{**cluster, "locator": locators.get(bytes.fromhex(cluster["survivor"]), "")} for cluster in clusters]

@@ -22,15 +22,21 @@ from rich.console import Console
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.flows.orchestration.cards import document_lines, picture
 from gristmill.flows.questions.find_documents import documents_of
-from gristmill.flows.report.document_sections import cuts, document_sections, duplicates, funnel_picture, tokens_kept
+from gristmill.flows.report.document_sections import (
+    cuts,
+    document_sections,
+    duplicates,
+    funnel_picture,
+    tokens_kept,
+)
 from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.markdown import markdown_page
+from gristmill.flows.report.meanings import MEANINGS
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.page import costs, stage_sections
 from gristmill.flows.report.parts import (
     DARK,
     LIGHT,
-    MEANINGS,
     Details,
     Figure,
     Heading,
@@ -38,6 +44,7 @@ from gristmill.flows.report.parts import (
     Note,
     Part,
     Section,
+    Sides,
     Table,
     Text,
     breakable,
@@ -109,10 +116,18 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
                         row("dedup", (19_000, 18_000), (8, 8))], "summaries": {}}
     html = html_of(document_sections(facts)[0])
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in re.findall(r"<tr>(.*?)</tr>", html)]
-    assert ["german", "28.6%", "28", "8", "8"] in cells
-    assert ["web", "90.0%", "20,000", "19,000", "18,000"] in cells
-    headings = [re.findall(r"<th[^>]*>(.*?)</th>", line) for line in re.findall(r"<tr>(.*?)</tr>", html)]
-    assert ["source", "left", "read", "after filter", "after dedup"] in headings
+    assert cells[-6:] == [["german", "ingest", "28", "100.0%", "0.00", ""],
+                          ["german", "filter", "8", "28.6%", "0.00", ""],
+                          ["german", "dedup", "8", "28.6%", "0.00", ""],
+                          ["web", "ingest", "20,000", "100.0%", "0.02", ""],
+                          ["web", "filter", "19,000", "95.0%", "0.02", ""],
+                          ["web", "dedup", "18,000", "90.0%", "0.02", ""]]
+    tokenized = {"tokens_per_source": {"web": 4_500, "german": 4},
+                 "counts": {"bytes_kept": 18_008, "sources": facts["funnel"][-1]["sources"]}}
+    counted = html_of(document_sections({**facts, "funnel": with_tokens(facts["funnel"], tokenized)})[0])
+    assert '<td>german</td><td>filter</td><td class="n">8</td><td class="n">28.6%</td>' in counted
+    assert [re.findall(r"<td[^>]*>(.*?)</td>", line)[-1] for line in re.findall(r"<tr>(.*?)</tr>", counted)[-6:]] == [
+        "≈ 14", "≈ 4", "4", "≈ 5,000", "≈ 4,750", "4,500"]
     assert labels(funnel_picture(facts)) >= {"ingest", "filter", "dedup"}
     assert "read" not in labels(funnel_picture(facts)), "what ingest read without a loss is drawn twice"
     one = {**facts, "funnel": [{**stage, "sources": {"web": stage["sources"]["web"]}} for stage in facts["funnel"]]}
@@ -190,7 +205,10 @@ def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
     one, other = ({"locator": name, "text": f"text of {name}"} for name in ("b.txt", "a.txt"))
     beside = {**found, "beside": [{"measure": "jaccard", "similarity": 0.756, "dropped": one, "kept": other}]}
     shown = html_of(duplicates({"clusters": {"dedup": beside}, "summaries": {"dedup": summary}}))
-    assert '<td class="n">0.76</td><td>b.txt: text of b.txt</td><td>a.txt: text of a.txt</td>' in shown
+    assert "<summary>jaccard 0.76: b.txt, dropped, and a.txt, kept in its place</summary>" in shown
+    left, right = re.findall(r"<pre>(.*?)</pre>", shown)
+    assert left == 'text of <span class="removed">b</span>.txt'
+    assert right == 'text of <span class="added">a</span>.txt'
     older = html_of(duplicates({"clusters": {"dedup": found}, "summaries": {"dedup": {"clusters": 2}}}))
     assert "2 clusters of two or more documents." in older
     assert "drops" not in older
@@ -304,11 +322,9 @@ def test_the_page_refuses_the_network_links_its_parts_and_runs_its_own_script_al
 def test_columns_say_what_they_hold() -> None:
     shown = page("x", [], parts=[Table(["stage", "by it alone"], [["filter", 3]], {1})])
     assert '<th>stage</th><th class="n" title="documents that fail this rule and no other' in shown
-    texts = (path.read_text() for path in FLOWS.rglob("*.py"))
-    found = (header for text in texts for header in re.findall(r"Table\(\s*\[([^\]]*)\]", text))
-    headers = {name for header in found for name in re.findall('"([^"]*)"', header)}
-    computed = {"tokens", "bytes/token", "left", "tokens kept"}
-    assert set(MEANINGS) - headers <= computed, "meanings of columns that no table has"
+    other = page("x", [], parts=[Table(["share"], [["3 %"]], {0}, {"share": "of & all"})])
+    assert 'title="of &amp; all"' in other
+    assert f'<div class="card" title="{MEANINGS["documents read"]}">' in page("x", [], cards=[("documents read", "3")])
 
 
 def test_a_source_that_a_stage_eats_is_named_with_the_rules_that_did() -> None:
@@ -348,7 +364,7 @@ def test_every_value_of_every_part_is_escaped() -> None:
     """Whatever a document, a file's name or a manifest says stays text, wherever a page may show it."""
     parts = [Note(EVIL), Heading(EVIL), Table([EVIL] * 2, [[EVIL] * 2], {1}), Listing(EVIL, [(EVIL, EVIL, EVIL)]),
              Text([(EVIL, ""), (EVIL, "strong"), (EVIL, "masked")]), Figure("<svg/>", EVIL),
-             Details(EVIL, [Note(EVIL)])]
+             Sides([(EVIL, Text([(EVIL, "removed")])), (EVIL, Text([(EVIL, "added")]))]), Details(EVIL, [Note(EVIL)])]
     assert {type(part) for part in parts} == set(get_args(Part)), "a kind of part that this test lacks"
     whole = page(EVIL, [Section(EVIL, parts)], note=EVIL, cards=[(EVIL, EVIL)], parts=parts, contents=True)
     seen = Counter[str]()
@@ -361,7 +377,7 @@ def test_every_value_of_every_part_is_escaped() -> None:
     Reader().feed(whole)
     assert seen["script"] == 1, "the page's own"
     assert not {"img", "onerror", "src"} & set(seen)
-    assert whole.count("&lt;script&gt;") == 7 + 2 * 16
+    assert whole.count("&lt;script&gt;") == 7 + 2 * 20
     assert "{{ 7 * 6 }}" in whole
     assert seen["svg"] == 2
 

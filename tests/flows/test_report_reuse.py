@@ -83,6 +83,7 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
 ) -> None:
     looked: list[int] = []
     monkeypatch.setattr(run_data, "describe_cuts", lambda *arguments: (looked.append(1), [{"rule": len(looked)}])[1])
+    monkeypatch.setattr(run_data, "shown_documents", lambda *arguments: [])
     monkeypatch.setattr(run_data, "committed_inputs", lambda session, plan: {})
     session: Any = SimpleNamespace(manifest=SimpleNamespace(steps={"filter": None}), plan={})
 
@@ -90,7 +91,7 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
         for name, content in commits.items():
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "_SUCCESS").write_text(content)
-        return run_data._cuts(session, {name: StageFolder(tmp_path / name) for name in commits}, {})
+        return run_data._looked_at(session, {name: StageFolder(tmp_path / name) for name in commits}, {})["cuts"]
 
     assert found(ingest="1", filter="1") == [{"rule": 1}]
     assert found(ingest="1", filter="1", mix="1") == [{"rule": 1}]
