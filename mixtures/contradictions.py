@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gristmill.mixtures.mix import Location, Mix, mix_problems, weighed_sources
-from gristmill.mixtures.objectives.span_objectives import SENTINEL, SpanCorruption, Ul2, lacking
+from gristmill.mixtures.objectives.span_objectives import SENTINEL, BlankInfilling, SpanCorruption, Spans, Ul2, lacking
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS
 from gristmill.mixtures.steps.made_examples import made_problems
 from gristmill.mixtures.yaml_text import did_you_mean
@@ -220,7 +220,8 @@ def _prefix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     if _inside(raw, "pretrain").get("multi_token") is not None:
         yield from ((place, "does not know the heads of pretrain.multi_token; use shard, or remove them")
                     for place in split)
-    reader = next((name for name in ("prefix_lm", "ul2") if _inside(raw, "pretrain").get(name) is not None), None)
+    reader = next((name for name in ("prefix_lm", "ul2", "blank_infilling")
+                   if _inside(raw, "pretrain").get(name) is not None), None)
     if reader is None or (reader == "ul2" and not _is_joined(raw)):
         return
     asks = split
@@ -237,7 +238,9 @@ def _span_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     if tokenizer.get("path") is not None or not (isinstance(named, list) and type(length) is type(count) is int):
         return
     names = {*map(str, named), *(SENTINEL.format(number) for number in range(count))}
-    for key, section in (("span_corruption", SpanCorruption), ("ul2", Ul2)):
+    sections: dict[str, type[Spans]] = {"span_corruption": SpanCorruption, "ul2": Ul2,
+                                        "blank_infilling": BlankInfilling}
+    for key, section in sections.items():
         given = _inside(raw, "pretrain").get(key)
         if given is None:
             continue

@@ -119,7 +119,7 @@ class GivenModel(Section):
 
     path: OutsidePath
     """A folder that transformers loads, or one that `export` wrote: config.json, model.safetensors (or its shards) and
-    tokenizer.json, of a decoder that this one can run (Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE)."""
+    tokenizer.json, of a decoder that this one can run (Llama, Mistral, Qwen2, Qwen3, GLM-4, Mixtral, Qwen3-MoE)."""
 
 
 class Model(BuiltInOrOwn):
@@ -134,8 +134,9 @@ class Model(BuiltInOrOwn):
     `llama-1b`, `llama-3b`, `llama-8b`, `moe-4m`, `moe-8x125m`, `moe-8x7b`."""
     init_from: OutsidePath | None = None
     """A folder as Hugging Face has it (config.json, safetensors) whose model is trained on: Llama, Mistral without
-    sliding window, Qwen2, Qwen3, Mixtral or Qwen3-MoE. Its config.json then decides the shape, and the tokenizer has
-    to be its own (`tokenizer: {path: .../tokenizer.json}`); the rows of the mixture become its context length."""
+    sliding window, Qwen2, Qwen3, GLM-4 (model_type `glm`), Mixtral or Qwen3-MoE. Its config.json then decides the
+    shape, and the tokenizer has to be its own (`tokenizer: {path: .../tokenizer.json}`); the rows of the mixture become
+    its context length."""
     layers: Positive = 4
     """Decoder blocks."""
     width: Positive = 128

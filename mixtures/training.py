@@ -376,7 +376,7 @@ class Pretrain(Objectives, Training):
     """Training on the packed set: of a decoder that predicts the next token, unless another objective is given."""
 
     added: ClassVar[tuple[str, ...]] = ("phases", "masked", "prefix_lm", "multi_token", "span_corruption",
-                                       "ul2")
+                                       "ul2", "blank_infilling")
 
     model_config = ConfigDict(json_schema_extra=_steps_or_size)
 

@@ -37,11 +37,11 @@ def preflight(
     if message is not None:
         yield ("pretrain", "model", "init_from"), message
     tokenizer = _given_tokenizer(manifest.tokenizer)
-    spans = manifest.pretrain.span_corruption or manifest.pretrain.ul2
+    spans = manifest.pretrain.spans
     if spans is not None and tokenizer is not None and manifest.mix is not None:
-        problem = lacking(spans, manifest.mix.sequence_length, lambda name: tokenizer.token_to_id(name) is not None)
+        problem = lacking(spans[1], manifest.mix.sequence_length, lambda name: tokenizer.token_to_id(name) is not None)
         if problem is not None:
-            yield ("pretrain", "span_corruption" if manifest.pretrain.ul2 is None else "ul2"), problem
+            yield ("pretrain", spans[0]), problem
     if masked is not None and tokenizer is not None and all(tokenizer.token_to_id(one) is None for one in MASK_TOKENS):
         yield ("pretrain", "masked"), (f"needs a mask token, and {manifest.tokenizer.path} has none of "  # type: ignore[union-attr]
                                        f"{', '.join(MASK_TOKENS)}: name one in tokenizer.special_tokens")

@@ -1,4 +1,4 @@
-"""What `pretrain` predicts of rows whose spans are hidden: T5's span corruption, and UL2's mixture of denoisers."""
+"""What `pretrain` predicts of rows whose spans are hidden: T5's span corruption, UL2's denoisers, GLM's blanks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import Section
+from gristmill.mixtures.section import Fraction, Section
 
 SENTINEL = "<extra_id_{}>"
 """T5's name of the token that stands for the hidden span of a number."""
@@ -69,6 +69,45 @@ class Ul2(Section):
     """The paper's seven, of table 1, if absent."""
 
 
+BLANK, LONG_BLANK, SENTENCE_BLANK, BEGIN, END = "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"
+"""What GLM-4's tokenizer calls a blank, one at the end and one of a sentence, and what stands around their tokens."""
+
+
+class BlankInfilling(Section):
+    """Autoregressive blank infilling: a decoder reads rows with blanks in both directions, and fills these in, one
+    after the other in any order (Du et al. 2022, section 2.1).
+
+    The tokenizer needs `[MASK]`, `<sop>` and `<eop>`, for the shares `[gMASK]` and `[sMASK]`.
+    """
+
+    density: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.15
+    """Least share of the tokens that short blanks and whole sentences hide (Du et al.: 0.15)."""
+    mean_length: Annotated[float, Field(gt=0.0, le=30.0)] = 3.0
+    """Of the Poisson distribution, without zero, that lengths of spans are drawn from (Du et al.: 3)."""
+    document_share: Fraction = 0.0
+    """Share of the rows of which the end is one blank, `[gMASK]`: half of their tokens to all, drawn evenly (Du et al.,
+    section 2.1.2, with the long blank behind its context, as in GLM-130B, Zeng et al. 2023, section 2.2)."""
+    sentence_share: Fraction = 0.0
+    """Share of the rows whose blanks, `[sMASK]`, are whole sentences (Du et al., section 2.1.2). A sentence ends with a
+    token that holds one of `.?!;:` or a line break, as in their code."""
+
+    @model_validator(mode="after")
+    def _shares_of_one(self) -> BlankInfilling:
+        if self.document_share + self.sentence_share > 1.0:
+            raise ValueError(f"document_share {self.document_share} and sentence_share {self.sentence_share} are more "
+                             "than 1 together; the rest of the rows has short blanks")
+        return self
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Names of the tokens that it needs."""
+        return (BLANK, BEGIN, END, *((LONG_BLANK,) if self.document_share else ()),
+                *((SENTENCE_BLANK,) if self.sentence_share else ()))
+
+
+Spans = SpanCorruption | Ul2 | BlankInfilling
+
+
 def spans_of(tokens: int, one: Denoiser) -> tuple[int, int]:
     """Hidden tokens, and spans, of a row of so many (random_spans_noise_mask of T5's preprocessors); none of fewer than
     two.
@@ -94,12 +133,16 @@ def mode_names(has: Callable[[str], bool]) -> dict[Mode, str] | None:
     return next((names for names in MODE_TOKENS if all(map(has, names.values()))), None)
 
 
-def lacking(section: SpanCorruption | Ul2, length: int, has: Callable[[str], bool]) -> str | None:
+def lacking(section: Spans, length: int, has: Callable[[str], bool]) -> str | None:
     """What special tokens a tokenizer lacks for rows of so many tokens, in a sentence; None where it has them.
 
     >>> lacking(SpanCorruption(), 32, lambda name: name == "<extra_id_0>")
     'needs 2 sentinels, one for each hidden span of a row: say `tokenizer: {sentinels: 2}`'
     """
+    if isinstance(section, BlankInfilling):
+        missing = [name for name in section.special_tokens if not has(name)]
+        return f"needs the special tokens {', '.join(missing)}: name them in tokenizer.special_tokens" if (
+            missing) else None
     most = most_spans(section, length)
     if not all(has(SENTINEL.format(number)) for number in range(most)):
         return f"needs {most} sentinels, one for each hidden span of a row: say `tokenizer: {{sentinels: {most}}}`"

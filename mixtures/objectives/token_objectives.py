@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.objectives.span_objectives import SpanCorruption, Ul2
+from gristmill.mixtures.objectives.span_objectives import BlankInfilling, SpanCorruption, Spans, Ul2
 from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Section
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
@@ -92,6 +92,8 @@ class Objectives(Section):
     """Train an encoder-decoder that fills in hidden spans, in place of a decoder."""
     ul2: Ul2 | None = None
     """Train an encoder-decoder, or a decoder, by a mixture of denoisers."""
+    blank_infilling: BlankInfilling | None = None
+    """Train a decoder of GLM-4's shape that fills in blanks, one after the other."""
     multi_token: MultiToken | None = None
     """Predict further tokens beside the next one, by heads that are dropped when the training ends."""
 
@@ -106,10 +108,19 @@ class Objectives(Section):
     @property
     def reads_prefixes(self) -> bool:
         """Whether it is a decoder that reads the beginning of what it is given in both directions."""
-        return self.prefix_lm is not None or (self.ul2 is not None and self.kind == "decoder")
+        return any(one is not None for one in (self.prefix_lm, self.blank_infilling)) or (
+            self.ul2 is not None and self.kind == "decoder")
+
+    @property
+    def spans(self) -> tuple[str, Spans] | None:
+        """The objective that hides spans of rows, and its key; None where there is none."""
+        given = ((key, getattr(self, key)) for key in SPAN_OBJECTIVES)
+        return next(((key, section) for key, section in given if section is not None), None)
 
 
-OBJECTIVES = ("masked", "prefix_lm", "span_corruption", "ul2")
+SPAN_OBJECTIVES = ("span_corruption", "ul2", "blank_infilling")
+"""Those of OBJECTIVES that hide spans."""
+OBJECTIVES = ("masked", "prefix_lm", *SPAN_OBJECTIVES)
 """Keys of `pretrain` of which each says what is predicted in place of the next token."""
 
 
@@ -123,14 +134,30 @@ def objective_problem(pretrain: Any) -> str | None:
     turned = any(phase.rope_theta is not None or phase.rope_scaling is not None for phase in pretrain.phases)
     if turned and (pretrain.model.use is not None or pretrain.kind != "decoder"):
         return "phases: rope_theta and rope_scaling are the built-in decoder's; remove them, or train that"
-    if given == ["ul2"] and pretrain.model.document_mask:
-        return "ul2 hides spans of whole rows, whose documents model.document_mask keeps apart; remove one of the two"
+    if given in (["ul2"], ["blank_infilling"]) and pretrain.model.document_mask:
+        return (f"{given[0]} hides spans of whole rows, whose documents model.document_mask keeps apart; remove one of "
+                "the two")
+    if given == ["blank_infilling"] and (problem := _glm_problem(pretrain.model)) is not None:
+        return problem
     if pretrain.multi_token is not None:
         others = [*given, *(f"model.{key}" for key in ("use", "moe", "mup_base_width")
                             if getattr(pretrain.model, key) is not None)]
         if others:
             return f"multi_token adds to a dense decoder that predicts the next token; remove it, or {others[0]}"
     return None if pretrain.kind == "decoder" else _other_kind_problem(pretrain, given[0])
+
+
+NOT_OF_A_GLM = ("moe", "qk_norm")
+"""Keys of `pretrain.model` that GLM-4's shape does not have."""
+
+
+def _glm_problem(model: Model) -> str | None:
+    if other := [key for key in NOT_OF_A_GLM if getattr(model, key) != Model.model_fields[key].default]:
+        return f"model.{other[0]} means nothing to the GLM that `blank_infilling` trains; remove one of both"
+    channels = model.head_width or model.width // model.heads
+    if channels % 4 and model.init_from is None:
+        return f"blank_infilling turns half of a head's channels in pairs: {channels} must be a multiple of 4"
+    return None
 
 
 def _other_kind_problem(pretrain: Any, objective: str) -> str | None:

@@ -39,6 +39,10 @@ FAMILIES = {
     "mistral": ("MistralConfig", {"rope_parameters": PLAIN, "sliding_window": None}),
     "qwen2": ("Qwen2Config", {"rope_parameters": PLAIN}),
     "qwen3": ("Qwen3Config", {"rope_parameters": PLAIN, "head_dim": 16}),
+    "glm": ("GlmConfig", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}, "head_dim": 16,
+                          "pad_token_id": 0}),
+    "glm-plain": ("GlmConfig", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}, "attention_bias": False,
+                                "pad_token_id": 0}),
     "mixtral": ("MixtralConfig", {"rope_parameters": PLAIN, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3-moe": ("Qwen3MoeConfig", {"rope_parameters": PLAIN, "head_dim": 16, "num_experts": 5,
                                      "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}),
@@ -134,6 +138,7 @@ def test_the_config_of_older_versions_of_transformers_is_read() -> None:
 
 @pytest.mark.parametrize(("changes", "family"), [
     ({}, "llama"), ({"qkv_bias": True}, "qwen2"), ({"qk_norm": True}, "qwen3"),
+    ({"qkv_bias": True, "rotary_share": 0.5}, "glm"), ({"rotary_share": 0.5}, "glm"),
     ({"experts": 4, "experts_per_token": 2}, "mixtral"),
     ({"experts": 4, "experts_per_token": 2, "qk_norm": True}, "qwen3_moe"),
     ({"rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_length=8, beta_fast=16.0)}, "llama"),

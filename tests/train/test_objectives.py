@@ -28,6 +28,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "spans": {"span_corruption": {}, "model": ENCODER, "length_ramp": SHORT_FIRST},
     "ul2": {"ul2": {}, "model": ENCODER},
     "ul2-decoder": {"ul2": {"shape": "decoder"}},
+    "blanks": {"blank_infilling": {"document_share": 0.3, "sentence_share": 0.2}, "length_ramp": SHORT_FIRST},
     "multi_token": {"multi_token": {"heads": 2}, "model": {**TINY_MODEL, "document_mask": True}},
 }
 
@@ -35,7 +36,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> dict[str, Path]:
     """With what stands for hidden spans, and with mode tokens."""
-    return made_inputs(tmp_path_factory, texts, [*(SENTINEL.format(n) for n in range(8)), "[R]", "[S]", "[X]"])
+    return made_inputs(tmp_path_factory, texts, [*(SENTINEL.format(n) for n in range(8)), "[R]", "[S]", "[X]",
+                                               "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"])
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

@@ -230,8 +230,11 @@ def tuned_model(
         build: see `sharded_model`.
 
     Raises:
-        LoraError: there is no such layer, or frozen weights cannot be rounded as they are to be.
+        LoraError: there is no such layer, the model is a GLM, or frozen weights cannot be rounded as they are to be.
     """
+    if lora is not None and shape.rotary_share != 1.0:
+        raise LoraError("lora writes adapters for PEFT, but a GLM's matrices are joined or reordered in transformers, "
+                        "where adapters of these would not fit; remove it")
     base = None if lora is None else lora.base
     if base is not None:
         check_rounding(base, context.compute.compile != "off")

@@ -11,7 +11,18 @@ import torch
 from torch import Tensor
 
 from gristmill.mixtures.model import RopeScaling
-from gristmill.train.models.shape import BUCKETS, MOST_DISTANCE, Shape
+from gristmill.train.models.filling_families import (
+    ENCODER,
+    ENCODER_DECODER,
+    encoder_config,
+    encoder_differences,
+    encoder_shape,
+    t5_config,
+    t5_name,
+    t5_shape,
+)
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.shape import UnknownArchitectureError as UnknownArchitectureError
 
 EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp)\.experts\.(gate_up_proj|down_proj)")
 ROUTER = re.compile(r"(model\.layers\.\d+\.mlp)\.gate\.weight")
@@ -25,10 +36,6 @@ SCALINGS = {
 """Kind of stretched positions -> our key -> theirs."""
 NOTES = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate")
 """Keys of rope_parameters that are not numbers of a kind; `partial_rotary_factor` and `truncate` are checked apart."""
-
-
-class UnknownArchitectureError(ValueError):
-    """A config.json describes a model whose arithmetic is not known here."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +52,17 @@ EXPERT_NAMES = {
     "mixtral": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
     "qwen3_moe": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
 }  # fmt: skip
-ENCODER, ENCODER_DECODER = "modernbert", "t5"
-T5_LAYER = re.compile(r"model\.layers\.(\d+)\.(\w+)(?:\.(\w+))?\.weight")
-T5_NAMES = {
-    "model.embed_tokens.weight": "shared.weight", "lm_head.weight": "lm_head.weight",
-    "model.encoder_norm.weight": "encoder.final_layer_norm.weight",
-    "model.norm.weight": "decoder.final_layer_norm.weight",
-    **{f"model.{side}_bias.weight": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-       for side in ("encoder", "decoder")},
-}  # fmt: skip
-"""Our name -> T5's, of what is outside the layers."""
-T5_MATRICES = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o",
-               "gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}
+GLM = "glm"
+FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.)(gate|up)_proj\.weight")
+"""Two of our matrices that are one of GLM-4's, `gate_up_proj`, the gate above."""
+TURNED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")
+"""Queries and keys, of which GLM-4 turns neighbours, where we turn what is half a head apart."""
 PREFIX_LM = "prefix_lm"
 """A key of our own in config.json, which transformers keeps and does not use."""
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+    GLM: "GlmForCausalLM",
     ENCODER: "ModernBertForMaskedLM", ENCODER_DECODER: "T5ForConditionalGeneration",
 }  # fmt: skip
 
@@ -77,18 +78,18 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
         raise UnknownArchitectureError(f"config.json: model_type {family!r} is a model that this decoder cannot run; "
                                        f"it runs {', '.join(ARCHITECTURES)}")
     if family == ENCODER_DECODER:
-        return _t5_shape(config)
+        return t5_shape(config)
     norm_eps = "norm_eps" if family == ENCODER else "rms_norm_eps"
     missing = [name for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size",
                                  "max_position_embeddings", norm_eps) if config.get(name) is None]
     if missing:
         raise UnknownArchitectureError(f"config.json of a {family} has no {', '.join(missing)}")
-    found = _encoder_differences(config) if family == ENCODER else _differences(family, config)
+    found = encoder_differences(config) if family == ENCODER else _differences(family, config)
     if different := [name for name, differs in found.items() if differs]:
         raise UnknownArchitectureError("config.json is of a model that this decoder cannot run: it computes something "
                                        f"else under {', '.join(different)}")
     if family == ENCODER:
-        return _encoder_shape(config)
+        return encoder_shape(config)
     heads, experts = int(config["num_attention_heads"]), _experts_of(config)
     theta, scaling = _rope(config)
     return Shape(
@@ -98,7 +99,9 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
         ffn_width=config["moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"], rope_theta=theta,
         rope_scaling=scaling, norm_eps=config["rms_norm_eps"],
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qk_norm=family in ("qwen3", "qwen3_moe"), qkv_bias=family == "qwen2",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
+        qkv_bias=family == "qwen2" or (family == GLM and bool(config.get("attention_bias", True))),
+        rotary_share=_rotary_share(config) if family == GLM else 1.0,
         document_mask=False, experts=experts, experts_per_token=config["num_experts_per_tok"] if experts else 0,
         load_balancing=config.get("router_aux_loss_coef", 0.0) if experts else 0.0,
         vocab_size=config["vocab_size"], padded_vocab_size=config["vocab_size"],
@@ -127,18 +130,25 @@ def _differences(family: str, config: Mapping[str, Any]) -> dict[str, bool]:
     known = {*NOTES, *SCALINGS.get(kind, {}).values(), "original_max_position_embeddings"}
     return {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(config.get("attention_bias")),
+        "attention_bias": bool(config.get("attention_bias")) and family != GLM,
         "mlp_bias": bool(config.get("mlp_bias")),
         "sliding_window": bool(uses_window and window and window < config["max_position_embeddings"]),
         "rope_parameters.rope_type": kind not in ("default", *SCALINGS),
         "rope_parameters": bool({name for name, value in rope.items() if value is not None} - known),
-        "partial_rotary_factor": rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0,
+        "partial_rotary_factor": _rotary_share(config) != 1.0 and family != GLM,
         "rope_parameters.truncate": rope.get("truncate", True) is not True,
         "decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1,
         "mlp_only_layers": bool(config.get("mlp_only_layers")),
         "norm_topk_prob": family == "qwen3_moe" and not config.get("norm_topk_prob", False),
         "router_jitter_noise": bool(config.get("router_jitter_noise")),
     }
+
+
+def _rotary_share(config: Mapping[str, Any]) -> float:
+    """What share of a head's channels is turned; half of GLM-4's where its file does not say."""
+    default = 0.5 if config["model_type"] == GLM else 1.0
+    found = _rope_parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    return float(default if found is None else found)
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,6 +178,8 @@ def family_of(shape: Shape) -> str:
         return ENCODER if shape.encoder else ENCODER_DECODER
     if shape.experts:
         return "qwen3_moe" if shape.qk_norm else "mixtral"
+    if shape.rotary_share != 1.0:
+        return GLM
     if shape.qkv_bias:
         return "qwen2"
     return "qwen3" if shape.qk_norm else "llama"
@@ -181,9 +193,9 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
     """
     family = family_of(shape)
     if family == ENCODER:
-        return _encoder_config(shape, dtype, eos, pad)
+        return encoder_config(shape, dtype, eos, pad)
     if family == ENCODER_DECODER:
-        return _t5_config(shape, dtype, eos, pad)
+        return t5_config(shape, dtype, eos, pad)
     rope = _rope_to_hf(shape)
     scaling = {"rope_scaling": {name: value for name, value in rope.items() if name != "rope_theta"}}
     return {
@@ -192,120 +204,14 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_width,
         "hidden_act": "silu", "max_position_embeddings": shape.sequence_length, "rms_norm_eps": shape.norm_eps,
         "rope_theta": shape.rope_theta, "rope_parameters": rope, **(scaling if shape.rope_scaling else {}),
-        "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
+        "attention_bias": family == GLM and shape.qkv_bias, "mlp_bias": False, "attention_dropout": 0.0,
+        **({"partial_rotary_factor": shape.rotary_share} if family == GLM else {}),
         **({"use_sliding_window": False} if family.startswith("qwen") else {}),
         **(_experts_to_hf(shape, family) if shape.experts else {}),
         "tie_word_embeddings": shape.tied_embeddings, "dtype": dtype, "torch_dtype": dtype,
         "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad,
         **({PREFIX_LM: True} if shape.prefix_lm else {}),
     }  # fmt: skip
-
-
-def _encoder_shape(config: Mapping[str, Any]) -> Shape:
-    heads, width = int(config["num_attention_heads"]), config["hidden_size"]
-    theta = _encoder_rope(config).get("rope_theta") or config.get("global_rope_theta")
-    if theta is None:
-        raise UnknownArchitectureError("config.json has no rope_theta, the base of the rotary positions")
-    return Shape(
-        layers=config["num_hidden_layers"], width=width, heads=heads, kv_heads=heads, head_width=width // heads,
-        ffn_width=config["intermediate_size"], rope_theta=float(theta), norm_eps=config["norm_eps"],
-        tied_embeddings=bool(config.get("tie_word_embeddings", True)), vocab_size=config["vocab_size"],
-        padded_vocab_size=config["vocab_size"], sequence_length=config["max_position_embeddings"], encoder=True,
-    )
-
-
-def _encoder_differences(config: Mapping[str, Any]) -> dict[str, bool]:
-    """What a ModernBERT's config.json may say that would make it compute something else than the encoder here, in which
-    all layers see their whole row. What is absent has transformers' default."""
-    layers = config.get("layer_types")
-    every = config.get("global_attn_every_n_layers", 3)
-    return {
-        "layer_types": every != 1 if layers is None else set(layers) != {"full_attention"},
-        "hidden_activation": config.get("hidden_activation", "gelu") != "gelu",
-        "classifier_activation": config.get("classifier_activation", "gelu") != "gelu",
-        "decoder_bias": bool(config.get("decoder_bias", True)),
-        **{name: bool(config.get(name, False)) for name in ("norm_bias", "attention_bias", "mlp_bias",
-                                                            "classifier_bias")},
-        "rope_parameters.rope_type": _encoder_rope(config).get("rope_type", "default") != "default",
-    }
-
-
-def _encoder_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    return dict((config.get("rope_parameters") or {}).get("full_attention") or {})
-
-
-def _encoder_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
-    rope = _rope_to_hf(shape)
-    return {
-        "architectures": [ARCHITECTURES[ENCODER]], "model_type": ENCODER, "vocab_size": shape.vocab_size,
-        "hidden_size": shape.width, "intermediate_size": shape.ffn_width, "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads, "max_position_embeddings": shape.sequence_length,
-        "norm_eps": shape.norm_eps, "hidden_activation": "gelu", "classifier_activation": "gelu",
-        "layer_types": ["full_attention"] * shape.layers, "global_attn_every_n_layers": 1,
-        "global_rope_theta": shape.rope_theta, "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
-        "norm_bias": False, "attention_bias": False, "mlp_bias": False, "decoder_bias": False,
-        "classifier_bias": False, "attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0,
-        "tie_word_embeddings": shape.tied_embeddings, "dtype": dtype, "torch_dtype": dtype,
-        "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad, "cls_token_id": None, "sep_token_id": None,
-    }  # fmt: skip
-
-
-def _t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
-    return {
-        "architectures": [ARCHITECTURES[ENCODER_DECODER]], "model_type": ENCODER_DECODER,
-        "vocab_size": shape.vocab_size, "d_model": shape.width, "d_kv": shape.head_width, "d_ff": shape.ffn_width,
-        "num_layers": shape.layers, "num_decoder_layers": shape.layers, "num_heads": shape.heads,
-        "relative_attention_num_buckets": BUCKETS, "relative_attention_max_distance": MOST_DISTANCE,
-        "n_positions": shape.sequence_length, "layer_norm_epsilon": shape.norm_eps, "dropout_rate": 0.0,
-        "feed_forward_proj": "gated-gelu", "is_encoder_decoder": True, "tie_word_embeddings": False, "dtype": dtype,
-        "torch_dtype": dtype, "eos_token_id": eos[0], "pad_token_id": pad, "decoder_start_token_id": pad,
-    }  # fmt: skip
-
-
-def _t5_shape(config: Mapping[str, Any]) -> Shape:
-    """T5 v1.1's, as the encoder-decoder here has it.
-
-    Raises:
-        UnknownArchitectureError: it computes something else.
-    """
-    missing = [name for name in ("num_layers", "d_model", "num_heads", "d_kv", "d_ff", "vocab_size")
-               if config.get(name) is None]
-    if missing:
-        raise UnknownArchitectureError(f"config.json of a {ENCODER_DECODER} has no {', '.join(missing)}")
-    found = {
-        "feed_forward_proj": config.get("feed_forward_proj") != "gated-gelu",
-        "tie_word_embeddings": config.get("tie_word_embeddings", True) is not False,
-        "num_decoder_layers": config.get("num_decoder_layers") not in (None, config["num_layers"]),
-        "relative_attention_num_buckets": config.get("relative_attention_num_buckets", BUCKETS) != BUCKETS,
-        "relative_attention_max_distance":
-            config.get("relative_attention_max_distance", MOST_DISTANCE) != MOST_DISTANCE,
-    }
-    if different := [name for name, differs in found.items() if differs]:
-        raise UnknownArchitectureError("config.json is of a T5 that the encoder-decoder here, which is T5 v1.1's, "
-                                       f"cannot run: it computes something else under {', '.join(different)}")
-    heads = int(config["num_heads"])
-    return Shape(
-        layers=config["num_layers"], width=config["d_model"], heads=heads, kv_heads=heads, head_width=config["d_kv"],
-        ffn_width=config["d_ff"], rope_theta=1e4, norm_eps=config.get("layer_norm_epsilon", 1e-6),
-        tied_embeddings=False, vocab_size=config["vocab_size"], padded_vocab_size=config["vocab_size"],
-        sequence_length=config.get("n_positions", 512), encoder_decoder=True)
-
-
-def _t5_name(name: str, shape: Shape) -> str:
-    """T5's name of one of our tensors."""
-    found = T5_LAYER.fullmatch(name)
-    if found is None:
-        return T5_NAMES[name]
-    of_decoder, number = divmod(int(found[1]), shape.layers)
-    part, matrix = found[2], T5_MATRICES.get(found[3] or "")
-    last = 2 if of_decoder else 1
-    place, inner = {
-        "input_layernorm": (0, "layer_norm"), "self_attn": (0, "SelfAttention"),
-        "cross_layernorm": (1, "layer_norm"), "cross_attn": (1, "EncDecAttention"),
-        "post_attention_layernorm": (last, "layer_norm"), "mlp": (last, "DenseReluDense"),
-    }[part]
-    path = f"{'decoder' if of_decoder else 'encoder'}.block.{number}.layer.{place}.{inner}"
-    return f"{path}.{matrix}.weight" if matrix else f"{path}.weight"
 
 
 def _experts_to_hf(shape: Shape, family: str) -> dict[str, Any]:
@@ -318,20 +224,23 @@ def _experts_to_hf(shape: Shape, family: str) -> dict[str, Any]:
 
 def _rope_to_hf(shape: Shape) -> dict[str, Any]:
     scaling = shape.rope_scaling
+    share = {} if shape.rotary_share == 1.0 else {"partial_rotary_factor": shape.rotary_share}
     if scaling is None:
-        return {"rope_type": "default", "rope_theta": shape.rope_theta}
+        return {"rope_type": "default", "rope_theta": shape.rope_theta, **share}
     values = {theirs: getattr(scaling, ours) for ours, theirs in SCALINGS[scaling.kind].items()}
-    return {"rope_type": scaling.kind, "rope_theta": shape.rope_theta,
+    return {"rope_type": scaling.kind, "rope_theta": shape.rope_theta, **share,
             **{name: value for name, value in values.items() if value is not None}}
 
 
 def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
     """Which tensors of Hugging Face's files make up one of ours: the rows of each list joined, the results stacked.
 
-    A single list of a single name is the tensor itself.
+    A single list of a single name is the tensor itself, or holds it (see `part_of_hf`).
     """
     if family == ENCODER_DECODER:
-        return [[_t5_name(name, shape)]]
+        return [[t5_name(name, shape)]]
+    if family == GLM and (fused := FUSED.fullmatch(name)):
+        return [[f"{fused[1]}gate_up_proj.weight"]]
     if family not in EXPERT_NAMES:
         return [[name]]
     names = EXPERT_NAMES[family]
@@ -344,9 +253,32 @@ def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
     return [[name]]
 
 
+def part_of_hf(name: str, tensor: Tensor, shape: Shape, family: str) -> Tensor:
+    """One of our tensors out of what `tensors_behind` named, in our layout."""
+    if family != GLM:
+        return tensor
+    if fused := FUSED.fullmatch(name):
+        return tensor.chunk(2)[fused[2] == "up"]
+    if turned := TURNED.fullmatch(name):
+        heads = _heads_of(turned[1], shape)
+        return tensor.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+    return tensor
+
+
+def _heads_of(letter: str, shape: Shape) -> int:
+    return shape.heads if letter == "q" else shape.kv_heads
+
+
 def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
-    """One of our tensors as Hugging Face's files have it; undoes `tensors_behind`."""
-    parts = tensors_behind(name, shape, family_of(shape))
+    """One of our tensors as Hugging Face's files have it; undoes `tensors_behind` and `part_of_hf`.
+
+    A part of a fused one has the name of the whole: those of one name are to be joined by rows, in the order of ours.
+    """
+    family = family_of(shape)
+    if family == GLM and (turned := TURNED.fullmatch(name)):
+        halves = tensor.reshape(_heads_of(turned[1], shape), 2, -1, *tensor.shape[1:])
+        tensor = halves.transpose(1, 2).reshape(tensor.shape)
+    parts = tensors_behind(name, shape, family)
     if len(parts) == 1 and len(parts[0]) == 1:
         return {parts[0][0]: tensor}
     return {inner: piece for expert, names in zip(tensor, parts, strict=True)

@@ -78,7 +78,7 @@ def check_gguf(shape: Shape) -> None:
     """Raise GgufError for a model that llama.cpp would not compute in the same way."""
     scaling, family = shape.rope_scaling, family_of(shape)
     if family not in ARCHITECTURES:
-        raise GgufError(f"export.gguf writes decoders, but this model is {family}, which has an encoder; remove it")
+        raise GgufError(f"export.gguf writes models of {', '.join(ARCHITECTURES)}, but this one is {family}; remove it")
     if shape.prefix_lm:
         raise GgufError("export.gguf: llama.cpp reads prompts from left to right, but this model reads them in both "
                         "directions (pretrain.prefix_lm); remove it")

@@ -18,7 +18,7 @@ from torch import Tensor
 from gristmill.train.models.tensor_files import FRAMEWORK, Planned
 
 LARGEST = 127
-MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
+MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|gate_up|down))_proj\.weight")
 """What is rounded: embeddings, the output matrix and experts are not."""
 QUANTIZATION_CONFIG: dict[str, Any] = {
     "quant_method": "torchao", "include_input_output_embeddings": False, "modules_to_not_convert": None,

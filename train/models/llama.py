@@ -1,9 +1,9 @@
 """The decoder: Llama's (Touvron et al. 2023) with RMSNorm, rotary positions, grouped-query attention and SwiGLU.
 
-Options make it Qwen2's (biases of queries, keys and values), Qwen3's (queries and keys normalised) and Mixtral's
-(experts). Parameter names and the rotate-half layout of the rotary embedding are those of Hugging Face, so that an
-export copies tensors and permutes nothing. Shapes below: n rows, t tokens, d width, h heads, k key/value heads,
-c channels per head, v ids.
+Options make it Qwen2's (biases of queries, keys and values), GLM-4's (half of the channels rotated besides), Qwen3's
+(queries and keys normalised) and Mixtral's (experts). Parameter names and the rotate-half layout of the rotary
+embedding are those of Hugging Face, so that an export copies tensors and permutes nothing, but of a GLM-4. Shapes
+below: n rows, t tokens, d width, h heads, k key/value heads, c channels per head, v ids.
 """
 
 from __future__ import annotations
@@ -271,7 +271,9 @@ class Llama(nn.Module):
             positions = places.expand_as(ids) if positions is None else positions
             visible = see_documents(positions, dense=self.is_compiled, prefix=prefix)
             places = positions.clamp(min=0).unsqueeze(1)
-        return ids, rotary_table(places, self.shape.head_width, self.shape.rope_theta, self.shape.rope_scaling), visible
+        shape = self.shape
+        rotary = rotary_table(places, shape.head_width, shape.rope_theta, shape.rope_scaling, shape.rotary_share)
+        return ids, rotary, visible
 
     def gathered(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states and the output matrix (v, d) for a head, whole where they are split."""

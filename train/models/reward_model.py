@@ -20,7 +20,7 @@ from gristmill.train.models.families import hf_config, is_scorer, split_for_hf
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
-from gristmill.train.models.tensor_files import Planned, ready, write_tensors
+from gristmill.train.models.tensor_files import ready, write_tensors
 from gristmill.train.models.weights import (
     SHAPE_FILE,
     WEIGHTS_FILE,
@@ -113,12 +113,13 @@ def save_reward_model(
     causal = config["architectures"][0]
     config |= {"architectures": [causal.replace("ForCausalLM", "ForSequenceClassification")], "num_labels": 1,
                "id2label": {"0": "score"}, "label2id": {"score": 0}}
-    written: dict[str, Planned] = {}
-    for name, tensor in tensors.items():
-        kept = tensor[: shape.vocab_size] if name == EMBEDDING else tensor
-        written |= {inner: ready(part.float()) for inner, part in split_for_hf(name, kept, shape).items()}
+    parts: dict[str, list[Tensor]] = {}
+    for name in sorted(tensors):
+        kept = tensors[name][: shape.vocab_size] if name == EMBEDDING else tensors[name]
+        for inner, part in split_for_hf(name, kept, shape).items():
+            parts.setdefault(inner, []).append(part.float())
     write_json(folder / SHAPE_FILE, config)
-    write_tensors(folder / WEIGHTS_FILE, written)
+    write_tensors(folder / WEIGHTS_FILE, {inner: ready(torch.cat(several)) for inner, several in parts.items()})
 
 
 def load_reward_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> RewardModel:

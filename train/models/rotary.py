@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gristmill.mixtures.model import RopeScaling
@@ -61,7 +62,7 @@ def _yarn(plain: Tensor, scaling: RopeScaling, length: float, head_width: int, t
 
 
 def rotary_table(
-    positions: Tensor, head_width: int, theta: float, scaling: RopeScaling | None = None
+    positions: Tensor, head_width: int, theta: float, scaling: RopeScaling | None = None, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary embedding, each half repeated as rotate-half wants it.
 
@@ -70,14 +71,16 @@ def rotary_table(
         head_width: channels per head, even.
         theta: base of the frequencies.
         scaling: how positions are stretched.
+        share: of the channels that are turned, the first ones of each half; the others stay as they are.
 
     Returns:
         two float32 tensors (..., t, head_width).
     """
-    per_position, warmth = frequencies(head_width, theta, scaling, positions.device)
-    angles = positions.float().unsqueeze(-1) * per_position
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos() * warmth, angles.sin() * warmth
+    turned = round(head_width * share)
+    per_position, warmth = frequencies(turned, theta, scaling, positions.device)
+    angles, still = positions.float().unsqueeze(-1) * per_position, (head_width - turned) // 2
+    cosines, sines = F.pad(angles.cos() * warmth, (0, still), value=1.0), F.pad(angles.sin() * warmth, (0, still))
+    return torch.cat((cosines, cosines), dim=-1), torch.cat((sines, sines), dim=-1)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

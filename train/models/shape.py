@@ -36,6 +36,10 @@ class ShapeError(ValueError):
     """A folder's config.json describes no model that is known here."""
 
 
+class UnknownArchitectureError(ValueError):
+    """A config.json describes a model whose arithmetic is not known here."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """Everything that a decoder, or an encoder, is built from.
@@ -47,6 +51,7 @@ class Shape:
         padded_vocab_size: rows of the embedding.
         sequence_length: the context: most tokens in a row that the model was trained on, by any stage.
         qkv_bias: whether queries, keys and values have biases (Qwen2).
+        rotary_share: of a head's channels, which positions turn (GLM-4: half of them).
         experts: feed-forward layers to choose from in every block; 0 in a dense model.
         experts_per_token: how many of them a token goes through.
         load_balancing: weight of the loss that keeps them equally busy.
@@ -72,6 +77,7 @@ class Shape:
     rope_scaling: RopeScaling | None = None
     qk_norm: bool = False
     qkv_bias: bool = False
+    rotary_share: float = 1.0
     document_mask: bool = False
     experts: int = 0
     experts_per_token: int = 0
@@ -208,6 +214,8 @@ def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> 
     shape = shape_of(section.model, vocab_size, sequence_length, section.masked is not None)
     if section.kind == "encoder_decoder":
         return replace(shape, encoder_decoder=True, tied_embeddings=False)
+    if section.blank_infilling is not None:
+        shape = replace(shape, qkv_bias=True, rotary_share=0.5)
     return replace(shape, prefix_lm=section.reads_prefixes, multi_token=further_heads(section))
 
 

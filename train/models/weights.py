@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.files import is_local, read_json, write_json
 from gristmill.mixtures.model import Initialisation
-from gristmill.train.models.families import UnknownArchitectureError, is_scorer, shape_from_hf, tensors_behind
+from gristmill.train.models.families import (
+    UnknownArchitectureError,
+    is_scorer,
+    part_of_hf,
+    shape_from_hf,
+    tensors_behind,
+)
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.int8 import read_int8, stored_name
 from gristmill.train.models.shape import (
@@ -67,6 +73,7 @@ def stored(folder: Path) -> TensorOf:
         parts = [torch.cat([find(inner) for inner in names]) if len(names) > 1 else find(names[0])
                  for names in tensors_behind(name, shape, family)]
         tensor = torch.stack(parts) if len(parts) > 1 else parts[0].reshape(size) if len(size) == 3 else parts[0]
+        tensor = part_of_hf(name, tensor, shape, family)
         if tensor.shape != size:
             raise WeightsError(f"{folder}: {name} is {tuple(tensor.shape)}, the model wants {tuple(size)}: weights and "
                                f"{SHAPE_FILE} do not belong together")

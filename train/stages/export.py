@@ -197,12 +197,21 @@ def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str
     def split(name: str, tensor: Tensor) -> dict[str, Tensor]:
         return split_for_hf(name, tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor, shape)
 
-    def made(name: str, inner: str) -> Tensor:
-        return split(name, read(name))[inner].to(dtype)
+    def made(inner: str, names: Sequence[str]) -> Tensor:
+        parts = [split(name, read(name))[inner].to(dtype) for name in names]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    return {inner: Planned(dtype, tuple(part.shape), partial(made, name, inner))
-            for name in file.names()
-            for inner, part in split(name, torch.empty(file.shape(name), device="meta")).items()}
+    found: dict[str, dict[str, torch.Size]] = {}
+    for name in sorted(file.names()):
+        for inner, part in split(name, torch.empty(file.shape(name), device="meta")).items():
+            found.setdefault(inner, {})[name] = part.shape
+    return {inner: Planned(dtype, joined_shape([*parts.values()]), partial(made, inner, [*parts]))
+            for inner, parts in found.items()}
+
+
+def joined_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
+    """Of tensors joined by rows."""
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def copy_file(source: Path, target: Path) -> None:

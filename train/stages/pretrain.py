@@ -27,6 +27,7 @@ from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.multi_token import FURTHER, trunk_of
 from gristmill.train.models.shape import OwnShape, Shape, further_heads, shape_in_phase, shape_to_train
 from gristmill.train.models.weights import TensorOf, WeightsError, check_kind, drawn, read_shape, stored
+from gristmill.train.objectives.blank_rows import read_blanks
 from gristmill.train.objectives.layout import Layout
 from gristmill.train.objectives.masked_rows import read_masking
 from gristmill.train.objectives.next_token import NextToken
@@ -107,11 +108,13 @@ def read_layout(section: Pretrain, tokenizer: Path, seed: int, length: int) -> L
     """What is predicted of rows of so many tokens; None where the next token is.
 
     Raises:
-        gristmill.train.objectives.span_rows.NoSentinelsError: it has too few tokens for hidden spans.
+        gristmill.train.objectives.span_rows.NoSentinelsError: it lacks special tokens for hidden spans.
         gristmill.train.objectives.masked_rows.NoMaskTokenError: the tokenizer of the folder has no token to mask by.
     """
     if section.masked is not None:
         return read_masking(section.masked, tokenizer, seed)
+    if section.blank_infilling is not None:
+        return read_blanks(section.blank_infilling, tokenizer, seed, length)
     spans = section.span_corruption or section.ul2
     if spans is not None:
         return read_corruption(spans, tokenizer, seed, length)

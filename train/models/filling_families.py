@@ -1,0 +1,132 @@
+"""Hugging Face's names for models that fill in: their config.json, and their tensors; families.py asks here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gristmill.train.models.shape import BUCKETS, MOST_DISTANCE, Shape, UnknownArchitectureError
+
+ENCODER, ENCODER_DECODER = "modernbert", "t5"
+T5_LAYER = re.compile(r"model\.layers\.(\d+)\.(\w+)(?:\.(\w+))?\.weight")
+T5_NAMES = {
+    "model.embed_tokens.weight": "shared.weight", "lm_head.weight": "lm_head.weight",
+    "model.encoder_norm.weight": "encoder.final_layer_norm.weight",
+    "model.norm.weight": "decoder.final_layer_norm.weight",
+    **{f"model.{side}_bias.weight": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+       for side in ("encoder", "decoder")},
+}  # fmt: skip
+"""Our name -> T5's, of what is outside the layers."""
+T5_MATRICES = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o",
+               "gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}
+
+
+def encoder_shape(config: Mapping[str, Any]) -> Shape:
+    """A ModernBERT's."""
+    heads, width = int(config["num_attention_heads"]), config["hidden_size"]
+    theta = _encoder_rope(config).get("rope_theta") or config.get("global_rope_theta")
+    if theta is None:
+        raise UnknownArchitectureError("config.json has no rope_theta, the base of the rotary positions")
+    return Shape(
+        layers=config["num_hidden_layers"], width=width, heads=heads, kv_heads=heads, head_width=width // heads,
+        ffn_width=config["intermediate_size"], rope_theta=float(theta), norm_eps=config["norm_eps"],
+        tied_embeddings=bool(config.get("tie_word_embeddings", True)), vocab_size=config["vocab_size"],
+        padded_vocab_size=config["vocab_size"], sequence_length=config["max_position_embeddings"], encoder=True,
+    )
+
+
+def encoder_differences(config: Mapping[str, Any]) -> dict[str, bool]:
+    """What a ModernBERT's config.json may say that would make it compute something else than the encoder here, in which
+    all layers see their whole row. What is absent has transformers' default."""
+    layers = config.get("layer_types")
+    every = config.get("global_attn_every_n_layers", 3)
+    return {
+        "layer_types": every != 1 if layers is None else set(layers) != {"full_attention"},
+        "hidden_activation": config.get("hidden_activation", "gelu") != "gelu",
+        "classifier_activation": config.get("classifier_activation", "gelu") != "gelu",
+        "decoder_bias": bool(config.get("decoder_bias", True)),
+        **{name: bool(config.get(name, False)) for name in ("norm_bias", "attention_bias", "mlp_bias",
+                                                            "classifier_bias")},
+        "rope_parameters.rope_type": _encoder_rope(config).get("rope_type", "default") != "default",
+    }
+
+
+def _encoder_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    return dict((config.get("rope_parameters") or {}).get("full_attention") or {})
+
+
+def encoder_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+    """The config.json of a ModernBERT."""
+    rope = {"rope_type": "default", "rope_theta": shape.rope_theta}
+    return {
+        "architectures": ["ModernBertForMaskedLM"], "model_type": ENCODER, "vocab_size": shape.vocab_size,
+        "hidden_size": shape.width, "intermediate_size": shape.ffn_width, "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads, "max_position_embeddings": shape.sequence_length,
+        "norm_eps": shape.norm_eps, "hidden_activation": "gelu", "classifier_activation": "gelu",
+        "layer_types": ["full_attention"] * shape.layers, "global_attn_every_n_layers": 1,
+        "global_rope_theta": shape.rope_theta, "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
+        "norm_bias": False, "attention_bias": False, "mlp_bias": False, "decoder_bias": False,
+        "classifier_bias": False, "attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0,
+        "tie_word_embeddings": shape.tied_embeddings, "dtype": dtype, "torch_dtype": dtype,
+        "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad, "cls_token_id": None, "sep_token_id": None,
+    }  # fmt: skip
+
+
+def t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+    """The config.json of a T5."""
+    return {
+        "architectures": ["T5ForConditionalGeneration"], "model_type": ENCODER_DECODER,
+        "vocab_size": shape.vocab_size, "d_model": shape.width, "d_kv": shape.head_width, "d_ff": shape.ffn_width,
+        "num_layers": shape.layers, "num_decoder_layers": shape.layers, "num_heads": shape.heads,
+        "relative_attention_num_buckets": BUCKETS, "relative_attention_max_distance": MOST_DISTANCE,
+        "n_positions": shape.sequence_length, "layer_norm_epsilon": shape.norm_eps, "dropout_rate": 0.0,
+        "feed_forward_proj": "gated-gelu", "is_encoder_decoder": True, "tie_word_embeddings": False, "dtype": dtype,
+        "torch_dtype": dtype, "eos_token_id": eos[0], "pad_token_id": pad, "decoder_start_token_id": pad,
+    }  # fmt: skip
+
+
+def t5_shape(config: Mapping[str, Any]) -> Shape:
+    """T5 v1.1's, as the encoder-decoder here has it.
+
+    Raises:
+        UnknownArchitectureError: it computes something else.
+    """
+    missing = [name for name in ("num_layers", "d_model", "num_heads", "d_kv", "d_ff", "vocab_size")
+               if config.get(name) is None]
+    if missing:
+        raise UnknownArchitectureError(f"config.json of a {ENCODER_DECODER} has no {', '.join(missing)}")
+    found = {
+        "feed_forward_proj": config.get("feed_forward_proj") != "gated-gelu",
+        "tie_word_embeddings": config.get("tie_word_embeddings", True) is not False,
+        "num_decoder_layers": config.get("num_decoder_layers") not in (None, config["num_layers"]),
+        "relative_attention_num_buckets": config.get("relative_attention_num_buckets", BUCKETS) != BUCKETS,
+        "relative_attention_max_distance":
+            config.get("relative_attention_max_distance", MOST_DISTANCE) != MOST_DISTANCE,
+    }
+    if different := [name for name, differs in found.items() if differs]:
+        raise UnknownArchitectureError("config.json is of a T5 that the encoder-decoder here, which is T5 v1.1's, "
+                                       f"cannot run: it computes something else under {', '.join(different)}")
+    heads = int(config["num_heads"])
+    return Shape(
+        layers=config["num_layers"], width=config["d_model"], heads=heads, kv_heads=heads, head_width=config["d_kv"],
+        ffn_width=config["d_ff"], rope_theta=1e4, norm_eps=config.get("layer_norm_epsilon", 1e-6),
+        tied_embeddings=False, vocab_size=config["vocab_size"], padded_vocab_size=config["vocab_size"],
+        sequence_length=config.get("n_positions", 512), encoder_decoder=True)
+
+
+def t5_name(name: str, shape: Shape) -> str:
+    """T5's name of one of our tensors."""
+    found = T5_LAYER.fullmatch(name)
+    if found is None:
+        return T5_NAMES[name]
+    of_decoder, number = divmod(int(found[1]), shape.layers)
+    part, matrix = found[2], T5_MATRICES.get(found[3] or "")
+    last = 2 if of_decoder else 1
+    place, inner = {
+        "input_layernorm": (0, "layer_norm"), "self_attn": (0, "SelfAttention"),
+        "cross_layernorm": (1, "layer_norm"), "cross_attn": (1, "EncDecAttention"),
+        "post_attention_layernorm": (last, "layer_norm"), "mlp": (last, "DenseReluDense"),
+    }[part]
+    path = f"{'decoder' if of_decoder else 'encoder'}.block.{number}.layer.{place}.{inner}"
+    return f"{path}.{matrix}.weight" if matrix else f"{path}.weight"
