@@ -179,7 +179,7 @@ def test_positions_stretched_as_in_llama_3_are_refused_for_qwen(exported: Any) -
 def test_an_encoder_is_refused() -> None:
     shape = shape_of(Model(**DENSE), 400, 64)
     check_gguf(shape)
-    with pytest.raises(GgufError, match="writes models of llama, .*, but this one is modernbert"):
+    with pytest.raises(GgufError, match=r"writes models of llama, .*, but this one is modernbert"):
         check_gguf(replace(shape, encoder=True))
 
 
