@@ -60,6 +60,7 @@ docs: .venv/installed build/docs/installed
 	$(BIN)/python .ci/site.py build/pages
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet --strict --config-file build/mkdocs.yml
 	mv build/gristmill.md build/site/
+	! grep -rlE --include='*.html' '<(script|link|img|iframe)[^>]*(src|href)="?https?:' build/site
 
 # Every command of the pages that are marked to be run, in empty folders; and links, pictures, the page of commands.
 test-docs: .venv/developing

@@ -34,10 +34,10 @@ code cites. Sections and equations stand beside the citation in the code.
 """
 
 
-def page() -> str:
-    """The whole page."""
+def page(lines: bool = False) -> str:
+    """The whole page; with `lines` each place has its line, as it is now: for the site, which is built each time."""
     parts = [TITLE]
-    papers = cited()
+    papers = cited(lines)
     for topic in TOPICS:
         rows = [f"| {name} | {title} | {', '.join(places)} |"
                 for (of, name, title), places in papers.items() if of == topic]
@@ -45,7 +45,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def cited() -> dict[tuple[str, str, str], list[str]]:
+def cited(lines: bool) -> dict[tuple[str, str, str], list[str]]:
     """Topic, paper and title -> links to what cites it, sorted by paper."""
     titles = yaml.safe_load((ROOT / ".ci" / "papers.yaml").read_text())
     found: dict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
@@ -53,12 +53,13 @@ def cited() -> dict[tuple[str, str, str], list[str]]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             place = str(path.relative_to(ROOT))
             topic = next(topic for topic, starts in TOPICS.items() if place.startswith(starts))
-            for symbol, text in written(path):
+            for line, symbol, text in written(path):
                 for match in CITED.finditer(text):
                     name = f"{match[1]} {match[2]}"
                     if name in titles or not re.fullmatch(rf"{NAME} \d+", name):
                         title = title_of(titles.get(name, ""), place)
-                        link = f"[`{symbol or path.stem}`]({'../' + place})"
+                        named, anchor = (f" {place}:{line}", f"#L{line}") if lines else ("", "")
+                        link = f"[`{symbol or path.stem}`{named}](../{place}{anchor})"
                         found[topic, name, title][link] = None
     return {paper: list(places) for paper, places in sorted(found.items())}
 
@@ -68,16 +69,16 @@ def title_of(entry: str | list[list[str]], place: str) -> str:
     return entry if isinstance(entry, str) else next(title for part, title in entry if part in place)
 
 
-def written(path: Path) -> Iterator[tuple[str, str]]:
-    """Docstrings and comments of a file as single lines, each with the name of what it is about."""
+def written(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Docstrings and comments of a file as single lines, each with where it begins and the name of what it is about."""
     source = path.read_text()
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield symbol_at(tree, node.lineno), " ".join(node.value.value.split())
+            yield node.lineno, symbol_at(tree, node.lineno), " ".join(node.value.value.split())
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            yield symbol_at(tree, token.start[0]), token.string
+            yield token.start[0], symbol_at(tree, token.start[0]), token.string
 
 
 def symbol_at(tree: ast.Module, line: int) -> str:

@@ -1,7 +1,8 @@
 """Write the pages of the documentation's site, llms.txt and one bundle of all pages: `.ci/site.py build/pages`.
 
-The pages are those of docs/, beside CONTRIBUTING.md and the pages of deploy/, and the reference of the command line. A
-link to a file that has no page becomes one into the repository, if pyproject.toml says where that is, or plain text.
+The pages are those of docs/, CONTRIBUTING.md, the pages of deploy/, and the reference of the command line. The
+index of papers has lines of the code here, which docs/papers.md has not, since they move. A link to a file that has no
+page becomes one into the repository, if pyproject.toml says where that is, or plain text.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import yaml
 from cli_reference import reference
+from paper_index import page as paper_index
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
@@ -36,7 +38,8 @@ def main(out: Path) -> None:
         ROOT / "CONTRIBUTING.md", *(ROOT / "deploy").rglob("*.md")]}
     for path, place in sources.items():
         (out / place).parent.mkdir(parents=True, exist_ok=True)
-        (out / place).write_text(outside_code(path.read_text(), lambda text, at=path: relinked(text, at, sources)))
+        text = paper_index(lines=True) if place == Path("papers.md") else path.read_text()
+        (out / place).write_text(outside_code(text, lambda text, at=path: relinked(text, at, sources)))
     (out / "reference").mkdir(exist_ok=True)
     (out / "reference" / "commands.md").write_text(reference())
     (out / "reference" / "recipes.md").write_text(recipes())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.replay import short_name
+from gristmill.dataprep.replay import Rule, short_name
+from gristmill.flows.questions.cut_samples import stored_rules
+from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.report.effects import EFFECT_HEADINGS, effect_rows
 from gristmill.flows.report.evaluation import evaluation_rows, masked_rows, some_samples, span_rows
 from gristmill.flows.report.mixture import (
     HEADER,
@@ -24,8 +29,12 @@ from gristmill.flows.report.run_data import Facts, eaten_sources, gather_facts, 
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.report.tuning import prepared_rows
 from gristmill.flows.running.session import Session
+from gristmill.mixtures.load import short_key
+from gristmill.mixtures.sources import INGEST
 
 SAMPLE_CHARS = 240
+BAR_WIDTH = 40
+QUESTIONS = 3
 
 
 def print_summary(session: Session, run: Path, console: Console) -> None:
@@ -65,10 +74,28 @@ def print_funnel(facts: Facts, console: Console) -> None:
         reasons = ", ".join(f"{short_name(rule)} {count}" for rule, count in top_reasons(row))
         table.add_row(row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}", reasons)
     console.print(table)
+    draw_funnel(facts["funnel"], console)
     for note in [*reading_notes(facts), *eaten_sources(facts["funnel"])]:
         console.print(Text(note, style="yellow"))
     if note := skipped_note(facts):
         console.print(Text(note, style="dim"))
+
+
+def draw_funnel(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """A bar for each stage, as long as the share of all documents that it kept."""
+    read, last = rows[0]["read"], rows[-1]["kept"]
+    if len(rows) == 1 or not read or last == read:
+        return
+    width = min(BAR_WIDTH, console.width - max(len(row["stage"]) for row in rows) - 8)
+    full, parts = ("█", "▏▎▍▌▋▊▉") if console.encoding.lower().startswith("utf") else ("#", "")
+    console.print()
+    table = plain_table(("", False), ("", False), ("", True))
+    table.show_header = False
+    for row in rows:
+        whole, rest = divmod(round(row["kept"] / read * width * (len(parts) + 1)), len(parts) + 1)
+        bar = full * whole + (parts[rest - 1] if rest else "")
+        table.add_row(row["stage"], Text(bar.ljust(width), style="cyan"), f"{row['kept'] / read:.0%}")
+    console.print(table)
 
 
 def print_examples(facts: Facts, console: Console) -> None:
@@ -140,6 +167,12 @@ def print_losses(facts: Facts, console: Console) -> None:
     for row in loss_rows(facts):
         table.add_row(row["stage"], str(row["steps"]), f"{row['first']:.3f} -> {row['last']:.3f}", row["details"])
     console.print(table)
+    if effects := effect_rows(facts):
+        section(console, "What each stage changed, on what it did not train on")
+        table = plain_table(*((name, name in ("before", "after")) for name in EFFECT_HEADINGS))
+        for effect in effects:
+            table.add_row(*effect)
+        console.print(table)
     rows, masked = evaluation_rows(facts), masked_rows(facts)
     if masked:
         section(console, "Held-out text, masked")
@@ -176,7 +209,7 @@ def print_samples(facts: Facts, console: Console) -> None:
 
 
 def print_next(session: Session, facts: Facts, run: Path, console: Console) -> None:
-    """The path of the run's report, and three commands to try."""
+    """The paths of what the run left, and three questions to ask of it."""
     section(console, "Next")
     report = run / "report.html"
     if report.exists():
@@ -189,13 +222,48 @@ def print_next(session: Session, facts: Facts, run: Path, console: Console) -> N
         if cost and cost["perplexity"] is not None:
             console.print(f"int8:    perplexity {cost['perplexity_before']:.3f} -> {cost['perplexity']:.3f} "
                           f"({cost['growth']:+.2%}) on {cost['rows']} held-out rows", soft_wrap=True)
-    document = example_document(session)
-    commands = [session.command("status")]
-    if document is not None:
-        commands.append(session.command("explain", document))
+    questions = next_questions(session, facts)
+    if questions:
+        section(console, "Ask next")
+    for question, command in questions:
+        console.print(question)
+        console.print(f"  {command}", soft_wrap=True)
+
+
+def next_questions(session: Session, facts: Facts) -> list[tuple[str, str]]:
+    """Questions that this run can answer, each with the command that asks it."""
+    found = []
+    if (document := example_document(session)) is not None:
+        found.append(("Why was this document kept or dropped?", session.command("explain", document)))
+    inputs = committed_inputs(session, session.plan)
+    rules = stored_rules(session, inputs) if INGEST in inputs else {}
+    if (setting := looser_setting(rules, facts["summaries"])) is not None:
+        found.append(("What would another threshold keep?", session.command("whatif", "--set", setting)))
     if "pretrain" in facts["training"]:
-        commands.append(session.command("trace", "--step", "1"))
-    console.print("try:     " + "\n         ".join(commands), soft_wrap=True)
+        found.append(("What did a step of the training read?", session.command("trace", "--step", "1")))
+    if len(found) < QUESTIONS:
+        found.append(("What is committed, what is not?", session.command("status")))
+    return found
+
+
+def looser_setting(rules: Mapping[str, Sequence[Rule]], summaries: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """A setting for `whatif`: the threshold that dropped most documents, half as strict.
+
+    Args:
+        rules: step -> those that can be replayed.
+        summaries: of the steps.
+    """
+    dropping = [(count, rule) for step, of_step in rules.items() for rule in of_step
+                if isinstance(rule.bound, int | float) and rule.bound > isinstance(rule.bound, int)
+                and (count := rule.dropped(summaries.get(step, {})))]
+    if not dropping:
+        return None
+    _, rule = max(dropping, key=lambda one: (one[0], one[1].label))
+    looser = rule.bound * (1.5 if rule.side == "max" else 0.5)
+    if rule.side == "max" and rule.bound <= 1:
+        looser = min(looser, 1.0)  # of a share there is no more
+    shown = str(max(round(looser), 1)) if isinstance(rule.bound, int) else f"{looser:.3g}"
+    return f"{short_key(rule.key)}={shown}"
 
 
 def example_document(session: Session) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.flows.report.parts import Details, Figure, Listing, Note, Part, Section, Table, Text
+from gristmill.flows.report.effects import effect_parts
+from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Table, Text
 from gristmill.flows.report.pictures import curves
 from gristmill.flows.report.run_data import Facts
 from gristmill.flows.stages.registry import STAGES
@@ -28,6 +29,7 @@ def training_section(facts: Facts) -> Section | None:
     return Section("Training", [
         *(figure for stage, record in facts["training"].items() for figure in training_figures(stage, record)),
         Table(["stage", "steps", "first loss", "last loss"], rows, {1, 2, 3}),
+        *([Heading("What each stage changed"), *effects] if (effects := effect_parts(facts)) else []),
         *(Note(f"{row['stage']}: {row['ended']}.") for row in found if row["ended"])])
 
 

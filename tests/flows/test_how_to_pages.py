@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -58,6 +60,27 @@ def test_what_the_page_says_happens(page: Path, project: Path, tmp_path: Path) -
     if page.name == "dask.md":
         shutil.copy(tmp_path / "cluster" / "scheduler.json", folder)
     assert run_page(page, folder) >= 1
+
+
+FORMATS = ROOT / "docs" / "reference" / "file-formats.md"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_page_of_file_formats_names_every_file_that_a_run_leaves(project: Path) -> None:
+    assert run_page(FORMATS, project) == 1
+    named = [re.sub(r"\d{5,}|SOURCE", "*", one) for one in re.findall(r"`([^`\n]+)`", FORMATS.read_text())]
+    known = {one.removeprefix("data/") for one in named}
+    store, unknown = project / "gristmill-store", []
+    for stage in ("ingest", "filter", "dedup", "tokenizer", "tokenize", "mix", "pretrain"):
+        (output,) = (path for path in (store / stage).iterdir() if path.name.startswith("mill--"))
+        for path in output.rglob("*"):
+            name = str(path.relative_to(output)).removeprefix("data/")
+            above = {f"{folder}/" for folder in Path(name).parents}
+            if path.is_file() and not above & known and not any(
+                    fnmatch.fnmatch(name, one) or fnmatch.fnmatch(Path(name).name, one) for one in known):
+                unknown.append(f"{stage}: {name}")
+    assert unknown == []
 
 
 @pytest.mark.parametrize("page", [HOW_TO / "README.md", *PAGES], ids=lambda page: page.stem)

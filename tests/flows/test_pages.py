@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shlex
 import subprocess
@@ -73,6 +74,8 @@ def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
     listed = (out / "llms.txt").read_text()
     places = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
     assert [place for place in places if f"]({place}): " not in listed] == []
+    papers = (out / "papers.md").read_text()
+    assert re.search(r"`DedupSemantic` mixtures/steps/dedup_semantic.py:\d+", papers)
     bundle = (tmp_path / "gristmill.md").read_text()
     assert "<!-- guide/manifest.md -->" in bundle
     assert "<!-- manifest.md -->" in bundle
@@ -84,6 +87,24 @@ def test_what_is_written_from_the_code_is_what_the_code_says(script: str, page: 
     command = [sys.executable, ROOT / ".ci" / f"{script}.py"]
     written = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert (ROOT / "docs" / page).read_text() == written  # make reference
+
+
+def test_tables_of_file_formats_are_those_that_are_written() -> None:
+    text = (ROOT / "docs" / "reference" / "file-formats.md").read_text()
+    shown = re.findall(r"<!-- schema: (\S+) (\S+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text)
+    assert len(shown) == 5
+    for module, name, rows in shown:
+        schema = getattr(importlib.import_module(module), name)
+        kinds = {field.name: re.sub(r"<values=(\w+).*", r"<\1>", str(field.type)) for field in schema}
+        assert dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", rows, re.MULTILINE)) == kinds, name
+
+
+def test_nothing_of_the_site_is_asked_of_other_servers() -> None:
+    text = (ROOT / ".ci" / "mkdocs.yml").read_text()
+    assert re.search(r"https?://", text) is None
+    (script,) = re.findall(r"polyfills: \[(\S+)\]", text)
+    assert "iframe-worker" in script  # by this word the plugin knows that it need not name one of its own
+    assert (ROOT / "docs" / script).exists()
 
 
 def test_every_paper_has_a_title() -> None:

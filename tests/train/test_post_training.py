@@ -131,6 +131,9 @@ def test_held_out_conversations_are_never_trained_on_and_have_the_loss_that_the_
     total, tokens = (sum(column) for column in zip(*found, strict=True))
     assert lines[12]["loss"] == pytest.approx(-total / tokens, abs=1e-5)
     assert lines[12]["sources"]["sft"]["tokens"] == tokens
+    before = [logp_of(pretrained["pretrain"] / "model", pretrained["tokenizer"], example) for example in held_out]
+    assert summary["held_out_before"]["loss"] == pytest.approx(-sum(logp for logp, _ in before) / tokens, abs=1e-5)
+    assert summary["held_out_before"]["loss"] > lines[12]["loss"]
 
 
 def test_a_set_that_trains_nothing_is_refused(

@@ -44,6 +44,9 @@ from gristmill.train.stages.stage_inputs import first_model, open_mixture, open_
 from gristmill.train.stages.teacher import kept_ids, teacher_folder
 from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
 
+HELD_OUT_BEFORE = "held-out-before.json"
+"""Among the working files: the loss of the held-out conversations before the first step."""
+
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Fine-tune the pre-trained model; called on every rank of a torchrun process group.
@@ -74,11 +77,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             model, section.ewc, NextToken(packed, config[READS]["seed"], token_bytes, shape),
             rows_read(packed, config[READS], inputs["pretrain"]))
         job = tuning_job(section, taught, model, shape, inputs, packed, world, context)
-        measures = [job.after_step]
+        before, measures = None, [job.after_step]
         if (inputs["sft_data"] / HELD_OUT).exists():
             kept = stack.enter_context(open_rows(inputs["sft_data"] / HELD_OUT, context))
-            measures.append(HeldOutTurns(section.validate_every, section.steps, AssistantTurns(
-                kept, section.key_seed, token_bytes, flops), section.micro_batch_size, model, world))
+            turns = HeldOutTurns(section.validate_every, section.steps, AssistantTurns(
+                kept, section.key_seed, token_bytes, flops), section.micro_batch_size, model, world)
+            before = measured_once(context.work / HELD_OUT_BEFORE, world, turns.measure)
+            measures.append(turns)
         record, summary = train(replace(
             job, elastic=elastic, decode=decoder(inputs["tokenizer"]), after_step=measuring(*measures),
             reading_threads=reading_threads(rows.local, world.device)))
@@ -87,6 +92,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             write_json(out / CERTIFICATE, certificate)
             summary["held_out"] = next((line["held_out"] for line in reversed(record.lines()) if "held_out" in line),
                                        None)
+            summary["held_out_before"] = before
     return {**summary, **describe_model(shape, length), "sequence_length": length, "rows": rows.rows,
             "step_0": certificate}
 
@@ -155,9 +161,13 @@ class HeldOutTurns:
         """`held_out`: loss per trained token and bits per byte, of all sets and of each; None after a step without."""
         if step != self._last and step % self._every:
             return None
+        return {"held_out": self.measure()}
+
+    def measure(self) -> dict[str, Any]:
+        """The loss as it is now; called on every rank."""
         world, rows = self._world, np.arange(self._turns.packed.rows, dtype=np.int64)
         sums = torch.zeros(self._turns.sums_length, dtype=torch.float64, device=world.device)
         with evaluating(self._model):
             for part in micro_batches(rows, world.data_rank, world.data_size, self._size):
                 sums += self._turns.loss(self._model, self._turns.prepare(part), 1.0).sums
-        return {"held_out": self._turns.report(sum_over_ranks(sums, world).tolist(), self._turns.weight(rows))}
+        return self._turns.report(sum_over_ranks(sums, world).tolist(), self._turns.weight(rows))
