@@ -32,7 +32,7 @@ def effect_parts(facts: Facts) -> list[Part]:
 
 def _text(record: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, str, str]]:
     first: Mapping[str, Any] = next((line for line in record if "loss" in line), {})
-    last = next((line["validation"] for line in reversed(record) if "validation" in line), {})
+    last: Mapping[str, Any] = next((line["validation"] for line in reversed(record) if "validation" in line), {})
     for source, values in last.items():
         before = first.get("sources", {}).get(source, first).get("bits_per_byte")
         if before is not None and "bits_per_byte" in values:
