@@ -20,6 +20,12 @@ class Masked(Section):
     The tokenizer needs a mask token: `tokenizer: {special_tokens: ["<|mask|>"]}`.
     """
 
+    added = ("shape",)
+
+    shape: Literal["modernbert", "bert"] = "modernbert"
+    """`modernbert`: rotary positions, gated GELU, norms before attention and feed-forward, no biases (Warner et al.
+    2024). `bert`: learned positions, GELU, norms behind residual connections, biases; `model.ffn_width` is 4 `width` if
+    absent (Devlin et al. 2019)."""
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
     """Share of the tokens that are chosen and predicted (ModernBERT, Warner et al. 2024, section 2.2.1: 0.3; BERT:
     0.15)."""
@@ -75,6 +81,10 @@ class MultiToken(Section):
 
 NOT_OF_AN_ENCODER = ("use", "kv_heads", "head_width", "moe", "rope_scaling", "qk_norm")
 """Keys of `pretrain.model` that an encoder does not have."""
+
+
+NOT_OF_A_BERT = ("rope_theta", "tied_embeddings", "mup_base_width")
+"""Further ones that an encoder of BERT's shape does not have."""
 
 
 Kind = Literal["decoder", "encoder", "encoder_decoder"]
@@ -162,7 +172,11 @@ def _glm_problem(model: Model) -> str | None:
 
 def _other_kind_problem(pretrain: Any, objective: str) -> str | None:
     name = pretrain.kind.replace("_", "-")
-    not_known = NOT_OF_AN_ENCODER if pretrain.kind == "encoder" else NOT_OF_AN_ENCODER_DECODER
+    not_known: tuple[str, ...] = NOT_OF_AN_ENCODER if pretrain.kind == "encoder" else NOT_OF_AN_ENCODER_DECODER
+    if pretrain.masked is not None and pretrain.masked.shape == "bert":
+        if pretrain.model.init_from is not None:
+            return "with model.init_from the checkpoint's config.json decides masked.shape; remove it"
+        name, not_known = "BERT", (*not_known, *NOT_OF_A_BERT)
     if other := [key for key in not_known if getattr(pretrain.model, key) != Model.model_fields[key].default]:
         return f"model.{other[0]} means nothing to the {name} that `{objective}` trains; remove one of both"
     if pretrain.float8 != "off":

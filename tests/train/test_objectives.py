@@ -29,6 +29,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "ul2": {"ul2": {}, "model": ENCODER},
     "ul2-decoder": {"ul2": {"shape": "decoder"}},
     "blanks": {"blank_infilling": {"document_share": 0.3, "sentence_share": 0.2}, "length_ramp": SHORT_FIRST},
+    "bert": {"masked": {"shape": "bert", "rate": 0.4}, "model": ENCODER, "length_ramp": SHORT_FIRST},
     "multi_token": {"multi_token": {"heads": 2}, "model": {**TINY_MODEL, "document_mask": True}},
 }
 

@@ -7,15 +7,16 @@ are those of llama.py.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend, see_documents
+from gristmill.train.models.bert import Bert
 from gristmill.train.models.encoder_decoder import EncoderDecoder
-from gristmill.train.models.llama import Cache, Head, Kept, Llama, logits_head, recomputed
+from gristmill.train.models.llama import Cache, Head, Layer, Llama, ShapedModel, logits_head
 from gristmill.train.models.multi_token import MultiTokenLlama
 from gristmill.train.models.rotary import rotary_table, rotate
 from gristmill.train.models.shape import Shape
@@ -52,7 +53,7 @@ class EncoderFeedForward(nn.Module):
         return self.Wo(F.gelu(activated) * gate)
 
 
-class EncoderBlock(nn.Module):
+class EncoderBlock(Layer):
     """One layer: attention and feed-forward, each behind a norm and a residual connection.
 
     The first layer's attention has no norm of its own, since the embeddings are normalised already.
@@ -64,18 +65,10 @@ class EncoderBlock(nn.Module):
         self.attn = EncoderAttention(shape)
         self.mlp_norm = _norm(shape)
         self.mlp = EncoderFeedForward(shape)
-        self.kept: Kept | Literal["all"] = "all"
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
         """(n, t, d) -> (n, t, d)."""
         return self.run(x, rotary, visible)
-
-    def run(self, *arguments: Any) -> Tensor:
-        """The arithmetic of `forward`, as in llama.Block."""
-        if self.kept == "all" or not torch.is_grad_enabled():
-            return self.compute(*arguments)
-        out: Tensor = recomputed(self.compute, self.kept, *arguments)
-        return out
 
     def compute(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
         """The arithmetic itself."""
@@ -131,19 +124,11 @@ class PredictionHead(nn.Module):
         return self.norm(F.gelu(self.dense(x)))
 
 
-class Encoder(nn.Module):
-    """The whole model; a logit says which token stands at its own place.
-
-    Attributes:
-        shape: its sizes.
-        is_compiled: whether layers are compiled (see llama.configure).
-    """
+class Encoder(ShapedModel):
+    """The whole model; a logit says which token stands at its own place."""
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.is_compiled = False
-        self.model = EncoderStack(shape)
+        super().__init__(shape, EncoderStack(shape))
         self.head = PredictionHead(shape)
         if not shape.tied_embeddings:
             self.decoder = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
@@ -178,10 +163,10 @@ def _norm(shape: Shape) -> nn.LayerNorm:
     return nn.LayerNorm(shape.width, eps=shape.norm_eps, bias=False)
 
 
-def model_of(shape: Shape) -> Llama | Encoder | EncoderDecoder:
+def model_of(shape: Shape) -> Llama | Encoder | Bert | EncoderDecoder:
     """The model that a shape describes."""
     if shape.encoder:
-        return Encoder(shape)
+        return Bert(shape) if shape.bert else Encoder(shape)
     if shape.encoder_decoder:
         return EncoderDecoder(shape)
     return MultiTokenLlama(shape) if shape.multi_token else Llama(shape)

@@ -8,14 +8,14 @@ tokens are encoded, t decoded.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend
-from gristmill.train.models.llama import Cache, FeedForward, Head, Kept, RMSNorm, logits_head, recomputed
+from gristmill.train.models.llama import Cache, FeedForward, Head, Layer, RMSNorm, ShapedModel, logits_head
 from gristmill.train.models.shape import BUCKETS, MOST_DISTANCE, Shape
 
 
@@ -77,7 +77,7 @@ class GatedGelu(FeedForward):
         return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
 
 
-class T5Block(nn.Module):
+class T5Block(Layer):
     """One layer; of the decoder with attention over what was encoded."""
 
     def __init__(self, shape: Shape, of_decoder: bool) -> None:
@@ -90,7 +90,6 @@ class T5Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.mlp = GatedGelu(shape)
         self.of_decoder = of_decoder
-        self.kept: Kept | Literal["all"] = "all"
 
     def forward(
         self, x: Tensor, visible: Visible, encoded: Tensor | None = None, real: Visible = None
@@ -104,13 +103,6 @@ class T5Block(nn.Module):
             real: (n, 1, t, s) bool, which of these are no padding; all if absent.
         """
         return self.run(x, visible, encoded, real)
-
-    def run(self, *arguments: Any) -> Tensor:
-        """The arithmetic of `forward`, as in llama.Block."""
-        if self.kept == "all" or not torch.is_grad_enabled():
-            return self.compute(*arguments)
-        out: Tensor = recomputed(self.compute, self.kept, *arguments)
-        return out
 
     def compute(self, x: Tensor, visible: Visible, encoded: Tensor | None, real: Visible) -> Tensor:
         """The arithmetic itself."""
@@ -156,19 +148,11 @@ class Stacks(nn.Module):
         return self.norm(hidden)
 
 
-class EncoderDecoder(nn.Module):
-    """The whole model, called as the decoder is (see llama.Llama).
-
-    Attributes:
-        shape: its sizes.
-        is_compiled: whether layers are compiled (see llama.configure).
-    """
+class EncoderDecoder(ShapedModel):
+    """The whole model."""
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.is_compiled = False
-        self.model = Stacks(shape)
+        super().__init__(shape, Stacks(shape))
         self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
 
     def forward(

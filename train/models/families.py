@@ -12,8 +12,12 @@ from torch import Tensor
 
 from gristmill.mixtures.model import RopeScaling
 from gristmill.train.models.filling_families import (
+    BERT,
     ENCODER,
     ENCODER_DECODER,
+    bert_config,
+    bert_name,
+    bert_shape,
     encoder_config,
     encoder_differences,
     encoder_shape,
@@ -63,7 +67,7 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
     GLM: "GlmForCausalLM",
-    ENCODER: "ModernBertForMaskedLM", ENCODER_DECODER: "T5ForConditionalGeneration",
+    ENCODER: "ModernBertForMaskedLM", BERT: "BertForMaskedLM", ENCODER_DECODER: "T5ForConditionalGeneration",
 }  # fmt: skip
 
 
@@ -77,8 +81,8 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
     if family not in ARCHITECTURES:
         raise UnknownArchitectureError(f"config.json: model_type {family!r} is a model that this decoder cannot run; "
                                        f"it runs {', '.join(ARCHITECTURES)}")
-    if family == ENCODER_DECODER:
-        return t5_shape(config)
+    if family in (ENCODER_DECODER, BERT):
+        return t5_shape(config) if family == ENCODER_DECODER else bert_shape(config)
     norm_eps = "norm_eps" if family == ENCODER else "rms_norm_eps"
     missing = [name for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size",
                                  "max_position_embeddings", norm_eps) if config.get(name) is None]
@@ -175,7 +179,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 def family_of(shape: Shape) -> str:
     """The model_type under which transformers runs a shape."""
     if shape.kind != "decoder":
-        return ENCODER if shape.encoder else ENCODER_DECODER
+        return BERT if shape.bert else ENCODER if shape.encoder else ENCODER_DECODER
     if shape.experts:
         return "qwen3_moe" if shape.qk_norm else "mixtral"
     if shape.rotary_share != 1.0:
@@ -192,10 +196,9 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
     `rope_scaling` what earlier ones and other engines do.
     """
     family = family_of(shape)
-    if family == ENCODER:
-        return encoder_config(shape, dtype, eos, pad)
-    if family == ENCODER_DECODER:
-        return t5_config(shape, dtype, eos, pad)
+    other = {ENCODER: encoder_config, BERT: bert_config, ENCODER_DECODER: t5_config}
+    if family in other:
+        return other[family](shape, dtype, eos, pad)
     rope = _rope_to_hf(shape)
     scaling = {"rope_scaling": {name: value for name, value in rope.items() if name != "rope_theta"}}
     return {
@@ -237,8 +240,8 @@ def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
 
     A single list of a single name is the tensor itself, or holds it (see `part_of_hf`).
     """
-    if family == ENCODER_DECODER:
-        return [[t5_name(name, shape)]]
+    if family in (ENCODER_DECODER, BERT):
+        return [[t5_name(name, shape) if family == ENCODER_DECODER else bert_name(name)]]
     if family == GLM and (fused := FUSED.fullmatch(name)):
         return [[f"{fused[1]}gate_up_proj.weight"]]
     if family not in EXPERT_NAMES:

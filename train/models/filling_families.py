@@ -6,9 +6,24 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.train.models.shape import BUCKETS, MOST_DISTANCE, Shape, UnknownArchitectureError
+from gristmill.train.models.shape import BUCKETS, MOST_DISTANCE, TOKEN_TYPES, Shape, UnknownArchitectureError
 
-ENCODER, ENCODER_DECODER = "modernbert", "t5"
+ENCODER, BERT, ENCODER_DECODER = "modernbert", "bert", "t5"
+BERT_LAYER = re.compile(r"model\.layers\.(\d+)\.(self_attn\.\w+|mlp\.\w+|\w+)\.(weight|bias)")
+BERT_PARTS = {
+    "self_attn.q_proj": "attention.self.query", "self_attn.k_proj": "attention.self.key",
+    "self_attn.v_proj": "attention.self.value", "self_attn.o_proj": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm", "mlp.up_proj": "intermediate.dense",
+    "mlp.down_proj": "output.dense", "output_norm": "output.LayerNorm",
+}  # fmt: skip
+BERT_NAMES = {
+    "model.embed_tokens": "bert.embeddings.word_embeddings",
+    "model.embed_types": "bert.embeddings.token_type_embeddings",
+    "model.embed_positions": "bert.embeddings.position_embeddings",
+    "model.embedding_norm": "bert.embeddings.LayerNorm",
+    "head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.LayerNorm",
+}  # fmt: skip
+"""Our modules -> BERT's, in a layer and outside."""
 T5_LAYER = re.compile(r"model\.layers\.(\d+)\.(\w+)(?:\.(\w+))?\.weight")
 T5_NAMES = {
     "model.embed_tokens.weight": "shared.weight", "lm_head.weight": "lm_head.weight",
@@ -71,6 +86,56 @@ def encoder_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[s
         "tie_word_embeddings": shape.tied_embeddings, "dtype": dtype, "torch_dtype": dtype,
         "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad, "cls_token_id": None, "sep_token_id": None,
     }  # fmt: skip
+
+
+def bert_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+    """The config.json of a BERT."""
+    return {
+        "architectures": ["BertForMaskedLM"], "model_type": BERT, "vocab_size": shape.vocab_size,
+        "hidden_size": shape.width, "intermediate_size": shape.ffn_width, "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads, "max_position_embeddings": shape.sequence_length,
+        "type_vocab_size": TOKEN_TYPES, "layer_norm_eps": shape.norm_eps, "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "position_embedding_type": "absolute",
+        "tie_word_embeddings": True, "dtype": dtype, "torch_dtype": dtype, "eos_token_id": eos, "pad_token_id": pad,
+    }  # fmt: skip
+
+
+def bert_shape(config: Mapping[str, Any]) -> Shape:
+    """A BERT's.
+
+    Raises:
+        UnknownArchitectureError: it computes something else than the one here, or its file lacks a size.
+    """
+    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size",
+             "max_position_embeddings")
+    if missing := [name for name in sizes if config.get(name) is None]:
+        raise UnknownArchitectureError(f"config.json of a {BERT} has no {', '.join(missing)}")
+    found = {
+        "hidden_act": config.get("hidden_act", "gelu") != "gelu",
+        "position_embedding_type": config.get("position_embedding_type") not in (None, "absolute"),
+        "type_vocab_size": config.get("type_vocab_size", TOKEN_TYPES) != TOKEN_TYPES,
+        "tie_word_embeddings": not config.get("tie_word_embeddings", True),
+        **{name: bool(config.get(name)) for name in ("is_decoder", "add_cross_attention")},
+    }
+    if different := [name for name, differs in found.items() if differs]:
+        raise UnknownArchitectureError("config.json is of a BERT that the encoder here cannot run: it computes "
+                                       f"something else under {', '.join(different)}")
+    heads, width = int(config["num_attention_heads"]), config["hidden_size"]
+    return Shape(
+        layers=config["num_hidden_layers"], width=width, heads=heads, kv_heads=heads, head_width=width // heads,
+        ffn_width=config["intermediate_size"], rope_theta=1e4, norm_eps=config.get("layer_norm_eps", 1e-12),
+        tied_embeddings=True, vocab_size=config["vocab_size"], padded_vocab_size=config["vocab_size"],
+        sequence_length=config["max_position_embeddings"], encoder=True, bert=True)
+
+
+def bert_name(name: str) -> str:
+    """BERT's name of one of our tensors."""
+    if name == "output_bias":
+        return "cls.predictions.bias"
+    if found := BERT_LAYER.fullmatch(name):
+        return f"bert.encoder.layer.{found[1]}.{BERT_PARTS[found[2]]}.{found[3]}"
+    module, _, last = name.rpartition(".")
+    return f"{BERT_NAMES[module]}.{last}"
 
 
 def t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:

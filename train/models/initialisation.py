@@ -23,8 +23,8 @@ QUERIES = ".q_proj.weight"
 mesh_tensorflow/transformer/attention.py)."""
 EMBEDDINGS = ("model.embed_tokens.weight", "model.embeddings.tok_embeddings.weight")
 HEADS = ("lm_head.weight", "decoder.weight")
-VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS)
-"""A row per id each, the last of which may be padding."""
+VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS, "output_bias")
+"""A row, or a number, per id each, the last of which may be padding."""
 FINAL_NORM = "model.norm.weight"
 LAYERS = "layers."
 """Part of the names of what lies inside the layers."""

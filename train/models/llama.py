@@ -146,7 +146,41 @@ class FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
+    """A layer whose activations may be forgotten; its arithmetic is `compute`.
+
+    Attributes:
+        kept: what of them is not (see `configure`).
+    """
+
+    kept: Kept | Literal["all"] = "all"
+    compute: Callable[..., Tensor]
+
+    def run(self, *arguments: Any) -> Tensor:
+        """The arithmetic of `forward`, which may be compiled; what FSDP does before and after it is not in it."""
+        if self.kept == "all" or not torch.is_grad_enabled():
+            return self.compute(*arguments)
+        out: Tensor = recomputed(self.compute, self.kept, *arguments)
+        return out
+
+
+class ShapedModel(nn.Module):
+    """A whole model, called as the decoder is (see Llama.forward).
+
+    Attributes:
+        shape: its sizes.
+        model: its layers, and what lies around them.
+        is_compiled: whether layers are compiled (see `configure`).
+    """
+
+    def __init__(self, shape: Shape, model: nn.Module) -> None:
+        super().__init__()
+        self.shape = shape
+        self.is_compiled = False
+        self.model: Any = model
+
+
+class Block(Layer):
     """One layer: attention and feed-forward (or experts), each behind a norm and a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
@@ -156,21 +190,12 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.mlp = MixtureOfExperts(shape) if shape.experts else FeedForward(shape)
 
-        self.kept: Kept | Literal["all"] = "all"
-
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible = None, trained: Tensor | None = None,
         cache: LayerCache | None = None, filled: int = 0,
     ) -> Tensor:
         """(n, t, d) -> (n, t, d); see Attention.forward for the arguments, and Llama.forward for `trained`."""
         return self.run(x, rotary, visible, trained, cache, filled)
-
-    def run(self, *arguments: Any) -> Tensor:
-        """The arithmetic of `forward`, which may be compiled; what FSDP does before and after it is not in it."""
-        if self.kept == "all" or not torch.is_grad_enabled():
-            return self.compute(*arguments)
-        out: Tensor = recomputed(self.compute, self.kept, *arguments)
-        return out
 
     def compute(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, trained: Tensor | None,

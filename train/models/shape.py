@@ -28,6 +28,10 @@ MOST_DISTANCE = 128
 ENCODED, DECODED = 0.9, 0.2
 """Tokens that an encoder-decoder encodes, and decodes, for each token of a row: 15 % are hidden in spans of 3 on
 average, for each of which both sides have a sentinel. Its arithmetic is counted so, whatever is hidden."""
+TOKEN_TYPES = 2
+"""That BERT tells apart: the first and the second of two texts (Devlin et al. 2019, section 3)."""
+BERT_FFN = 4
+"""Widths of its feed-forward layer (section 3)."""
 OWN = "own"
 """The key of config.json that holds the code of a user's model, and its options."""
 
@@ -56,6 +60,7 @@ class Shape:
         experts_per_token: how many of them a token goes through.
         load_balancing: weight of the loss that keeps them equally busy.
         encoder: whether every token sees those behind it too, and masked ones are predicted (see models.encoder).
+        bert: whether an encoder is BERT's (see models.bert), not ModernBERT's.
         encoder_decoder: whether hidden spans are filled in by a decoder beside an encoder, each of so many layers (see
             models.encoder_decoder).
         multi_token: further tokens that are predicted at each place in training (see models.multi_token).
@@ -86,6 +91,7 @@ class Shape:
     prefix_lm: bool = False
     multi_token: int = 0
     encoder_decoder: bool = False
+    bert: bool = False
 
     def __post_init__(self) -> None:
         for name, most in LARGEST_SIZES.items():
@@ -115,6 +121,10 @@ class Shape:
         if self.encoder_decoder:
             vectors = self.layers * 5 * self.width + 2 * self.width + 2 * BUCKETS * self.heads
             return sum(map(self._stack, (False, True))) + vectors + 2 * self.padded_vocab_size * self.width
+        if self.bert:
+            # Four matrices' biases, two norms and the feed-forward's biases; embeddings, the head and the output's.
+            vectors = self.layers * (9 * self.width + self.ffn_width) + 5 * self.width + self.padded_vocab_size
+            return self._matrices(0) + vectors + (self.sequence_length + TOKEN_TYPES) * self.width
         lookup = 0 if self.tied_embeddings else self.padded_vocab_size * self.width
         narrow = self.kv_heads * self.head_width
         biases = (self.attention_width + 2 * narrow) * self.qkv_bias
@@ -155,7 +165,8 @@ class Shape:
     def _matrices(self, experts: int) -> int:
         """Weights of all matrices, where each block has so many experts (a dense one: 0)."""
         attention = 2 * self.width * self.head_width * (self.heads + self.kv_heads)
-        feed_forward = 3 * self.width * self.ffn_width * max(experts, 1) + self.width * self.experts
+        matrices = (2 if self.bert else 3) * max(experts, 1)
+        feed_forward = matrices * self.width * self.ffn_width + self.width * self.experts
         prediction = self.width**2 * (self.encoder + 2 * self.multi_token)
         return self.blocks * (attention + feed_forward) + prediction + self.padded_vocab_size * self.width
 
@@ -212,6 +223,8 @@ def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool 
 def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> Shape:
     """The shape of a model that the section `pretrain` asks for, by its sizes and its objective."""
     shape = shape_of(section.model, vocab_size, sequence_length, section.masked is not None)
+    if section.masked is not None and section.masked.shape == "bert":
+        return replace(shape, bert=True, ffn_width=section.model.ffn_width or BERT_FFN * shape.width)
     if section.kind == "encoder_decoder":
         return replace(shape, encoder_decoder=True, tied_embeddings=False)
     if section.blank_infilling is not None:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from gristmill.mixtures.training import ON_MATRICES, SMALL_MOMENTS
-from gristmill.train.models.shape import DECODED, ENCODED, Shape
+from gristmill.train.models.shape import DECODED, ENCODED, TOKEN_TYPES, Shape
 
 MASTER_BYTES = 4
 OPTIMIZER_BYTES = {"adamw": 8, "lion": 4, "sophia": 8, "adafactor": 0, "adamw8bit": 2, "muon": 4,
@@ -111,7 +111,8 @@ def _beside_further_block(shape: Shape) -> float:
 
 
 def _embeddings(shape: Shape) -> float:
-    return shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
+    of_places = (shape.sequence_length + TOKEN_TYPES) * shape.width * shape.bert
+    return shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2) + of_places
 
 
 def optimizer_bytes(shape: Shape, kind: str, layers: float | None = None, root: float | None = None) -> float:
@@ -155,7 +156,8 @@ def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
         one, other = 4 * shape.width + 4 * wide + 4 * shape.ffn_width, 2 * shape.width + 2 * wide
         numbers = ENCODED * (one + 2 * wide) + DECODED * (one + other)
         return round(numbers * compute_bytes + 4 * shape.heads * (ENCODED + 2 * DECODED))
-    numbers = 4 * shape.width + 2 * wide + 2 * narrow + 4 * shape.ffn_width
+    # BERT's feed-forward layer has no gate.
+    numbers = 4 * shape.width + 2 * wide + 2 * narrow + (2 if shape.bert else 4) * shape.ffn_width
     return numbers * compute_bytes + 4 * shape.heads
 
 

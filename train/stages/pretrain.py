@@ -142,6 +142,10 @@ def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Sha
     if vocab_size > shape.vocab_size:
         raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
                            f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path")
+    if shape.bert and packed.sequence_length > shape.sequence_length:
+        raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.sequence_length} learned "
+                           f"positions, but rows have {packed.sequence_length} tokens; say mix.sequence_length: "
+                           f"{shape.sequence_length}")
     length = max(shape.sequence_length, packed.sequence_length)
     found = replace(shape, sequence_length=length, document_mask=model.document_mask,
                     prefix_lm=section.reads_prefixes, multi_token=further_heads(section))

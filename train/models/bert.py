@@ -1,0 +1,137 @@
+"""BERT's encoder (Devlin et al. 2019): learned positions, norms behind residual connections, GELU, biases everywhere.
+
+An export copies tensors to transformers' BertForMaskedLM (see filling_families.bert_name). Every token sees its whole
+row, or its whole document, whose positions begin at 0. All tokens are of the first type; of the second one, which who
+tunes the model may want, there are first weights. Shapes are those of llama.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.train.models.attention import Visible, attend, see_documents
+from gristmill.train.models.llama import Cache, Head, Layer, ShapedModel, logits_head
+from gristmill.train.models.shape import TOKEN_TYPES, Shape
+
+
+class BertAttention(nn.Module):
+    """Self-attention in both directions."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.channels = shape.head_width
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(shape.width, shape.width) for _ in range(4))
+
+    def forward(self, x: Tensor, visible: Visible) -> Tensor:
+        """Attend (n, t, d) -> (n, t, d)."""
+        n, t, _ = x.shape
+        queries, keys, values = (project(x).view(n, t, -1, self.channels).transpose(1, 2)
+                                 for project in (self.q_proj, self.k_proj, self.v_proj))
+        mixed = attend(queries, keys, values, visible, causal=False)
+        return self.o_proj(mixed.transpose(1, 2).reshape(n, t, -1))
+
+
+class BertFeedForward(nn.Module):
+    """down(gelu(up(x)))."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(shape.width, shape.ffn_width)
+        self.down_proj = nn.Linear(shape.ffn_width, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, t, d) -> (n, t, d)."""
+        return self.down_proj(F.gelu(self.up_proj(x)))
+
+
+class BertBlock(Layer):
+    """One layer: attention and feed-forward, each with a residual connection and a norm behind it."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.self_attn, self.attention_norm = BertAttention(shape), _norm(shape)
+        self.mlp, self.output_norm = BertFeedForward(shape), _norm(shape)
+
+    def forward(self, x: Tensor, visible: Visible) -> Tensor:
+        """(n, t, d) -> (n, t, d)."""
+        return self.run(x, visible)
+
+    def compute(self, x: Tensor, visible: Visible) -> Tensor:
+        """The arithmetic itself."""
+        x = self.attention_norm(x + self.self_attn(x, visible))
+        return self.output_norm(x + self.mlp(x))
+
+
+class BertStack(nn.Module):
+    """Embeddings of tokens, positions and types, their norm, and the layers."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.padded_vocab_size, shape.width)
+        self.embed_positions = nn.Embedding(shape.sequence_length, shape.width)
+        self.embed_types = nn.Embedding(TOKEN_TYPES, shape.width)
+        self.embedding_norm = _norm(shape)
+        self.layers = nn.ModuleList(BertBlock(shape) for _ in range(shape.layers))
+
+    def forward(self, ids: Tensor, places: Tensor, visible: Visible) -> Tensor:
+        """Ids (n, t) at places (n or 1, t) -> hidden states (n, t, d)."""
+        return self.run(ids, places, visible)
+
+    def run(self, ids: Tensor, places: Tensor, visible: Visible) -> Tensor:
+        """The arithmetic of `forward`, which may be compiled."""
+        hidden = self.embed_tokens(ids) + self.embed_types(torch.zeros_like(places)) + self.embed_positions(places)
+        hidden = self.embedding_norm(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden, visible)
+        return hidden
+
+
+class BertHead(nn.Module):
+    """What hidden states go through before the output matrix (`transform` in the authors' code)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(shape.width, shape.width), _norm(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, t, d) -> (n, t, d)."""
+        return self.norm(F.gelu(self.dense(x)))
+
+
+class Bert(ShapedModel):
+    """The whole model; a logit says which token stands at its own place. The output matrix is the embedding."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape, BertStack(shape))
+        self.head = BertHead(shape)
+        self.output_bias = nn.Parameter(torch.empty(shape.padded_vocab_size))
+
+    def forward(
+        self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
+        trained: Tensor | None = None,
+    ) -> Any:
+        """Run the model and compute something from its last hidden states; see encoder.Encoder.forward.
+
+        Raises:
+            ValueError: a row, or a document, has more tokens than there are positions, or text is to be written.
+        """
+        if cache is not None:
+            raise ValueError("an encoder fills in masked tokens and cannot write text")
+        if ids.shape[1] > self.shape.sequence_length:
+            raise ValueError(f"a row of {ids.shape[1]} tokens is longer than the {self.shape.sequence_length} "
+                             "positions that this encoder has")
+        places, visible = torch.arange(ids.shape[1], device=ids.device)[None], None
+        if positions is not None:
+            visible, places = see_documents(positions, dense=self.is_compiled, causal=False), positions.clamp(min=0)
+        hidden = self.head(self.model(ids, places, visible))
+        # A head multiplies with a matrix alone: the biases are a column of it, and stand beside a channel of ones.
+        matrix = torch.cat((self.model.embed_tokens.weight, self.output_bias[:, None]), dim=1)
+        return head(F.pad(hidden, (0, 1), value=1.0), matrix[: self.shape.vocab_size])
+
+
+def _norm(shape: Shape) -> nn.LayerNorm:
+    return nn.LayerNorm(shape.width, eps=shape.norm_eps)
