@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from statistics import fmean
 from typing import Any, Literal
 
+from gristmill.dataprep.documents import open_table
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_chunks, split_compression
 from gristmill.dataprep.reading.pythondocs import is_python_source
@@ -23,6 +24,8 @@ SAMPLE_ROWS = 200
 SAMPLE_BYTES = 4 << 20
 COMPRESSED_RATIO = 3.0
 """Bytes of text per stored byte of archives and compressed files: zstd's and gzip's usual ratio on English prose."""
+COUNTED_BYTES = 32 << 20
+"""Of a compressed file so much is unpacked to count; a larger one is taken to have COMPRESSED_RATIO."""
 PAGE_TEXT_SHARE = 0.05
 """Bytes of main text per byte of a crawl's pages; a rough guess, the report of a run has the real figure."""
 TEXT_NAMES = ("text", "content", "raw_content", "body", "document", "article", "markdown", "story", "code")
@@ -109,7 +112,8 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
     if not rows:
         books = [] if code else [file for file in files if file.format == "text" and file.size > BOOK_BYTES]
         split, said = _cut_of_books(books, len(files)) if books else (None, ())
-        return Look(path, form, len(files), stored, _plain_bytes(files, kinds), is_code=code, split=split, remarks=said)
+        plain = int(stored * _unpacked(chosen) * (PAGE_TEXT_SHARE if kinds <= {"html", "warc"} else 1))
+        return Look(path, form, len(files), stored, plain, is_code=code, split=split, remarks=said)
     together = [row for some in rows for row in some]
     if not together:
         raise SourceError(f"source {name!r}: no row of {path} can be read as {chosen[0].format}; give another path, or "
@@ -125,7 +129,7 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
     html = sum(text.lstrip()[:20].lower().startswith(HTML_STARTS) for text in texts) * 2 > len(texts)
     share = sum(len(text.encode()) for text in texts) / max(sum(map(_row_bytes, together)), 1)
     return Look(
-        path, form, len(files), stored, int(_plain_bytes(files, kinds) * share * (PAGE_TEXT_SHARE if html else 1)),
+        path, form, len(files), stored, int(stored * _unpacked(chosen) * share * (PAGE_TEXT_SHARE if html else 1)),
         None if named == "text" else named, id_field(together), html, False, None, tuple(remarks))
 
 
@@ -236,11 +240,31 @@ def _beginning(path: Path, compression: str) -> bytes:
     return content[:SAMPLE_BYTES]
 
 
-def _plain_bytes(files: Sequence[SourceFile], kinds: set[str]) -> int:
-    """Bytes of the files' content, unpacked by guess."""
-    packed = ("parquet", "zip")
-    total = sum(file.size * (COMPRESSED_RATIO if file.compression or file.format in packed else 1.0) for file in files)
-    return int(total * (PAGE_TEXT_SHARE if kinds <= {"html", "warc"} else 1.0))
+def _unpacked(files: Sequence[SourceFile]) -> float:
+    """Bytes of content for each stored byte of some files: counted where that is soon done, else guessed."""
+    stored = sum(file.size for file in files)
+    return sum(_content_bytes(file) for file in files) / stored if stored else 1.0
+
+
+def _content_bytes(file: SourceFile) -> float:
+    path = as_path(file.location)
+    if file.format == "parquet":
+        with open_table(path) as table:
+            rows = [row for _, row in islice(table_rows(path, file.format), SAMPLE_ROWS) if isinstance(row, dict)]
+            return fmean(map(_row_bytes, rows)) * table.metadata.num_rows if rows else 0.0
+    if file.format == "zip":
+        return file.size * COMPRESSED_RATIO
+    if not file.compression:
+        return file.size
+    counted = 0
+    try:
+        for chunk in read_chunks(path, file.compression):
+            counted += len(chunk)
+            if counted > COUNTED_BYTES:
+                return max(file.size * COMPRESSED_RATIO, counted)
+    except (CorruptFileError, RecordTooLongError):
+        return max(file.size * COMPRESSED_RATIO, counted)
+    return counted
 
 
 def text_field(rows: Sequence[Row]) -> str | None:

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import annotation_stages, read_table, shard_names
+from gristmill.dataprep.files import as_path, is_local
 from gristmill.dataprep.measuring import spread
 from gristmill.dataprep.own import annotate, edit
 from gristmill.dataprep.own.own_documents import (
@@ -156,48 +157,69 @@ def _of_run(session: Session, source: str) -> Sample:
 
 
 def _of_files(name: str, source: Source, documents: int, most_bytes: float, folder: Path) -> Sample:
-    """Documents of evenly spaced files, written as shards."""
+    """Documents of evenly spaced files, written as shards: of PARTS files, and of more where these are soon read."""
     files = find_files(name, source.model_dump()).files
-    chosen = [files[place] for place in sorted({int(place) for place in np.linspace(0, len(files) - 1, PARTS)})]
     section, reading = Ingest(), reading_of(source)
     writer = ShardWriter(folder, "00000", name, section.shard_bytes, section.max_document_bytes)
     limits, failures = Limits(section.extract_seconds, section.extract_memory_bytes), list[Rejected]()
-    stored = read = 0
+    whole: dict[SourceFile, int] = {}
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(Guard(reading.extract or DEFAULT_EXTRACTOR, source.extract_options.model_dump(),
                                           limits))
         tables = stack.enter_context(TableReader())
         own = None if source.read is None else stack.enter_context(OwnProcess(source.read))
-        for number, file in enumerate(chosen, start=1):
-            records: Iterator[Read] = read_file(file, reading, tables) if own is None else own_records(
-                own, file, reading)
-            before = writer.kept
-            writer.limit = max(documents * number // len(chosen), before + 1)
-            for record in extract_pages(records, guard, reading):
-                failures += [record] if isinstance(record, Rejected) else []
-                writer.add(file.name, record)
-                if writer.is_full or writer.bytes_taken >= most_bytes * number / len(chosen):
-                    break
-            else:
-                stored, read = stored + file.size, read + writer.kept - before
+
+        def take(chosen: Sequence[SourceFile]) -> None:
+            """Read these files, each up to its share of what is left to be read."""
+            kept, taken = writer.kept, writer.bytes_taken
+            for number, file in enumerate(chosen, start=1):
+                records: Iterator[Read] = read_file(file, reading, tables) if own is None else own_records(
+                    own, file, reading)
+                before, share = writer.kept, number / len(chosen)
+                writer.limit = max(kept + int((documents - kept) * share), before + 1)
+                for record in extract_pages(records, guard, reading):
+                    failures.extend([record] if isinstance(record, Rejected) else [])
+                    writer.add(file.name, record)
+                    if writer.is_full or writer.bytes_taken >= taken + (most_bytes - taken) * share:
+                        break
+                else:
+                    whole[file] = writer.kept - before
+
+        chosen = _evenly(files, PARTS)
+        take(chosen)
+        others = [file for file in files if file not in set(chosen)]
+        room = min((documents - writer.kept) / max(writer.kept, 1),
+                   (most_bytes - writer.bytes_taken) / max(writer.bytes_taken, 1))
+        if len(whole) == len(chosen) and others and is_local(as_path(files[0].location)) and room > 0:
+            more = _evenly(others, max(int(room * len(chosen)), 1)) if math.isfinite(room) else others
+            chosen = [*chosen, *more]
+            take(more)
     writer.close()
     if not writer.kept:
         why = f": {failures[0].error}" if failures else ""
         raise SourceError(f"source {name!r}: no document comes out of {source.path}{why}")
     mean = writer.text_bytes / writer.kept
-    return Sample({INGEST: folder}, shard_names(folder), None, _whole(files, stored, read, mean, source), False,
+    return Sample({INGEST: folder}, shard_names(folder), None, _whole(files, whole, mean, source), False,
                   source.path if len(files) == 1 else f"{len(chosen)} of {len(files)} files of {source.path}", failures)
 
 
-def _whole(files: Sequence[SourceFile], stored: int, read: int, mean_bytes: float, source: Source) -> int | None:
-    """How many documents all files have, by their bytes: of files that were read to their end, else by a guess of how
-    much text they hold.
+def _evenly(files: Sequence[SourceFile], number: int) -> list[SourceFile]:
+    return [files[place] for place in sorted({int(place) for place in np.linspace(0, len(files) - 1, number)})]
+
+
+def _whole(
+    files: Sequence[SourceFile], read: Mapping[SourceFile, int], mean_bytes: float, source: Source
+) -> int | None:
+    """How many documents all files have: of files that were read to their end, by their bytes where they have several
+    each, else by a guess of how much text they hold.
     """
     from gristmill.flows.authoring.look_at_data import look_at
 
-    total = sum(file.size for file in files)
-    if stored and read:
-        return round(read * total / stored)
+    stored, found = sum(file.size for file in read), sum(read.values())
+    if stored and found:
+        if set(read.values()) == {1}:
+            return len(files)
+        return round(found * sum(file.size for file in files) / stored)
     if source.read is not None or source.list is not None:
         return None
     text = look_at(FILE, source.path).text_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.flows.authoring.look_at_data import BOOK_PARAGRAPHS, look_at
 from gristmill.flows.authoring.measured_sample import find_duplicates, rule_sets_for
+from gristmill.flows.authoring.try_function import take_sample
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import load_manifest
 
@@ -99,6 +102,45 @@ def test_a_look_needs_no_torch(data: Path) -> None:
 def test_rows_for_fine_tuning_are_said_to_be_no_documents(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "p" * 30, "chosen": "c" * 60, "rejected": "r" * 50}))
     assert "look like preferences: `dpo:" in json.loads(look(str(tmp_path / "pairs.jsonl"), "--json"))["remarks"][0]
+
+
+def sample_of(path: Path, documents: int = 1000, most_bytes: float = 1e9) -> tuple[int, int | None]:
+    """How many documents are read of a place, and how many it is said to have."""
+    with take_sample(str(path), None, documents, most_bytes) as sample:
+        (folder,) = sample.inputs.values()
+        return sum(pq.read_metadata(folder / shard).num_rows for shard in sample.shards), sample.whole
+
+
+def test_of_many_small_files_as_many_are_read_as_documents_are_wanted(tmp_path: Path) -> None:
+    for number in range(60):
+        (tmp_path / f"{number:02d}.txt").write_text(words(number, 100 + number))
+    assert sample_of(tmp_path) == (60, 60)
+    assert sample_of(tmp_path, documents=25) == (25, 60)
+    read, whole = sample_of(tmp_path, most_bytes=25_000.0)  # of about 1,100 bytes each
+    assert 20 <= read <= 30
+    assert whole == 60
+
+
+def test_of_many_files_with_rows_some_are_read_until_there_are_enough(tmp_path: Path) -> None:
+    for number in range(30):
+        rows = [json.dumps({"text": words(number * 5 + row, 50)}) for row in range(5)]
+        (tmp_path / f"{number:02d}.jsonl").write_text("\n".join(rows))
+    assert sample_of(tmp_path) == (150, 150)
+    read, whole = sample_of(tmp_path, documents=80)
+    assert read == 80
+    assert whole == pytest.approx(150, abs=1)
+    assert sample_of(tmp_path, documents=20)[0] == 20  # ten files are enough
+
+
+def test_text_of_compressed_files_and_tables_is_counted_not_guessed(tmp_path: Path) -> None:
+    rows = [{"text": words(number, 400)} for number in range(50)]
+    size = sum(len(row["text"]) for row in rows)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", compression="zstd")
+    pq.write_table(pa.Table.from_pylist([{"text": "the same text again"}] * 9_000), tmp_path / "b.parquet")
+    assert look_at("a", str(tmp_path / "a.jsonl.gz")).text_bytes == pytest.approx(size, rel=0.01)
+    assert look_at("a", str(tmp_path / "a.parquet")).text_bytes == pytest.approx(size, rel=0.01)
+    assert look_at("b", str(tmp_path / "b.parquet")).text_bytes == pytest.approx(9_000 * 19, rel=0.01)
 
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
