@@ -28,7 +28,7 @@ ENCODERS = {"masked": "encoder, which fills in masked tokens and cannot write",
             "span_corruption": "encoder-decoder, which fills in hidden spans and cannot write",
             "ul2": "encoder-decoder, which fills in hidden spans and cannot write"}
 """Objectives of `pretrain` -> what they train that does not write."""
-NEED_ITS_LAYERS = {"parallel": ("tensor", "pipeline"), "compute": ("compile", "activation_checkpointing")}
+NEED_ITS_LAYERS = {"parallel": ("tensor", "pipeline", "context"), "compute": ("compile", "activation_checkpointing")}
 """Keys of `engine` that do, by its sections."""
 MEASURE_LANGUAGES = {"langid", "annotate"}
 """Steps that may write the column `language`: `langid` always does."""
@@ -224,7 +224,7 @@ def _prefix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
                    if _inside(raw, "pretrain").get(name) is not None), None)
     if reader is None or (reader == "ul2" and not _is_joined(raw)):
         return
-    asks = split
+    asks = [place for place in split if place[-1] != "context"]
     asks += [("export", "gguf")] if _inside(raw, "export").get("gguf") and not _given(raw) & {*NEED_A_WRITER} else []
     yield from ((place, f"lets each token see those before it alone, but pretrain.{reader} reads prefixes in both "
                  "directions; remove one of the two") for place in asks)

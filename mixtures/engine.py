@@ -104,32 +104,38 @@ class Parallel(Section):
     pipeline: Positive = 1
     """Processes that each hold some of the layers, and pass activations on (1F1B, Narayanan et al. 2019); only
     `pretrain` has this form, without tied embeddings or experts; the other trainings use these processes to shard."""
+    context: Positive = 1
+    """Processes that compute the same rows, each a share of their tokens: for rows whose activations are too large for
+    one. Keys and values of all tokens are gathered in every layer (Grattafiori et al. 2024, section 3.3.2), so that
+    documents stay apart as they do in one process. Weights are split over them as over `shard`. Only `pretrain` has
+    this form, of a decoder; the other trainings use these processes to shard."""
 
-    def sizes(self, ranks: int, pipelined: bool = True, split: bool = True) -> tuple[int, int, int, int]:
-        """Processes along pipeline, replicate, shard and tensor.
+    def sizes(self, ranks: int, pipelined: bool = True, split: bool = True) -> tuple[int, int, int, int, int]:
+        """Processes along pipeline, replicate, shard, context and tensor.
 
         Args:
             ranks: all processes.
-            pipelined: whether the training may be; otherwise those processes shard.
+            pipelined: whether the training may be, and its rows be split; otherwise those processes shard.
             split: whether its matrices may be; otherwise those processes shard.
 
         Raises:
             ValueError: the product is not `ranks`.
         """
-        fixed = self.pipeline * self.replicate * self.tensor
+        fixed = self.pipeline * self.replicate * self.context * self.tensor
         shard = self.shard or max(ranks // fixed, 1)
         if fixed * shard != ranks:
             raise ValueError(
-                f"parallel: pipeline {self.pipeline} x replicate {self.replicate} x shard {shard} x tensor "
-                f"{self.tensor} are {fixed * shard} processes, but ranks is {ranks}")
-        pipeline, tensor = self.pipeline if pipelined else 1, self.tensor if split else 1
-        return pipeline, self.replicate, ranks // (pipeline * self.replicate * tensor), tensor
+                f"parallel: pipeline {self.pipeline} x replicate {self.replicate} x shard {shard} x context "
+                f"{self.context} x tensor {self.tensor} are {fixed * shard} processes, but ranks is {ranks}")
+        pipeline, context = (self.pipeline, self.context) if pipelined else (1, 1)
+        tensor = self.tensor if split else 1
+        return pipeline, self.replicate, ranks // (pipeline * self.replicate * context * tensor), context, tensor
 
     def share_of(self, rank: int, ranks: int, pipelined: bool = True, split: bool = True) -> tuple[int, int]:
         """Which share of a batch a process computes, from 0, and how many there are: processes of one pipeline, and
-        those that split the same matrices, compute the same rows."""
-        _, replicate, shard, tensor = self.sizes(ranks, pipelined, split)
-        return rank // tensor % (replicate * shard), replicate * shard
+        those that split the same rows or matrices, compute the same rows."""
+        _, replicate, shard, context, tensor = self.sizes(ranks, pipelined, split)
+        return rank // (context * tensor) % (replicate * shard), replicate * shard
 
 
 class Network(Section):

@@ -1,4 +1,4 @@
-"""`gristmill bench train`: products of three and of four parallel forms learn what one process learns.
+"""`gristmill bench forms`: products of three and of four parallel forms learn what one process learns.
 
 `python -m benchmarks.train.parallel_forms FOLDER RANKS` trains every form of so many processes after one
 process alone; the processes are forked from one that has loaded everything, which takes a fraction of torchrun's time.
@@ -37,7 +37,8 @@ from gristmill.train.parallel.world import make_world, process_group
 
 PRODUCTS: dict[int, list[dict[str, int]]] = {
     8: [{"replicate": 2, "shard": 2, "tensor": 2}, {"pipeline": 2, "shard": 2, "tensor": 2},
-        {"pipeline": 2, "replicate": 2, "shard": 2}, {"pipeline": 2, "replicate": 2, "tensor": 2}],
+        {"pipeline": 2, "replicate": 2, "shard": 2}, {"pipeline": 2, "replicate": 2, "tensor": 2},
+        {"shard": 2, "context": 2, "tensor": 2}, {"pipeline": 2, "context": 2, "shard": 2}],
     16: [{"pipeline": 2, "replicate": 2, "shard": 2, "tensor": 2}],
 }
 """By the number of processes."""

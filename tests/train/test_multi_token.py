@@ -115,7 +115,7 @@ def test_plan_counts_the_heads(tiny_shape: Shape, ids: torch.Tensor) -> None:
     plain, more = (rank_memory(one, Form(), Load(2, LENGTH, 1)) for one in (tiny_shape, shape))
     assert more.parameters - plain.parameters == pytest.approx(4 * (shape.parameters - tiny_shape.parameters))
     assert more.activations == pytest.approx(2 * plain.activations)
-    assert {(form.tensor, form.pipeline) for form in forms(shape, 4, 8)} == {(1, 1)}
+    assert {(form.tensor, form.pipeline) for form in forms(shape, 4, 8, 64)} == {(1, 1)}
 
 
 @pytest.mark.parametrize(("changes", "message"), [

@@ -27,9 +27,10 @@ from gristmill.train.parallel.tensor import UnevenSplitError, split_matrices
 WORKER = "tests.train.parallel_worker"
 STEPS, CHECKPOINT = 3, 2
 FORMS: dict[int, list[dict[str, int]]] = {
-    2: [{"shard": 2}, {"pipeline": 2}, {"replicate": 2}, {"tensor": 2}],
+    2: [{"shard": 2}, {"pipeline": 2}, {"context": 2}, {"replicate": 2}, {"tensor": 2}],
     4: [{"replicate": 2, "shard": 2}, {"pipeline": 2, "tensor": 2}, {"shard": 2, "tensor": 2},
-        {"pipeline": 2, "shard": 2}, {"replicate": 2, "tensor": 2}, {"pipeline": 2, "replicate": 2}],
+        {"pipeline": 2, "shard": 2}, {"replicate": 2, "tensor": 2}, {"pipeline": 2, "replicate": 2},
+        {"context": 2, "tensor": 2}, {"shard": 2, "context": 2}, {"pipeline": 2, "context": 2}, {"context": 4}],
 }
 
 
@@ -158,14 +159,18 @@ fork_ranks(2, work)
 
 
 def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:
-    assert Parallel(tensor=2).sizes(8) == (1, 1, 4, 2)
-    assert Parallel(pipeline=2, replicate=2, tensor=2).sizes(8) == (2, 2, 1, 2)
-    assert Parallel(pipeline=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 2)
-    assert Parallel(pipeline=2, tensor=2, replicate=2).sizes(8, pipelined=False, split=False) == (1, 2, 4, 1)
+    assert Parallel(tensor=2).sizes(8) == (1, 1, 4, 1, 2)
+    assert Parallel(pipeline=2, replicate=2, tensor=2).sizes(8) == (2, 2, 1, 1, 2)
+    assert Parallel(pipeline=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 1, 2)
+    assert Parallel(pipeline=2, tensor=2, replicate=2).sizes(8, pipelined=False, split=False) == (1, 2, 4, 1, 1)
+    assert Parallel(context=2, tensor=2).sizes(8) == (1, 1, 2, 2, 2)
+    assert Parallel(context=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 1, 2)
     form = Parallel(pipeline=2, replicate=2, tensor=2)
     assert [form.share_of(rank, 8) for rank in range(8)] == [(share, 2) for share in (0, 0, 1, 1, 0, 0, 1, 1)]
     assert [form.share_of(rank, 8, pipelined=False, split=False) for rank in range(8)] == [(n, 8) for n in range(8)]
-    with pytest.raises(ValueError, match=r"pipeline 1 x .* x shard 1 x tensor 4 are 4 processes, but ranks is 2"):
+    rows = Parallel(context=2, tensor=2)
+    assert [rows.share_of(rank, 8) for rank in range(8)] == [(share, 2) for share in (0, 0, 0, 0, 1, 1, 1, 1)]
+    with pytest.raises(ValueError, match=r"pipeline 1 x .* x context 1 x tensor 4 are 4 processes, but ranks is 2"):
         Engine(ranks=2, parallel=Parallel(tensor=4))
     with pytest.raises(ValueError, match="are 6 processes, but ranks is 4"):
         Engine(ranks=4, parallel=Parallel(replicate=2, shard=3))

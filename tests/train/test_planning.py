@@ -104,15 +104,29 @@ def test_a_peak_is_never_that_of_another_device(reported: str, name: str | None)
 
 
 def test_every_form_uses_all_gpus_and_cuts_model_and_batch_evenly() -> None:
-    found = list(forms(LLAMA_3_8B, 16, 64))
+    found = list(forms(LLAMA_3_8B, 16, 64, 2048))
     assert Form(1, 16) in found
     assert Form(2, 8) in found
     assert Form(1, 2, 8, 1) in found
+    assert Form(1, 2, context=8) in found
     assert all(form.world == 16 for form in found)
+    assert all(form.context == 1 for form in forms(LLAMA_3_8B, 16, 64, 2049))
     assert all(LLAMA_3_8B.kv_heads % form.tensor == 0 for form in found)
     assert len(set(found)) == len(found)
     # 10 rows are no whole number for each of 16 ranks
-    assert all(10 % form.data == 0 for form in forms(LLAMA_3_8B, 16, 10))
+    assert all(10 % form.data == 0 for form in forms(LLAMA_3_8B, 16, 10, 2048))
+
+
+def test_a_share_of_each_row_keeps_its_own_tokens_and_everybodys_keys_and_values() -> None:
+    """Of Llama 2 7B's layer a token keeps 4 widths, 2 of queries and attention's output, 2 of keys and values and 4
+    times 11,008; of the other half of the tokens 2 widths."""
+    load = Load(1, 65_536, 1)
+    alone, two = (rank_memory(LLAMA_2_7B, Form(context=size), load) for size in (1, 2))
+    own = 2 * (8 * 4096 + 4 * 11_008) + 4 * 32
+    assert alone.activations == 32 * 65_536 * own
+    assert two.activations == 32 * 32_768 * (own + 2 * 2 * 4096)
+    assert two.parameters == alone.parameters / 2
+    assert two.loss < alone.loss
 
 
 def test_sharding_divides_what_is_kept_and_nothing_that_is_gathered() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from gristmill.train.models.shape import OwnShape, Shape
 from gristmill.train.objectives.layout import Laid, Layout, Read
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 from gristmill.train.optim.averaging import AveragedWeights
+from gristmill.train.parallel.row_split import TokenHead
 from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.parallel.world import World, sum_over_ranks
 
@@ -53,7 +53,7 @@ def score_rows(
         beside: what else the model is called with (see layout.Laid.beside).
     """
     targets = next_tokens(ids) if targets is None else targets
-    nll, correct = model(ids, partial(score_tokens, targets=targets), positions=positions, **beside)
+    nll, correct = model(ids, TokenHead(score_tokens, {"targets": targets}), positions=positions, **beside)
     counted = targets != IGNORED
     num_bytes = token_bytes[targets.clamp(min=0)] * counted
     return torch.stack([part.double().sum() for part in (nll, counted, num_bytes, correct)])
@@ -125,7 +125,7 @@ def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: T
         part = slice(start, start + ROWS_PER_FORWARD)
         ids = torch.from_numpy(rows[part].astype(np.int64)).to(token_bytes.device)
         places = None if positions is None else torch.from_numpy(positions[part]).to(token_bytes.device)
-        nll, correct = model(ids, partial(score_tokens, targets=next_tokens(ids)), positions=places)
+        nll, correct = model(ids, TokenHead(score_tokens, {"targets": next_tokens(ids)}), positions=places)
         num_bytes = token_bytes[ids]
         found = torch.stack([nll[:, :-1].double(), torch.ones_like(nll[:, 1:], dtype=torch.float64),
                              num_bytes[:, 1:].double(), correct[:, :-1].double()], dim=-1)

@@ -153,7 +153,7 @@ def accumulate_gradients(
     """Gradients of a whole batch's mean loss, times a loss scale.
 
     Every loss is divided by the weight of the whole batch, so that neither the cut into micro-batches nor uneven
-    shares of the ranks matter. FSDP averages over ranks: that is undone by the number of shares.
+    shares of the ranks matter. FSDP averages over ranks: that is undone by their number.
 
     Args:
         model, objective: what is differentiated.
@@ -167,7 +167,7 @@ def accumulate_gradients(
     Returns:
         the objective's sums over all ranks, and the row losses of this rank's micro-batches in half precision.
     """
-    scale = loss_scale * (world.data_size / weight)
+    scale = loss_scale * (world.averaged_over / weight)
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
     row_losses = []
     if isinstance(model, PipelineStage):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.shape import Shape
+from gristmill.train.parallel.row_split import RowSplit
 
 
 class Router(nn.Module):
@@ -52,6 +53,8 @@ class MixtureOfExperts(nn.Module):
 
     Attributes:
         load: (e,) int64, tokens that each expert got in the last forward pass.
+        row_split: the processes that compute the same rows, if there are several: the loss and the load are of them
+            all.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -60,6 +63,7 @@ class MixtureOfExperts(nn.Module):
         self.gate = Router(shape)
         self.experts = Experts(shape)
         self.load: Tensor | None = None
+        self.row_split: RowSplit | None = None
 
     def forward(self, x: Tensor, trained: Tensor | None = None) -> Tensor:
         """(n, t, d) -> (n, t, d).
@@ -75,12 +79,17 @@ class MixtureOfExperts(nn.Module):
         weights = weights / weights.sum(dim=-1, keepdim=True)
         # A sum of one-hot columns, not a histogram, whose order of additions is not fixed on GPUs.
         load = F.one_hot(chosen, self.shape.experts).sum(dim=(1, 2))
+        ends = load.sum(dim=0).cumsum(0).int()
+        processes = 1 if self.row_split is None else self.row_split.size
+        if self.row_split is not None:
+            load = self.row_split.summed(load)
         self.load = load.sum(dim=0)
         if trained is not None:
-            balance = balancing_loss(probabilities, load)
+            # Of a share of each row's tokens the mean of f P over all of them is that of the share over their number.
+            balance = balancing_loss(probabilities, load / processes) / processes
             x = _WithLoss.apply(x, (balance * trained).sum() * self.shape.load_balancing)
         by_expert = chosen.flatten().argsort(stable=True)
-        out = self.experts(x.reshape(-1, d)[by_expert // k], self.load.cumsum(0).int())
+        out = self.experts(x.reshape(-1, d)[by_expert // k], ends)
         out = out * weights.flatten()[by_expert, None].to(out.dtype)
         return out[by_expert.argsort()].view(n, t, k, d).sum(dim=2)
 

@@ -21,6 +21,7 @@ from gristmill.train.models.attention import Visible, attend, see_documents
 from gristmill.train.models.experts import MixtureOfExperts
 from gristmill.train.models.rotary import rotary_table, rotate
 from gristmill.train.models.shape import Shape
+from gristmill.train.parallel.row_split import RowSplit, RowSplitError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -241,6 +242,8 @@ class Llama(nn.Module):
     Attributes:
         shape: its sizes.
         tensor_mesh: the processes that split its matrices, if they are split (see parallel.tensor).
+        row_split: those that each compute a share of every row's tokens, if there are several; what is cached is not
+            split.
         is_compiled: whether layers are compiled (see `configure`).
     """
 
@@ -248,6 +251,7 @@ class Llama(nn.Module):
         super().__init__()
         self.shape = shape
         self.tensor_mesh: DeviceMesh | None = None
+        self.row_split: RowSplit | None = None
         self.is_compiled = False
         self.model = Decoder(shape)
         if not shape.tied_embeddings:
@@ -277,21 +281,38 @@ class Llama(nn.Module):
         hidden = self.model(ids, rotary, visible, trained, cache)
         if cache is not None:
             cache.length += t
-        hidden, matrix = self.gathered(hidden)
-        return head(hidden[:, :t], matrix)
+        return self.answered(head, *self.gathered(hidden), t, cache)
+
+    def answered(
+        self, head: Head, hidden: Tensor, matrix: Tensor, length: int, cache: Cache | None = None
+    ) -> Any:  # fmt: skip
+        """What a head makes of the last hidden states, as from `gathered`, of rows of so many tokens."""
+        if self.row_split is not None and cache is None:
+            return self.row_split.answered(head, hidden, matrix, length)
+        return head(hidden[:, :length], matrix)
 
     def laid_out(
         self, ids: Tensor, cache: Cache | None, positions: Tensor | None, prefix: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor], Visible]:
-        """Ids (perhaps lengthened to divide among processes), their rotary table, and what they may see."""
-        if self.tensor_mesh is not None:
-            ids, positions = padded_to_multiple(self.tensor_mesh.size(), ids, positions)
+        """Ids (perhaps lengthened to divide among processes, of which each has its own), their rotary table, and what
+        they may see."""
+        split = self.row_split if cache is None else None
+        if (multiple := self.length_multiple(cache)) > 1:
+            missing = padded_length(ids.shape[1], multiple) - ids.shape[1]
+            if missing and self.shape.experts:
+                raise RowSplitError(f"engine.parallel.context: rows of {ids.shape[1]} tokens do not divide by "
+                                    f"{multiple}, and experts are not to be kept busy by what is added; use lengths "
+                                    "that do (mix.sequence_length)")
+            ids, positions = padded_to_multiple(multiple, ids, positions)
+            prefix = None if prefix is None else F.pad(prefix, (0, missing))
         filled = 0 if cache is None else cache.length
         places = torch.arange(filled, filled + ids.shape[1], device=ids.device)
         visible: Visible = None
         if cache is not None:
             visible = visible_positions(cache.starts, places, self.shape.prefix_lm and not filled)
             places = (places - cache.starts[:, None]).clamp(min=0).unsqueeze(1)
+        elif split is not None:
+            ids, places, visible = split.see(ids, positions, self.is_compiled, prefix)
         elif positions is not None or prefix is not None:
             positions = places.expand_as(ids) if positions is None else positions
             visible = see_documents(positions, dense=self.is_compiled, prefix=prefix)
@@ -299,6 +320,11 @@ class Llama(nn.Module):
         shape = self.shape
         rotary = rotary_table(places, shape.head_width, shape.rope_theta, shape.rope_scaling, shape.rotary_share)
         return ids, rotary, visible
+
+    def length_multiple(self, cache: Cache | None = None) -> int:
+        """What the length of rows must divide by where processes share it."""
+        split = 1 if self.row_split is None or cache is not None else self.row_split.multiple
+        return split * (1 if self.tensor_mesh is None else self.tensor_mesh.size())
 
     def gathered(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states and the output matrix (v, d) for a head, whole where they are split."""

@@ -32,6 +32,8 @@ TOKEN_TYPES = 2
 """That BERT tells apart: the first and the second of two texts (Devlin et al. 2019, section 3)."""
 BERT_FFN = 4
 """Widths of its feed-forward layer (section 3)."""
+CHUNKS = 2
+"""Of a row, on each of the processes that share its tokens (see row_split.py)."""
 OWN = "own"
 """The key of config.json that holds the code of a user's model, and its options."""
 

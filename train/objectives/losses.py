@@ -6,7 +6,7 @@ output matrix the hidden states are logits already (d = v), as a model that is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -168,14 +168,14 @@ def weighted_nll(
 
 
 def targets_only(
-    head: Callable[..., tuple[Tensor, Tensor]], of_tokens: Mapping[str, Tensor], hidden: Tensor, matrix: Tensor | None
+    head: Callable[..., tuple[Tensor, Tensor]], hidden: Tensor, matrix: Tensor | None, **of_tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
     """A head like `weighted_nll`, computed where there are targets alone.
 
     Args:
         head: takes hidden states, a matrix and `of_tokens`.
-        of_tokens: its `targets` and what else it takes of each token, (n, t) each.
         hidden, matrix: see `weighted_nll`.
+        of_tokens: its `targets` and what else it takes of each token, (n, t) each.
 
     Returns:
         what the head gives; its loss per token (n, t) is 0 where there is no target.

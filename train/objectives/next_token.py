@@ -33,6 +33,7 @@ from gristmill.train.models.multi_token import further_targets
 from gristmill.train.models.shape import OwnShape, Shape
 from gristmill.train.objectives.layout import Laid, Layout, Read
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, targets_only, uniforms, weighted_nll
+from gristmill.train.parallel.row_split import TokenHead
 
 SUMS_PER_SOURCE = 3
 MOST_PIECES_DESCRIBED = 10_000
@@ -159,7 +160,7 @@ class NextToken:
                 read = ids if ids.shape == targets.shape else targets.clamp(min=0)
                 head, of_tokens = partial(drawn_nll, fused=fused), {**of_tokens, "uniforms": uniforms(read, draw)}
             # Where most tokens are predicted, to choose them costs more than it saves.
-            return partial(head, **of_tokens) if batch.targets is None else partial(targets_only, head, of_tokens)
+            return TokenHead(head if batch.targets is None else partial(targets_only, head), of_tokens)
 
         asked: dict[str, Any] = {
             name: part.to(device, non_blocking=True) for name, part in batch.beside.items()}

@@ -135,7 +135,7 @@ class PipelineStage(Llama):
             return hidden
         hidden, matrix = self.gathered(hidden)
         objective, scale, draw = self._asked
-        measured = objective.loss(_Answering(hidden[: call.rows, : call.ids.shape[1]], matrix), call.part, scale, draw)
+        measured = objective.loss(_Answering(self, hidden[: call.rows], matrix), call.part, scale, draw)
         self._measured.append(measured)
         loss: Tensor = measured.loss
         return loss
@@ -154,18 +154,18 @@ class PipelineStage(Llama):
         hidden = self._layers(x, ids, positions)
         result = [None]
         if self.is_last:
-            hidden, matrix = self.gathered(hidden)
-            result = [_moved(head(hidden[:, : ids.shape[1]], matrix), torch.device("cpu"))]
+            result = [_moved(self.answered(head, *self.gathered(hidden), ids.shape[1]), torch.device("cpu"))]
         else:
             dist.send(hidden.contiguous(), group=self.group, group_dst=self.index + 1)
         dist.broadcast_object_list(result, group=self.group, group_src=self.count - 1)
         return _moved(result[0], self.device)
 
     def _hidden_states(self, rows: int, length: int, device: torch.device | None = None) -> Tensor:
-        """What travels between stages for so many ids: of a process of a tensor group, its share of the sequence."""
-        size = 1 if self.tensor_mesh is None else self.tensor_mesh.size()
-        return torch.empty(rows, padded_length(length, size) // size, self.shape.width, dtype=self.dtype,
-                           device=device or self.device)
+        """What travels between stages for so many ids: of a process that shares them with others, its share."""
+        shares = (1 if self.tensor_mesh is None else self.tensor_mesh.size()) * (
+            1 if self.row_split is None else self.row_split.size)
+        return torch.empty(rows, padded_length(length, self.length_multiple()) // shares, self.shape.width,
+                           dtype=self.dtype, device=device or self.device)
 
     def _schedule(self, number: int, rows: int, length: int) -> Any:
         """1F1B for so many micro-batches of one size, made once."""
@@ -203,12 +203,12 @@ class _Asking(nn.Module):
 class _Answering(nn.Module):
     """In place of a model: has the hidden states already."""
 
-    def __init__(self, hidden: Tensor, matrix: Tensor) -> None:
+    def __init__(self, stage: PipelineStage, hidden: Tensor, matrix: Tensor) -> None:
         super().__init__()
-        self._hidden, self._matrix = hidden, matrix
+        self._answered, self._hidden, self._matrix = stage.answered, hidden, matrix
 
     def forward(self, ids: Tensor, head: Head, positions: Tensor | None = None, trained: Tensor | None = None) -> Any:
-        return head(self._hidden, self._matrix)
+        return self._answered(head, self._hidden, self._matrix, ids.shape[1])
 
 
 def _ask(objective: Objective, part: Any, scale: float | Tensor, draw: int | None) -> Call:

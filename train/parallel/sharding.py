@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.engine import Compute
 from gristmill.train.loop.row_plan import micro_batches
+from gristmill.train.models.experts import MixtureOfExperts
 from gristmill.train.models.own_model import build_own
 from gristmill.train.models.shape import OwnShape, Shape
 from gristmill.train.models.weights import TensorOf
+from gristmill.train.parallel.row_split import RowSplit, RowSplitError
 from gristmill.train.parallel.world import World, sum_over_ranks
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ def sharded_model(
     from gristmill.train.parallel.tensor import split_matrices
 
     if isinstance(shape, OwnShape):
+        if world.row_split is not None:
+            raise RowSplitError("engine.parallel.context: a model of your own reads whole rows; use shard")
         return _sharded_own(shape, world, dtype)
     assert tensor_of is not None
     compute = compute or Compute()
@@ -78,6 +82,8 @@ def sharded_model(
         use_float8(model, float8, world.device)
     if world.tensor_mesh is not None:
         split_matrices(model, world.tensor_mesh)
+    if world.row_split is not None:
+        split_rows(model, world.row_split)
     configure(model, compute)
     if world.size > 1 or dtype != torch.float32:
         # FSDP's work around a layer would cut a compiled model into pieces.
@@ -95,6 +101,22 @@ def sharded_model(
     probes: Sequence[nn.Module] = [model.model] if compute.compile == "model" else list(model.model.layers.children())
     assert_compute_dtype(probes[0], dtype)
     return model
+
+
+def split_rows(model: Any, split: RowSplit) -> None:
+    """Have a decoder compute a share of each row's tokens on each of some processes.
+
+    Raises:
+        RowSplitError: it is none, or predicts further tokens.
+    """
+    shape: Shape = model.shape
+    if shape.encoder or shape.encoder_decoder or shape.multi_token:
+        kind = "a decoder that predicts further tokens" if shape.multi_token else "an encoder"
+        raise RowSplitError(f"engine.parallel.context is {split.size}, but {kind} reads whole rows; use shard")
+    model.row_split = split
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts):
+            module.row_split = split
 
 
 def precision_policy(dtype: torch.dtype) -> Any:

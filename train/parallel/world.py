@@ -18,12 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.train.parallel.hosts import TIMEOUT
+from gristmill.train.parallel.row_split import RowSplit
 
 Found = TypeVar("Found")
 
 STORE_FILE = "GRISTMILL_STORE_FILE"
 """The variable that names the file by which the ranks of one machine find each other (see torchrun.py)."""
-DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
+DIMENSIONS = ("pipeline", "replicate", "shard", "context", "tensor")
 """Of the mesh: neighbours along the last one exchange most, and are neighbours on the machine."""
 
 
@@ -39,13 +40,15 @@ class World:
         rank: this process, 0 to size - 1.
         size: number of processes.
         device: where this process computes.
-        mesh: all processes, in the dimensions pipeline, replicate, shard and tensor.
+        mesh: all processes, in the dimensions pipeline, replicate, shard, context and tensor.
+        weights: the same, with those along context counted to shard; they split weights alike.
     """
 
     rank: int
     size: int
     device: torch.device
     mesh: DeviceMesh
+    weights: DeviceMesh
 
     @property
     def is_first(self) -> bool:
@@ -54,8 +57,13 @@ class World:
 
     @property
     def data_size(self) -> int:
-        """Into how many shares a batch is cut: processes along tensor and pipeline compute the same rows."""
+        """Into how many shares a batch is cut: processes along tensor, context and pipeline compute the same rows."""
         return self._along("replicate") * self._along("shard")
+
+    @property
+    def averaged_over(self) -> int:
+        """Over how many processes FSDP takes the mean of gradients, each of which has those of other tokens."""
+        return self.data_size * self._along("context")
 
     @property
     def data_rank(self) -> int:
@@ -65,12 +73,18 @@ class World:
     @property
     def data_mesh(self) -> DeviceMesh:
         """Where FSDP splits weights (its last dimension) and replicates them (its first of two)."""
-        return self.mesh["replicate", "shard"] if self._along("replicate") > 1 else self.mesh["shard"]
+        return self.weights["replicate", "shard"] if self._along("replicate") > 1 else self.weights["shard"]
 
     @property
     def tensor_mesh(self) -> DeviceMesh | None:
         """The processes that split each matrix, if there are several."""
-        return self.mesh["tensor"] if self._along("tensor") > 1 else None
+        return self.weights["tensor"] if self._along("tensor") > 1 else None
+
+    @property
+    def row_split(self) -> RowSplit | None:
+        """The processes that compute the same rows, each a share of their tokens, if there are several."""
+        size = self._along("context")
+        return RowSplit(self.mesh.get_group("context"), self._place("context"), size) if size > 1 else None
 
     @property
     def stage(self) -> int:
@@ -84,8 +98,9 @@ class World:
 
     @property
     def counts(self) -> bool:
-        """Whether what this process measures is counted: a pipeline's last stage, and one of a tensor group, does."""
-        return self._place("tensor") == 0 and self.stage == self._along("pipeline") - 1
+        """Whether what this process measures is counted: a pipeline's last stage, and one of those that compute the
+        same rows, does."""
+        return self._place("tensor") == self._place("context") == 0 and self.stage == self._along("pipeline") - 1
 
     def _along(self, dimension: str) -> int:
         return self.mesh.size(DIMENSIONS.index(dimension))
@@ -102,7 +117,7 @@ def process_group(
 
     Args:
         parallel: how the training is spread; all processes shard if absent.
-        pipelined: whether this training may be pipelined; otherwise those processes shard.
+        pipelined: whether this training may be pipelined, and its rows split; otherwise those processes shard.
         split: whether its matrices may be split; otherwise those processes shard.
         store: by which the processes find each other; if absent the file that STORE_FILE names, or torchrun's.
 
@@ -138,11 +153,16 @@ def process_group(
 def make_world(parallel: Parallel, device: torch.device, pipelined: bool = True, split: bool = True) -> World:
     """The processes of the group that was joined, in one form."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh(device.type, parallel.sizes(size, pipelined, split), mesh_dim_names=DIMENSIONS)
+    sizes = dict(zip(DIMENSIONS, parallel.sizes(size, pipelined, split), strict=True))
+    mesh = weights = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=DIMENSIONS)
+    if (context := sizes.pop("context")) > 1:
+        sizes["shard"] *= context
+        weights = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     if (timeout := exchange_timeout()) is not None:
-        for dimension in DIMENSIONS:  # a mesh makes its groups with torch's own timeouts (docs/patched.md)
-            dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(dimension))
-    return World(rank, size, device, mesh)
+        for one in (mesh, weights):  # a mesh makes its groups with torch's own timeouts (docs/patched.md)
+            for group in one.get_all_groups():
+                dist.distributed_c10d._set_pg_timeout(timeout, group)
+    return World(rank, size, device, mesh, weights)
 
 
 def exchange_timeout() -> timedelta | None:

@@ -32,17 +32,24 @@ class Form:
         shard: ranks that share master weights, gradients and moments (FSDP).
         tensor: ranks that share every matrix product, and by sequence parallelism the activations.
         pipeline: groups of layers.
+        context: ranks that each compute a share of every row's tokens, and share weights as those of `shard` do.
     """
 
     replicate: int = 1
     shard: int = 1
     tensor: int = 1
     pipeline: int = 1
+    context: int = 1
 
     @property
     def world(self) -> int:
         """GPUs."""
-        return self.replicate * self.shard * self.tensor * self.pipeline
+        return self.replicate * self.weights * self.tensor * self.pipeline
+
+    @property
+    def weights(self) -> int:
+        """Ranks that share the weights of a replica's stage."""
+        return self.shard * self.context
 
     @property
     def data(self) -> int:
@@ -128,12 +135,12 @@ def moments_bytes(shape: Shape, form: Form, load: Load) -> tuple[float, float]:
     Moments in host memory come to the device parameter by parameter; there, the largest ones are what counts.
     """
     layers = math.ceil(shape.blocks / form.pipeline) * block_parameters(shape)
-    kept = optimizer_bytes(shape, load.optimizer, layers, _root_parameters(shape, form)) / form.tensor / form.shard
+    kept = optimizer_bytes(shape, load.optimizer, layers, _root_parameters(shape, form)) / form.tensor / form.weights
     if not load.offload or load.optimizer in SMALL_MOMENTS:
         return kept, 0.0
     matrix = max(shape.ffn_width, shape.heads * shape.head_width) * shape.width * OPTIMIZER_BYTES[load.optimizer]
     lookup = shape.padded_vocab_size * shape.width * OPTIMIZER_BYTES[_outside_layers(load.optimizer)]
-    return max(matrix, lookup) / form.tensor / form.shard, kept
+    return max(matrix, lookup) / form.tensor / form.weights, kept
 
 
 def _outside_layers(kind: str) -> str:
@@ -170,18 +177,20 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     block = block_parameters(shape) / form.tensor
     root = _root_parameters(shape, form) / form.tensor
     here = layers * block + root
-    tokens = load.micro_rows * load.length
+    tokens = load.micro_rows * load.length / form.context
     in_flight = min(form.pipeline, load.micro_batches)
-    kept = _kept_bytes(shape, load) * tokens * layers * in_flight / form.tensor
+    kept = (_kept_bytes(shape, load) + _elsewhere_bytes(shape, form, load)) * tokens * layers * in_flight / form.tensor
     if load.checkpointing:
-        kept += block_activation_bytes(shape, load.compute_bytes) * tokens / form.tensor
+        again = block_activation_bytes(shape, load.compute_bytes) + _elsewhere_bytes(
+            shape, form, replace(load, checkpointing=False))
+        kept += again * tokens / form.tensor
     # The block that is computed and the one that is fetched ahead, and what does not belong to a block.
     gathered = (2 * block + root) * load.compute_bytes + 2 * block * load.compute_bytes
     loss = ((4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes)
             * (1 + shape.multi_token)
             + 3 * 4 * min(GPU_CHUNK_LOGITS, tokens * shape.vocab_size))
     counted = Memory(
-        parameters=MASTER_BYTES * here / form.shard, gradients=MASTER_BYTES * here / form.shard,
+        parameters=MASTER_BYTES * here / form.weights, gradients=MASTER_BYTES * here / form.weights,
         optimizer=moments_bytes(shape, form, load)[0], gathered=gathered, activations=kept, loss=loss,
         overhead=FRAMEWORK_BYTES)
     return replace(counted, overhead=FRAMEWORK_BYTES + FRAGMENTATION * (counted.total - FRAMEWORK_BYTES))
@@ -192,6 +201,13 @@ def _root_parameters(shape: Shape, form: Form) -> float:
     one = shape.padded_vocab_size * shape.width
     whole = _embeddings(shape) if form.pipeline == 1 else one
     return whole + shape.width + shape.multi_token * _beside_further_block(shape)
+
+
+def _elsewhere_bytes(shape: Shape, form: Form, load: Load) -> float:
+    """Per token and layer of a rank: keys and values of the other ranks' tokens of the same rows."""
+    if load.checkpointing:
+        return 0.0
+    return 2 * shape.kv_heads * shape.head_width * load.compute_bytes * (form.context - 1)
 
 
 def _kept_bytes(shape: Shape, load: Load) -> float:

@@ -7,6 +7,8 @@ The time of a step is a model, not a promise:
 - the pipeline's bubble under 1F1B: (p - 1) / m more for p stages and m micro-batches (Narayanan et al. 2021, 2.2.1);
 - tensor parallelism's collectives, which nothing hides: eight per layer and micro-batch, four forward and four
   backward, each of the residual stream (Korthikanti et al. 2022, 4.2.2);
+- context parallelism's, which nothing hides either: keys and values of all tokens gathered in every layer, and their
+  gradients reduced;
 - FSDP's gathers and reductions, hidden behind the arithmetic as far as that lasts;
 - moments that lie in host memory: their way to the GPU and back, which nothing hides.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.shape import CHUNKS, Shape
 from gristmill.train.planning.devices import Device
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.memory import (
@@ -93,15 +95,16 @@ def rank_forms(shape: Shape, step: Step, gpus: int, device: Device, utilisation:
         utilisation: MFU of the arithmetic alone, between 0 and 1.
     """
     best = [_best([_candidate(shape, form, load, step, device, utilisation)
-                   for load in _loads(form, step)], device) for form in forms(shape, gpus, step.rows)]
+                   for load in _loads(form, step)], device) for form in forms(shape, gpus, step.rows, step.length)]
     return sorted(best, key=lambda one: (not one.fits, _rounded(one.seconds) if one.fits else 0.0, one.memory.total))
 
 
-def forms(shape: Shape, gpus: int, rows: int) -> Iterator[Form]:
+def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
     """The products that are a number of GPUs, and that the model and the batch can be cut into.
 
     A tensor group stays within a machine and takes whole key/value heads; a pipeline has a layer per stage and a
-    micro-batch per stage at least. Neither is had but of a plain decoder.
+    micro-batch per stage at least; rows are split within a machine, into two chunks per process, where lengths divide.
+    None of these is had but of a plain decoder.
     """
     for tensor in _divisors(gpus) if shape.is_plain_decoder else [1]:
         if tensor > GPUS_PER_MACHINE or shape.kv_heads % tensor or shape.ffn_width % tensor:
@@ -109,11 +112,13 @@ def forms(shape: Shape, gpus: int, rows: int) -> Iterator[Form]:
         for pipeline in _divisors(gpus // tensor):
             if pipeline > (shape.layers if shape.is_plain_decoder else 1):
                 continue
-            data = gpus // tensor // pipeline
-            if rows % data or rows // data < pipeline:
-                continue
-            for shard in _divisors(data):
-                yield Form(data // shard, shard, tensor, pipeline)
+            for context in _divisors(gpus // tensor // pipeline) if shape.is_plain_decoder else [1]:
+                data = gpus // tensor // pipeline // context
+                if rows % data or rows // data < pipeline or tensor * context > GPUS_PER_MACHINE or (
+                        context > 1 and length % (CHUNKS * context * tensor)):
+                    continue
+                for shard in _divisors(data):
+                    yield Form(data // shard, shard, tensor, pipeline, context)
 
 
 def _loads(form: Form, step: Step) -> Iterator[Load]:
@@ -130,7 +135,7 @@ def _candidate(shape: Shape, form: Form, load: Load, step: Step, device: Device,
     arithmetic = flops_per_token(shape, step.length).whole * step.rows * step.length / (form.world * device.flops)
     busy = arithmetic / utilisation * (RECOMPUTE if load.checkpointing else 1.0)
     waiting = busy * (form.pipeline - 1) / load.micro_batches
-    seconds = busy + waiting + _tensor_seconds(shape, form, load, device)
+    seconds = busy + waiting + _tensor_seconds(shape, form, load, device) + _context_seconds(shape, form, load, device)
     seconds += max(0.0, _sharding_seconds(shape, form, load, device) - busy)
     _, on_host = moments_bytes(shape, form, load)
     seconds += 2 * on_host / HOST_LINK
@@ -140,22 +145,31 @@ def _candidate(shape: Shape, form: Form, load: Load, step: Step, device: Device,
 
 def _tensor_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
     """Collectives of the tensor groups in a step; the fullest stage's layers."""
-    moved = load.micro_rows * load.length * shape.width * load.compute_bytes * (form.tensor - 1) / form.tensor
+    tokens = load.micro_rows * load.length / form.context
+    moved = tokens * shape.width * load.compute_bytes * (form.tensor - 1) / form.tensor
     layers = -(-shape.layers // form.pipeline)
     return COLLECTIVES_PER_LAYER * layers * load.micro_batches * moved / device.link
+
+
+def _context_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
+    """Keys and values gathered in a step's forward passes, again where they are forgotten, and reduced backward."""
+    narrow = 2 * shape.kv_heads * shape.head_width / form.tensor
+    moved = load.micro_rows * load.length * narrow * load.compute_bytes * (form.context - 1) / form.context
+    times = (3 if load.checkpointing else 2) * -(-shape.layers // form.pipeline) * load.micro_batches
+    return times * moved / device.link
 
 
 def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
     """Weights gathered twice per micro-batch, gradients reduced once per step, and summed over the replicas."""
     layers = -(-shape.layers // form.pipeline)
     weights = layers * block_parameters(shape) / form.tensor
-    share = (form.shard - 1) / form.shard
-    within = form.tensor * form.pipeline * form.shard <= GPUS_PER_MACHINE
+    share = (form.weights - 1) / form.weights
+    within = form.tensor * form.pipeline * form.weights <= GPUS_PER_MACHINE
     moved = weights * share * (2 * load.compute_bytes * load.micro_batches + MASTER_BYTES)
     seconds = moved / (device.link if within else NETWORK)
     if form.replicate > 1:
         whole = form.world <= GPUS_PER_MACHINE
-        summed = 2 * MASTER_BYTES * weights / form.shard * (form.replicate - 1) / form.replicate
+        summed = 2 * MASTER_BYTES * weights / form.weights * (form.replicate - 1) / form.replicate
         seconds += summed / (device.link if whole else NETWORK)
     return seconds
 

@@ -1,0 +1,117 @@
+"""Rows whose tokens lie with several processes: who has which, what they see, and that they learn what one learns."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.checkout import ROOT
+from gristmill.dataprep.files import read_json
+from gristmill.train.models.attention import Segments, attend, block_mask, document_numbers, see_documents
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape
+from gristmill.train.parallel.row_split import RowSplit, RowSplitError
+from gristmill.train.parallel.sharding import split_rows
+from tests.train.row_split_worker import DOCUMENTS, LENGTH, VARIANTS, positions
+
+ROUNDING = 5e-6
+
+
+def split(rank: int, size: int) -> RowSplit:
+    return RowSplit(None, rank, size)  # type: ignore[arg-type]
+
+
+def test_each_process_has_a_chunk_from_the_front_and_its_counterpart_from_the_back() -> None:
+    places = [split(rank, 2).places(16, torch.device("cpu")).tolist() for rank in range(2)]
+    assert places == [[0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11]]
+    # A token sees those before it: all processes have equally many pairs to compute.
+    seen = [sum(place + 1 for place in split(rank, 4).places(64, torch.device("cpu")).tolist()) for rank in range(4)]
+    assert seen == [520] * 4
+
+
+@pytest.mark.parametrize(("ranks", "compile"), [
+    (2, "off"), (3, "off"), pytest.param(2, "block", marks=pytest.mark.slow)])
+def test_processes_together_find_what_one_finds(ranks: int, compile: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.row_split_worker", str(ranks), str(tmp_path / "found.json"), compile],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=240, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-6000:]
+    everybody = read_json(tmp_path / "found.json")
+    assert len(everybody) == ranks
+    for found in everybody:
+        assert found.keys() == VARIANTS.keys() - ({"experts"} if compile == "block" else set())
+        for variant, differences in found.items():
+            assert differences.keys() == {"loss", "gradients", "nll", "scored", "logits", "loads"}
+            for name, difference in differences.items():
+                assert difference < ROUNDING, (variant, name)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("form", ["one by one", "by a mask", "by blocks"])
+def test_a_share_of_queries_attends_as_among_all(
+    rank: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    trains = form != "by blocks"  # FlexAttention has no gradients on a CPU
+    queries, keys, values = (
+        torch.randn(len(DOCUMENTS), heads, LENGTH, 8, generator=generator, dtype=torch.float64, requires_grad=trains)
+        for heads in (4, 2, 2))
+    places = split(rank, 2).places(LENGTH, torch.device("cpu"))
+    monkeypatch.setattr("gristmill.train.models.attention.LEAST_MEAN_LENGTH", 1)
+    visible = (block_mask(document_numbers(positions()), places=places) if form == "by blocks" else
+               see_documents(positions(), dense=form == "by a mask", places=places))
+    assert isinstance(visible, Segments) == (form == "one by one")
+    ours = attend(queries[:, :, places], keys, values, visible)
+    theirs = attend(queries, keys, values, see_documents(positions(), dense=True))[:, :, places]
+    torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-7)
+    if not trains:
+        return
+    for one, other in zip(torch.autograd.grad(ours.square().sum(), (queries, keys, values)),
+                          torch.autograd.grad(theirs.square().sum(), (queries, keys, values)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
+def test_the_mask_of_a_share_takes_a_line_of_memory_and_no_square() -> None:
+    """Queries at the end of 4,096 keys: what is saved for the backward pass grows with them, not with their product."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    queries, keys = torch.randn(1, 1, 1024, 8, requires_grad=True), torch.randn(1, 1, 4096, 8, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        attend(queries, keys, keys, Segments((((1024, 0, 4096),),)))
+    assert sum(kept.values()) < 4 * (2 * 1024 * 8 + 4096 * 8 + 3 * 1024 + 4096 + 1024)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"encoder": True}, "context is 2, but an encoder reads whole rows; use shard"),
+    ({"multi_token": 1}, "context is 2, but a decoder that predicts further tokens reads whole rows"),
+])
+def test_what_cannot_be_split_is_refused(changes: dict[str, Any], message: str, tiny_shape: Shape) -> None:
+    with torch.device("meta"):
+        model = Llama(tiny_shape)
+    model.shape = replace(tiny_shape, **changes)
+    with pytest.raises(RowSplitError, match=message):
+        split_rows(model, split(0, 2))
+
+
+def test_what_no_token_has_by_itself_is_not_trained_on_shares(tiny_shape: Shape) -> None:
+    with pytest.raises(RowSplitError, match="objectives that measure tokens one by one; use shard"):
+        split(0, 2).answered(lambda hidden, matrix: hidden.sum(), torch.zeros(1, 4, 2), torch.zeros(3, 2), 8)
+
+
+def test_experts_are_not_kept_busy_by_tokens_that_are_added(tiny_shape: Shape) -> None:
+    with torch.device("meta"):
+        model = Llama(replace(tiny_shape, experts=2, experts_per_token=1))
+    model.row_split = split(0, 2)
+    with pytest.raises(RowSplitError, match="rows of 22 tokens do not divide by 4, and experts"):
+        model(torch.zeros(1, 22, dtype=torch.int64))
