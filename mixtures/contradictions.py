@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gristmill.mixtures.mix import Location, Mix, mix_problems, weighed_sources
+from gristmill.mixtures.objectives.rl_tools import written_tool
 from gristmill.mixtures.objectives.span_objectives import SENTINEL, BlankInfilling, SpanCorruption, Spans, Ul2, lacking
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS
 from gristmill.mixtures.steps.made_examples import made_problems
@@ -174,6 +175,12 @@ def _reinforcement_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, 
         is_model = isinstance(reward, dict) and reward.get("kind") == "model"
         if is_model and not reward.get("path") and "reward" not in raw:
             yield ("rl", "rewards", number), "has no `path`, and there is no section `reward:` that makes such a model"
+    tools = section.get("tools")
+    for number, tool in enumerate(tools if isinstance(tools, list) else []):
+        written = written_tool(tool)
+        if isinstance(written, dict) and written.get("kind") == "search" and not written.get("path") and (
+                "sources" not in raw):
+            yield ("rl", "tools", number), "has no `path`, and there is no section `sources:` whose documents it finds"
 
 
 def _own_model_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
 from gristmill.mixtures.own_code import OwnCall, OwnFunction, check_signature, stated_signature, takes_name
 from gristmill.mixtures.posttraining import Examples, Lora, PreferencePairs
 from gristmill.mixtures.section import NAME_PATTERN, Fraction, OutsidePath, Positive, PositiveFloat, Section
@@ -19,6 +20,9 @@ ANSWER, MESSAGES = "answer", "messages"
 
 GIVEN = ("prompts", "completions")
 """What they are given by name, if they take it."""
+TURNS = "turns"
+"""What they are given besides, if they name it: TRL's functions, which take the rest as `**others`, know nothing of it.
+"""
 
 
 class AnswerReward(Section):
@@ -127,8 +131,9 @@ class ModelReward(AnswerReward):
 class OwnReward(AnswerReward, OwnCall):
     """What a function of your own gives: `use: ./rewards.py:polite`, in place of a kind.
 
-    It is called with `prompts` and `completions`, lists of texts, and gives a list of numbers (as in TRL). Examples are
-    in docs/own-training.md."""
+    It is called with `prompts` and `completions`, lists of texts, and gives a list of numbers (as in TRL). If it
+    names `turns` it also gets, for each answer, the messages that it consists of, with calls of tools and what they
+    answered; `completions` has the last of them. Examples are in docs/own-training.md."""
 
     kind: Literal["own"] = "own"
     """Need not be given beside `use`."""
@@ -142,6 +147,7 @@ class OwnReward(AnswerReward, OwnCall):
         signature = stated_signature(code)
         if signature is not None:
             given = [name for name in GIVEN if takes_name(signature, name)]
+            given += [TURNS] * (TURNS in signature.parameters and TURNS not in {*self.columns, *self.options})
             check_signature(code, signature, (), {**dict.fromkeys((*given, *self.columns)), **self.options})
 
 
@@ -263,12 +269,38 @@ class RlSpikes(Spikes):
     Inf makes a step bad. A surrogate loss lies around zero by its making, so that its size says nothing."""
 
 
+class Curriculum(Section):
+    """Prompts that teach come more often: online difficulty filtering (Bae et al. 2025; prime-rl). GRPO learns nothing
+    from a group whose answers all have one reward, and most from one of which half pass.
+
+    Prompts are taken in their seeded order, as without it. One whose share of answers that passed, the last time that
+    it was asked, does not lie within `between` is passed over, but for a share `again`; one that was never asked is
+    taken."""
+
+    between: tuple[Fraction, Fraction] = (0.0, 1.0)
+    """Pass rates that are wanted, neither end included: what no answer has passed, or every one, is passed over (as
+    DAPO's dynamic sampling, Yu et al. 2025, equation 11)."""
+    again: Fraction = 0.1
+    """Share of the prompts outside that are taken all the same when their turn comes, so that their rate is measured
+    anew: chosen by a hash of seed and turn."""
+    passed_at: float = 1.0
+    """The reward, all of them weighted, from which on an answer has passed."""
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        if self.between[0] >= self.between[1]:
+            raise ValueError(f"rl.curriculum.between is {list(self.between)}; the first must be below the second")
+        return self
+
+
 class Rl(Training):
     """Reinforcement learning from rewards of the model's own answers: GRPO or PPO.
 
     A batch of prompts is answered by the model as it is, `group_size` times each; the answers are rewarded, and
     `steps_per_batch` x `epochs_per_batch` updates learn from them. The defaults are GRPO with DAPO's normalisation.
     """
+
+    added = ("tools", "turns", "tool_answer_tokens", "curriculum")
 
     algorithm: Literal["grpo", "ppo"] = "grpo"
     """`grpo`: an answer's advantage is its reward beside those of the same prompt (Shao et al. 2024, section 4.1);
@@ -279,6 +311,15 @@ class Rl(Training):
     """Where the prompts are."""
     rewards: Annotated[tuple[AnyReward, ...], Field(min_length=1)]
     """What an answer is rewarded for."""
+    tools: tuple[AnyTool, ...] = ()
+    """What the model may call while it answers: `calculator`, `{python: {...}}`, `{search: {...}}`, `{use: ...}`. What
+    a tool answers has no loss, and an error is an answer too. See docs/how-to/training/tools-in-rl.md."""
+    turns: Positive = 4
+    """Most turns of the assistant in an answer with `tools`; an answer that calls in its last turn is cut."""
+    tool_answer_tokens: Positive = 256
+    """Most tokens of a tool's answer; a longer one is cut."""
+    curriculum: Curriculum | None = None
+    """Which prompts come more often; all alike if absent."""
     group_size: Positive = 8
     """Answers per prompt."""
     global_batch_size: Positive = 64
@@ -293,7 +334,8 @@ class Rl(Training):
     """Logits are divided by it, when answers are drawn and when they are learned from: it is that policy which
     improves."""
     max_new_tokens: Positive = 256
-    """Most tokens of an answer, its end included; an answer that is longer is cut."""
+    """Most tokens of an answer, its end included, and with `tools` those of all its turns and of what they answer; an
+    answer that is longer is cut."""
     generation_rows: Positive = 64
     """Answers that are generated at the same time on one rank at the most."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
@@ -374,6 +416,19 @@ class Rl(Training):
         names = [name_of(reward) for reward in self.rewards]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"rl.rewards: two are called {twice[0]}; give each a `name` of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _tools_differ(self) -> Self:
+        names = [name_of_tool(tool) for tool in self.tools]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"rl.tools: two are called {twice[0]}; give each a `name` of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _pass_rates_say_something(self) -> Self:
+        if self.curriculum is not None and self.group_size < 2:
+            raise ValueError("rl.curriculum needs a group_size of 2 or more: the pass rate of one answer is 0 or 1")
         return self
 
     @model_validator(mode="after")

@@ -23,7 +23,8 @@ from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.weights import stored
 from gristmill.train.parallel.sharding import sharded_model
 from gristmill.train.parallel.world import single_process
-from gristmill.train.reinforcement.actor import Sampler, sampling_of
+from gristmill.train.reinforcement.dialogue import Asked
+from gristmill.train.reinforcement.sampler import OwnEngine, Sampler, sampling_of
 
 PROMPTS, GROUP, NEW_TOKENS = 8, 8, 96
 SHORTEST, LONGEST = 8, 64
@@ -36,8 +37,8 @@ def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as temporary, single_process() as world:
         folder = Path(temporary)
         shape = write_start(folder)
-        sampler = Sampler(sharded_model(shape, stored(folder), world, torch.float32), shape, None, torch.float32,
-                          PROMPTS * GROUP, world)
+        sampler = Sampler(sharded_model(shape, stored(folder), world, torch.float32), None,
+                          OwnEngine(shape, torch.float32, PROMPTS * GROUP, world.device), world)
         sides = {"ours": lambda: draw(sampler)}
         note = "transformers is not installed"
         if find_spec("transformers") is not None:
@@ -75,8 +76,9 @@ def fastest(sides: dict[str, Callable[[], int]]) -> dict[str, float]:
 def draw(sampler: Sampler) -> int:
     """Our answers, all at the same time; returns their tokens."""
     asked = [prompt for prompt in prompts() for _ in range(GROUP)]
-    answers = sampler.answer([Request(tuple(ids), NEW_TOKENS, frozenset(), sampling_of(1.0, 0, 0, "prompt", place))
-                              for place, ids in enumerate(asked)])
+    answers = sampler.answer([
+        Asked(Request(tuple(ids), NEW_TOKENS, frozenset(), sampling_of(1.0, 0, 0, "prompt", place)))
+        for place, ids in enumerate(asked)])
     return sum(len(answer.tokens) for answer in answers)
 
 

@@ -237,6 +237,23 @@ def read_set(
     return ExampleSet([example for example, _ in kept], [origin for _, origin in kept], quarantined, records)
 
 
+def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of a file, glob, folder or URL as they are, each with its place.
+
+    Args:
+        path: as of `read_set`.
+
+    Raises:
+        ExamplesError: one is no object, or cannot be read, or the path matches nothing.
+    """
+    for file in _files(path):
+        for number, row in _rows(file):
+            try:
+                yield f"{file.name}:{number}", _record(row)
+            except (CorruptFileError, ValueError) as error:
+                raise ExamplesError(f"{file.name}:{number}: {error}") from error
+
+
 def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
     """A line for each kind of reason, the most frequent first; reasons that differ in a value only are one kind."""
     kinds: dict[str, list[Quarantined]] = {}

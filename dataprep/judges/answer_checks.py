@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gristmill.dataprep.judges.math_answers import same_answer
 from gristmill.dataprep.own_functions import blaming, call_own, check_call, load_function, taken_by_name
 from gristmill.mixtures.own_code import OwnCodeError, OwnFunction
 from gristmill.mixtures.reinforcement import (
     GIVEN,
+    TURNS,
     AnswerReward,
     Contains,
     Exact,
@@ -30,8 +32,18 @@ EXCERPT = 100
 """Characters of an answer in a message."""
 NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
 """A decimal number, perhaps with commas between thousands; a hyphen right behind a word or digit is not a sign."""
-Rewarded = Callable[[Sequence[str], Sequence[str], Mapping[str, Sequence[Any]]], list[float]]
-"""(texts of n prompts, of n answers, name of a column -> its n values) -> n rewards."""
+
+
+class Rewarded(Protocol):
+    """Gives n answers their rewards."""
+
+    def __call__(
+        self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]],
+        turns: Sequence[Sequence[Mapping[str, Any]]] | None = None,
+    ) -> list[float]:
+        """Args: texts of prompts and answers, name of a column -> its values, the messages of each answer; one of the
+        assistant where they are absent."""
+
 
 
 class NoAnswerError(ValueError):
@@ -57,14 +69,18 @@ def own_reward(reward: OwnReward) -> Rewarded:
     """
     own, function = reward.use, load_function(reward.use)
     takes = taken_by_name(function, GIVEN)
+    if TURNS in inspect.signature(function).parameters and TURNS not in {*reward.columns, *reward.options}:
+        takes.append(TURNS)
     check_call(own, function, (), {**dict.fromkeys((*takes, *reward.columns)), **reward.options})
 
     def given(
-        prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[float]:  # fmt: skip
+        prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]],
+        turns: Sequence[Sequence[Mapping[str, Any]]] | None = None,
+    ) -> list[float]:
         if not completions:
             return []
-        texts = {"prompts": list(prompts), "completions": list(completions)}
+        texts: dict[str, Any] = {"prompts": list(prompts), "completions": list(completions), TURNS: [
+            [{"role": "assistant", "content": one}] for one in completions] if turns is None else list(turns)}
         found = call_own(reward, function, **{name: texts[name] for name in takes}, **columns, **reward.options)
         with blaming(own):
             values = list(found) if isinstance(found, Iterable) and not isinstance(found, str) else found

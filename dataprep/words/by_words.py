@@ -62,14 +62,20 @@ def terms_of(question: str) -> list[str]:
     """What is looked for, in small letters, each once: words, what stands between quotes as it is (its words one after
     another), and of scripts without spaces pairs of characters."""
     quoted = [_as_words(one) for one in QUOTED.findall(question)]
-    found = [one for one in quoted if one]
-    for word in _as_words(QUOTED.sub(" ", question)).split():
+    found = [one for one in quoted if one] + all_terms(QUOTED.sub(" ", question))
+    return list(dict.fromkeys(found))[:MOST_TERMS]
+
+
+def all_terms(text: str) -> list[str]:
+    """Every word of a text in small letters, and of scripts without spaces every pair of characters."""
+    found: list[str] = []
+    for word in _as_words(text).split():
         at = 0
         for run in UNSPACED.finditer(word):
             found += [word[at : run.start()], *_pairs(run[0])]
             at = run.end()
         found.append(word[at:])
-    return list(dict.fromkeys(one for one in found if one))[:MOST_TERMS]
+    return [one for one in found if one]
 
 
 def _as_words(text: str) -> str:

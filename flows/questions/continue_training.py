@@ -19,7 +19,7 @@ from rich.text import Text
 from gristmill.flows.authoring.manifest_text import set_keys
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.takedown import find_documents, keep_checkpoint, none_there, write_once
-from gristmill.flows.questions.training_reads import Reading, reading_of
+from gristmill.flows.questions.training_reads import KeptOrder, Reading, reading_of
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, PRETRAIN
@@ -95,6 +95,7 @@ def continue_with(session: Session, step: int, settings: Sequence[str], excluded
 
 def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
     """The rows (int64) that the first steps read, in that order."""
+    assert not isinstance(reading.order, KeptOrder)
     plan = reading.plan
     if not 1 <= step <= reading.section.steps:
         raise ContinuedError(f"--from-step {step}: {reading.stage} has {reading.section.steps} steps; give 1 to "

@@ -6,8 +6,7 @@ rank) in each, so that a cosine is never held against a BM25.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from gristmill.dataprep.models.embeddings import load_embedder
 from gristmill.dataprep.models.model_folders import ModelFolderError, folder_sha256, model_folder
 from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.words.by_words import WordHit, search_words, terms_of
+from gristmill.dataprep.words.snippets import pattern_of, snippet
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console, visible
@@ -34,9 +34,6 @@ FUSION = 60
 """Added to ranks, as in the paper."""
 DEPTH = 200
 """Documents of each list that are merged, at least."""
-SNIPPET_CHARS = 280
-BEFORE_HIT = 60
-"""Characters of a snippet before the first word that was looked for."""
 SHOWN = ("id", "source", "locator", "url", "kept", "dropped_by", "reason")
 
 
@@ -186,21 +183,6 @@ def _described(corpus: Corpus, merged: Sequence[Merged], terms: Sequence[str]) -
 
 def _ranked(found: tuple[int, float] | None, name: str) -> dict[str, Any] | None:
     return None if found is None else {"rank": found[0], name: round(found[1], 3)}
-
-
-def pattern_of(words: Iterable[str]) -> re.Pattern[str]:
-    """What finds some words in a text, in capitals or not; without any it finds nothing."""
-    return re.compile("|".join(map(re.escape, words)) or "(?!)", re.IGNORECASE)
-
-
-def snippet(text: str, words: Sequence[str]) -> str:
-    """The part of a text around the first of some words, on one line; its beginning where it has none of them."""
-    hit = pattern_of(words).search(text)
-    begin = max(0, hit.start() - BEFORE_HIT) if hit else 0
-    if hit and begin and (blank := re.search(r"\s", text[begin : hit.start()])):
-        begin += blank.start()  # at a word
-    shown = " ".join(text[begin : begin + 2 * SNIPPET_CHARS].split())[:SNIPPET_CHARS]
-    return f"... {shown}" if begin else shown
 
 
 def marked(shown: str, words: Sequence[str]) -> list[tuple[str, bool]]:

@@ -85,6 +85,9 @@ def print_answers(console: Console, found: Mapping[str, Any]) -> None:
         for one in listed:
             table.add_row(f"{one['reward']:.4g}", f"{one['advantage']:+.4g}", str(one["tokens"]),
                           "" if one["ended"] else "cut", Text(shorten_text(one["answer"])))
+            for used in one.get("used") or ():
+                call = shorten_text(f"{used['name']} {used['arguments']} -> {used['answer']}")
+                table.add_row("", "", "", "", Text(call, style="red" if used["failed"] else "dim"))
         console.print(table)
 
 

@@ -6,6 +6,7 @@ No log is kept of it, and none is needed: the order is a function of the data, t
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,33 @@ class TraceError(LookupError):
 
 
 @dataclass(frozen=True)
+class KeptOrder:
+    """The prompts that a training with a curriculum has asked so far: which it will ask, it does not know itself.
+
+    Attributes:
+        numbers: of the prompts, int64, in the order in which they were asked.
+    """
+
+    numbers: np.ndarray
+
+    def span(self, first: int, count: int) -> np.ndarray:
+        """Some of them that follow each other, (count,); see `rows`."""
+        return self.rows(np.arange(first, first + count))
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """Those at some places, (n,).
+
+        Raises:
+            TraceError: they were not asked yet.
+        """
+        if len(positions) and int(positions.max()) >= len(self.numbers):
+            raise TraceError("rl.curriculum is set: which prompts a step asks follows from the pass rates of those "
+                             "before it, and is known once it is there")
+        found: np.ndarray = self.numbers[positions]
+        return found
+
+
+@dataclass(frozen=True)
 class Reading:
     """A training stage and the order in which it reads.
 
@@ -57,7 +85,7 @@ class Reading:
     folder: StageFolder
     section: Training
     plan: RowPlan | PromptPlan
-    order: Order
+    order: Order | KeptOrder
     packed: PackedSet | None = None
     examples: tuple[tuple[str, ...], ...] = ()
 
@@ -81,6 +109,14 @@ class Reading:
         """Step (counted from 1) -> those of some rows that it reads, in the order of the steps."""
         end = self.plan.end(self.section.steps)
         found: dict[int, list[int]] = {}
+        if isinstance(self.order, KeptOrder):
+            asked = np.flatnonzero(np.isin(self.order.numbers, rows))
+            epochs = np.atleast_2d(self.plan.steps_of(asked) + 1)
+            for step, number in zip(epochs.ravel().tolist(), np.tile(self.order.numbers[asked], len(epochs)).tolist(),
+                                    strict=True):
+                if step <= self.section.steps:
+                    found.setdefault(step, []).append(number)
+            return {step: sorted(found[step]) for step in sorted(found)}
         for epoch in range(-(-end // self.order.total)):
             positions = self.order.positions(rows, epoch)
             within = positions < end
@@ -142,8 +178,9 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
                          f"{session.command('run', '--until', stage)}")
     examples = tuple(tuple(line.split()) for line in (folder.data / ids).read_text().splitlines())
     if isinstance(section, Rl):
-        return Reading(stage, folder, section, prompt_plan_of(section), Order([len(examples)], section.key_seed),
-                       examples=examples)
+        order = Order([len(examples)], section.key_seed) if section.curriculum is None else (
+            _kept_order(folder, section, examples))
+        return Reading(stage, folder, section, prompt_plan_of(section), order, examples=examples)
     rows_per_set: list[int] = read_json(folder.data / ROWS_PER_SET)
     return Reading(stage, folder, section, settled_plan(folder, plan_of(section, 0)),
                    Order(rows_per_set, section.key_seed), examples=examples)
@@ -160,6 +197,18 @@ def reading_of_folder(folder: StageFolder) -> Reading:
         raise TraceError(f"{folder.path}: this pre-training has not been started")
     told = read_json(description)
     return _pre_training(told["stage"], folder, Pretrain.model_validate(told["config"]), read_inputs(told)[MIX])
+
+
+def _kept_order(folder: StageFolder, section: Rl, examples: Sequence[tuple[str, ...]]) -> KeptOrder:
+    """What the kept answers of a training say of the prompts that it has asked."""
+    numbers = {ids[0]: number for number, ids in enumerate(examples)}
+    asked: list[int] = []
+    for batch in range(-(-section.steps // section.updates_per_batch)):
+        found = read_batch([folder.data, folder.work], batch)
+        if found is None:
+            break
+        asked += [numbers[one["id"]] for one in found[:: section.group_size]]
+    return KeptOrder(np.array(asked, dtype=np.int64))
 
 
 def settled_plan(folder: StageFolder, plan: RowPlan) -> RowPlan:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from gristmill.flows.stages.stage import Recipe
 from gristmill.flows.stages.trainings import made_sets, model_before, training, whole
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.objectives.rl_tools import SearchTool
 from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.sources import INGEST
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -20,17 +22,24 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     del recipe["start_from"]
     rewards = [{**one, "path": outside_listing(f"rl.rewards.{number}.path", one["path"], verify)} if one.get("path")
                else one for number, one in enumerate(recipe["rewards"])]
-    return {**recipe, "rewards": rewards}, {**told, "rewards": recipe["rewards"]}
+    named, given = {**recipe, "rewards": rewards}, {**told, "rewards": recipe["rewards"]}
+    if "tools" in recipe:
+        named["tools"] = [{**one, "path": outside_listing(f"rl.tools.{number}.path", one["path"], verify)}
+                          if one.get("path") else one for number, one in enumerate(recipe["tools"])]
+        given["tools"] = recipe["tools"]
+    return named, given
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """The model that begins, and the model of rewards where one is asked."""
+    """The model that begins, the model of rewards where one is asked, and the documents that a tool looks through."""
     if manifest.rl is None:
         return []
     asked = manifest.rl.start_from
     start = model_before("rl", manifest) if asked == "auto" else asked
     models = ["reward"] if any(one.kind == "model" and one.path is None for one in manifest.rl.rewards) else []
-    return [*made_sets(manifest.rl), "mix", "tokenizer", start, *models]
+    searched = [INGEST, *manifest.steps] if any(
+        isinstance(one, SearchTool) and one.path is None for one in manifest.rl.tools) else []
+    return [*made_sets(manifest.rl), *searched, "mix", "tokenizer", start, *models]
 
 
 STAGE = training("rl", 3, configure, needs, trained=Rl, rows="prompts", makes_model=True,

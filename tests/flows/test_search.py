@@ -17,11 +17,12 @@ import gristmill
 from gristmill.dataprep.meaning import nearest as nearest_module
 from gristmill.dataprep.models.embeddings import load_embedder
 from gristmill.dataprep.words.by_words import WordHit
+from gristmill.dataprep.words.snippets import snippet
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.browse.data_server import make_app
 from gristmill.flows.browse.domain_page import MARGIN, SIDE, draw_map
 from gristmill.flows.cli.main import app
-from gristmill.flows.questions.search import FUSION, SearchError, marked, merge, search, snippet
+from gristmill.flows.questions.search import FUSION, SearchError, marked, merge, search
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.reading_model import ReadingModel

@@ -41,6 +41,9 @@ def test_a_batch_of_answers_is_shared_out_to_steps_and_gone_through_again() -> N
     ({"optimizer": {"kind": "sophia"}}, "a reward has none"),
     ({"schedule": {"warmup_tokens": 100}}, "give warmup_steps"),
     ({"spikes": {"rollback_after": 2}}, "going back would leave"),
+    ({"tools": ["calculator", {"python": {}, "name": "calculator"}]}, "rl.tools: two are called calculator"),
+    ({"curriculum": {}, "algorithm": "ppo", "group_size": 1}, "needs a group_size of 2 or more"),
+    ({"curriculum": {"between": [0.5, 0.5]}}, "the first must be below the second"),
 ])
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
@@ -57,4 +60,12 @@ def test_what_another_section_must_make_is_missed(section: str, message: str, tm
     path = tmp_path / "small.yaml"
     path.write_text(f"{MANIFEST}rl: {section}\n")
     with pytest.raises(ManifestError, match=message):
+        load_manifest(path)
+
+
+def test_a_search_without_a_path_needs_documents(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text("name: small\nmodel: {path: tuned}\n"
+                    "rl: {steps: 1, data: [{path: a.jsonl}], rewards: [{kind: exact}], tools: [search]}\n")
+    with pytest.raises(ManifestError, match="no section `sources:` whose documents it finds"):
         load_manifest(path)

@@ -24,9 +24,10 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.reward_model import load_reward_model, save_reward_model, with_new_score
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn, load_model, save_model
-from gristmill.train.reinforcement.actor import Actor, drawn_by, sampling_of
+from gristmill.train.reinforcement.actor import Actor
 from gristmill.train.reinforcement.kept_answers import TOKEN_COLUMNS
 from gristmill.train.reinforcement.rewards import RewardModelError
+from gristmill.train.reinforcement.sampler import drawn_by, sampling_of
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 TINY = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)

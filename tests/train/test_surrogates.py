@@ -176,3 +176,25 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_the_mask() -> None:
     torch.testing.assert_close(found[mask], (tensor(1.0, 2.0, 6.0) - 3.0) / math.sqrt(7.0))
     assert found[~mask].eq(0.0).all()
     assert whitened(tensor([5.0]), torch.tensor([[True]])).tolist() == [[0.0]]
+
+
+@given(st.integers(0, 2**31), st.floats(0.5, 1.0), st.floats(0.0, 1.0))
+@settings(max_examples=30, deadline=None)
+def test_what_tools_answer_is_passed_over_as_if_it_were_not_there(
+    seed: int, discount: float, gae_lambda: float
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    mask = torch.tensor([[True, True, False, False, True, False, True, True, False]])
+    wide = [torch.randn(1, 9, generator=draw, dtype=torch.float64) for _ in range(2)]
+    divergence, values = (one * mask for one in wide)
+    reward = torch.tensor([2.0], dtype=torch.float64)
+    given = token_rewards(reward, divergence, 0.1, mask)
+    alone = token_rewards(reward, divergence[mask][None], 0.1, torch.ones(1, 5, dtype=torch.bool))
+    torch.testing.assert_close(given[mask], alone[0])
+    assert not given[~mask].any()
+    found = generalised_advantages(given, values, mask, discount, gae_lambda)
+    whole = torch.ones(1, 5, dtype=torch.bool)
+    expected = generalised_advantages(alone, values[mask][None], whole, discount, gae_lambda)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one[mask], other[0])
+        assert not one[~mask].any()

@@ -183,6 +183,12 @@ class Chat:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=not special)
         return text
 
+    def plain(self, text: str) -> str:
+        """A text without anything that would be read as a special token."""
+        while self._special.search(text):  # what is left may be one again
+            text = self._special.sub("", text)
+        return text
+
     @cached_property
     def _special(self) -> re.Pattern[str]:
         special = [token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special]

@@ -59,10 +59,11 @@ def token_rewards(rewards: Tensor, divergence: Tensor, kl_weight: float, mask: T
         rewards: (n,) of the answers.
         divergence: (n, r) from the reference, per token.
         kl_weight: beta.
-        mask: (n, r) bool, each row a run of tokens from its beginning; at least one.
+        mask: (n, r) bool, at least one in each row; what lies between two runs of tokens is passed over.
     """
     given = -kl_weight * divergence * mask
-    last = mask.sum(dim=1, keepdim=True) - 1
+    places = torch.arange(mask.shape[1], device=mask.device)
+    last = (places * mask).max(dim=1, keepdim=True).values
     return given.scatter_add(1, last, rewards[:, None].to(given.dtype))
 
 
@@ -71,12 +72,13 @@ def generalised_advantages(
 ) -> tuple[Tensor, Tensor]:
     """GAE(lambda) of Schulman et al. 2016, equation 16: advantages and returns, (n, r) each.
 
-    An answer that was cut ends like one that came to its end: nothing is to come behind its last token.
+    An answer that was cut ends like one that came to its end: nothing is to come behind its last token. What lies
+    between two runs of tokens, the answer of a tool, is passed over: the next token is the next one that was drawn.
 
     Args:
         rewards: of each token.
         values: what the critic expected before each token.
-        mask: bool, each row a run of tokens from its beginning.
+        mask: bool, the tokens that were drawn.
         discount: gamma.
         gae_lambda: lambda.
 
@@ -95,8 +97,9 @@ def generalised_advantages(
     following, after = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
         surprise = rewards[:, t] + discount * after - values[:, t]
-        following = (surprise + discount * gae_lambda * following) * real[:, t]
-        advantages[:, t], after = following, values[:, t]
+        here = mask[:, t]
+        following = torch.where(here, surprise + discount * gae_lambda * following, following)
+        advantages[:, t], after = following * real[:, t], torch.where(here, values[:, t], after)
     return advantages, (advantages + values) * real
 
 

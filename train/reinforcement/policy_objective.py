@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.reinforcement import Rl, name_of
+from gristmill.mixtures.reinforcement import Curriculum, Rl, name_of
 from gristmill.train.loop.objective import Measured
 from gristmill.train.reinforcement.actor import Actor
 from gristmill.train.reinforcement.policy import Opinion, opinion_of
@@ -24,8 +24,9 @@ from gristmill.train.reinforcement.prompts import fingerprint_of_prompts
 
 OF_TOKENS = 4
 """Sums over tokens behind the loss: tokens, entropy, divergence, clipped."""
-OF_ANSWERS = 6
-"""Sums over answers behind those: policy's loss, critic's loss, reward, its square, cut ones, those of flat groups."""
+OF_ANSWERS = 10
+"""Sums over answers behind those: policy's loss, critic's loss, reward, its square, cut ones, those of flat groups,
+those that passed, turns, calls of tools, failed calls."""
 
 
 class InOrder:
@@ -110,15 +111,21 @@ class Reinforcement:
         totals = rollouts.totals[chosen].double()
         return torch.stack([
             totals.sum(), totals.square().sum(), (~rollouts.ended[chosen]).sum().double(),
-            rollouts.flat[chosen].sum().double(), *rollouts.rewards[chosen].double().sum(dim=0)]).to(self._device)
+            rollouts.flat[chosen].sum().double(),
+            (totals >= (self._section.curriculum or Curriculum()).passed_at).sum().double(),
+            *(torch.zeros(3).double() if rollouts.used is None else rollouts.used[chosen].double().sum(dim=0)),
+            *rollouts.rewards[chosen].double().sum(dim=0)]).to(self._device)
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Means by the names that TRL's GRPOTrainer gives them.
 
         `kl` is the k3 estimate per token, `clip_ratio` a share of tokens, `completions/clipped_ratio` one of answers,
-        `frac_reward_zero_std` that of answers whose groups got one and the same reward.
+        `frac_reward_zero_std` that of answers whose groups got one and the same reward. `completions/mean_turns` and
+        `tools/call_frequency` are of answers, `tools/failure_frequency` of calls. With a curriculum `pass_rate` is a
+        share of answers, and what begins with `curriculum/` is of the batch that they are of (see `PromptChoice`).
         """
-        loss, tokens, entropy, divergence, clipped, policy, critic, reward, square, cut, flat, *each = sums
+        (loss, tokens, entropy, divergence, clipped, policy, critic, reward, square, cut, flat, passed, turns, calls,
+         failed, *each) = sums
         mean, seconds = reward / weight, self._actor.seconds
         line = {
             "loss": loss / weight, "reward": mean, "reward_std": math.sqrt(max(0.0, square / weight - mean**2)),
@@ -128,6 +135,11 @@ class Reinforcement:
             "frac_reward_zero_std": flat / weight}
         if self._section.kl_weight:
             line["kl"] = divergence / tokens
+        if self._section.tools:
+            line |= {"completions/mean_turns": turns / weight, "tools/call_frequency": calls / weight,
+                     "tools/failure_frequency": failed / calls if calls else 0.0}
+        if self._actor.choice is not None:
+            line |= {"pass_rate": passed / weight, **self._actor.choice.report()}
         if self._section.algorithm == "ppo":
             line |= {"loss/policy": policy / weight, "loss/critic": critic / weight}
         if seconds:
@@ -145,11 +157,9 @@ class Reinforcement:
 
     def _ids_of(self, rows: np.ndarray) -> list[str]:
         """Of the prompt behind each row."""
-        found = []
-        for row, place in zip(rows.tolist(), answers_of_rows(rows, self._section).tolist(), strict=True):
-            batch = row // (self._section.global_batch_size * self._section.updates_per_batch)
-            found.append(self._actor.prompts[int(self._actor.prompts_of(batch)[place])].example["id"])
-        return found
+        # Rows are described in the step that reads them, when their batch is the one that is there.
+        numbers = self._rollouts.prompts[torch.from_numpy(answers_of_rows(rows, self._section))].tolist()
+        return [self._actor.prompts[number].example["id"] for number in numbers]
 
 
 def answers_of_rows(rows: np.ndarray, section: Rl) -> np.ndarray:

@@ -18,6 +18,8 @@ from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, columns_
 from gristmill.train.data.conversation_tokens import SHOWN_REASONS, Chat, ChatError, NothingToTrainError
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.row_plan import RowOrder
+from gristmill.train.reinforcement.tools.call_format import CallFormat
+from gristmill.train.reinforcement.tools.toolbox import Toolbox
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,12 @@ class Prompt:
     Attributes:
         example: what it was made from: id, prompt (messages), and perhaps answer, tools and columns.
         ids: of the conversation, up to where the assistant speaks.
+        offered: names of the tools that it describes and that may be called.
     """
 
     example: Mapping[str, Any]
     ids: tuple[int, ...]
+    offered: tuple[str, ...] = ()
 
     @property
     def answer(self) -> str | None:
@@ -40,7 +44,7 @@ class Prompt:
 
 def read_prompts(
     data: Sequence[Prompts], rewards: Sequence[AnswerReward], chat: Chat, longest: int,
-    inputs: Mapping[str, Path] | None = None,
+    inputs: Mapping[str, Path] | None = None, tools: OfferedTools | None = None,
 ) -> tuple[list[Prompt], list[dict[str, Any]]]:
     """Read and encode all sets of prompts, in their order.
 
@@ -50,6 +54,7 @@ def read_prompts(
         chat: tokenizer and template.
         longest: most tokens of a prompt.
         inputs: of the stage, among them the sets that the manifest makes.
+        tools: that may be called, and how prompts describe them.
 
     Returns:
         the usable ones, each once, and counts per set: examples, used, repeated (of one that is there already), dropped
@@ -65,7 +70,7 @@ def read_prompts(
         read = read_set(made_path(one.path, inputs or {}), "prompts", one.format, one.limit, one.max_quarantined,
                         one.answer, columns_of(rewards))
         check_answers(f"rl data {one.path}", read.examples, rewards, one.answer)
-        prompts, counts = prepare_prompts(read.examples, chat, longest)
+        prompts, counts = prepare_prompts(read.examples, chat, longest, tools)
         if not prompts:
             raise NothingToTrainError(
                 f"rl data {one.path}: none of its {counts['examples']} prompts has at most {longest} tokens "
@@ -79,8 +84,34 @@ def read_prompts(
     return list(found.values()), sets
 
 
+@dataclass(frozen=True)
+class OfferedTools:
+    """The tools of a training as prompts describe them.
+
+    Attributes:
+        form: how prompts and calls are written.
+        toolbox: the tools.
+    """
+
+    form: CallFormat
+    toolbox: Toolbox
+
+    def encode(self, example: Mapping[str, Any]) -> tuple[list[int], tuple[str, ...]]:
+        """Tokens of a prompt, and the names of the tools that it offers: those that its record describes, or all.
+
+        Raises:
+            ChatError: the record describes a tool that the training does not have, or the template refuses the prompt.
+        """
+        told = [str(tool.get("function", tool).get("name")) for tool in example.get("tools", ())]
+        if unknown := [name for name in told if name not in self.toolbox.names]:
+            raise ChatError(f"`tools` of the record describes {unknown[0]!r}, which rl.tools does not have; it has "
+                            f"{', '.join(self.toolbox.names)}")
+        offered = tuple(told) or self.toolbox.names
+        return self.form.prompt(example["prompt"], self.toolbox.descriptions(offered)), offered
+
+
 def prepare_prompts(
-    examples: Sequence[Mapping[str, Any]], chat: Chat, longest: int
+    examples: Sequence[Mapping[str, Any]], chat: Chat, longest: int, tools: OfferedTools | None = None
 ) -> tuple[list[Prompt], dict[str, Any]]:
     """Encode prompts; returns those of at most `longest` tokens, and counts (see `read_prompts`)."""
     used: list[Prompt] = []
@@ -88,14 +119,15 @@ def prepare_prompts(
     dropped = 0
     for example in examples:
         try:
-            ids = chat.encode(example["prompt"], prompt=True, tools=example.get("tools", ())).ids
+            ids, offered = (chat.encode(example["prompt"], prompt=True, tools=example.get("tools", ())).ids.tolist(), ()
+                            ) if tools is None else tools.encode(example)
         except ChatError as error:
             unrenderable.append(str(error))
             continue
         if len(ids) > longest:
             dropped += 1
         else:
-            used.append(Prompt(example, tuple(ids.tolist())))
+            used.append(Prompt(example, tuple(ids), offered))
     return used, {"examples": len(examples), "unrenderable": len(unrenderable),
                   "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)), "dropped": dropped}
 

@@ -31,8 +31,21 @@ class RewardModelError(ValueError):
 
 
 def text_of(chat: Chat, answer: Generated) -> str:
-    """An answer as checks see it: without the token that ends it, and without special tokens."""
-    return chat.decode(answer.tokens[:-1] if answer.ended else answer.tokens)
+    """An answer as checks see it, its last turn: without the token that ends it, and without special tokens."""
+    last = answer.turns[-1]
+    return chat.decode(last[:-1] if answer.ended else last)
+
+
+def turns_of(chat: Chat, answer: Generated) -> list[dict[str, Any]]:
+    """The messages that an answer consists of: what the assistant says, and what the tools that it calls answer."""
+    *earlier, _ = answer.turns
+    found: list[dict[str, Any]] = []
+    for number, turn in enumerate(earlier, start=1):
+        used = [one for one in answer.used if one.turn == number]
+        found.append({"role": "assistant", "content": chat.decode(turn, special=True), "tool_calls": [
+            {"type": "function", "function": {"name": one.name, "arguments": one.arguments}} for one in used]})
+        found += [{"role": "tool", "name": one.name, "content": one.answer} for one in used]
+    return [*found, {"role": "assistant", "content": text_of(chat, answer)}]
 
 
 def rewards_of(
@@ -90,7 +103,8 @@ def _by_own(reward: OwnReward, chat: Chat) -> Given:
     def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
         columns = {name: [_column(prompt, name) for prompt in prompts] for name in reward.columns}
         return torch.tensor(ask([prompt.example["prompt"][-1]["content"] for prompt in prompts],
-                                [text_of(chat, answer) for answer in answers], columns), dtype=torch.float32)
+                                [text_of(chat, answer) for answer in answers], columns,
+                                [turns_of(chat, answer) for answer in answers]), dtype=torch.float32)
 
     return given
 
@@ -105,7 +119,7 @@ def _by_check(reward: AnyReward, chat: Chat) -> Given:
     check = verifier_of(reward)
 
     def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-        return torch.tensor([check(Answer(text_of(chat, answer), len(answer.tokens) - answer.ended, prompt.answer))
+        return torch.tensor([check(Answer(text_of(chat, answer), answer.num_drawn - answer.ended, prompt.answer))
                              for prompt, answer in zip(prompts, answers, strict=True)], dtype=torch.float32)
 
     return given

@@ -28,13 +28,18 @@ from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
-from gristmill.train.reinforcement.actor import Actor, Sampler
+from gristmill.train.reinforcement.actor import Actor
+from gristmill.train.reinforcement.curriculum import PromptChoice
+from gristmill.train.reinforcement.dialogue import Dialogue
 from gristmill.train.reinforcement.kept_answers import ANSWERS, BATCHES, gather_batches, read_batch
 from gristmill.train.reinforcement.policy import add_critic, is_critic
 from gristmill.train.reinforcement.policy_objective import Reinforcement
-from gristmill.train.reinforcement.prompts import Prompt, read_prompts, split, write_prompt_ids
+from gristmill.train.reinforcement.prompts import OfferedTools, Prompt, read_prompts, split, write_prompt_ids
 from gristmill.train.reinforcement.rewards import rewards_of
 from gristmill.train.reinforcement.rollouts import Rollouts, take_earlier_batches
+from gristmill.train.reinforcement.sampler import OwnEngine, Sampler
+from gristmill.train.reinforcement.tools.call_format import CallFormat
+from gristmill.train.reinforcement.tools.toolbox import Toolbox
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, open_mixture
 from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
 
@@ -54,6 +59,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         gristmill.train.data.conversation_tokens.NothingToTrainError: no prompt is left to train on.
         gristmill.dataprep.judges.answer_checks.NoAnswerError: a reward wants right answers that prompts do not have.
         gristmill.train.reinforcement.rewards.RewardModelError: a reward model is missing, or knows other ids.
+        gristmill.train.reinforcement.tools.toolbox.ToolError: a tool cannot be had.
+        gristmill.train.reinforcement.tools.sandbox.SandboxError: Python cannot be held on this machine.
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Rl.model_validate(config)
@@ -62,7 +69,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape = read_shape(start)
     length = row_length(section, shape)
     shape = tuned_shape(shape, length, context)
-    prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens, inputs)
+    tools = OfferedTools(CallFormat(chat), Toolbox(section.tools, inputs)) if section.tools else None
+    prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens, inputs, tools)
     training, held_out = split(prompts, section.holdout, section.holdout_limit, section.key_seed)
     with open_mixture(inputs, context) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
@@ -74,17 +82,22 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         model = tuned_model(shape, stored(start), section.lora, section.key_seed, world, dtype, context,
                             add_critic if section.algorithm == "ppo" else None)
         needs_reference = bool(section.kl_weight) and section.lora is None
+        order = Order([len(training)], section.key_seed)
+        choice = None if section.curriculum is None else PromptChoice(section.curriculum, order, section.key_seed)
         actor = Actor(
-            section, training, Order([len(training)], section.key_seed), model,
+            section, training, order, model,
             sharded_model(shape, stored(start), world, dtype, context.compute).requires_grad_(False)
             if needs_reference else None,
-            Sampler(model, shape, section.lora, dtype, section.generation_rows, world),
+            Sampler(model, section.lora, OwnEngine(shape, dtype, section.generation_rows, world.device), world,
+                    None if tools is None else Dialogue(chat, tools.form, tools.toolbox, section.turns,
+                                                        section.tool_answer_tokens)),
             rewards_of(section.rewards, inputs, chat, shape.vocab_size, world, section.micro_batch_size),
-            Rollouts(section, length, chat.pad), chat, world, context.work / BATCHES)
+            Rollouts(section, length, chat.pad), chat, world, context.work / BATCHES, choice)
         before = answers_before(actor, held_out, context.work / "before.json")
         objective = Reinforcement(actor, length, adapted_flops_per_token(shape, length, section.lora))
         job = replace(tuning_job(section, objective, model, shape, inputs, packed, world, context),
-                      before_step=lambda step, rows: actor.before_step(step), state={"rollouts": actor.rollouts})
+                      before_step=lambda step, rows: actor.before_step(step),
+                      state={"rollouts": actor.rollouts} | ({} if choice is None else {"curriculum": choice}))
         record, summary = train(job)
         after = actor.measure(held_out)
         summary |= publish_tuned(job, section.lora, shape, start, out, record, is_extra=is_critic)

@@ -1,0 +1,163 @@
+"""Reinforcement learning with tools: what is learned from, what is kept, and what a killed training goes on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from gristmill.mixtures.reinforcement import Rl
+from gristmill.train.data.conversation_tokens import Chat
+from gristmill.train.generation.scheduler import Request
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import load_model, save_model
+from gristmill.train.reinforcement.actor import Actor
+from gristmill.train.reinforcement.policy import opinion_of
+from gristmill.train.reinforcement.rollouts import Generated, Rollouts
+from gristmill.train.reinforcement.sampler import OwnEngine
+from gristmill.train.reinforcement.tools.used import Used
+from tests.train.test_rl import WORDS, metrics, shape, tensors_of  # noqa: F401 - a fixture
+from tests.train.test_tools import own_tool, spoken
+
+LENGTH = 1200
+COUNTING = '''
+from pathlib import Path
+
+def tool(path: str):
+    """Counts how often it was called, by everybody and ever."""
+    seen = Path(path).read_text() if Path(path).exists() else ""
+    Path(path).write_text(seen + ".")
+    if len(seen) % 5 == 4:
+        raise ValueError("every fifth")
+    return f"call {len(seen)}"
+'''
+
+
+@pytest.fixture
+def start(tokenizer_folder: Path, mix_folder: Path, shape: Shape, tmp_path: Path) -> dict[str, Path]:  # noqa: F811
+    """What the stage reads; the untrained model has room for a prompt with tools."""
+    save_model(tmp_path / "start" / "model", replace(shape, sequence_length=LENGTH), tensors_of(shape))
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder, "pretrain": tmp_path / "start"}
+
+
+@pytest.fixture
+def config(tmp_path: Path, start: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A training whose model ends each of its turns with a call, as no untrained one would."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in WORDS))
+    chat, draw = Chat(start["tokenizer"]), OwnEngine.draw
+
+    def calling(engine: OwnEngine, requests: Sequence[Request]) -> list[Generated]:
+        call = spoken(chat, '<tool_call>{"name": "tool", "arguments": {"path": "' + str(tmp_path / "calls.txt")
+                      + '"}}</tool_call>')
+        drawn = draw(engine, [replace(one, max_new_tokens=4) for one in requests])
+        return [Generated([*one.tokens[: -1 if one.ended else None], *call], True)
+                if request.max_new_tokens > len(call) + 4 and sum(request.prompt) % 3 else one
+                for one, request in zip(drawn, requests, strict=True)]
+
+    monkeypatch.setattr(OwnEngine, "draw", calling)
+    return {"data": [{"path": str(path)}], "rewards": [{"kind": "contains", "text": "e"}], "group_size": 4,
+            "global_batch_size": 8, "micro_batch_size": 8, "max_new_tokens": 200, "steps": 6, "log_every": 1,
+            "seed": 5, "kl_weight": 0.1, "holdout": 0.0, "steps_per_batch": 2, "optimizer": {"learning_rate": 0.01},
+            "schedule": {"warmup_steps": 1, "kind": "constant"}, "tools": [own_tool(tmp_path, COUNTING)], "turns": 3}
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_what_tools_answer_is_kept_and_not_learned_from(
+    algorithm: str, run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_stage("rl", start, {**config, "algorithm": algorithm}, tmp_path / "rl")
+    chat, model = Chat(start["tokenizer"]), load_model(start["pretrain"] / "model")
+    answers = pq.ParquetFile(tmp_path / "rl" / "data" / "answers.parquet").read_row_group(0).to_pylist()
+    assert any(one["used"] for one in answers)
+    for one in answers:
+        drawn = torch.tensor(one["drawn"])
+        assert int(drawn.sum()) == one["tokens"]
+        assert one["turns"] == len({used["turn"] for used in one["used"]}) + (
+            0 if not one["ended"] and bool(drawn.all()) and one["used"] else 1)
+        text = chat.decode(one["answer_ids"], special=True)
+        for used in one["used"]:
+            assert used["failed"] == used["answer"].startswith("error: ")
+            if not drawn.all():
+                assert f"<tool_response>\n{used['answer']}\n</tool_response>" in text
+        ids = torch.tensor([*one["prompt_ids"], *one["answer_ids"]])
+        said = torch.log_softmax(model(ids[None])[0, :-1], -1).gather(1, ids[1:, None])[len(one["prompt_ids"]) - 1 :, 0]
+        torch.testing.assert_close(torch.tensor(one["logps"]), said * drawn, atol=1e-4, rtol=0)
+        for column in ("logps", "reference_logps", "advantages"):
+            assert not torch.tensor(one[column])[~drawn].any()
+    first = metrics(tmp_path / "rl")[0]
+    learned = answers[: config["global_batch_size"]]
+    assert first["completions/mean_length"] == sum(one["tokens"] for one in learned) / len(learned)
+    assert first["completions/mean_turns"] == sum(one["turns"] for one in learned) / len(learned)
+    assert first["tools/call_frequency"] == sum(len(one["used"]) for one in learned) / len(learned)
+    failed = sum(used["failed"] for one in learned for used in one["used"])
+    assert first["tools/failure_frequency"] == pytest.approx(failed / sum(len(one["used"]) for one in learned))
+    assert first["kl"] == 0.0
+    assert first["clip_ratio"] == 0.0
+
+
+def test_the_opinion_of_an_answer_is_that_of_the_tokens_that_were_drawn(start: dict[str, Path]) -> None:
+    """Other ids in a tool's answer change what comes behind them and nothing before; of themselves none is asked."""
+    section = Rl.model_validate({"data": [{"path": "a"}], "rewards": [{"kind": "exact"}], "steps": 1, "group_size": 2,
+                                 "global_batch_size": 2, "max_new_tokens": 6, "tools": ["calculator"]})
+    rollouts = Rollouts(section, 12, 0)
+    drawn = (True, True, False, False, True, True)
+    used = (Used(1, "calculator", "{}", "error: x", True),)
+    rollouts.put(torch.arange(2).numpy(), [[5, 6, 7]] * 2, [
+        Generated([8, 9, one, 11, 12, 13], True, drawn, used) for one in (10, 20)])
+    assert rollouts.used is not None
+    assert rollouts.used.tolist() == [[2, 1, 1]] * 2
+    assert rollouts.mask.tolist() == [list(drawn)] * 2
+    found = opinion_of(load_model(start["pretrain"] / "model"), rollouts.part(torch.arange(2).numpy()), 1.0)
+    assert found.logps[:, 2:4].tolist() == found.entropies[:, 2:4].tolist() == [[0.0, 0.0]] * 2
+    assert found.logps[0, :2].tolist() == pytest.approx(found.logps[1, :2].tolist())
+    assert abs(float(found.logps[0, 5] - found.logps[1, 5])) > 1e-7
+
+
+def test_a_killed_training_goes_on_with_what_its_tools_had_answered(
+    run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tool answers otherwise at each call; batches behind the last checkpoint are those that were learned from."""
+    run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
+    (tmp_path / "calls.txt").unlink()
+    before_step = Actor.before_step
+
+    def killed(actor: Actor, step: int) -> None:
+        before_step(actor, step)
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Actor, "before_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=1000)
+    torch.distributed.destroy_process_group()
+    calls = (tmp_path / "calls.txt").read_text()
+    run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=1000)
+    assert (tmp_path / "calls.txt").read_text() == calls  # no tool was asked again
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    for name in ("model/model.safetensors", "answers.parquet"):
+        assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
+
+
+def test_a_prompt_offers_the_tools_that_its_record_describes(
+    run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "described.jsonl"
+    described = [{"type": "function", "function": {"name": name}} for name in ("calculator", "quern")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in (
+        {"prompt": "a", "tools": described[:1]}, {"prompt": "b"}, {"prompt": "c", "tools": described})))
+    found = run_stage("rl", start, {**config, "data": [{"path": str(path)}], "steps": 1,
+                                    "tools": [*config["tools"], "calculator"]}, tmp_path / "rl")
+    (counts,) = found["sets"]
+    assert (counts["used"], counts["unrenderable"]) == (2, 1)
+    assert "describes 'quern', which rl.tools does not have" in next(iter(counts["unrenderable_reasons"]))
+    prompts = {one["prompt"]: Chat(start["tokenizer"]).decode(one["prompt_ids"]) for one in pq.read_table(
+        tmp_path / "rl" / "data" / "answers.parquet").to_pylist()}
+    assert ("Counts how often" in prompts["a"], "Counts how often" in prompts["b"]) == (False, True)

@@ -1,0 +1,360 @@
+"""Tools that a model calls while it answers: how calls are read, what tools answer, and how both become tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
+from gristmill.dataprep.judges.answer_checks import own_reward
+from gristmill.dataprep.words.word_index import WordIndex
+from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
+from gristmill.mixtures.own_code import Own, take_code
+from gristmill.mixtures.reinforcement import OwnReward, Rl
+from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
+from gristmill.train.data.conversation_tokens import Chat, ChatError
+from gristmill.train.generation.sampling import Sampling
+from gristmill.train.generation.scheduler import Request
+from gristmill.train.reinforcement.dialogue import CUT, Asked, Dialogue
+from gristmill.train.reinforcement.rewards import text_of, turns_of
+from gristmill.train.reinforcement.rollouts import Generated
+from gristmill.train.reinforcement.tools.calculator import CalculatorError, calculate
+from gristmill.train.reinforcement.tools.call_format import Call, CallFormat
+from gristmill.train.reinforcement.tools.toolbox import Toolbox, ToolError
+from tests.dataprep.test_by_words import WORDS, plain_bm25
+
+LLAMA = """\
+{%- if tools -%}{{ 'Tools: ' + tools | tojson + '<|end|>' }}{%- endif -%}
+{%- for m in messages -%}
+{{- '<|' + ('user' if m['role'] == 'tool' else m['role']) + '|>' -}}
+{%- if m['tool_calls'] -%}
+{%- for call in m['tool_calls'] -%}
+{{- '{"name": "' + call['function']['name'] + '", "parameters": ' + call['function']['arguments'] | tojson + '}' -}}
+{%- endfor -%}
+{%- else -%}{{- m['content'] -}}{%- endif -%}
+{{- '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
+"""Calls as Llama 3.1 writes them: bare JSON with `parameters`; without marks of what is generated."""
+WITHOUT_TOOLS = """\
+{%- for m in messages -%}{{- '<|' + m['role'] + '|>' + m['content'] + '<|end|>' -}}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
+
+
+def tools_of(*tools: Any) -> tuple[AnyTool, ...]:
+    return Rl.model_validate({"data": [{"path": "a.jsonl"}], "rewards": [{"kind": "exact"}], "steps": 1,
+                              "tools": list(tools)}).tools
+
+
+def own_tool(folder: Path, source: str, name: str = "tool", **more: Any) -> dict[str, Any]:
+    (folder / "own.py").write_text(source)
+    return {"use": take_code(Own.model_validate({"use": f"./own.py:{name}"}).use, folder).by_value(), **more}
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer_folder: Path) -> Chat:
+    return Chat(tokenizer_folder)
+
+
+@pytest.fixture
+def with_template(tokenizer_folder: Path, tmp_path: Path) -> Any:
+    def made(template: str) -> Chat:
+        shutil.copytree(tokenizer_folder, tmp_path / "chat", dirs_exist_ok=True)
+        (tmp_path / "chat" / "chat_template.jinja").write_text(template)
+        return Chat(tmp_path / "chat")
+
+    return made
+
+
+@pytest.mark.parametrize(("expression", "value"), [
+    ("12 * (3 + 4)", "84"), ("1/3", "0.333333333333"), ("2^10", "1024"), ("-7 // 2", "-4"), ("7 % 4", "3"),
+    ("sqrt(2)", "1.41421356237"), ("round(2.567, 1)", "2.6"), ("max(1, 2.5)", "2.5"), ("6 \u00d7 7", "42"),
+    ("10 / 5", "2"), ("1e3 + 1", "1001"), ("2**64", "18446744073709551616"), ("1e300 * 10", "1e+301"),
+])
+def test_arithmetic_is_worked_out(expression: str, value: str) -> None:
+    assert calculate(expression) == value
+
+
+@pytest.mark.parametrize(("expression", "says"), [
+    ("1 / 0", "division by zero"), ("9**9**9", "more than 1000 digits"), ("__import__('os')", "only numbers"),
+    ("x + 1", "only numbers"), ("(1", "is no expression"), ("1e308 * 10", "no finite number"),
+    ("(-8) ** 0.5", "no finite number"),
+    ("'a' * 9", "only numbers"), ("round(5, -10**9)", "at most 15 digits"), ("1" * 2000, "more than 1000 characters"),
+    ("10**900 * 10**900", "more than 1000 digits"), ("(" * 500 + ")" * 500, "is no expression"), ("True + 1", "only"),
+    ("sqrt(1, 2)", "takes exactly one argument"), ("10.0 ** 400", "too large"),
+])
+def test_what_is_no_arithmetic_is_an_error(expression: str, says: str) -> None:
+    with pytest.raises(CalculatorError, match=says):
+        calculate(expression)
+
+
+def test_the_index_scores_texts_as_the_scan_does() -> None:
+    draw = random.Random(4)
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(0, 30))) for _ in range(200)]
+    expected = np.array(plain_bm25(texts, ["mill", "grains", "stone"]))
+    found = WordIndex(texts).search('Mill "grains", stone', 20)
+    order = np.argsort(-expected, kind="stable")[:20]
+    assert [place for place, _ in found] == order.tolist()
+    assert np.allclose([score for _, score in found], expected[order])
+    assert WordIndex(texts).search("quern", 20) == []
+    assert WordIndex([]).search("mill", 3) == []
+
+
+def test_tools_are_written_short_or_long() -> None:
+    tools = tools_of("calculator", {"python": {"seconds": 2}}, {"search": {"path": "a.jsonl"}, "name": "look"},
+                     {"kind": "python", "name": "slow", "seconds": 9})
+    assert [name_of_tool(tool) for tool in tools] == ["calculator", "python", "look", "slow"]
+    assert [getattr(tool, "seconds", None) for tool in tools] == [None, 2, None, 9]
+    for wrong, message in ((["calculator", "calculator"], "two are called calculator"),
+                           ([{"pyhton": {}}], "Unable to extract tag"), ([{"python": {"second": 1}}], "second")):
+        with pytest.raises(ValueError, match=message):
+            tools_of(*wrong)
+
+
+def called(form: CallFormat, text: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(call.name, dict(call.arguments)) for call in form.calls(text)]
+
+
+def test_calls_are_read_as_the_template_writes_them(chat: Chat, with_template: Any) -> None:
+    for form in (CallFormat(chat), CallFormat(with_template(WITHOUT_TOOLS))):
+        text = 'Hm.\n<tool_call>\n{"name": "a", "arguments": {"x": "}"}}\n</tool_call>\n<tool_call>{"name": "b"}'
+        assert called(form, text) == [("a", {"x": "}"}), ("b", {})]
+        assert called(form, "It is 3.") == []
+    assert CallFormat(chat).templated
+    llama = CallFormat(with_template(LLAMA))
+    assert llama.templated
+    assert called(llama, '{"name": "a", "parameters": {"x": 1}}') == [("a", {"x": 1})]
+    assert called(llama, 'It is {"name": "a"}') == []
+
+
+def test_what_is_no_call_says_why(chat: Chat) -> None:
+    form = CallFormat(chat)
+    for text, problem in (('{"name": "a"', "the call is no JSON"), ("[1]", "a call is an object with 'name'"),
+                          ('{"name": 3}', "a call is an object"), ('{"name": "a", "arguments": 4}', "is no object"),
+                          ('{"name": "a", "arguments": "{"}', "is no JSON"), ("[" * 100_000, "nested too deep")):
+        (call,) = form.calls(f"<tool_call>\n{text}")
+        assert problem in call.problem
+    assert form.calls('<tool_call>{"name": "a", "arguments": "{\\"x\\": 2}"}') == [Call("a", {"x": 2})]
+
+
+def test_a_template_whose_calls_are_not_json_is_refused(with_template: Any) -> None:
+    calling = CHAT_TEMPLATE.replace("call['function'] | tojson", "call['function']['name'] + '(...)'")
+    with pytest.raises(ChatError, match="in a form that is not JSON"):
+        CallFormat(with_template(calling))
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, LLAMA])
+def test_the_tokens_of_an_answer_of_several_turns_are_those_of_its_conversation(
+    template: str, with_template: Any
+) -> None:
+    chat = with_template(template)
+    form = CallFormat(chat)
+    tools = Toolbox(tools_of("calculator"), {})
+    described = tools.descriptions(["calculator"])
+    arguments = {"expression": "2 * 21"}
+    call = {"id": "call00000", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
+    asked = [{"role": "user", "content": "2 * 21?"}]
+    whole = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]},
+             {"role": "tool", "name": "calculator", "tool_call_id": "call00000", "content": "42"},
+             {"role": "assistant", "content": "It is 42."}]
+    tokens = chat.encode(whole, tools=described)
+    prompt = form.prompt(asked, described)
+    (answer,) = Dialogue(chat, form, tools, 3, 50).answers(
+        scripted(chat, [tokens.ids[tokens.turns == 1].tolist(), tokens.ids[tokens.turns == 2].tolist()]),
+        [Asked(Request(tuple(prompt), 200, chat.stops, Sampling()), tools.names)])
+    assert [*prompt, *answer.tokens] == tokens.ids[: len(prompt) + len(answer.tokens)].tolist()
+    drawn = np.array(answer.drawn)
+    assert (tokens.turns[len(prompt) :][: len(drawn)] > 0).tolist() == drawn.tolist()
+    assert answer.ended
+    assert text_of(chat, answer) == "It is 42."
+    assert [(one.turn, one.name, one.arguments, one.answer, one.failed) for one in answer.used] == [
+        (1, "calculator", json.dumps(arguments), "42", False)]
+    first, second, last = turns_of(chat, answer)
+    assert (first["tool_calls"][0]["function"]["name"], second["content"]) == ("calculator", "42")
+    assert last == {"role": "assistant", "content": "It is 42."}
+
+
+def scripted(chat: Chat, *answers: Sequence[Sequence[int]], seen: list[Any] | None = None) -> Any:
+    """Draws turns that are known beforehand: of each request in their order, its turns."""
+    left = [[list(turn) for turn in turns] for turns in answers]
+    places: dict[tuple[int, ...], int] = {}
+
+    def draw(requests: Sequence[Request]) -> list[Generated]:
+        found = []
+        for number, request in enumerate(requests):
+            if seen is not None:
+                seen.append(request)
+            place = places.setdefault(request.prompt[:3], number) if len(left) > 1 else 0
+            tokens = left[place].pop(0)[: request.max_new_tokens]
+            found.append(Generated(tokens, bool(tokens) and tokens[-1] in chat.stops))
+        return found
+
+    return draw
+
+
+def spoken(chat: Chat, text: str) -> list[int]:
+    ids: list[int] = chat.tokenizer.encode(f"{text}<|end|>", add_special_tokens=False).ids
+    return ids
+
+
+def calling(chat: Chat, expression: str) -> list[int]:
+    return spoken(chat, f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{expression}"}}}}\n'
+                        "</tool_call>")
+
+
+def dialogue(chat: Chat, turns: int = 3, answer_tokens: int = 50, *tools: Any) -> Dialogue:
+    return Dialogue(chat, CallFormat(chat), Toolbox(tools_of(*(tools or ("calculator",))), {}), turns, answer_tokens)
+
+
+def asked(chat: Chat, most: int = 400, offered: tuple[str, ...] = ("calculator",)) -> Asked:
+    return Asked(Request(tuple(spoken(chat, "Count.")), most, chat.stops, Sampling()), offered)
+
+
+def test_the_tokens_of_a_turn_are_never_encoded_again(chat: Chat) -> None:
+    """A call of single bytes, which no encoder would write so: the next turn is drawn behind these very tokens."""
+    whole = calling(chat, "1+1")
+    end = whole.pop()
+    single = [chat.tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in chat.decode(whole)]
+    assert len(single) > len(whole)
+    seen: list[Request] = []
+    (answer,) = dialogue(chat).answers(scripted(chat, [[*single, end], spoken(chat, "2")], seen=seen), [asked(chat)])
+    assert answer.tokens[: len(single) + 1] == [*single, end]
+    assert seen[1].prompt[: len(seen[0].prompt) + len(single) + 1] == (*seen[0].prompt, *single, end)
+    assert seen[1].max_new_tokens == 400 - (len(seen[1].prompt) - len(seen[0].prompt))
+    assert answer.used[0].answer == "2"
+
+
+def test_a_dialogue_is_cut_at_its_turns_and_where_an_answer_has_no_room(chat: Chat) -> None:
+    call = calling(chat, "1+1")
+    (answer,) = dialogue(chat, turns=2).answers(scripted(chat, [call, call, call]), [asked(chat)])
+    assert (len(answer.turns), len(answer.used), answer.ended) == (2, 1, False)
+    assert answer.turns[-1] == call
+    (answer,) = dialogue(chat).answers(scripted(chat, [call]), [asked(chat, most=len(call) + 5)])
+    assert (answer.tokens, answer.drawn, answer.ended) == (call, (True,) * len(call), False)
+    assert [one.answer for one in answer.used] == ["2"]
+    (answer,) = dialogue(chat).answers(scripted(chat, [call]), [asked(chat, most=len(call) - 1)])
+    assert (answer.tokens, answer.used, answer.ended) == (call[:-1], (), False)
+
+
+def test_errors_are_answers_and_long_answers_are_cut(chat: Chat, tmp_path: Path) -> None:
+    own = own_tool(tmp_path, '''
+import time
+
+def tool(size: int, unit: str = "m", *, factor=1):
+    """Repeats grist.
+
+    More that the model need not know."""
+    if size < 0:
+        raise ValueError("too small")
+    if size > 1000:
+        time.sleep(60)
+    if size == 7:
+        return {1, 2}
+    return {"text": "grist " * size + "<|end|>"} if unit == "m" else "<|" + "<|end|>" + "end|>"
+''', time_limit_seconds=0.2)
+    box = Toolbox(tools_of("calculator", own), {})
+    assert box.descriptions(["tool"])[0]["function"] == {
+        "name": "tool", "description": "Repeats grist.", "parameters": {"type": "object", "properties": {
+            "size": {"type": "integer"}, "unit": {"type": "string"}, "factor": {"type": "string"}},
+            "required": ["size"]}}
+    offered = ("tool", "calculator")
+    for call, answer in (
+            (Call("tool", {"size": -1}), "error: ValueError: too small"),
+            (Call("tool", {"size": 7}), "error: what it returned is neither text nor JSON: set"),
+            (Call("tool", {}), "error: tool takes size, unit, factor; 'size' is missing"),
+            (Call("tool", {"size": 1, "colour": "red"}), "error: tool takes size, unit, factor; it has no 'colour'"),
+            (Call("mill", {}), "error: there is no tool 'mill'; there are tool, calculator"),
+            (Call("", {}, "the call is no JSON: x"), "error: the call is no JSON: x"),
+            (Call("calculator", {"expression": 3}), "error: 3 is no text"),
+            (Call("calculator", {"expression": "1/0"}), "error: division by zero")):
+        (used,) = box.answer(1, [(call, offered)])
+        assert (used.answer, used.failed) == (answer, True)
+    (late,) = box.answer(1, [(Call("tool", {"size": 2000}), offered)])
+    assert late.failed
+    assert late.answer.startswith("error: TimeLimitError")
+    long = spoken(chat, '<tool_call>{"name": "tool", "arguments": {"size": 100}}</tool_call>')
+    special = spoken(chat, '<tool_call>{"name": "tool", "arguments": {"size": 1, "unit": "s"}}</tool_call>')
+    talk = Dialogue(chat, CallFormat(chat), box, 3, 8)
+    (answer,) = talk.answers(scripted(chat, [long, special, spoken(chat, "So.")]), [asked(chat, offered=offered)])
+    assert answer.used[0].answer.endswith(CUT)
+    assert len(chat.tokenizer.encode(answer.used[0].answer.removesuffix(CUT)).ids) <= 9
+    assert answer.used[1].answer == ""  # nothing of it is left without special tokens
+    between = [token for token, drawn in zip(answer.tokens, answer.drawn or (), strict=True) if not drawn]
+    assert chat.decode(between, special=True).count("<|end|>") == 2  # those of the template alone
+
+
+def test_a_reward_that_names_turns_gets_the_messages_of_each_answer(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def called(completions, turns): return [float(len(one)) for one in turns]\n"
+                                     "def as_in_trl(completions, **others): return [float(len(others))]\n")
+
+    def given(name: str, **more: Any) -> list[float]:
+        use = take_code(Own.model_validate({"use": f"./own.py:{name}"}).use, tmp_path)
+        return own_reward(OwnReward.model_validate({"use": use.by_value()}))(["q"], ["a"], {}, **more)
+
+    assert given("called", turns=[[{"role": "assistant"}, {"role": "tool"}, {"role": "assistant"}]]) == [3.0]
+    assert given("called") == [1.0]
+    assert given("as_in_trl") == [1.0]  # the prompts, as in TRL
+
+
+def test_a_function_that_cannot_be_described_is_refused(tmp_path: Path) -> None:
+    for source, message in (("def tool(x): return x", "has no docstring"),
+                            ('def tool(*x):\n    "It does."', "must take its arguments by name")):
+        with pytest.raises(ToolError, match=message):
+            Toolbox(tools_of(own_tool(tmp_path, source)), {})
+
+
+def test_several_calls_of_a_turn_are_answered_in_their_order(chat: Chat) -> None:
+    turn = [*calling(chat, "1+1")[:-1], *calling(chat, "2+2")[:-1],
+            *spoken(chat, '<tool_call>{"name": "python", "arguments": {"code": "print(3+3)"}}</tool_call>')]
+    talk = dialogue(chat, 3, 50, "calculator", "python")
+    request = asked(chat, 600, ("calculator", "python"))
+    (answer,) = talk.answers(scripted(chat, [turn, spoken(chat, "Done.")]), [request])
+    assert [one.answer for one in answer.used] == ["2", "4", "6"]
+    assert "2\n</tool_response>" in chat.decode(answer.tokens, special=True)
+
+
+def test_without_a_word_of_tools_in_the_template_calls_have_hermes_form(with_template: Any) -> None:
+    chat = with_template(WITHOUT_TOOLS)
+    form = CallFormat(chat)
+    assert not form.templated
+    box = Toolbox(tools_of("calculator"), {})
+    said = chat.decode(form.prompt([{"role": "user", "content": "2*3?"}], box.descriptions(box.names)), special=True)
+    assert said.startswith('<|user|>Tools: [{"type": "function", "function": {"name": "calculator"')
+    assert said.endswith("</tool_call>\n\n2*3?<|end|><|assistant|>")
+    assert chat.decode(form.answers(["6", "7"]), special=True) == (
+        "<|user|><tool_response>\n6\n</tool_response>\n<tool_response>\n7\n</tool_response><|end|><|assistant|>")
+
+
+def test_a_search_answers_with_the_best_documents(tmp_path: Path) -> None:
+    rows = [{"title": "Mills", "text": "A mill by the river grinds corn."}, {"text": "Bread is baked of corn."},
+            {"text": "The sea is wide."}]
+    (tmp_path / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    search = {"search": {"path": str(tmp_path / "facts.jsonl"), "top": 2}}
+    box = Toolbox(tools_of(search), {})
+    ask = [(Call("search", {"query": query}), box.names) for query in ("who grinds corn", "moon")]
+    assert [one.answer for one in box.answer(1, ask)] == [
+        "1. Mills: A mill by the river grinds corn.\n2. Bread is baked of corn.", "no document has these words"]
+    with pytest.raises(ToolError, match="this run has no documents; give one"):
+        Toolbox(tools_of("search"), {})
+    (tmp_path / "facts.jsonl").write_text('{"body": "x"}\n')
+    with pytest.raises(ToolError, match=r"facts.jsonl:1 has no text under 'text'"):
+        Toolbox(tools_of(search), {})
+
+
+def test_a_search_without_a_path_looks_through_the_documents_of_the_run(tmp_path: Path) -> None:
+    rows = [{"id": document_id("web", text, text), "source": "web", "locator": text, "text": text, "metadata": "{}"}
+            for text in ("the mill grinds", "the sea")]
+    write_table(tmp_path / "part-00000.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
+    box = Toolbox(tools_of("search"), {"ingest": tmp_path})
+    (used,) = box.answer(1, [(Call("search", {"query": "mill"}), box.names)])
+    assert used.answer == "1. the mill grinds"

@@ -1,0 +1,211 @@
+"""The tools of a training: what the model is told of them, and what they answer; an error is an answer too."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.corpus import TEXT, Corpus
+from gristmill.dataprep.examples.read_examples import read_records
+from gristmill.dataprep.own_functions import call_own, load_function
+from gristmill.dataprep.words.snippets import snippet
+from gristmill.dataprep.words.word_index import WordIndex
+from gristmill.mixtures.objectives.rl_tools import CalculatorTool, OwnTool, PythonTool, SearchTool, Tool, name_of_tool
+from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.mixtures.sources import INGEST
+from gristmill.train.reinforcement.tools.calculator import CalculatorError, calculate
+from gristmill.train.reinforcement.tools.call_format import Call
+from gristmill.train.reinforcement.tools.sandbox import check_sandbox, run_python
+from gristmill.train.reinforcement.tools.used import Used
+
+JSON_TYPES: Mapping[Any, str] = {
+    str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+ERROR = "error: "
+"""What an answer that is an error begins with."""
+
+
+class ToolError(ValueError):
+    """A tool that cannot be had; or, while it is used, an error that the model is told."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A tool: what the model is told of it, and what answers; `beside`: whether several may answer at a time."""
+
+    description: Mapping[str, Any]
+    answer: Callable[..., str]
+    beside: bool = False
+
+
+class Toolbox:
+    """Answers calls.
+
+    Args:
+        tools: of the section.
+        inputs: of the stage, among them the documents that a search without a path looks through.
+
+    Raises:
+        ToolError: a search has nothing to look through, or a function does not say what it does.
+        OwnCodeError: a function of the user's cannot be loaded.
+        gristmill.train.reinforcement.tools.sandbox.SandboxError: Python cannot be held on this machine.
+    """
+
+    def __init__(self, tools: Sequence[Tool], inputs: Mapping[str, Path]) -> None:
+        self._tools = {name_of_tool(tool): _ready(tool, inputs) for tool in tools}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all tools."""
+        return tuple(self._tools)
+
+    def descriptions(self, names: Sequence[str]) -> list[Mapping[str, Any]]:
+        """What a prompt says of some tools, in OpenAI's form."""
+        return [self._tools[name].description for name in names]
+
+    def answer(self, turn: int, calls: Sequence[tuple[Call, Sequence[str]]]) -> list[Used]:
+        """Answer calls, each with the names that may be called there; programs run side by side."""
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            begun = [pool.submit(self._answer, call, offered) if self._beside(call) else None
+                     for call, offered in calls]
+            answers = [self._answer(*one) if running is None else running.result()
+                       for one, running in zip(calls, begun, strict=True)]
+        return [Used(turn, call.name, json.dumps(call.arguments, ensure_ascii=False, sort_keys=True), text, failed)
+                for (call, _), (text, failed) in zip(calls, answers, strict=True)]
+
+    def _beside(self, call: Call) -> bool:
+        return call.name in self._tools and self._tools[call.name].beside
+
+    def _answer(self, call: Call, offered: Sequence[str]) -> tuple[str, bool]:
+        try:
+            if call.problem:
+                raise ToolError(call.problem)
+            if call.name not in offered:
+                raise ToolError(f"there is no tool {call.name!r}; there are {', '.join(offered)}")
+            tool = self._tools[call.name]
+            _check_arguments(call, tool.description["function"]["parameters"])
+            return tool.answer(**call.arguments), False
+        except (ToolError, CalculatorError) as error:
+            return f"{ERROR}{error}", True
+
+
+def _check_arguments(call: Call, parameters: Mapping[str, Any]) -> None:
+    missing = [name for name in parameters["required"] if name not in call.arguments]
+    unknown = [name for name in call.arguments if name not in parameters["properties"]]
+    if missing or unknown:
+        raise ToolError(f"{call.name} takes {', '.join(parameters['properties'])}; "
+                        + (f"{missing[0]!r} is missing" if missing else f"it has no {unknown[0]!r}"))
+
+
+def _ready(tool: Tool, inputs: Mapping[str, Path]) -> _Ready:
+    name = name_of_tool(tool)
+    match tool:
+        case CalculatorTool():
+            return _Ready(_described(name, "Works out an arithmetic expression.", {
+                "expression": ("string", "Such as 12 * (3 + 4)")}), lambda expression: calculate(_text(expression)))
+        case PythonTool():
+            check_sandbox()
+            return _Ready(_described(name, "Runs a Python program and returns what it prints.", {
+                "code": ("string", "The program")}), _python(tool), beside=True)
+        case SearchTool():
+            return _Ready(_described(name, "Finds the documents that have some words.", {
+                "query": ("string", "The words")}), _search(tool, inputs))
+        case OwnTool():
+            return _own(name, tool)
+    raise TypeError(f"{name} is no tool")
+
+
+def _described(name: str, what: str, parameters: Mapping[str, tuple[str, str]], required: Sequence[str] | None = None,
+               ) -> dict[str, Any]:
+    properties = {key: {"type": kind, **({"description": told} if told else {})}
+                  for key, (kind, told) in parameters.items()}
+    return {"type": "function", "function": {"name": name, "description": what, "parameters": {
+        "type": "object", "properties": properties,
+        "required": list(parameters if required is None else required)}}}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ToolError(f"{value!r} is no text")
+    return value
+
+
+def _python(tool: PythonTool) -> Callable[..., str]:
+    def run(code: Any) -> str:
+        found = run_python(_text(code), tool)
+        if not found.succeeded:
+            raise ToolError(found.output or "it ended with an error and printed nothing")
+        return found.output or "it printed nothing"
+
+    return run
+
+
+def _search(tool: SearchTool, inputs: Mapping[str, Path]) -> Callable[..., str]:
+    titles: list[str] = []
+    index = WordIndex(_texts(tool, inputs, titles))
+    if not index.texts:
+        raise ToolError("rl.tools: search has no document to look through")
+
+    def search(query: Any) -> str:
+        hits = index.search(_text(query), tool.top)
+        if not hits:
+            return "no document has these words"
+        words = index.terms(query)
+        return "\n".join(f"{number}. {titles[place]}{snippet(index.texts[place], words, tool.characters)}"
+                         for number, (place, _) in enumerate(hits, start=1))
+
+    return search
+
+
+def _texts(tool: SearchTool, inputs: Mapping[str, Path], titles: list[str]) -> Iterator[str]:
+    """What is looked through, and what stands before each in an answer."""
+    if tool.path is None:
+        if INGEST not in inputs:
+            raise ToolError("rl.tools: search has no `path`, and this run has no documents; give one")
+        for batch in Corpus(inputs).batches([TEXT]):
+            for text in batch[TEXT].to_pylist():
+                titles.append("")
+                yield text
+        return
+    for place, record in read_records(tool.path):
+        text, title = record.get(TEXT), record.get("title")
+        if not isinstance(text, str):
+            raise ToolError(f"rl.tools: search: {place} has no text under {TEXT!r}")
+        titles.append(f"{title}: " if title else "")
+        yield text
+
+
+def _own(name: str, tool: OwnTool) -> _Ready:
+    function = load_function(tool.use)
+    what = (inspect.getdoc(function) or "").partition("\n\n")[0].strip()
+    if not what:
+        raise ToolError(f"rl.tools: {tool.use.place}: {name} has no docstring, from which the model knows what it does")
+    taken = {key: one for key, one in inspect.signature(function).parameters.items() if key not in tool.options}
+    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY) for one in taken.values()):
+        raise ToolError(f"rl.tools: {tool.use.place}: {name} must take its arguments by name, each with a name of its "
+                        "own")
+    hints = typing.get_type_hints(function)
+    parameters = {key: (JSON_TYPES.get(typing.get_origin(hints.get(key)) or hints.get(key), "string"), "")
+                  for key in taken}
+    required = [key for key, one in taken.items() if one.default is one.empty]
+
+    def answer(**arguments: Any) -> str:
+        try:
+            found = call_own(tool, function, **arguments, **tool.options)
+        except OwnCodeError as error:
+            cause = error.__cause__ or error
+            raise ToolError(f"{type(cause).__name__}: {cause}") from error
+        if isinstance(found, str):
+            return found
+        try:
+            return json.dumps(found, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise ToolError(f"what it returned is neither text nor JSON: {type(found).__name__}") from error
+
+    return _Ready(_described(name, " ".join(what.split()), parameters, required), answer)
