@@ -109,6 +109,10 @@ class Parallel(Section):
     one. Keys and values of all tokens are gathered in every layer (Grattafiori et al. 2024, section 3.3.2), so that
     documents stay apart as they do in one process. Weights are split over them as over `shard`. Only `pretrain` has
     this form, of a decoder; the other trainings use these processes to shard."""
+    deal_experts: bool = False
+    """Whether the processes of `shard` (and `context`) keep the experts of each layer where they are, and send tokens
+    to them and back, in place of gathering all experts of a layer on each (expert parallelism, Lepikhin et al. 2020).
+    Their number must divide by that of the processes. A model without experts is as without."""
 
     def sizes(self, ranks: int, pipelined: bool = True, split: bool = True) -> tuple[int, int, int, int, int]:
         """Processes along pipeline, replicate, shard, context and tensor.

@@ -1,6 +1,6 @@
 """`gristmill bench forms`: products of three and of four parallel forms learn what one process learns.
 
-`python -m benchmarks.train.parallel_forms FOLDER RANKS` trains every form of so many processes after one
+`python -m benchmarks.train.parallel_forms FOLDER RANKS EXPERTS` trains every form of so many processes after one
 process alone; the processes are forked from one that has loaded everything, which takes a fraction of torchrun's time.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import write_json
 from gristmill.mixtures.engine import Parallel
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.model import Model, Moe
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
@@ -42,6 +42,11 @@ PRODUCTS: dict[int, list[dict[str, int]]] = {
     16: [{"pipeline": 2, "replicate": 2, "shard": 2, "tensor": 2}],
 }
 """By the number of processes."""
+DEALT: dict[int, list[dict[str, int]]] = {
+    2: [{"shard": 2, "deal_experts": True}], 4: [{"shard": 4, "deal_experts": True}],
+    8: [{"replicate": 2, "shard": 2, "context": 2, "deal_experts": True}],
+}
+"""The same, of a mixture of experts."""
 STEPS, LENGTH, VOCAB = 3, 16, 128
 LEARNING_RATE = 0.002
 ROUNDING = {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-5}
@@ -53,15 +58,31 @@ Row = dict[str, Any]
 
 def rows() -> Iterator[Row]:
     """Measure; per product `ours` is how many of its steps are those of one process, `peer` how many there are."""
-    for ranks in PRODUCTS:
-        for name, differences in differences_of(ranks, PRODUCTS[ranks]).items():
+    yield from _rows_of(PRODUCTS, 0)
+
+
+def dealt_rows() -> Iterator[Row]:
+    """The same of a mixture of experts, which lie with several processes."""
+    yield from _rows_of(DEALT, 4)
+
+
+def _rows_of(forms: dict[int, list[dict[str, int]]], experts: int) -> Iterator[Row]:
+    for ranks, products in forms.items():
+        for name, differences in differences_of(ranks, products, experts).items():
             equal = sum(all(difference <= ROUNDING[key] for key, difference in step.items()) for step in differences)
             yield {"name": f"forms_equal, {name}", "ours": equal, "peer": len(differences), "unit": "steps",
                    "ratio": equal / len(differences)}
 
 
-def differences_of(ranks: int, products: Sequence[dict[str, int]]) -> dict[str, list[dict[str, float]]]:
+def differences_of(
+    ranks: int, products: Sequence[dict[str, int]], experts: int = 0
+) -> dict[str, list[dict[str, float]]]:
     """How far each product's steps are from those of one process, by the product's name; the last step has `weights`.
+
+    Args:
+        ranks: processes of each product.
+        products: their forms.
+        experts: of each layer; none in a dense model.
 
     Raises:
         RuntimeError: a process failed; what it printed is in the message.
@@ -69,8 +90,9 @@ def differences_of(ranks: int, products: Sequence[dict[str, int]]) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder) / "products.json", list(products))
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.train.parallel_forms", folder, str(ranks)], check=False, cwd=ROOT,
-            capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+            [sys.executable, "-m", "benchmarks.train.parallel_forms", folder, str(ranks), str(experts)],
+            check=False, cwd=ROOT, capture_output=True, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
         if done.returncode != 0:
             raise RuntimeError(f"{ranks} processes, {list(products)}: {done.stderr[-4000:]}")
         found: dict[str, list[dict[str, float]]] = json.loads((Path(folder) / "differences.json").read_text())
@@ -79,16 +101,17 @@ def differences_of(ranks: int, products: Sequence[dict[str, int]]) -> dict[str, 
 
 def label(product: dict[str, int]) -> str:
     """What people read: pipeline 2 x shard 4."""
-    return " x ".join(f"{name} {size}" for name, size in product.items()) or ALONE
+    dealt = ", experts dealt" if product.get("deal_experts") else ""
+    return " x ".join(f"{name} {size}" for name, size in product.items() if name != "deal_experts") + dealt or ALONE
 
 
-def main(folder: Path, ranks: int) -> None:
+def main(folder: Path, ranks: int, experts: int) -> None:
     """Train alone and in every product, and write down how far they are apart."""
     load_all()
     products = json.loads((folder / "products.json").read_text())
     _write_rows(folder / "mix")
-    fork_ranks(1, partial(_train_all, folder, [{}]))
-    fork_ranks(ranks, partial(_train_all, folder, products))
+    fork_ranks(1, partial(_train_all, folder, [{}], experts))
+    fork_ranks(ranks, partial(_train_all, folder, products, experts))
     alone, found = torch.load(folder / f"{ALONE}.pt"), {}
     for name in map(label, products):
         trained = torch.load(folder / f"{name}.pt")
@@ -100,20 +123,20 @@ def main(folder: Path, ranks: int) -> None:
     write_json(folder / "differences.json", found)
 
 
-def _train_all(folder: Path, products: Sequence[dict[str, int]]) -> None:
+def _train_all(folder: Path, products: Sequence[dict[str, int]], experts: int) -> None:
     """One process's part in every product."""
     with process_group() as joined:
         for product in products:
-            _train(folder, product, joined.device)
+            _train(folder, product, experts, joined.device)
 
 
-def _train(folder: Path, product: dict[str, int], device: torch.device) -> None:
+def _train(folder: Path, product: dict[str, int], experts: int, device: torch.device) -> None:
     world = make_world(Parallel.model_validate(product), device)
     work = folder / f"work of {label(product)}"
     work.mkdir(exist_ok=True)
     packed = PackedSet(folder / "mix")
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48, qk_norm=True, document_mask=True,
-                           tied_embeddings=False), VOCAB, LENGTH)
+                           tied_embeddings=False, moe=Moe(experts=experts) if experts else None), VOCAB, LENGTH)
     # Batches of 11 rows divide among no number of processes.
     section = Pretrain.model_validate({
         "steps": STEPS, "global_batch_size": 11, "micro_batch_size": 2, "log_every": 1,
@@ -135,4 +158,4 @@ def _write_rows(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -35,6 +35,18 @@ def by_token(layer: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows).view_as(x)
 
 
+def test_experts_that_no_token_comes_to_have_gradients_of_nought(layer: MixtureOfExperts) -> None:
+    """A process whose experts nobody chose takes part all the same."""
+    x = torch.zeros(0, 32, requires_grad=True)
+    out = layer.experts(x, torch.zeros(5, dtype=torch.int64))
+    assert out.shape == (0, 32)
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == (0, 32)
+    gradients = [weight.grad for weight in layer.experts.parameters()]
+    assert [None if one is None else float(one.abs().max()) for one in gradients] == [0.0, 0.0]
+
+
 def test_every_token_goes_through_its_likeliest_experts(layer: MixtureOfExperts) -> None:
     x = torch.randn(3, 7, 32, requires_grad=True)
     ours, theirs = layer(x), by_token(layer, x)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.engine import Compute
 from gristmill.train.loop.row_plan import micro_batches
-from gristmill.train.models.experts import MixtureOfExperts
+from gristmill.train.models.experts import Experts, MixtureOfExperts
 from gristmill.train.models.own_model import build_own
 from gristmill.train.models.shape import OwnShape, Shape
 from gristmill.train.models.weights import TensorOf
@@ -60,6 +60,7 @@ def sharded_model(
     from gristmill.train.models.encoder import model_of
     from gristmill.train.models.float8 import Float8Error, use_float8
     from gristmill.train.models.llama import configure
+    from gristmill.train.parallel.expert_parallel import deal_experts
     from gristmill.train.parallel.pipeline_parallel import PipelineStage
     from gristmill.train.parallel.tensor import split_matrices
 
@@ -86,11 +87,12 @@ def sharded_model(
         split_rows(model, world.row_split)
     configure(model, compute)
     if world.size > 1 or dtype != torch.float32:
+        dealt = deal_experts(model, world, compute) if world.deals_experts else set()
         # FSDP's work around a layer would cut a compiled model into pieces.
         layers = model.model.layers.children() if compute.compile != "model" else ()
         for layer in (*layers, *getattr(model, "further_layers", ())):
-            fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
-        fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
+            fully_shard(layer, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt)
+        fully_shard(model, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt)
     model.to_empty(device=world.device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -165,8 +167,8 @@ def assert_master_weights(model: nn.Module) -> None:
 def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
     """On the first forward pass of a module, raise an error if it does not multiply in `dtype`.
 
-    Looks at its parameters and at its first argument, if that is floating-point, after FSDP made them ready, and
-    outside of compiled code.
+    Looks at its parameters (but those of experts that are dealt, which are masters still) and at its first argument, if
+    that is floating-point, after FSDP made them ready, and outside of compiled code.
 
     Raises:
         RuntimeError: (in that pass) the precision policy was not applied.
@@ -174,7 +176,9 @@ def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
 
     def check(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         handle.remove()
-        found = {parameter.dtype for parameter in module.parameters()}
+        masters = {id(weight) for one in module.modules() if isinstance(one, Experts) and one.dealt is not None
+                   for weight in one.parameters()}
+        found = {parameter.dtype for parameter in module.parameters() if id(parameter) not in masters}
         found |= {one.dtype for one in arguments[:1] if one.is_floating_point()}
         if found != {dtype}:
             raise RuntimeError(f"layers compute in {found}, not in {dtype}: the precision policy was not applied")

@@ -42,6 +42,7 @@ class World:
         device: where this process computes.
         mesh: all processes, in the dimensions pipeline, replicate, shard, context and tensor.
         weights: the same, with those along context counted to shard; they split weights alike.
+        deals_experts: whether those along shard have experts of their own each, where a model has any.
     """
 
     rank: int
@@ -49,6 +50,7 @@ class World:
     device: torch.device
     mesh: DeviceMesh
     weights: DeviceMesh
+    deals_experts: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -162,7 +164,7 @@ def make_world(parallel: Parallel, device: torch.device, pipelined: bool = True,
         for one in (mesh, weights):  # a mesh makes its groups with torch's own timeouts (docs/patched.md)
             for group in one.get_all_groups():
                 dist.distributed_c10d._set_pg_timeout(timeout, group)
-    return World(rank, size, device, mesh, weights)
+    return World(rank, size, device, mesh, weights, parallel.deal_experts and sizes["shard"] > 1)
 
 
 def exchange_timeout() -> timedelta | None:

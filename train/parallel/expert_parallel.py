@@ -1,0 +1,54 @@
+"""Expert parallelism: the experts of each layer lie with several processes, and tokens are sent to them.
+
+FSDP would split the same weights by expert too, but gather all of a layer's wherever it computes. Here each process
+keeps its own as master weights, split as FSDP would have split them: so that checkpoints, optimizers and exports see
+no difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from gristmill.mixtures.engine import Compute
+from gristmill.train.models.experts import Dealt, Experts
+from gristmill.train.parallel.world import World
+
+
+class ExpertsError(ValueError):
+    """Experts cannot be dealt to so many processes."""
+
+
+def deal_experts(model: nn.Module, world: World, compute: Compute) -> set[nn.Parameter]:
+    """Deal a model's experts to the processes that share its weights, before it is sharded.
+
+    Returns:
+        their weights, which FSDP is to leave alone; none of a model without experts.
+
+    Raises:
+        ExpertsError: they do not divide among the processes, or the model is compiled.
+    """
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = world.data_mesh
+    size, group = mesh.size(mesh.ndim - 1), mesh.get_group("shard")
+    dealt = Dealt(group, size, world.averaged_over, mesh.get_group("replicate") if mesh.ndim > 1 else None)
+    found: set[nn.Parameter] = set()
+    for module in model.modules():
+        if not isinstance(module, Experts):
+            continue
+        if compute.compile != "off":
+            raise ExpertsError("engine.parallel.deal_experts: how many tokens a process gets is not known before, so "
+                               "such layers are not compiled; say engine.compute.compile: off, or remove it")
+        if len(module.gate_up_proj) % size:
+            raise ExpertsError(f"engine.parallel.deal_experts: the model's {len(module.gate_up_proj)} experts do not "
+                               f"divide by the {size} processes of shard and context; use a divisor, or remove it")
+        module.dealt = dealt
+        placements: Any = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+        for name, weight in list(module.named_parameters(recurse=False)):
+            split = nn.Parameter(distribute_tensor(weight.detach(), mesh, placements, src_data_rank=None),
+                                 requires_grad=weight.requires_grad)
+            setattr(module, name, split)
+            found.add(split)
+    return found
