@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import select
@@ -9,15 +10,35 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 """Thread pools of native libraries, which look at these when they begin: for where there is a process per core."""
+STAGE_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    # Threads that wait give their core to others: as fast on an idle machine, several times faster on a busy one.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+"""What a stage's process finds in its environment unless the user has set it."""
 PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
 KILOBYTE = 1024
 """Linux's unit of ru_maxrss."""
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Within it nobody looks for garbage, of which imports leave none: the search takes a seventh of their time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:

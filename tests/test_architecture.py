@@ -122,6 +122,19 @@ def test_help_loads_nothing_heavy() -> None:
     assert loaded & HEAVY == set()
 
 
+def test_a_manifest_is_opened_without_what_only_stages_need(tmp_path: Path) -> None:
+    """What a run opens before its first stage begins is waited for, and numba takes longer than all else."""
+    (tmp_path / "m.yaml").write_text(
+        "name: light\nsources: {docs: {path: 'python-docs://', limit: 80}}\n"
+        "prepare: [{filter: {rules: [gopher_quality]}}, dedup, {langid: {keep: [en]}}]\n"
+        "tokenizer: {vocab_size: 512}\nmix: {tokens: 10_000, sequence_length: 64}\n")
+    loaded = modules_loaded_by(
+        "from gristmill.flows.running.session import open_session\nimport gristmill.flows.running.launch\n"
+        f"session = open_session({str(tmp_path / 'm.yaml')!r}, [], {str(tmp_path / 'store')!r})\n"
+        "assert list(session.plan) == ['ingest', 'filter', 'dedup', 'langid', 'tokenizer', 'tokenize', 'mix']")
+    assert loaded & {"torch", "apache_beam", "prefect", "numba", "matplotlib"} == set()
+
+
 def test_the_package_loads_nothing_that_is_not_asked_for() -> None:
     loaded = modules_loaded_by("import gristmill; gristmill.__version__; dir(gristmill)")
     assert {name for name in loaded if name.startswith("gristmill.")} == set()

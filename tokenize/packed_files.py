@@ -40,7 +40,6 @@ import pyarrow as pa
 
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.files import REPAIR, is_local, sha256_file
-from gristmill.dataprep.text.kernels import kernel
 
 FORMAT = 1
 FORMAT_WITH_PHASES = 2
@@ -225,6 +224,8 @@ class Boundaries:
 
     def positions(self, sequence_length: int) -> np.ndarray:
         """Each token's number within its piece, from 0 (int32, shape (n, L)); PADDING behind the last piece."""
+        from gristmill.tokenize.row_positions import fill_positions
+
         positions = np.empty((len(self), sequence_length), dtype=np.int32)
         fill_positions(self.offsets, self.bounds, positions)
         return positions
@@ -283,16 +284,3 @@ def read_boundaries(path: Path, rows: int) -> Boundaries:
     if len(offsets) != rows + 1 or len(raw) != head + 4 * int(offsets[-1]):
         raise ValueError(f"{path}: {len(raw)} bytes are not the boundaries of {rows} rows; run the mix stage again")
     return Boundaries(offsets, raw[head:].view("<i4"))
-
-
-@kernel
-def fill_positions(offsets: np.ndarray, bounds: np.ndarray, positions: np.ndarray) -> None:
-    """Write every token's number within its piece, and PADDING behind the last (see `Boundaries.positions`)."""
-    for row in range(len(offsets) - 1):
-        last = offsets[row + 1] - 1
-        for entry in range(offsets[row], last):
-            start = bounds[entry]
-            for at in range(start, bounds[entry + 1]):
-                positions[row, at] = at - start
-        for at in range(bounds[last], positions.shape[1]):
-            positions[row, at] = -1

@@ -78,11 +78,11 @@ def rows(
 
 
 def run_afresh(
-    folder: Path, corpus: Corpus, models: Models, settings: Mapping[str, Any], packed: bool = True
+    folder: Path, corpus: Corpus, models: Models, settings: Mapping[str, Any], packed: bool = True, look: bool = False
 ) -> tuple[Chain, Run]:
-    """A chain and its first run, in an empty store."""
+    """A chain and its first run, in an empty store; `look` as of `Chain.run`."""
     chain = write_chain(fresh(folder), corpus, models, settings, packed)
-    return chain, chain.run()
+    return chain, chain.run(look=look)
 
 
 def fixed_rows(folder: Path, models: Models) -> Iterator[Row]:
@@ -147,7 +147,7 @@ def scale_rows(folder: Path, sizes: Sequence[int], models: Models) -> Iterator[R
     corpora, runs = list[Corpus](), list[Run]()
     for documents in sizes:
         corpus = write_corpus(folder / f"corpus-{documents}", documents)
-        chain, run = run_afresh(folder / "own", corpus, models, OWN)
+        chain, run = run_afresh(folder / "own", corpus, models, OWN, look=True)
         size, name = corpus.text_bytes / MEGA, f"{documents:,} documents"
         slowest = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in chain.stage_seconds().items())
         yield row(f"chain_per_core, {name}", size / run.cpu_seconds, MB_PER_CORE_SECOND, "MB/s", (

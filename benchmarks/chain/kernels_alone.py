@@ -23,6 +23,7 @@ from gristmill.dataprep.judges import langid
 from gristmill.dataprep.judges.classifier import score_texts
 from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_SHA256
 from gristmill.dataprep.judges.predictors import load_model
+from gristmill.dataprep.judges.wanted_languages import wanted_languages
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
@@ -52,7 +53,7 @@ def seconds_per_mb(corpus: Corpus, models: Models, settings: Any) -> dict[str, f
         "rules": partial(measure_rules, rows, rules),
         "MinHash": sketch,
         "language": partial(langid.measure, load_model(str(models.language), MODEL_SHA256), languages,
-                            langid.wanted_languages(languages), array),
+                            wanted_languages(languages), array),
         "classifier": partial(score_texts, load_model(str(models.classifier), sha256_file(models.classifier)),
                               array, classifier),
         "tokens": encoding(models, array),

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,8 @@ class Run:
     Attributes:
         seconds: from the command's start to its end.
         cpu_seconds: of it and all that it started.
-        peak_bytes: of memory, of all its processes together (Pss of smaps_rollup, mapped files included).
+        peak_bytes: of memory, of all its processes together (Pss of smaps_rollup, mapped files included); 0 where
+            nobody looked.
     """
 
     seconds: float
@@ -91,8 +93,13 @@ class Chain:
         """Where its outputs lie."""
         return self.folder / "store"
 
-    def run(self, *options: str, command: Sequence[str] = (sys.executable,)) -> Run:
+    def run(self, *options: str, command: Sequence[str] = (sys.executable,), look: bool = False) -> Run:
         """`gristmill run`, to its end.
+
+        Args:
+            options: of the command.
+            command: what runs it.
+            look: at its memory, which takes some hundredths of its time.
 
         Raises:
             RuntimeError: it failed.
@@ -103,12 +110,12 @@ class Chain:
         with open(self.folder / "log", "wb") as log:
             begun, before = time.perf_counter(), _children_seconds()
             process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment)
-            with Sampler(process.pid) as sampler:
+            with Sampler(process.pid) if look else nullcontext() as sampler:
                 code = process.wait()
             seconds, cpu = time.perf_counter() - begun, _children_seconds() - before
         if code != 0:
             raise RuntimeError(f"{' '.join(arguments)} ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
-        return Run(seconds, cpu, sampler.peak)
+        return Run(seconds, cpu, sampler.peak if sampler else 0)
 
     def session(self) -> Session:
         """The manifest, opened."""

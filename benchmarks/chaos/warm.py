@@ -31,8 +31,8 @@ from typing import Any, NoReturn
 
 from benchmarks.chaos.fuse import VARIABLE, hold, lay
 from benchmarks.checkout import ROOT
+from gristmill.dataprep.processes import STAGE_ENVIRONMENT
 from gristmill.flows.running.fork_server import Forked, ForkServer, Server
-from gristmill.flows.running.process import DEFAULT_ENVIRONMENT
 from gristmill.flows.stages.registry import STAGES
 
 FLOW = "gristmill.flows.cli.main"
@@ -77,7 +77,7 @@ def start_module(module: str, arguments: Sequence[str], environment: Mapping[str
 
 @cache
 def _server() -> ForkServer:
-    server = ForkServer(__name__, {**DEFAULT_ENVIRONMENT, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)})
+    server = ForkServer(__name__, {**STAGE_ENVIRONMENT, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)})
     atexit.register(server.close)
     return server
 
@@ -89,7 +89,8 @@ def main(argv: list[str]) -> None:
     # Before others import it.
     subprocess.Popen = Popen  # type: ignore[misc]
     os.execv = partial(_execute, os.execv)  # type: ignore[assignment,arg-type]
-    from gristmill.dataprep.jobs.runner import import_beam, without_collection
+    from gristmill.dataprep.jobs.runner import import_beam
+    from gristmill.dataprep.processes import without_collection
 
     with without_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -26,8 +26,9 @@ from gristmill.dataprep.jobs.engine import Task
 from gristmill.dataprep.judges.classifier import as_line, score_texts
 from gristmill.dataprep.judges.fasttext.fasttext_files import read_model
 from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_SHA256, find_model
-from gristmill.dataprep.judges.langid import identify_shard, measure, view, wanted_languages
+from gristmill.dataprep.judges.langid import identify_shard, measure, view
 from gristmill.dataprep.judges.predictors import KernelPredictor, Predictor
+from gristmill.dataprep.judges.wanted_languages import wanted_languages
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.quality import Classifier
 

@@ -10,12 +10,19 @@ Clusters are connected components: what is joined by links, directly or through 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from gristmill.mixtures.prepare import column_prefix
+
+DOCUMENT_COLUMNS = ("id", "source", "locator")
+LENGTH = "length"
+"""Code points of the text."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,34 @@ def parse_keep(keys: Sequence[str]) -> list[KeepKey]:
             raise ValueError(f"keep: {key!r} is not a column name, optionally followed by `desc`")
         parsed.append(KeepKey(column, bool(order)))
     return parsed if any(key.column == "id" for key in parsed) else [*parsed, KeepKey("id")]
+
+
+def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, str]]:
+    """Name -> (step, column), of all that may be named: of two equal columns the plain name is the later step's, and
+    `<step>_<column>` each one's own.
+
+    Args:
+        measured: name of a step -> its columns, in the order of the steps.
+    """
+    uses = Counter(column for columns in measured.values() for column in columns)
+    own = {f"{column_prefix(step)}_{column}": (step, column) for step, columns in measured.items()
+           for column in columns if uses[column] > 1}
+    return {**{column: (step, column) for step, columns in measured.items() for column in columns}, **own}
+
+
+def check_names(keys: Sequence[KeepKey], measured: Iterable[str]) -> None:
+    """Raise ValueError where a key names no column.
+
+    Args:
+        measured: the columns of the stages before.
+    """
+    available = [LENGTH, *DOCUMENT_COLUMNS, *measured]
+    for key in keys:
+        if key.column not in available:
+            raise ValueError(
+                f"keep: there is no column {key.column!r}; available at this place of `prepare` are "
+                f"{', '.join(available)}"
+            )
 
 
 MOST_COMPARISONS = 10_000_000

@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,12 @@ from gristmill.dataprep.documents import (
     read_documents,
 )
 from gristmill.dataprep.duplicates.clusters import (
+    DOCUMENT_COLUMNS,
     KeepKey,
     best_first,
+    check_names,
     explain_choices,
+    qualified,
     survivors_alike,
     survivors_of_components,
 )
@@ -38,11 +40,6 @@ from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.dataprep.jobs.shuffled import Sent, Shuffled
 from gristmill.dataprep.shuffle import MOST_PARTITIONS
-from gristmill.mixtures.prepare import column_prefix
-
-DOCUMENT_COLUMNS = ("id", "source", "locator")
-LENGTH = "length"
-"""Code points of the text."""
 
 
 def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
@@ -55,39 +52,11 @@ def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
     return qualified(columns)
 
 
-def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, str]]:
-    """Name -> (step, column), of all that may be named: of two equal columns the plain name is the later step's, and
-    `<step>_<column>` each one's own.
-
-    Args:
-        measured: name of a step -> its columns, in the order of the steps.
-    """
-    uses = Counter(column for columns in measured.values() for column in columns)
-    own = {f"{column_prefix(step)}_{column}": (step, column) for step, columns in measured.items()
-           for column in columns if uses[column] > 1}
-    return {**{column: (step, column) for step, columns in measured.items() for column in columns}, **own}
-
-
 def check_columns(inputs: Mapping[str, Path], keys: Sequence[KeepKey]) -> None:
     """Raise ValueError where a key names no column, unless there are no documents to choose from."""
     if not any(inputs["ingest"].glob("part-*.parquet")):
         return
     check_names(keys, measured_columns(inputs))
-
-
-def check_names(keys: Sequence[KeepKey], measured: Iterable[str]) -> None:
-    """Raise ValueError where a key names no column.
-
-    Args:
-        measured: the columns of the stages before.
-    """
-    available = [LENGTH, *DOCUMENT_COLUMNS, *measured]
-    for key in keys:
-        if key.column not in available:
-            raise ValueError(
-                f"keep: there is no column {key.column!r}; available at this place of `prepare` are "
-                f"{', '.join(available)}"
-            )
 
 
 def read_columns(

@@ -9,7 +9,6 @@ are named. The thresholds' use follows CCNet (Wenzek et al. 2020) and FineWeb (P
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +26,18 @@ from gristmill.dataprep.documents import annotate, judged_rows, read_shard, writ
 from gristmill.dataprep.edits import EDITS, Edit, edits_array
 from gristmill.dataprep.files import sha256_file
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.judges.fasttext.fasttext_files import read_labels
-from gristmill.dataprep.judges.fasttext.fasttext_models import find_model, is_other_model
+from gristmill.dataprep.judges.fasttext.fasttext_models import find_model
 from gristmill.dataprep.judges.fasttext.fasttext_predict import lines_of
 from gristmill.dataprep.judges.fasttext.fasttext_words import Lines
-from gristmill.dataprep.judges.language_codes import EVERY_OTHER, LID_176, Language, best_match, parse_label
+from gristmill.dataprep.judges.language_codes import Language, best_match, parse_label
 from gristmill.dataprep.judges.predictors import Predictor, load_model
+from gristmill.dataprep.judges.wanted_languages import (
+    LanguageError,
+    Wanted,
+    check_labels,
+    check_languages,
+    wanted_languages,
+)
 from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.replay import Columns, Rule, remember_last, threshold_rules
 from gristmill.mixtures.steps.langid import LanguageId
@@ -161,14 +166,8 @@ def _name_languages(characters: Mapping[str, int]) -> str:
 PIECES = 4
 """Pieces of a document that `sample: spread` looks at."""
 
-Wanted = Mapping[str, float]
-"""Code of a language, with or without a script (`en`, `en_Latn`), or EVERY_OTHER -> least score."""
 Predictions = tuple[list[Language], np.ndarray]
 """The top language of each of n lines, and its score in [0, 1] (float64 of shape (n,))."""
-
-
-class LanguageError(ValueError):
-    """A language is wanted that the model does not know."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -361,58 +360,6 @@ def judge(
     if section.min_line_language_share is not None and lines.share < section.min_line_language_share:
         return "langid/min_line_language_share"
     return "langid/no_lines_left" if section.cut_other_lines and lines.lines_cut and not lines.lines_left else None
-
-
-def wanted_languages(section: LanguageId) -> Wanted:
-    """The languages to keep, each with its threshold."""
-    thresholds = section.keep if isinstance(section.keep, Mapping) else dict.fromkeys(section.keep, section.threshold)
-    return {str(parse_label(code)): threshold for code, threshold in thresholds.items()}
-
-
-def check_labels(section: LanguageId, labels: Sequence[str], model: str) -> None:
-    """Raise LanguageError where the manifest explains labels that the model does not have."""
-    unknown = [label for label in section.labels if label not in labels]
-    if unknown:
-        raise LanguageError(f"langid.labels: {unknown[0]!r} is not a label of {model}, which has "
-                            f"{', '.join(labels[:3])}, ...; correct it")
-
-
-def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
-    """Refuse languages that the model does not know, since nothing would ever be kept for them.
-
-    Raises:
-        LanguageError: names one, and what it may have been meant for.
-    """
-    for code in wanted:
-        if (problem := why_unknown(code, labels, model)) is not None:
-            raise LanguageError(f"langid.keep: {problem}")
-
-
-def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
-    """Why a model never says that a document is in a language, and what that may have been meant for; else None.
-
-    Args:
-        code: as `str(parse_label(...))` has it, or EVERY_OTHER.
-        labels: those of the model.
-        model: its name.
-    """
-    known = {parse_label(label) for label in labels}
-    codes = {language.code for language in known} | {str(language) for language in known}
-    if code in codes or code == EVERY_OTHER:
-        return None
-    first = code.partition("_")[0]
-    near = [first, parse_label(f"{first}_Latn").code, *difflib.get_close_matches(code, sorted(codes), 3, 0.5)]
-    hint = ", ".join(dict.fromkeys(repr(name) for name in near if name in codes))
-    return (f"{code!r} is not a language of {model}, which knows {len(codes)}; "
-            + (f"did you mean {hint}?" if hint else "see the model's own list"))
-
-
-def known_labels(section: LanguageId) -> list[str] | None:
-    """The labels of a section's model in the meaning that the section gives them, where that is known without loading
-    it; None where it lies elsewhere or is not there yet."""
-    is_other = section.model is not None and is_other_model(section.model)
-    labels = read_labels(str(section.model)) if is_other else list(LID_176)
-    return None if labels is None else [section.labels.get(label, label) for label in labels]
 
 
 def rules(stage: str, section: LanguageId, measured_columns: Collection[str]) -> Iterator[Rule]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import signal
 import sys
@@ -180,8 +179,6 @@ def run_untracked(
     Args:
         keep: let the next Prefect server hear of it (see `kept_runs.py`).
     """
-    if server is not None:  # for the report: while stages work this process has nothing else to do
-        threading.Thread(target=importlib.import_module, args=["matplotlib.figure"], daemon=True).start()
     record, draw_ahead = session.start_record(), drawing_ahead(session)
     kept = keep_run(session, stages, force) if keep else KeptRun()
     runner = session.runner(KeptObserver(kept, observer) if keep else observer, server)

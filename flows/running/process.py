@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from gristmill.dataprep.context import EVENT_PREFIX
 from gristmill.dataprep.files import is_local
+from gristmill.dataprep.processes import STAGE_ENVIRONMENT
 from gristmill.dataprep.secrets import VARIABLE, mask_addresses, mask_text
 from gristmill.flows.running.fork_server import Forked, ForkServer
 
@@ -29,13 +30,6 @@ TERMINATE_SECONDS = 15.0
 """For a checkpoint after SIGTERM. Whoever cancels in the UI waits for as long, and Prefect kills after 30 s."""
 KILL_SECONDS = 5.0
 LOG_TAIL_LINES = 20
-DEFAULT_ENVIRONMENT = {
-    "GLOO_SOCKET_IFNAME": "lo",
-    # Threads that wait give their core to others: as fast on an idle machine, several times faster on a busy one.
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-}
-"""What a stage's process finds in its environment unless the user has set it."""
 Event = dict[str, Any]
 log = logging.getLogger("gristmill.process")
 
@@ -124,7 +118,7 @@ class StageProcess:
     ) -> None:
         environment = {
             **os.environ, "GRISTMILL_PARENT": str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0",
-            **{name: os.environ.get(name, value) for name, value in DEFAULT_ENVIRONMENT.items()},
+            **{name: os.environ.get(name, value) for name, value in STAGE_ENVIRONMENT.items()},
             VARIABLE: secrets or "[]",
         }
         self._log = log

@@ -1,8 +1,8 @@
 """Which stages run when: each as soon as what it reads is made, as many at a time as there are workers for.
 
 A stage that shares its work out takes all workers that are free, and does not keep all of them busy all the time: it
-plans, merges, waits for the disk. One stage of a single worker may run beside those that have taken all. Where there
-is one worker only, nothing runs beside anything: that is how a run is kept small.
+plans, merges, waits for the disk. So one stage of a single worker runs beside the others and is not counted, whichever
+of them began first. Where there is one worker only, nothing runs beside anything: that is how a run is kept small.
 """
 
 from __future__ import annotations
@@ -75,16 +75,17 @@ def next_jobs(
         workers: how many there are.
     """
     finished = set(done)
-    free = workers - sum(taken for _, taken in running.values())
+    has_single = any(job.is_single for job, _ in running.values())
+    free = workers - sum(taken for _, taken in running.values()) + (workers > 1 and has_single)
     trains = any(job.trains for job, _ in running.values())
     found = []
     for job in sorted(waiting, key=lambda job: workers > 1 and job.is_single):
-        beside = int(workers > 1 and job.is_single)
-        if not job.needs <= finished or job.least > free + beside or (job.trains and trains):
+        is_beside = workers > 1 and job.is_single and not has_single
+        if not job.needs <= finished or job.least > free + is_beside or (job.trains and trains):
             continue
         taken = max(min(job.workers, free), 1)
         found.append((job, taken))
-        free, trains = free - taken, trains or job.trains
+        has_single, free, trains = has_single or job.is_single, free - taken * (not is_beside), trains or job.trains
     return found
 
 

@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gristmill.dataprep.files import DEFAULT_STORE, read_json
-from gristmill.dataprep.processes import end_with_parent
+from gristmill.dataprep.processes import STAGE_ENVIRONMENT, end_with_parent, without_collection
 from gristmill.flows.running.fork_server import ForkServer, Server
-from gristmill.flows.running.process import DEFAULT_ENVIRONMENT
 
 if TYPE_CHECKING:
     from gristmill.flows.stages.plan import Plan
@@ -104,7 +103,7 @@ def _is_likely_made(manifest: Path, overrides: Sequence[str], store: str | None)
 
 
 def _start() -> ForkServer:
-    return ForkServer(__name__, {**DEFAULT_ENVIRONMENT, "PYTHONHASHSEED": "0"})
+    return ForkServer(__name__, {**STAGE_ENVIRONMENT, "PYTHONHASHSEED": "0"})
 
 
 def _end_early() -> None:
@@ -123,7 +122,7 @@ def main(argv: list[str]) -> None:
     descriptor, *modules = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(signal.SIGKILL)
-    from gristmill.dataprep.jobs.runner import import_beam, without_collection
+    from gristmill.dataprep.jobs.runner import import_beam
 
     with without_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

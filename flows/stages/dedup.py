@@ -14,8 +14,7 @@ def preflight(
     manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Location, str]]:  # fmt: skip
     """A `keep` that is malformed, or names a column that nothing before it measures."""
-    from gristmill.dataprep.duplicates.clusters import parse_keep
-    from gristmill.dataprep.duplicates.survivors import check_names, qualified
+    from gristmill.dataprep.duplicates.clusters import check_names, parse_keep, qualified
 
     number = list(manifest.steps).index(name)
     step = manifest.steps[name]

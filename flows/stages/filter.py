@@ -37,11 +37,13 @@ def unknown_languages(steps: Sequence[Judging], place: Location) -> Iterator[tup
         steps: the filter's section, after those of the steps before it.
         place: of the filter in its list.
     """
-    from gristmill.dataprep.judges.langid import known_labels, wanted_languages, why_unknown
-    from gristmill.dataprep.judges.language_codes import is_kept, parse_label
-
     section = steps[-1]
     assert isinstance(section, Filter)
+    if not section.by_language:
+        return
+    from gristmill.dataprep.judges.language_codes import is_kept, parse_label
+    from gristmill.dataprep.judges.wanted_languages import known_labels, wanted_languages, why_unknown
+
     before = next((step for step in steps if isinstance(step, LanguageId)), None)
     seen: dict[str, str] = {}
     for key in section.by_language:

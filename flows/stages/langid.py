@@ -34,7 +34,7 @@ def preflight(
 
 def unknown_languages(section: LanguageId, place: Location) -> Iterator[tuple[Location, str]]:
     """Languages of a step, whose place is told, that its model does not know, where that is here."""
-    from gristmill.dataprep.judges.langid import known_labels, wanted_languages, why_unknown
+    from gristmill.dataprep.judges.wanted_languages import known_labels, wanted_languages, why_unknown
 
     if (labels := known_labels(section)) is None:
         return

@@ -23,6 +23,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -124,6 +125,8 @@ KEPT_LIST = "kept.json"
 LAST_WORK = ("result.json", KEPT_LIST)
 """Files of work/ that are removed last and in this order, so that a killed cleaning resumes with the same list."""
 
+HASHED_AT_ONCE = 4
+"""Files of an output, by threads."""
 WORK_FORMAT = "work_format"
 """The key of a stage's description that says which form its `work/` has; 1 where it is absent."""
 
@@ -227,10 +230,12 @@ class StageFolder:
             header, summary: what the manifest says besides the files.
             decide: given the manifest's content before anything is written; raises where it must not count.
         """
-        files = {
-            file.relative_to(self.data).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
-            for file in sorted(self.data.rglob("*")) if TEMPORARY_MARK not in file.name and file.is_file()
-        }
+        found = [file for file in sorted(self.data.rglob("*")) if TEMPORARY_MARK not in file.name and file.is_file()]
+        with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+            files = {
+                file.relative_to(self.data).as_posix(): {"bytes": file.stat().st_size, "sha256": checksum}
+                for file, checksum in zip(found, pool.map(sha256_file, found), strict=True)
+            }
         manifest = {**header, "files": files, "summary": dict(summary), "versions": library_versions()}
         content = json_bytes(manifest)
         decide(content)

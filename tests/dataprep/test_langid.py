@@ -25,20 +25,22 @@ from gristmill.dataprep.judges.fasttext import fasttext_models as models
 from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_SHA256, ModelError, find_model, is_other_model
 from gristmill.dataprep.judges.fasttext.fasttext_words import Lines
 from gristmill.dataprep.judges.langid import (
-    LanguageError,
-    check_labels,
-    check_languages,
     cut_lines,
     describe_lines,
     identify,
     judge,
     judge_lines,
     view,
-    wanted_languages,
     without_cuts,
 )
 from gristmill.dataprep.judges.language_codes import Language, parse_label
 from gristmill.dataprep.judges.predictors import load_model
+from gristmill.dataprep.judges.wanted_languages import (
+    LanguageError,
+    check_labels,
+    check_languages,
+    wanted_languages,
+)
 from gristmill.mixtures.steps.langid import LanguageId
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "langid"

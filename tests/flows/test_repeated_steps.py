@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.duplicates.survivors import qualified
+from gristmill.dataprep.duplicates.clusters import qualified
 from gristmill.flows.questions.compare import stages_of
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.status import stage_states

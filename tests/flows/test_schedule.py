@@ -37,7 +37,8 @@ def test_what_needs_nothing_of_each_other_runs_together() -> None:
 def test_a_stage_that_works_in_parallel_gets_what_is_free() -> None:
     wide, narrow = job("tokens", workers=4), job("pairs")
     assert started([wide], {}, [], 4) == [("tokens", 4)]
-    assert started([wide], {"pairs": (narrow, 1)}, [], 4) == [("tokens", 3)]
+    assert started([wide], {"pairs": (narrow, 1)}, [], 4) == [("tokens", 4)]
+    assert started([wide], {"pairs": (narrow, 1), "chats": (job("chats"), 1)}, [], 4) == [("tokens", 3)]
 
 
 def test_one_stage_of_a_single_worker_runs_beside_those_that_have_taken_all() -> None:
@@ -56,7 +57,8 @@ def test_one_training_runs_at_a_time_and_begins_with_all_its_ranks() -> None:
     one, other = job("sft", trains=True, workers=2, least=2), job("reward", trains=True, workers=2, least=2)
     assert started([one, other], {}, [], 8) == [("sft", 2)]
     assert started([other], {"sft": (one, 2)}, [], 8) == []
-    assert started([one], {"pairs": (job("pairs"), 1)}, [], 2) == []
+    assert started([one], {"pairs": (job("pairs"), 1)}, [], 2) == [("sft", 2)]
+    assert started([one], {"pairs": (job("pairs"), 1), "chats": (job("chats"), 1)}, [], 2) == []
 
 
 @st.composite

@@ -29,7 +29,6 @@ from gristmill.tokenize.encoding.chat_templates import (
     check_template,
 )
 from gristmill.tokenize.encoding.pretokens import byte_characters
-from gristmill.tokenize.encoding.sample import TokenizerSample, draw_sample
 from gristmill.tokenize.encoding.vocabulary import BLANK, train
 
 if TYPE_CHECKING:
@@ -97,6 +96,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     if section.path is not None:
         tokenizer = read_external(as_path(section.path), section.special_tokens, own_template=chat is not None)
         check(tokenizer, chat or CHAT_TEMPLATE)
+    from gristmill.tokenize.encoding.sample import TokenizerSample, draw_sample
+
     sample = TokenizerSample({}, {}) if section.path is not None else draw_sample(
         inputs, config["sources"], section.sample_bytes, section.weights, config["seed"], context)
     if section.path is None:
