@@ -300,7 +300,7 @@ class Rl(Training):
     `steps_per_batch` x `epochs_per_batch` updates learn from them. The defaults are GRPO with DAPO's normalisation.
     """
 
-    added = ("tools", "turns", "tool_answer_tokens", "curriculum")
+    added = ("tools", "turns", "tool_answer_tokens", "curriculum", "rollouts", "rollouts_agree", "vllm_memory")
 
     algorithm: Literal["grpo", "ppo"] = "grpo"
     """`grpo`: an answer's advantage is its reward beside those of the same prompt (Shao et al. 2024, section 4.1);
@@ -338,6 +338,14 @@ class Rl(Training):
     answer that is longer is cut."""
     generation_rows: Positive = 64
     """Answers that are generated at the same time on one rank at the most."""
+    rollouts: Literal["own", "vllm"] = "own"
+    """What draws answers: the engine that is here, or vLLM where it is installed, in one process (`engine.ranks: 1`).
+    vLLM's log-probabilities of what it drew are compared with ours in every batch. Not tried with vLLM itself yet."""
+    rollouts_agree: PositiveFloat = 0.02
+    """Largest mean difference of these log-probabilities; beyond it the training is refused. bf16 rounds a logit of 5
+    by up to 0.01."""
+    vllm_memory: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
+    """Share of the device's memory that vLLM may take (its `gpu_memory_utilization`; TRL's colocated mode: 0.3)."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
     """Most tokens of prompt and answer; the context of the model that begins if absent. A longer one becomes the new
     context. Prompts that leave less than `max_new_tokens` are left out, and counted."""

@@ -169,6 +169,15 @@ def reinforcement(facts: Facts, name: str = "rl") -> Section | None:
         Figure(curves(rewards, "step", "reward"), "Mean rewards of the answers of each logged step."),
         Figure(curves(drift, "step", "nats per token"), "How far the policy moved, and how free its choice is."),
         Figure(curves(lengths, "step", "tokens"), "Length of answers."),
+        *(Figure(curves(shares, "step", "share"), told) for shares, told in (
+            (points_of(lines, {"pass_rate": "answers that passed", "frac_reward_zero_std": "answers without a rival",
+                               "completions/clipped_ratio": "answers that were cut"}),
+             "Shares of answers. One without a rival had the reward of all others to its prompt: it teaches nothing."),
+            (points_of(lines, {"curriculum/too_hard": "too hard", "curriculum/wanted": "wanted",
+                               "curriculum/too_easy": "too easy"}),
+             "Prompts that were asked, by the share of answers that passed the last time."),
+            (points_of(lines, {"tools/call_frequency": "calls per answer",
+                               "tools/failure_frequency": "of them errors, a share"}), "Calls of tools.")) if shares),
         *(sample_of(one) for one in summary.get("samples", []))])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gristmill.flows.report.training import reinforcement, reinforcement_details, reward_points
+from gristmill.flows.report.training import REWARD, reinforcement, reinforcement_details, reward_points
 from tests.flows.rendered import html_of
 
 LINES: list[dict[str, Any]] = [
@@ -30,6 +30,18 @@ def test_the_section_shows_rewards_at_both_ends_and_answers_before_and_after() -
     assert "12 held-out prompts: 0.250 before, 0.750 after; a gain of +0.500 (+0.250 to +0.750)" in html
     assert "&lt;b&gt;5&lt;/b&gt;" in html
     assert html.count("<svg") == 3
+
+
+def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them() -> None:
+    more = {"frac_reward_zero_std": 0.5, "completions/clipped_ratio": 0.1}
+    curriculum = {"pass_rate": 0.25, "curriculum/too_hard": 0.5, "curriculum/wanted": 0.3, "curriculum/too_easy": 0.2}
+    tools = {"tools/call_frequency": 1.5, "tools/failure_frequency": 0.1}
+    for added, figures, said in ((more, 4, "answers without a rival"), (more | curriculum, 5, "too easy"),
+                                 (more | curriculum | tools, 6, "calls per answer")):
+        html = html_of(reinforcement({**FACTS, "training": {"rl": [
+            {**line, **added} if REWARD in line else line for line in LINES]}}))
+        assert html.count("<svg") == figures
+        assert said in html
 
 
 def test_a_run_without_reinforcement_has_no_section() -> None:

@@ -45,6 +45,7 @@ from gristmill.train.reinforcement.rewards import text_of
 from gristmill.train.reinforcement.rollouts import Generated, Rollouts
 from gristmill.train.reinforcement.sampler import Sampler, sampling_of
 from gristmill.train.reinforcement.tools.used import Used
+from gristmill.train.reinforcement.vllm_engine import check_agreement
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Actor:
         world: the processes.
         folder: where each batch's answers are kept.
         drawn_tokens, seconds: of all answers so far, and how long they took.
+        agreement: how far the engine that drew the last batch is from our own log-probabilities, where that is another.
     """
 
     section: Rl
@@ -80,6 +82,7 @@ class Actor:
     folder: Path
     choice: PromptChoice | None = None
     drawn_tokens: int = field(default=0, init=False)
+    agreement: dict[str, float] = field(default_factory=dict, init=False)
     seconds: float = field(default=0.0, init=False)
 
     def before_step(self, step: int) -> None:
@@ -101,6 +104,7 @@ class Actor:
             passed = (rollouts.totals >= section.curriculum.passed_at).view(-1, section.group_size)
             self.choice.learn(prompts[:: section.group_size].tolist(), passed.float().mean(dim=1))
         self._ask_models()
+        self.agreement = check_agreement(answers, rollouts.old, rollouts.mask, section.rollouts_agree)
         learn_from(rollouts, section)
         rollouts.batch.fill_(batch)
         if self.world.is_first:

@@ -135,6 +135,7 @@ class Reinforcement:
             "frac_reward_zero_std": flat / weight}
         if self._section.kl_weight:
             line["kl"] = divergence / tokens
+        line |= self._actor.agreement
         if self._section.tools:
             line |= {"completions/mean_turns": turns / weight, "tools/call_frequency": calls / weight,
                      "tools/failure_frequency": failed / calls if calls else 0.0}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, write_json
@@ -27,7 +28,7 @@ from gristmill.train.loop.resuming import measured_once
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.world import process_group
+from gristmill.train.parallel.world import World, process_group
 from gristmill.train.reinforcement.actor import Actor
 from gristmill.train.reinforcement.curriculum import PromptChoice
 from gristmill.train.reinforcement.dialogue import Dialogue
@@ -37,9 +38,10 @@ from gristmill.train.reinforcement.policy_objective import Reinforcement
 from gristmill.train.reinforcement.prompts import OfferedTools, Prompt, read_prompts, split, write_prompt_ids
 from gristmill.train.reinforcement.rewards import rewards_of
 from gristmill.train.reinforcement.rollouts import Rollouts, take_earlier_batches
-from gristmill.train.reinforcement.sampler import OwnEngine, Sampler
+from gristmill.train.reinforcement.sampler import Engine, OwnEngine, Sampler
 from gristmill.train.reinforcement.tools.call_format import CallFormat
 from gristmill.train.reinforcement.tools.toolbox import Toolbox
+from gristmill.train.reinforcement.vllm_engine import RolloutEngineError, VllmEngine
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, open_mixture
 from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
 
@@ -88,7 +90,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             section, training, order, model,
             sharded_model(shape, stored(start), world, dtype, context.compute).requires_grad_(False)
             if needs_reference else None,
-            Sampler(model, section.lora, OwnEngine(shape, dtype, section.generation_rows, world.device), world,
+            Sampler(model, section.lora, engine_of(section, shape, dtype, chat, world, context), world,
                     None if tools is None else Dialogue(chat, tools.form, tools.toolbox, section.turns,
                                                         section.tool_answer_tokens)),
             rewards_of(section.rewards, inputs, chat, shape.vocab_size, world, section.micro_batch_size),
@@ -114,6 +116,22 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                      "after": two["answer"], "reward": two["reward"]}
                     for one, two in zip(before[:SHOWN_HELD_OUT], after, strict=False)],
     }
+
+
+def engine_of(
+    section: Rl, shape: Shape, dtype: torch.dtype, chat: Chat, world: World, context: Context
+) -> Engine:
+    """What draws answers on this rank.
+
+    Raises:
+        gristmill.train.reinforcement.vllm_engine.RolloutEngineError: vLLM is asked for, but cannot be used here.
+    """
+    if section.rollouts == "own":
+        return OwnEngine(shape, dtype, section.generation_rows, world.device)
+    if world.size > 1:
+        raise RolloutEngineError(f"rl.rollouts is vllm, which draws in one process, but there are {world.size}: set "
+                                 "engine.ranks to 1, or remove the key")
+    return VllmEngine(shape, dtype, context.work / "vllm", sorted(chat.stops), chat.pad, section.vllm_memory)
 
 
 def row_length(section: Rl, shape: Shape) -> int:
