@@ -97,6 +97,15 @@ KINDS = {
     "model_type": "must be a mapping", "model_attributes_type": "must be a mapping", "extra_forbidden": "unknown key",
 }
 """What pydantic calls a wrong kind of value -> the same in words of YAML."""
+PLAINLY = (
+    ("expected <block end>", "this line begins in another column than the keys that it stands beside; indent them "
+                             "alike"),
+    ("mapping values are not allowed here", "a colon where none may be; give the line above its own colon, indent this "
+                                            "one as its neighbours, or quote a value that has one"),
+    ("found character '\\t'", "a tab indents this line; use blanks"),
+    ("found unexpected end of stream", "a quote or bracket is opened and never closed; close it"),
+)
+"""How YAML's own words for the commonest mistakes begin -> the same in words that say what to do."""
 
 
 class YamlFileError(ValueError):
@@ -143,6 +152,7 @@ def why_invalid(error: yaml.YAMLError) -> tuple[int, str]:
     """The 1-based line at which a text stops being YAML, and what is wrong there, on one line."""
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or " ".join(str(error).split())
+    what = next((plainly for said, plainly in PLAINLY if what.startswith(said)), what)
     return (mark.line + 1 if mark is not None else 1), what
 
 
@@ -156,5 +166,9 @@ def in_words(problem: Any) -> str:
     if problem["type"] == "string_pattern_mismatch" and problem["ctx"]["pattern"] == NAME_PATTERN:
         return "a name is made of letters, digits, `_`, `.` and `-`, and begins with a letter or digit"
     said = problem["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
-    message = KINDS.get(problem["type"], said)
+    message, value = KINDS.get(problem["type"], said), problem.get("input")
+    if message == "must be a mapping" and value is None and problem["loc"]:
+        message += "; indent its keys beneath it"
+    elif message == "must be a list" and isinstance(value, dict):
+        message += "; begin each entry with `- `"
     return message[:1].lower() + message[1:]
