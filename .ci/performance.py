@@ -16,6 +16,7 @@ AREAS = {
     "tokenize": "Encoding, mixing, packing, export",
     "stream": "Rows into a training, beside a memory map and MosaicML Streaming",
     "train": "Steps, loop, parallel forms, beside transformers and plain matrix products",
+    "objectives": "A step of each objective, beside the same in transformers",
     "posttrain": "Fine-tuning, preferences, rollouts, beside TRL and transformers",
     "models": "Judges, generated documents, examples, clusters, a red team, beside plain programs",
     "quality": "How often duplicates, languages, leaks, personal data are found, and how often wrongly",

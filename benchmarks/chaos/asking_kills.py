@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.bad_endpoint import TIMEOUT_SECONDS, BadEndpoint, kept_answers, serving_badly
+from benchmarks.chaos.bad_endpoint import TIMEOUT_SECONDS, BadEndpoint, kept_answers
 from benchmarks.chaos.chaos import do_points, rows_of
 from benchmarks.chaos.fuse import Fuse, burn_at, new_log
 from benchmarks.chaos.kills import (
@@ -32,6 +32,7 @@ from benchmarks.chaos.kills import (
     still_running,
     wrong_end,
 )
+from benchmarks.chaos.network import serving
 from benchmarks.chaos.project import MODIFIED_AT, json_lines, prose
 from benchmarks.chaos.undisturbed import Undisturbed, finish, start
 from gristmill.flows.running.fork_server import Forked
@@ -96,7 +97,7 @@ def undisturbed_run(folder: Path) -> Undisturbed:
     run = Undisturbed(project / "asking.yaml", folder / "clean-asking", folder / "changes-asking")
     if not run.manifest.exists():
         write_project(project)
-    with serving_badly() as endpoint:
+    with serving(BadEndpoint()) as endpoint:
         endpoint.faulty = 0.0
         run.finish([word for stage in STAGES for word in _asks(stage, endpoint)])
     return run
@@ -122,7 +123,7 @@ def run_chain(run: Undisturbed, stage: str, number: int, seed: int, folder: Path
     shutil.rmtree(store, ignore_errors=True)
     run.lend(store, stage)
     total = kept_answers(run.store, run.session.folder(stage).path.name).total()
-    with serving_badly(seed, number) as endpoint:
+    with serving(BadEndpoint(seed, number)) as endpoint:
         attempt = partial(_attempt, run, stage, store, endpoint, way)
         try:
             for turn in range(ATTEMPTS_IN_CHAIN):

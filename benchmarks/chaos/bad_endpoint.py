@@ -11,15 +11,14 @@ import json
 import re
 import socket
 import struct
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos.network import Ending
 from gristmill.dataprep.seeds import seeded_key
 
 FAULTS = ("drop", "429", "503", "half", "page") * 4 + ("hang",)
@@ -33,7 +32,7 @@ SLOW_SECONDS = 0.02
 NAME = re.compile(r"request-[0-9a-f]{24}")
 
 
-class BadEndpoint(ThreadingHTTPServer):
+class BadEndpoint(Ending):
     """The endpoint.
 
     Args:
@@ -45,13 +44,9 @@ class BadEndpoint(ThreadingHTTPServer):
         answered: name -> how often it was given a whole answer.
     """
 
-    daemon_threads = True
-
     def __init__(self, *seed: int | str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.seed, self.faulty = seed, FAULTY
-        self.lock = threading.Lock()
-        self.done = threading.Event()
         self.answered: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
         self.begin()
@@ -167,15 +162,3 @@ def kept_answers(store: Path, owner: str = "") -> Counter[str]:
     """Of which requests a store keeps answers, and how often: all, or those that the folder of a stage asked for."""
     return Counter(name for path in (store / "answers").rglob(f"{owner.replace('~', '-')}*.jsonl")
                    for line in path.read_text().splitlines() for name in NAME.findall(line)[:1])
-
-
-@contextmanager
-def serving_badly(*seed: int | str) -> Iterator[BadEndpoint]:
-    """An endpoint that answers as it does."""
-    with BadEndpoint(*seed) as endpoint:
-        threading.Thread(target=endpoint.serve_forever, daemon=True).start()
-        try:
-            yield endpoint
-        finally:
-            endpoint.done.set()
-            endpoint.shutdown()

@@ -22,7 +22,23 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_
                "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
-class Network(ThreadingHTTPServer):
+class Ending(ThreadingHTTPServer):
+    """A server of this machine that can be ended while requests wait.
+
+    Attributes:
+        lock: of what it counts.
+        done: set when it ends.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.lock = threading.Lock()
+        self.done = threading.Event()
+
+
+class Network(Ending):
     """Hands requests on to a server of this machine; `fault` says which of them are spoilt, and how.
 
     Attributes:
@@ -35,17 +51,13 @@ class Network(ThreadingHTTPServer):
         received, sent: bytes of what was asked, and of the answers.
     """
 
-    daemon_threads = True
-
     def __init__(self, upstream: int) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.upstream, self.requests, self.received, self.sent = upstream, 0, 0, 0
         self.delay_seconds, self.is_faulty = 0.0, False
         self.away_from: int | None = None
         self.refuses_from: int | None = None
         self.refused, self._well_again = 0, 0.0
-        self.lock = threading.Lock()
-        self.done = threading.Event()
 
     @property
     def address(self) -> str:
@@ -124,19 +136,19 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-SomeNetwork = TypeVar("SomeNetwork", bound=Network)
+SomeServer = TypeVar("SomeServer", bound=Ending)
 
 
 @contextmanager
-def serving(network: SomeNetwork) -> Iterator[SomeNetwork]:
-    """A network that answers."""
-    with network:
-        threading.Thread(target=network.serve_forever, daemon=True).start()
+def serving(server: SomeServer) -> Iterator[SomeServer]:
+    """A server that answers."""
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield network
+            yield server
         finally:
-            network.done.set()
-            network.shutdown()
+            server.done.set()
+            server.shutdown()
 
 
 @contextmanager

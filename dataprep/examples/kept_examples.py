@@ -88,24 +88,24 @@ class UsableSet:
 
 
 def usable_sets(
-    data: Sequence[Instructions | PreferencePairs], kind: Kind, prepared: Path | None,
-    inputs: Mapping[str, Path] | None = None,
+    data: Sequence[Instructions | PreferencePairs], kind: Kind, inputs: Mapping[str, Path]
 ) -> Iterator[UsableSet]:
     """What there is to encode of each set: as it is read, or as its preparation left it.
 
     Args:
         data: the sets of the section.
         kind: sft or dpo.
-        prepared: output of the stage that prepared them, if any did.
-        inputs: of the stage, among them the sets that the manifest makes.
+        inputs: of the stage, among them the output of the one that prepared the sets, if any did, and the sets that
+            the manifest makes.
 
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
         ConservationError: not every record is accounted for.
     """
+    prepared = inputs.get(f"{kind}_prepare")
     if prepared is None:
         for one in data:
-            read = read_set(made_path(one.path, inputs or {}), kind, one.format, one.limit, one.max_quarantined)
+            read = read_set(made_path(one.path, inputs), kind, one.format, one.limit, one.max_quarantined)
             yield UsableSet(read.examples, read.quarantined, read.counts())
         return
     quarantined: dict[str, list[Quarantined]] = {}

@@ -151,7 +151,7 @@ def clusters_found(session: Session, name: str, folder: StageFolder, facts: Fact
     if INGEST not in inputs:
         return {}
     clusters = facts["summaries"][name].get("largest_clusters", [])
-    pairs = least_like_survivors(inputs, name)
+    sizes, pairs = duplicates_found(inputs, name)
     survivors = {bytes.fromhex(cluster["survivor"]) for cluster in clusters}
     beside = {one[side] for one in pairs for side in ("dropped", "kept")}
     texts = {key: {"locator": one["locator"], "text": one["text"][:COMPARED_CHARACTERS]}
@@ -160,28 +160,33 @@ def clusters_found(session: Session, name: str, folder: StageFolder, facts: Fact
     found = [{**cluster, "locator": locators.get(bytes.fromhex(cluster["survivor"]), "")} for cluster in clusters]
     shown = [{**one, "dropped": texts[one["dropped"]], "kept": texts[one["kept"]]} for one in pairs
               if {one["dropped"], one["kept"]} <= texts.keys()]  # a survivor may be of another run
-    sizes = cluster_sizes(inputs, name)
     return {"clusters": {**facts.get("clusters", {}), name: {"largest": found, "sizes": sizes, "beside": shown}}}
 
 
-def least_like_survivors(inputs: Mapping[str, Path], step: str) -> list[dict[str, Any]]:
-    """Of the documents that a step dropped as near duplicates, the SHOWN_PAIRS least like the ones that stay for them.
+def duplicates_found(inputs: Mapping[str, Path], step: str) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """How many clusters of duplicates have how many documents, in groups that double; and of the documents that a step
+    dropped as near duplicates, the SHOWN_PAIRS least like the ones that stay for them.
 
     Returns:
-        per document `measure` (the column: jaccard, or cosine where meanings were compared), `similarity`, and the ids
-        `dropped` and `kept`.
+        the groups that have any; and per document `measure` (the column: jaccard, or cosine where meanings were
+        compared), `similarity`, and the ids `dropped` and `kept`.
     """
-    found: list[tuple[float, bytes, bytes]] = []
+    edges = [2, 3, 5, 9, 17, 33, 65, 129, 1025]
+    names = ["2", "3-4", "5-8", "9-16", "17-32", "33-64", "65-128", "129-1,024", "more"]
+    counted, found = np.zeros(len(edges), np.int64), list[tuple[float, bytes, bytes]]()
     shards = shard_names(inputs[INGEST])
-    names = column_names(inputs[step] / shards[0])
-    measure = next(name for name in SIMILARITIES if name in names)
+    columns = column_names(inputs[step] / shards[0])
+    measure = next(name for name in SIMILARITIES if name in columns)
     for shard in shards:
-        table = read_annotations(inputs, shard, step, [measure, "duplicate_of"])
+        table = read_annotations(inputs, shard, step, ["keep", "cluster_size", measure, "duplicate_of"])
+        sizes = table.filter(pc.fill_null(table["keep"], False))["cluster_size"].drop_null().to_numpy()
+        counted += np.bincount(np.searchsorted(edges, sizes, side="right"), minlength=len(edges) + 1)[1:]
         near = table.filter(pc.less(table[measure], 1.0))
         found += zip(near[measure].to_pylist(), near["id"].to_pylist(), near["duplicate_of"].to_pylist(), strict=True)
         found = sorted(found)[:SHOWN_PAIRS]
-    return [{"measure": measure, "similarity": similarity, "dropped": dropped, "kept": kept}
-            for similarity, dropped, kept in found]
+    return ({name: int(count) for name, count in zip(names, counted, strict=True) if count},
+            [{"measure": measure, "similarity": similarity, "dropped": dropped, "kept": kept}
+             for similarity, dropped, kept in found])
 
 
 def funnel(summaries: Mapping[str, Mapping[str, Any]], steps: Iterable[str]) -> list[dict[str, Any]]:
@@ -226,18 +231,6 @@ def eaten_sources(rows: Iterable[Mapping[str, Any]]) -> list[str]:
                 found.append(f"{row['stage']} keeps {part['kept']:,} of {part['read']:,} documents of {name!r} "
                              f"({part['kept'] / part['read']:.1%})" + (f", most dropped by {rules}" if rules else ""))
     return found
-
-
-def cluster_sizes(inputs: Mapping[str, Path], step: str) -> dict[str, int]:
-    """How many clusters of duplicates have how many documents, in groups that double."""
-    edges = [2, 3, 5, 9, 17, 33, 65, 129, 1025]
-    names = ["2", "3-4", "5-8", "9-16", "17-32", "33-64", "65-128", "129-1,024", "more"]
-    found = np.zeros(len(edges), np.int64)
-    for shard in shard_names(inputs[INGEST]):
-        table = read_annotations(inputs, shard, step, ["keep", "cluster_size"])
-        sizes = table.filter(pc.fill_null(table["keep"], False))["cluster_size"].drop_null().to_numpy()
-        found += np.bincount(np.searchsorted(edges, sizes, side="right"), minlength=len(edges) + 1)[1:]
-    return {name: int(count) for name, count in zip(names, found, strict=True) if count}
 
 
 def top_reasons(counts: Mapping[str, Any], most: int = 3) -> list[tuple[str, int]]:

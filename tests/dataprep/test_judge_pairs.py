@@ -64,7 +64,8 @@ def prepared(endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Con
 
 
 def left(tmp_path: Path, out: str = "out") -> set[str]:
-    (found,) = usable_sets([WeightedPairs(path=str(tmp_path / "pairs.jsonl"))], "dpo", tmp_path / out)
+    (found,) = usable_sets([WeightedPairs(path=str(tmp_path / "pairs.jsonl"))], "dpo",
+                           {"dpo_prepare": tmp_path / out})
     return {one["chosen"][0]["content"] for one in found.examples}
 
 

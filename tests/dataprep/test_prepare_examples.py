@@ -130,7 +130,7 @@ def test_survivors_are_the_examples_as_they_were_read(
     matches = read_table(tmp_path / "out" / "decontaminate" / "matches.parquet").to_pylist()
     assert [one["locator"] for one in matches] == ["first.jsonl:7"]
     data = [Instructions.model_validate(item) for item in sft_config["data"]]
-    first, second = usable_sets(data, "sft", tmp_path / "out")
+    first, second = usable_sets(data, "sft", {"sft_prepare": tmp_path / "out"})
     assert (first.examples, second.examples) == (left["first"], left["second"])
     assert first.counts["prepared_dropped"]["exact_duplicate"] == 1
     assert [one.place for one in first.quarantined] == ["first.jsonl:6"]
@@ -146,8 +146,8 @@ def test_no_step_that_drops_leaves_what_is_read_without_any(
               "prepare": steps({"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}})}
     run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     assert survivors(tmp_path / "out")["twice"] == read_examples(path, "sft")
-    unprepared, prepared = (next(usable_sets([Instructions(path=path)], "sft", folder))  # type: ignore[arg-type]
-                            for folder in (None, tmp_path / "out"))
+    unprepared, prepared = (next(usable_sets([Instructions(path=path)], "sft", inputs))
+                            for inputs in ({}, {"sft_prepare": tmp_path / "out"}))
     assert unprepared.examples == prepared.examples
 
 

@@ -53,7 +53,7 @@ from gristmill.flows.report.parts import (
     templates,
 )
 from gristmill.flows.report.pictures import curves, cut_histogram, histogram, place_on_bins, stacked_bars, steps
-from gristmill.flows.report.run_data import cluster_sizes, eaten_sources, least_like_survivors, with_tokens
+from gristmill.flows.report.run_data import duplicates_found, eaten_sources, with_tokens
 from gristmill.flows.report.summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
 from gristmill.flows.stages.registry import STAGES
@@ -227,8 +227,9 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
                          "jaccard": pa.array([None, 1.0, None, 0.8, 0.7, None, float("nan")])})
     write_table(tmp_path / "dedup" / "part-0.parquet", table)
     inputs = {"ingest": tmp_path / "ingest", "dedup": tmp_path / "dedup"}
-    assert cluster_sizes(inputs, "dedup") == {"2": 1, "3-4": 1}
-    assert least_like_survivors(inputs, "dedup") == [
+    sizes, pairs = duplicates_found(inputs, "dedup")
+    assert sizes == {"2": 1, "3-4": 1}
+    assert pairs == [
         {"measure": "jaccard", "similarity": 0.7, "dropped": ids[4], "kept": ids[2]},
         {"measure": "jaccard", "similarity": 0.8, "dropped": ids[3], "kept": ids[2]}], (
         "equal texts are none, nor is what was not compared")

@@ -184,7 +184,8 @@ def test_an_encoder_is_refused() -> None:
 
 
 def test_a_modelfile_names_the_weights_the_stops_and_the_template(tokenizer_folder: Path) -> None:
-    assert modelfile("model-q8_0.gguf", Chat(tokenizer_folder), 64) == (
+    chat = Chat(tokenizer_folder)
+    assert modelfile("model-q8_0.gguf", chat, 64, go_template(chat)) == (
         'FROM ./model-q8_0.gguf\nPARAMETER num_ctx 64\nPARAMETER stop "<|endoftext|>"\nPARAMETER stop "<|end|>"\n'
         'TEMPLATE """{{ range .Messages }}{{ if eq .Role "system" }}<|system|>\n{{ .Content }}<|end|>\n'
         '{{ else if eq .Role "assistant" }}<|assistant|>\n{{ .Content }}<|end|>\n'

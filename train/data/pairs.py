@@ -172,15 +172,15 @@ class NoPairsError(ValueError):
 
 
 def read_pairs(
-    data: Sequence[PreferencePairs], chat: Chat, length: int, prepared: Path | None = None,
-    leaks: Decontaminate | None = None, inputs: Mapping[str, Path] | None = None,
+    data: Sequence[PreferencePairs], chat: Chat, length: int, inputs: Mapping[str, Path],
+    leaks: Decontaminate | None = None,
 ) -> tuple[list[list[Pair]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
     """Read and encode all sets, which are of pairs; see `read_preferences`.
 
     Raises:
         NoPairsError: a set has an answer that is labelled and no pair.
     """
-    found, counts, quarantined = read_preferences(data, chat, length, prepared, leaks, inputs)
+    found, counts, quarantined = read_preferences(data, chat, length, inputs, leaks)
     for one, of_set in zip(data, found, strict=True):
         if labelled := sum(isinstance(item, Answer) for item in of_set):
             raise NoPairsError(f"preferences {one.path}: {labelled} of its examples are single answers with a label, "
@@ -189,8 +189,8 @@ def read_pairs(
 
 
 def read_preferences(
-    data: Sequence[PreferencePairs], chat: Chat, length: int, prepared: Path | None = None,
-    leaks: Decontaminate | None = None, inputs: Mapping[str, Path] | None = None,
+    data: Sequence[PreferencePairs], chat: Chat, length: int, inputs: Mapping[str, Path],
+    leaks: Decontaminate | None = None,
 ) -> tuple[list[list[Pair | Answer]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
     """Read and encode all sets of pairs and of labelled answers, or what their preparation left of them.
 
@@ -198,9 +198,9 @@ def read_preferences(
         data: where they are.
         chat: tokenizer and template.
         length: most tokens per conversation.
-        prepared: output of the stage that prepared them, if any did.
+        inputs: of the stage, among them the output of the one that prepared the sets, if any did, and the sets that
+            the manifest makes.
         leaks: the evaluation sets that they are compared with.
-        inputs: of the stage, among them the sets that the manifest makes.
 
     Returns:
         set by set: the usable pairs and after them the usable answers; counts (see `pairs.prepare_pairs`) with what
@@ -214,7 +214,7 @@ def read_preferences(
     sets: list[list[Pair | Answer]] = []
     counts: list[dict[str, Any]] = []
     quarantined: list[Sequence[Quarantined]] = []
-    for one, read in zip(data, usable_sets(data, "dpo", prepared, inputs), strict=True):
+    for one, read in zip(data, usable_sets(data, "dpo", inputs), strict=True):
         pairs, of_pairs = prepare_pairs([item for item in read.examples if "chosen" in item], chat, length)
         answers, of_answers = prepare_answers([item for item in read.examples if "label" in item], chat, length)
         counted = added(of_pairs, of_answers)

@@ -16,16 +16,16 @@ CONVERSATIONS = (PROBE, PROBE[:2], PROBE[:4], PROBE[1:], PROBE[1:2], PROBE[1:4])
 """What the parts of a template are found in, and compared with."""
 
 
-def modelfile(weights: str, chat: Chat, sequence_length: int) -> str:
+def modelfile(weights: str, chat: Chat, sequence_length: int, template: str | None) -> str:
     """The text of a Modelfile.
 
     Args:
         weights: the GGUF file, relative to the Modelfile.
-        chat: tokenizer and template of the model.
+        chat: the tokenizer of the model.
         sequence_length: tokens that the model reads.
+        template: its chat template in Go (see `go_template`), if there is one.
     """
     stops = sorted(chat.stops)
-    template = go_template(chat)
     lines = [f"FROM ./{weights}", f"PARAMETER num_ctx {sequence_length}",
              *(f"PARAMETER stop {json.dumps(chat.decode([stop], special=True), ensure_ascii=False)}" for stop in stops)]
     return "\n".join([*lines, *([] if template is None else [f'TEMPLATE """{template}"""']), ""])

@@ -34,8 +34,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     chat, tokenizer = Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()
     length = example_length(section.sequence_length, inputs)
     names = set_names([one.path for one in section.data])
-    found, sets, quarantined = read_preferences(section.data, chat, length, inputs.get("dpo_prepare"), section.leaks,
-                                                inputs)
+    found, sets, quarantined = read_preferences(section.data, chat, length, inputs, section.leaks)
     write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
     for name, one in zip(names, sets, strict=True):
         for warning in warnings_of(name, one["audit"]):

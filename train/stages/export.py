@@ -132,11 +132,12 @@ def write_gguf_files(
     sizes: dict[str, int] = {
         kind: write_gguf(out / f"model-{kind}.gguf", source / WEIGHTS_FILE, shape, kind, labels, context.work)
         for kind in section.gguf}
-    if template is not None and go_template(chat) is None:
+    in_go = go_template(chat)
+    if template is not None and in_go is None:
         context.warn("the Modelfile has no TEMPLATE: the chat template writes a message in a way that depends on those "
                      "around it, which Ollama's templates cannot say here; write one by hand before `ollama create`")
     with atomic_write(out / MODELFILE) as sink:
-        sink.write(modelfile(f"model-{section.gguf[0]}.gguf", chat, shape.sequence_length).encode())
+        sink.write(modelfile(f"model-{section.gguf[0]}.gguf", chat, shape.sequence_length, in_go).encode())
     return sizes
 
 

@@ -67,7 +67,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
     shape = tuned_shape(shape, length, context)
-    found, sets, _ = read_pairs(section.data or (), chat, length, inputs.get("dpo_prepare"), inputs=inputs)
+    found, sets, _ = read_pairs(section.data or (), chat, length, inputs)
     names = set_names([one["path"] for one in sets])
     every = [(pair, name) for name, of_set in zip(names, found, strict=True) for pair in of_set]
     usable = [(pair, name) for pair, name in every if not (pair.chosen.truncated or pair.rejected.truncated)]

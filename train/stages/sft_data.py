@@ -78,7 +78,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         raise ReplayError(f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
                           f"is {length}; make them equal, or replay nothing")
     names = set_names([one.path for one in section.data], [REPLAY])
-    found, held_out, sets, quarantined = read_sets(section, chat, length, inputs.get("sft_prepare"), inputs)
+    found, held_out, sets, quarantined = read_sets(section, chat, length, inputs)
     write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
     drawn = weighted(found, [one.weight for one in section.data], sets, seed)
     rows = {name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
@@ -105,8 +105,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def read_sets(
-    section: SftData, chat: Chat, length: int, prepared: Path | None = None,
-    inputs: Mapping[str, Path] | None = None,
+    section: SftData, chat: Chat, length: int, inputs: Mapping[str, Path]
 ) -> tuple[list[list[Conversation]], list[list[Conversation]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
     """Read and encode all sets of examples, or what their preparation left of them.
 
@@ -121,7 +120,7 @@ def read_sets(
     held_out: list[list[Conversation]] = []
     counts: list[dict[str, Any]] = []
     quarantined: list[Sequence[Quarantined]] = []
-    for one, read in zip(section.data, usable_sets(section.data, "sft", prepared, inputs), strict=True):
+    for one, read in zip(section.data, usable_sets(section.data, "sft", inputs), strict=True):
         found, counted = prepare_conversations(read.examples, chat, length, one.train_on)
         if not found:
             raise NothingToTrainError(
