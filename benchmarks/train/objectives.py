@@ -42,7 +42,7 @@ def rows() -> Iterator[Row]:
         sentinels, modes = np.arange(VOCAB - SENTINELS, VOCAB), tuple(range(MODE, MODE + len(Ul2().denoisers)))
         spans = Corruption(SpanCorruption().denoisers, (), 0, sentinels, EOS, PAD)
         mixed = Corruption(Ul2().denoisers, modes, 0, sentinels, EOS, PAD)
-        blanks = Blanks(BlankInfilling(document_share=0.5), Marks(*range(MODE, MODE + 5), PAD), 0,
+        blanks = Blanks(BlankInfilling(document_share=0.5), Marks(3, 4, 5, 6, 7, PAD), 0,
                         np.zeros(VOCAB, dtype=bool), EOS)
         sides: dict[str, tuple[Shape, Layout, Peer]] = {
             "prefix step, vs transformers Llama given the mask": (prefixed, PrefixCut(PrefixLm(), 0), decoder_step),
