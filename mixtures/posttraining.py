@@ -40,9 +40,10 @@ class Lora(Section):
     section 4: it takes all of them to match a full fine-tuning)."""
     base: RoundedBase | None = None
     """Hold the adapted layers' frozen weights in fewer bits (QLoRA, Dettmers et al. 2023): `nf4` in 4 (bitsandbytes,
-    extra `quant`; 0.52 bytes a weight), `int8` in 8, with a scale per row. Every process then holds all of them. The
-    adapters learn what rounding took away along with the task, and the stage's model is the rounded one with them
-    merged; a reference is rounded alike. float32 if absent. Not together with `dora` or `engine.compute.compile`."""
+    extra `quant`; 0.52 bytes a weight), `int8` in 8, with a scale per row. Processes that shard each hold a share of
+    the bytes, and gather those of a matrix while it is multiplied. The adapters learn what rounding took away along
+    with the task, and the stage's model is the rounded one with them merged; a reference is rounded alike. float32 if
+    absent. Not together with `dora` or `engine.compute.compile`."""
 
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> Self:

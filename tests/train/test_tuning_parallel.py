@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from benchmarks.checkout import ROOT
 from gristmill.mixtures.posttraining import Dpo, Reference, Tuning
@@ -68,6 +70,21 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
     ]
 
 
+def rounded_jobs_in(folder: Path, inputs: dict[str, str], data: Path, base: str) -> list[dict[str, Any]]:
+    """On a model that is held rounded: a tuning, a reference row by row, and rewarded answers."""
+    chats, pairs = {"data": [{"path": str(data / "sft.jsonl")}]}, {"data": [{"path": str(data / "dpo.jsonl")}]}
+    tuning = {**TRAINING, "optimizer": {"learning_rate": 0.002}, "lora": {"rank": 3, "base": base}}
+    return [
+        {"stage": "sft", "folder": str(folder / "adapters"), "inputs": inputs, "config": {**tuning, **chats},
+         "parallel": {"shard": 2}},
+        {"stage": "reference", "folder": str(folder / "reference"), "inputs": inputs,
+         "config": {**pairs, "sequence_length": 64, "micro_batch_size": 1, "rounded": {"base": base}}},
+        {"stage": "rl", "folder": str(folder / "rl"), "inputs": inputs, "parallel": {"replicate": 2},
+         "config": {**tuning, **chats, "global_batch_size": 6, "group_size": 2, "max_new_tokens": 5, "holdout": 0.3,
+                    "sequence_length": 32, "kl_weight": 0.1, "rewards": [{"kind": "contains", "text": "e"}]}},
+    ]
+
+
 def split_ones(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of the jobs that have a layer on top of the model, with matrices split in place of sharded."""
     return [{**job, "folder": f"{job['folder']} split", "parallel": {"tensor": 2}} for job in jobs
@@ -83,18 +100,37 @@ def on_made_rows(job: dict[str, Any], made: Path) -> dict[str, Any]:
     return {**job, "config": config, "inputs": {**job["inputs"], name: str(rows)}}
 
 
+def write_inputs(tokenizer_folder: Path, mix_folder: Path, folder: Path) -> dict[str, Path]:
+    """Conversations and pairs, and what the pre-training reads."""
+    words = ("json", "text", "file", "name", "list", "code", "line")
+    (folder / "sft.jsonl").write_text("".join(json.dumps({"messages": [
+        {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}, {'so ' * number}."}]}) + "\n"
+        for number, word in enumerate(words)))
+    (folder / "dpo.jsonl").write_text("".join(json.dumps({
+        "prompt": [{"role": "user", "content": word}], "chosen": [{"role": "assistant", "content": "yes " * number}],
+        "rejected": [{"role": "assistant", "content": "no"}]}) + "\n" for number, word in enumerate(words, 1)))
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+def run_on_two(jobs: list[dict[str, Any]], folder: Path) -> None:
+    """Run stages one after the other on two processes."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run(
+        [sys.executable, "-m", WORKER, "2", str(folder / "jobs.json")], env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=240, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """Of the metrics of a training."""
+    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.slow
 def test_two_processes_tune_as_one_does(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    words = ("json", "text", "file", "name", "list", "code", "line")
-    (tmp_path / "sft.jsonl").write_text("".join(json.dumps({"messages": [
-        {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}, {'so ' * number}."}]}) + "\n"
-        for number, word in enumerate(words)))
-    (tmp_path / "dpo.jsonl").write_text("".join(json.dumps({
-        "prompt": [{"role": "user", "content": word}], "chosen": [{"role": "assistant", "content": "yes " * number}],
-        "rejected": [{"role": "assistant", "content": "no"}]}) + "\n" for number, word in enumerate(words, 1)))
-    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    inputs = write_inputs(tokenizer_folder, mix_folder, tmp_path)
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 2}, tmp_path / "pretrain")
     named = {**{name: str(path) for name, path in inputs.items()}, "pretrain": str(tmp_path / "pretrain" / "data")}
     for job in jobs_in(tmp_path / "one", named, tmp_path, tmp_path / "one"):
@@ -102,14 +138,9 @@ def test_two_processes_tune_as_one_does(
                   Path(job["folder"]))
     jobs = jobs_in(tmp_path / "two", named, tmp_path, tmp_path / "one")
     of_two = [on_made_rows(job, tmp_path / "one") for job in (*jobs, *split_ones(jobs))]
-    (tmp_path / "jobs.json").write_text(json.dumps(of_two))
-    done = subprocess.run(
-        [sys.executable, "-m", WORKER, "2", str(tmp_path / "jobs.json")], env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=240, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-6000:]
+    run_on_two(of_two, tmp_path)
     for name in ("adapters", "held", "dpo", "dpo whole", "kto", "reward", "reward split", "taught", "rl", "rl split"):
-        ours, theirs = ([json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
-                        for folder in (tmp_path / "two" / name, tmp_path / "one" / name.removesuffix(" split")))
+        ours, theirs = map(lines_of, (tmp_path / "two" / name, tmp_path / "one" / name.removesuffix(" split")))
         assert len(ours) == len(theirs) == 3
         if name.startswith("rl"):  # what two processes drew is what the one drew
             assert [line["reward"] for line in ours] == [line["reward"] for line in theirs]
@@ -125,3 +156,40 @@ def test_two_processes_tune_as_one_does(
     assert tables[0]["id"].equals(tables[1]["id"])
     for column in ("chosen", "rejected", "chosen_tokens"):
         np.testing.assert_allclose(tables[0][column].to_numpy(), tables[1][column].to_numpy(), atol=2e-3)
+
+
+@pytest.mark.parametrize("base", ["int8", pytest.param("nf4", marks=pytest.mark.slow)])
+def test_two_processes_hold_a_rounded_model_together_and_find_the_same_to_the_last_bit(
+    base: str, run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """Log-probabilities of rows that one of them computes alone, as one process does; sums over both but for rounding.
+    """
+    if base == "nf4":
+        pytest.importorskip("bitsandbytes")
+    inputs = write_inputs(tokenizer_folder, mix_folder, tmp_path)
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 2}, tmp_path / "pretrain")
+    named = {**{name: str(path) for name, path in inputs.items()}, "pretrain": str(tmp_path / "pretrain" / "data")}
+    told = {}
+    for job in rounded_jobs_in(tmp_path / "one", named, tmp_path, base):
+        told[job["stage"]] = run_stage(job["stage"], {name: Path(path) for name, path in job["inputs"].items()},
+                                       job["config"], Path(job["folder"]))
+    jobs = rounded_jobs_in(tmp_path / "two", named, tmp_path, base)
+    run_on_two([on_made_rows(job, tmp_path / "one") for job in jobs], tmp_path)
+    tables = [pq.read_table(tmp_path / run / "reference" / "data" / "reference.parquet") for run in ("two", "one")]
+    assert tables[0].equals(tables[1])
+    for name, stage in (("adapters", "sft"), ("rl", "rl")):
+        ours, theirs = map(lines_of, (tmp_path / "two" / name, tmp_path / "one" / name))
+        for line, expected in zip(ours, theirs, strict=True):
+            assert line["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-5)
+            assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3, abs=1e-5)
+        summary = json.loads((tmp_path / "two" / name / "data" / "told.json").read_text())
+        share, whole = summary["lora_base"], told[stage]["lora_base"]
+        assert share["float32_bytes"] == whole["float32_bytes"]
+        # Processes of a replica share the integers, a quarter or an eighth of float32, and have all scales.
+        packed = whole["float32_bytes"] / (4 if base == "int8" else 8) if name == "adapters" else 0
+        assert share["bytes"] == whole["bytes"] - packed / 2
+    file = Path("adapters", "data", "model", "model.safetensors")
+    weights = [load_file(tmp_path / run / file) for run in ("two", "one")]
+    for name, tensor in weights[1].items():
+        torch.testing.assert_close(weights[0][name], tensor, atol=2e-4, rtol=0)

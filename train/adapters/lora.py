@@ -182,11 +182,14 @@ def check_rounding(kind: RoundedBase, compiled: bool) -> None:
                             "base: int8, which needs nothing") from error
 
 
-def round_frozen(model: nn.Module, tensor_of: TensorOf, kind: RoundedBase, device: torch.device) -> None:
-    """Give all adapted layers of a model, which have no weight yet, their rounded ones; matrix by matrix."""
+def round_frozen(model: nn.Module, tensor_of: TensorOf, kind: RoundedBase, world: World) -> None:
+    """Give all adapted layers of a model, which have no weight yet, their rounded ones; matrix by matrix, of which each
+    process keeps its share."""
+    group = world.sharing_group
     for name, layer in _adapted_layers(model):
-        whole = tensor_of(f"{name}.weight", torch.Size((layer.out_features, layer.in_features))).to(device)
-        layer.rounded = rounded(whole, kind)
+        whole = tensor_of(f"{name}.weight", torch.Size((layer.out_features, layer.in_features))).to(world.device)
+        found = rounded(whole, kind)
+        layer.rounded = found if group is None else found.among(group)
 
 
 def rounded_weights(model: nn.Module) -> dict[str, RoundedWeight]:
@@ -195,12 +198,18 @@ def rounded_weights(model: nn.Module) -> dict[str, RoundedWeight]:
 
 
 def rounded_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What they stand for; float32 on the CPU."""
-    return {name: weight.whole(torch.float32).cpu() for name, weight in rounded_weights(model).items()}
+    """What they stand for; float32 on the CPU of the first process, nothing on the others, which help to gather it."""
+    found, is_first = dict[str, Tensor](), torch.distributed.get_rank() == 0
+    for name, weight in rounded_weights(model).items():
+        whole = weight.whole(torch.float32)
+        if is_first:
+            found[name] = whole.cpu()
+    return found
 
 
 def describe_rounding(model: nn.Module, lora: Lora | None) -> dict[str, Any]:
-    """For a summary: bytes that rounded matrices take on each process, and would in float32; nothing if none is."""
+    """For a summary: bytes that rounded matrices take on each process, and would in float32 if whole; nothing if none
+    is."""
     if lora is None or lora.base is None:
         return {}
     taken = [(layer.rounded.nbytes, 4 * layer.in_features * layer.out_features)
@@ -252,5 +261,5 @@ def tuned_model(
     model = sharded_model(shape, lambda name, size: torch.zeros(size) if name in added else inside(name, size), world,
                           dtype, context.compute, adapt=change, build=build)
     if base is not None:
-        round_frozen(model, tensor_of, base, world.device)
+        round_frozen(model, tensor_of, base, world)
     return model

@@ -83,6 +83,11 @@ class World:
         return self.weights["tensor"] if self._along("tensor") > 1 else None
 
     @property
+    def sharing_group(self) -> dist.ProcessGroup | None:
+        """The processes that share the weights of a replica, if there are several."""
+        return self.weights.get_group("shard") if self.data_mesh.size(self.data_mesh.ndim - 1) > 1 else None
+
+    @property
     def row_split(self) -> RowSplit | None:
         """The processes that compute the same rows, each a share of their tokens, if there are several."""
         size = self._along("context")

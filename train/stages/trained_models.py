@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
@@ -101,7 +100,7 @@ def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, 
 
     Frozen matrices that are held rounded are among them, as what they stand for.
     """
-    frozen = rounded_tensors(model) if torch.distributed.get_rank() == 0 else {}
+    frozen = rounded_tensors(model)
     tensors = {MODEL: whole_tensors(model) | frozen}
     if average is not None:
         with average.in_place():
