@@ -7,7 +7,7 @@ LAYERS := mixtures dataprep tokenize train flows
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo engines test test-all docs test-docs pictures reference deprecations check dependencies audit api peers deploy-tools clean build/typecheck
+.PHONY: demo engines test test-all test-oldest docs test-docs pictures reference deprecations check dependencies audit api peers deploy-tools clean build/typecheck
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
@@ -17,6 +17,19 @@ test: .venv/developing
 
 test-all: .venv/developing deploy-tools
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# The tests of training with the oldest torch that pyproject.toml allows; all others run with that of constraints.txt, the
+# newest. Its environment has that torch with what it requires, and everything else from .venv.
+test-oldest: build/oldest/installed
+	build/oldest/bin/python -m pytest -n 2 --dist loadfile -m "not ($(LONG))" tests/train
+
+build/oldest/installed: pyproject.toml .venv/developing
+	$(PYTHON) -m venv --clear build/oldest
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+		> $$(echo build/oldest/lib/python3*/site-packages)/gristmill.pth
+	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+		"torch==$$(sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml)"
+	touch $@
 
 # The engines that the tests of other runners want, into the user's cache folder; says what cannot be had here.
 engines: .venv/installed

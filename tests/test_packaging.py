@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import gristmill
 from tests.test_architecture import LAYERS, ROOT
@@ -45,6 +49,22 @@ def test_types_and_licence_go_with_the_package() -> None:
 
 def test_the_citation_names_the_version_of_the_package() -> None:
     assert f"\nversion: {gristmill.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_both_ends_of_the_range_of_torch_are_tested() -> None:
+    """The newest is what constraints.txt installs, the oldest what `make test-oldest` does."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch,) = (one for one in map(Requirement, project["optional-dependencies"]["train"]) if one.name == "torch")
+    (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    newest = Version(pinned)
+    assert newest in torch.specifier
+    assert Version(f"{newest.major}.{newest.minor + 1}") not in torch.specifier
+    done = subprocess.run(["make", "--dry-run", "--always-make", "build/oldest/installed"], cwd=ROOT, check=True,
+                          capture_output=True, text=True)
+    (script,) = re.findall(r'"torch==\$\((sed .*?)\)"', done.stdout)
+    oldest = Version(subprocess.run(script, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    assert oldest in torch.specifier
+    assert Version(f"{oldest.major}.{oldest.minor - 1}.99") not in torch.specifier
 
 
 def in_a_new_process(code: str, cwd: Path, **variables: str) -> str:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 EXTRA_OF = {"torch": "train", "tensorboard": "train", "prefect": "ui", "fastapi": "ui", "uvicorn": "ui",
             "fasttext": "fasttext"}
 """What `pip install gristmill` alone leaves out -> the extra of pyproject.toml that has it."""
+COMPILED = frozenset({"fasttext"})
+"""What pip compiles, as nobody offers it compiled."""
 
 
 def is_installed(library: str) -> bool:
@@ -26,12 +28,19 @@ def sentence_of(library: str, what: str) -> str:
         library: a key of EXTRA_OF.
         what: what needs it.
     """
-    return (f"{what} needs {library}, which is not installed; install it with: "
+    compiler = ", which needs a C++ compiler," if library in COMPILED else ""
+    return (f"{what} needs {library}, which is not installed; install it{compiler} with: "
             f"pip install 'gristmill[{EXTRA_OF[library]}]'")
 
 
 def why_not_runnable(session: Session, stages: Iterable[str]) -> str | None:
-    """Why some stages of a run cannot work here: those that are not made yet compute with torch, and it is missing."""
+    """Why some stages of a run cannot work here: one that is not made needs a library of an extra that is missing."""
+    steps = session.manifest.steps
+    for name in stages:
+        if name in steps and session.committed(name) is None:
+            for library in session.plan[name].stage.needs_libraries(steps[name].config):
+                if not is_installed(library):
+                    return sentence_of(library, f"the step {name}")
     waiting = [name for name in stages if session.plan[name].stage.needs_torch and session.committed(name) is None]
     if not waiting or is_installed("torch"):
         return None

@@ -46,6 +46,8 @@ def preflight(
 
 STAGE = Stage(
     "quality", 4, "gristmill.dataprep.judges.quality:run", section=Quality,
+    needs_libraries=lambda settings: ["fasttext"] if settings.distil == "fasttext" or (
+        settings.classifier is not None and settings.classifier.model is None) else [],
     imports=lambda settings: [*(["fasttext"] if settings.classifier else []), *(
         ["httpx"] if settings.judge is not None and settings.judge.model is not None else [])],
     preflight=preflight,

@@ -29,6 +29,12 @@ tokenizer: {vocab_size: 512}
 mix: {tokens: 10_000, sequence_length: 64, validation: 0.1}
 pretrain: {steps: 2}
 """
+TRAINED = """\
+name: trained
+sources: {docs: {path: "python-docs://"}, code: {path: "python-stdlib://"}}
+prepare:
+  - quality: {classifier: {positive: [docs], negative: [code]}}
+"""
 
 
 @pytest.fixture
@@ -38,6 +44,7 @@ def light(tmp_path: Path) -> Path:
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / "sitecustomize.py").write_text(f"import sys\n{blocked}")
     (tmp_path / "light.yaml").write_text(MANIFEST)
+    (tmp_path / "trained.yaml").write_text(TRAINED)
     return tmp_path
 
 
@@ -94,6 +101,8 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
     ("run light.yaml --no-ui", "the stage pretrain needs torch, which is not installed; install it with: pip"),
     ("up", "this command needs prefect, which is not installed; install it with: pip install 'gristmill[ui]'"),
     ("serve", "this command needs prefect"),
+    ("run trained.yaml --no-ui", "the step quality needs fasttext, which is not installed; install it, which needs a "
+                                 "C++ compiler, with: pip install 'gristmill[fasttext]'"),
 ])  # fmt: skip
 def test_what_is_missing_is_one_sentence_with_the_command_that_installs_it(
     command: str, sentence: str, light: Path

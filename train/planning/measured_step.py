@@ -149,15 +149,16 @@ def _brackets(layer: Any, inside: list[int]) -> list[Any]:
 
 def uncounted() -> dict[Any, Any]:
     """Formulas for operations that torch's counter passes over: attention on CPUs, and sums of products in place."""
-    from torch.utils.flop_counter import sdpa_flop_count
-
     def attention(query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:
-        return int(sdpa_flop_count(query, key, value))
+        # Products of queries and keys, and of their weights and values, for each head of the queries, of which several
+        # may share the keys: the formula of torch 2.11 takes no such shapes.
+        batch, heads, length, width = query
+        return 2 * int(batch * heads * length * key[2]) * int(width + value[3])
 
     def attention_backward(gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:
         # Gradients of queries, keys, values and of the weights: twice the forward pass. What a kernel computes
         # again (torch counts that for CUDA) is not arithmetic of the model.
-        return 2 * int(sdpa_flop_count(query, key, value))
+        return 2 * attention(query, key, value)
 
     def addmm(into: Any, left: Any, right: Any, *rest: Any, **named: Any) -> int:
         return 2 * left[0] * left[1] * right[1]
