@@ -117,7 +117,7 @@ def test_dealt_experts_learn_the_same_and_go_on_from_the_checkpoints_of_gathered
          "compute": {"activation_checkpointing": "selective"}, "folder": str(tmp_path / "dealt"), "continue": None},
         {**common, "parallel": {"context": 2, "deal_experts": True}, "config": config,
          "folder": str(tmp_path / "resumed"), "continue": str(tmp_path / "alone")},
-        {**common, "parallel": {"shard": 2, "deal_experts": True}, "config": half,
+        {**common, "parallel": {"context": 2, "deal_experts": True}, "config": half,
          "folder": str(tmp_path / "half"), "continue": None},
     ], tmp_path)
     assert_same(tmp_path / "dealt", tmp_path / "alone", first_step=1)

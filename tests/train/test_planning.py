@@ -117,6 +117,20 @@ def test_every_form_uses_all_gpus_and_cuts_model_and_batch_evenly() -> None:
     assert all(10 % form.data == 0 for form in forms(LLAMA_3_8B, 16, 10, 2048))
 
 
+def test_dealt_experts_are_not_gathered_and_their_masters_are_shared_as_ever() -> None:
+    shape = replace(llama(12, 768, 12, 12, 2048, 32_000), experts=8, experts_per_token=2)
+    found = list(forms(shape, 8, 64, 2048))
+    assert Form(shard=8, deal_experts=True) in found
+    assert Form(2, 2, context=2, deal_experts=True) in found
+    assert all(form.tensor == form.pipeline == 1 for form in found)
+    assert not any(form.deal_experts for form in forms(replace(shape, experts=7), 8, 64, 2048))
+    load, block = Load(1, 2048, 1), 8 * 3 * 768 * 2048
+    gathered, dealt = (rank_memory(shape, Form(shard=8, deal_experts=deals), load) for deals in (False, True))
+    assert dealt.parameters == gathered.parameters
+    assert gathered.gathered - dealt.gathered == pytest.approx(4 * block * 2 - block / 8 * (2 * 2 + 4))
+    assert Form(shard=8, deal_experts=True).label() == "shard 8, experts dealt"
+
+
 def test_a_share_of_each_row_keeps_its_own_tokens_and_everybodys_keys_and_values() -> None:
     """Of Llama 2 7B's layer a token keeps 4 widths, 2 of queries and attention's output, 2 of keys and values and 4
     times 11,008; of the other half of the tokens 2 widths."""

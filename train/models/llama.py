@@ -299,7 +299,7 @@ class Llama(nn.Module):
         split = self.row_split if cache is None else None
         if (multiple := self.length_multiple(cache)) > 1:
             missing = padded_length(ids.shape[1], multiple) - ids.shape[1]
-            if missing and self.shape.experts:
+            if missing and self.shape.experts and torch.is_grad_enabled():
                 raise RowSplitError(f"engine.parallel.context: rows of {ids.shape[1]} tokens do not divide by "
                                     f"{multiple}, and experts are not to be kept busy by what is added; use lengths "
                                     "that do (mix.sequence_length)")

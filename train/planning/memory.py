@@ -33,6 +33,7 @@ class Form:
         tensor: ranks that share every matrix product, and by sequence parallelism the activations.
         pipeline: groups of layers.
         context: ranks that each compute a share of every row's tokens, and share weights as those of `shard` do.
+        deal_experts: whether ranks that share weights keep their experts, which tokens are sent to.
     """
 
     replicate: int = 1
@@ -40,6 +41,7 @@ class Form:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    deal_experts: bool = False
 
     @property
     def world(self) -> int:
@@ -59,7 +61,7 @@ class Form:
     def label(self) -> str:
         """What people read: `shard 8`, `replicate 2 x shard 4`."""
         parts = [f"{name} {size}" for name, size in vars(self).items() if size > 1]
-        return " x ".join(parts) or "one GPU"
+        return (" x ".join(parts) or "one GPU") + (", experts dealt" if self.deal_experts else "")
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,16 @@ def block_parameters(shape: Shape) -> float:
     """Weights of one layer."""
     further = shape.multi_token * _beside_further_block(shape)
     return (shape.parameters - shape.width - _embeddings(shape) - further) / shape.blocks
+
+
+def expert_parameters(shape: Shape) -> float:
+    """Weights of one layer's experts."""
+    return 3.0 * shape.width * shape.ffn_width * shape.experts
+
+
+def gathered_parameters(shape: Shape, form: Form) -> float:
+    """Weights of one layer that each rank gathers while it computes."""
+    return (block_parameters(shape) - (expert_parameters(shape) if form.deal_experts else 0.0)) / form.tensor
 
 
 def _beside_further_block(shape: Shape) -> float:
@@ -185,7 +197,10 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
             shape, form, replace(load, checkpointing=False))
         kept += again * tokens / form.tensor
     # The block that is computed and the one that is fetched ahead, and what does not belong to a block.
-    gathered = (2 * block + root) * load.compute_bytes + 2 * block * load.compute_bytes
+    whole = gathered_parameters(shape, form)
+    gathered = (2 * whole + root) * load.compute_bytes + 2 * whole * load.compute_bytes
+    if form.deal_experts:  # its own in the compute dtype, and their gradients in both
+        gathered += expert_parameters(shape) / form.weights * (2 * load.compute_bytes + MASTER_BYTES)
     loss = ((4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes)
             * (1 + shape.multi_token)
             + 3 * 4 * min(GPU_CHUNK_LOGITS, tokens * shape.vocab_size))

@@ -9,6 +9,7 @@ The time of a step is a model, not a promise:
   backward, each of the residual stream (Korthikanti et al. 2022, 4.2.2);
 - context parallelism's, which nothing hides either: keys and values of all tokens gathered in every layer, and their
   gradients reduced;
+- tokens that are sent to experts and back, forward and backward, where these are dealt;
 - FSDP's gathers and reductions, hidden behind the arithmetic as far as that lasts;
 - moments that lie in host memory: their way to the GPU and back, which nothing hides.
 """
@@ -16,7 +17,7 @@ The time of a step is a model, not a promise:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gristmill.train.models.shape import CHUNKS, Shape
 from gristmill.train.planning.devices import Device
@@ -27,6 +28,7 @@ from gristmill.train.planning.memory import (
     Load,
     Memory,
     block_parameters,
+    gathered_parameters,
     moments_bytes,
     rank_memory,
 )
@@ -104,13 +106,15 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
 
     A tensor group stays within a machine and takes whole key/value heads; a pipeline has a layer per stage and a
     micro-batch per stage at least; rows are split within a machine, into two chunks per process, where lengths divide.
-    None of these is had but of a plain decoder.
+    None of these is had but of a plain decoder, and the first two not with experts, which may be dealt to the ranks
+    that share weights.
     """
-    for tensor in _divisors(gpus) if shape.is_plain_decoder else [1]:
+    splits = shape.is_plain_decoder and not shape.experts
+    for tensor in _divisors(gpus) if splits else [1]:
         if tensor > GPUS_PER_MACHINE or shape.kv_heads % tensor or shape.ffn_width % tensor:
             continue
         for pipeline in _divisors(gpus // tensor):
-            if pipeline > (shape.layers if shape.is_plain_decoder else 1):
+            if pipeline > (shape.layers if splits else 1):
                 continue
             for context in _divisors(gpus // tensor // pipeline) if shape.is_plain_decoder else [1]:
                 data = gpus // tensor // pipeline // context
@@ -118,7 +122,10 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
                         context > 1 and length % (CHUNKS * context * tensor)):
                     continue
                 for shard in _divisors(data):
-                    yield Form(data // shard, shard, tensor, pipeline, context)
+                    form = Form(data // shard, shard, tensor, pipeline, context)
+                    yield form
+                    if shape.experts and form.weights > 1 and shape.experts % form.weights == 0:
+                        yield replace(form, deal_experts=True)
 
 
 def _loads(form: Form, step: Step) -> Iterator[Load]:
@@ -135,7 +142,8 @@ def _candidate(shape: Shape, form: Form, load: Load, step: Step, device: Device,
     arithmetic = flops_per_token(shape, step.length).whole * step.rows * step.length / (form.world * device.flops)
     busy = arithmetic / utilisation * (RECOMPUTE if load.checkpointing else 1.0)
     waiting = busy * (form.pipeline - 1) / load.micro_batches
-    seconds = busy + waiting + _tensor_seconds(shape, form, load, device) + _context_seconds(shape, form, load, device)
+    seconds = busy + waiting + _tensor_seconds(shape, form, load, device) + _context_seconds(
+        shape, form, load, device) + _dealing_seconds(shape, form, load, device)
     seconds += max(0.0, _sharding_seconds(shape, form, load, device) - busy)
     _, on_host = moments_bytes(shape, form, load)
     seconds += 2 * on_host / HOST_LINK
@@ -159,13 +167,24 @@ def _context_seconds(shape: Shape, form: Form, load: Load, device: Device) -> fl
     return times * moved / device.link
 
 
+def _dealing_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
+    """Tokens sent to experts and back in a step, and as much backward; again where activations are forgotten."""
+    if not form.deal_experts:
+        return 0.0
+    numbers = load.micro_rows * load.length / form.context * shape.experts_per_token * shape.width
+    moved = numbers * load.compute_bytes * (form.weights - 1) / form.weights
+    times = (6 if load.checkpointing else 4) * shape.layers * load.micro_batches
+    return times * moved / (device.link if form.weights <= GPUS_PER_MACHINE else NETWORK)
+
+
 def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
     """Weights gathered twice per micro-batch, gradients reduced once per step, and summed over the replicas."""
     layers = -(-shape.layers // form.pipeline)
+    gathered = layers * gathered_parameters(shape, form)
     weights = layers * block_parameters(shape) / form.tensor
     share = (form.weights - 1) / form.weights
     within = form.tensor * form.pipeline * form.weights <= GPUS_PER_MACHINE
-    moved = weights * share * (2 * load.compute_bytes * load.micro_batches + MASTER_BYTES)
+    moved = gathered * share * (2 * load.compute_bytes * load.micro_batches + MASTER_BYTES)
     seconds = moved / (device.link if within else NETWORK)
     if form.replicate > 1:
         whole = form.world <= GPUS_PER_MACHINE
