@@ -83,11 +83,12 @@ def print_answers(console: Console, found: Mapping[str, Any]) -> None:
                                     (right, "green")))
         table = new_table(("reward", True), ("advantage", True), ("tokens", True), ("", False), ("answer", False))
         for one in listed:
-            table.add_row(f"{one['reward']:.4g}", f"{one['advantage']:+.4g}", str(one["tokens"]),
-                          "" if one["ended"] else "cut", Text(shorten_text(one["answer"])))
+            said = Text()
             for used in one.get("used") or ():
                 call = shorten_text(f"{used['name']} {used['arguments']} -> {used['answer']}")
-                table.add_row("", "", "", "", Text(call, style="red" if used["failed"] else "dim"))
+                said.append(f"{call}\n", "red" if used["failed"] else "dim")
+            table.add_row(f"{one['reward']:.4g}", f"{one['advantage']:+.4g}", str(one["tokens"]),
+                          "" if one["ended"] else "cut", said.append(shorten_text(one["answer"])))
         console.print(table)
 
 

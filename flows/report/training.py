@@ -155,6 +155,17 @@ def _loss(value: float | None) -> str:
     return "NaN or Inf" if value is None else f"{value:.3f}"
 
 
+SHARES = (
+    ("share of answers", "Answers whose group has one and the same reward teach nothing.", {
+        "pass_rate": "passed", "frac_reward_zero_std": "group has one reward", "completions/clipped_ratio": "cut"}),
+    ("share of prompts", "Prompts that were asked, by the share of answers that passed the last time.", {
+        "curriculum/too_hard": "too hard", "curriculum/wanted": "wanted", "curriculum/too_easy": "too easy"}),
+    ("calls per answer", "Calls of tools.", {"tools/call_frequency": "calls"}),
+    ("share of calls", "Calls that were answered with an error.", {"tools/failure_frequency": "errors"}),
+)
+"""Pictures of reinforcement besides: what is counted, what is said of it, and the keys of the record."""
+
+
 def reinforcement(facts: Facts, name: str = "rl") -> Section | None:
     """What rewards became, at what distance from the start, and answers before and after; None without any."""
     summary, lines = facts["summaries"].get("rl", {}), facts["training"].get("rl", [])
@@ -169,15 +180,8 @@ def reinforcement(facts: Facts, name: str = "rl") -> Section | None:
         Figure(curves(rewards, "step", "reward"), "Mean rewards of the answers of each logged step."),
         Figure(curves(drift, "step", "nats per token"), "How far the policy moved, and how free its choice is."),
         Figure(curves(lengths, "step", "tokens"), "Length of answers."),
-        *(Figure(curves(shares, "step", "share"), told) for shares, told in (
-            (points_of(lines, {"pass_rate": "answers that passed", "frac_reward_zero_std": "answers without a rival",
-                               "completions/clipped_ratio": "answers that were cut"}),
-             "Shares of answers. One without a rival had the reward of all others to its prompt: it teaches nothing."),
-            (points_of(lines, {"curriculum/too_hard": "too hard", "curriculum/wanted": "wanted",
-                               "curriculum/too_easy": "too easy"}),
-             "Prompts that were asked, by the share of answers that passed the last time."),
-            (points_of(lines, {"tools/call_frequency": "calls per answer",
-                               "tools/failure_frequency": "of them errors, a share"}), "Calls of tools.")) if shares),
+        *(Figure(curves(points, "step", what), told) for what, told, wanted in SHARES if (
+            points := points_of(lines, wanted))),
         *(sample_of(one) for one in summary.get("samples", []))])
 
 

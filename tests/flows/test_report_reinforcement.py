@@ -36,8 +36,8 @@ def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them
     more = {"frac_reward_zero_std": 0.5, "completions/clipped_ratio": 0.1}
     curriculum = {"pass_rate": 0.25, "curriculum/too_hard": 0.5, "curriculum/wanted": 0.3, "curriculum/too_easy": 0.2}
     tools = {"tools/call_frequency": 1.5, "tools/failure_frequency": 0.1}
-    for added, figures, said in ((more, 4, "answers without a rival"), (more | curriculum, 5, "too easy"),
-                                 (more | curriculum | tools, 6, "calls per answer")):
+    for added, figures, said in ((more, 4, "group has one reward"), (more | curriculum, 5, "too easy"),
+                                 (more | curriculum | tools, 7, "calls per answer")):
         html = html_of(reinforcement({**FACTS, "training": {"rl": [
             {**line, **added} if REWARD in line else line for line in LINES]}}))
         assert html.count("<svg") == figures

@@ -22,6 +22,7 @@ from gristmill.train.reinforcement.policy import opinion_of
 from gristmill.train.reinforcement.rollouts import Generated, Rollouts
 from gristmill.train.reinforcement.sampler import OwnEngine
 from gristmill.train.reinforcement.tools.used import Used
+from tests.train.test_resume import finish, torchrun, write_stage
 from tests.train.test_rl import WORDS, metrics, shape, tensors_of  # noqa: F401 - a fixture
 from tests.train.test_tools import own_tool, spoken
 
@@ -47,10 +48,21 @@ def start(tokenizer_folder: Path, mix_folder: Path, shape: Shape, tmp_path: Path
 
 
 @pytest.fixture
-def config(tmp_path: Path, start: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A training whose model ends each of its turns with a call, as no untrained one would."""
+def plain(tmp_path: Path) -> dict[str, Any]:
+    """A training with a tool."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in WORDS))
+    return {"data": [{"path": str(path)}], "rewards": [{"kind": "contains", "text": "e"}], "group_size": 4,
+            "global_batch_size": 8, "micro_batch_size": 8, "max_new_tokens": 200, "steps": 6, "log_every": 1,
+            "seed": 5, "kl_weight": 0.1, "holdout": 0.0, "steps_per_batch": 2, "optimizer": {"learning_rate": 0.01},
+            "schedule": {"warmup_steps": 1, "kind": "constant"}, "tools": [own_tool(tmp_path, COUNTING)], "turns": 3}
+
+
+@pytest.fixture
+def config(
+    plain: dict[str, Any], tmp_path: Path, start: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """The same with a model that ends its turns with a call, as no untrained one would."""
     chat, draw = Chat(start["tokenizer"]), OwnEngine.draw
 
     def calling(engine: OwnEngine, requests: Sequence[Request]) -> list[Generated]:
@@ -62,10 +74,7 @@ def config(tmp_path: Path, start: dict[str, Path], monkeypatch: pytest.MonkeyPat
                 for one, request in zip(drawn, requests, strict=True)]
 
     monkeypatch.setattr(OwnEngine, "draw", calling)
-    return {"data": [{"path": str(path)}], "rewards": [{"kind": "contains", "text": "e"}], "group_size": 4,
-            "global_batch_size": 8, "micro_batch_size": 8, "max_new_tokens": 200, "steps": 6, "log_every": 1,
-            "seed": 5, "kl_weight": 0.1, "holdout": 0.0, "steps_per_batch": 2, "optimizer": {"learning_rate": 0.01},
-            "schedule": {"warmup_steps": 1, "kind": "constant"}, "tools": [own_tool(tmp_path, COUNTING)], "turns": 3}
+    return plain
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -161,3 +170,18 @@ def test_a_prompt_offers_the_tools_that_its_record_describes(
     prompts = {one["prompt"]: Chat(start["tokenizer"]).decode(one["prompt_ids"]) for one in pq.read_table(
         tmp_path / "rl" / "data" / "answers.parquet").to_pylist()}
     assert ("Counts how often" in prompts["a"], "Counts how often" in prompts["b"]) == (False, True)
+
+
+@pytest.mark.parallel
+def test_two_ranks_answer_as_one_does(
+    run_stage: Any, start: dict[str, Path], plain: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**plain, "steps": 2, "tools": ["calculator", {"python": {"seconds": 1}}], "curriculum": {}}
+    run_stage("rl", start, config, tmp_path / "one")
+    write_stage(tmp_path / "two", "rl", start, config, every=100)
+    with torchrun(tmp_path / "two", 2) as process:
+        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
+    one, two = (pq.read_table(tmp_path / name / "data" / "answers.parquet").to_pylist() for name in ("one", "two"))
+    assert [(row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in one] == [
+        (row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in two]
+    assert {len(row["drawn"]) == len(row["answer_ids"]) == row["tokens"] for row in one} == {True}
