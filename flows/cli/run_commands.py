@@ -294,8 +294,9 @@ def report(
     manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
     out: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Where to write it.  [default: report.html or report.md]")] = None,
-    form: Annotated[ReportForm, typer.Option(
-        "--format", help="md is Markdown for a pull request: the tables, no pictures.")] = ReportForm.html,
+    form: Annotated[ReportForm | None, typer.Option(
+        "--format", help="md is Markdown for a pull request: the tables, no pictures.  [default: as FILE ends, or "
+                         "html]")] = None,
     training_summary: Annotated[bool, typer.Option(
         "--training-summary", help="Write what was trained on instead, in the order of the European Commission's "
                                    "template: sources, sizes, languages, licences, domain names, opt-outs.")] = False,
@@ -309,6 +310,8 @@ def report(
     from gristmill.flows.report.parts import page
     from gristmill.flows.report.training_content import training_content
 
+    if form is None:
+        form = ReportForm.md if out is not None and out.suffix == ".md" else ReportForm.html
     out = out or Path(f"{'training-content' if training_summary else 'report'}.{form.value}")
     target = out_file("--out", out)
     session = open_or_exit(manifest, set_, store)

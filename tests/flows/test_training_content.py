@@ -67,3 +67,5 @@ def test_sources_domains_licences_and_steps_are_filled_in_and_the_rest_is_left_o
     page = report("--training-summary")
     assert "<td>mill.org</td>" in page
     assert "# mine" in report("--format", "md")
+    assert report("--out", "written.md").startswith("# mine")  # as the file ends, unless something else is asked for
+    assert report("--out", "other.md", "--format", "html").startswith("<!doctype html>")
