@@ -71,3 +71,15 @@ def test_a_plain_value_that_would_run_code_is_refused_and_has_not_run_it(tmp_pat
     with pytest.raises(UnsafeCheckpointError, match=r"the value optimizer\.lr of a checkpoint was not loaded"):
         SafePlanner().load_bytes(SimpleNamespace(dest_index=SimpleNamespace(fqn="optimizer.lr")), content)
     assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("module", [b"pathlib", b"pathlib._local"])
+def test_the_index_may_name_a_path_as_any_version_of_python_does(module: bytes, tmp_path: Path) -> None:
+    """Python 3.13 has its classes in another module, and a checkpoint is read by whatever version resumes it."""
+    written = b"c" + module + b"\nPosixPath\n(S'/a'\nS'b'\ntR."
+    (tmp_path / ".metadata").write_bytes(written)
+    check_index(tmp_path)
+    assert pickle.loads(written) == Path("/a/b"), "as torch reads it afterwards"
+    (tmp_path / ".metadata").write_bytes(written.replace(b"PosixPath", b"os"))
+    with pytest.raises(UnsafeCheckpointError, match=r"names pathlib\S*\.os"):
+        check_index(tmp_path)

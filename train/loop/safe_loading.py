@@ -8,7 +8,9 @@ is made of, and plain values are loaded with `weights_only=True` first. Tensors 
 from __future__ import annotations
 
 import io
+import pathlib
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,13 @@ ALLOWED = {
     (_METADATA, "TensorProperties"), (_METADATA, "_MEM_FORMAT_ENCODING"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch.serialization", "_get_layout"),
     ("torch", "Size"), ("pathlib", "PosixPath"), ("pathlib", "WindowsPath"), ("collections", "OrderedDict"),
+    ("pathlib._local", "PosixPath"), ("pathlib._local", "WindowsPath"),  # as Python 3.13 names them
 }  # fmt: skip
 """What the index of a checkpoint names, besides the types of tensors (torch.float32, ...)."""
+
+if sys.version_info < (3, 13):
+    # So that a checkpoint of Python 3.13 is read here too; 3.14 has the name for this alone.
+    sys.modules.setdefault("pathlib._local", pathlib)
 
 
 class UnsafeCheckpointError(ValueError):
