@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gristmill.mixtures.posttraining import RoundedBase
 from gristmill.train.models.int8 import dequantised, quantised
+from gristmill.train.parallel.row_split import all_gather_single
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class SharedBytes:
     def whole(self) -> Tensor:
         """All of it; the processes call this together."""
         gathered = self.own.new_empty(len(self.own) * self.group.size())
-        dist.all_gather_single(gathered, self.own, group=self.group)
+        all_gather_single(gathered, self.own, group=self.group)
         return gathered[: self.like.numel()].view(self.like.shape)
 
     @property

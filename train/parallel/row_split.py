@@ -22,6 +22,10 @@ from gristmill.train.models.attention import Elsewhere, Visible, see_documents
 from gristmill.train.models.shape import CHUNKS
 from gristmill.train.objectives.losses import IGNORED
 
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""By the names that torch 2.13 has for them, or those that it warns of and torch 2.11 has alone."""
+
 
 class RowSplitError(ValueError):
     """A model, or what is asked of it, cannot be computed with rows that lie with several processes."""
@@ -137,7 +141,7 @@ class _Whole(torch.autograd.Function):
         ctx.dim, ctx.split = dim, split
         part = part.contiguous()
         gathered = part.new_empty(split.size * part.shape[0], *part.shape[1:])
-        dist.all_gather_single(gathered, part, group=split.group)
+        all_gather_single(gathered, part, group=split.group)
         halves = [one.chunk(CHUNKS, dim=dim) for one in gathered.chunk(split.size)]
         return torch.cat([one for one, _ in halves] + [one for _, one in reversed(halves)], dim=dim)
 
@@ -148,5 +152,5 @@ class _Whole(torch.autograd.Function):
         shares = torch.cat([torch.cat((front, back), dim=ctx.dim)
                             for front, back in zip(chunks[: split.size], reversed(chunks[split.size :]), strict=True)])
         own = shares.new_empty(shares.shape[0] // split.size, *shares.shape[1:])
-        dist.reduce_scatter_single(own, shares, group=split.group)
+        reduce_scatter_single(own, shares, group=split.group)
         return own, None, None
