@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gristmill.mixtures.own_code import OwnCall
+from gristmill.mixtures.own_code import OwnCall, OwnCodeError, OwnFunction
 from gristmill.mixtures.section import NAME_PATTERN, OutsidePath, Positive, PositiveFloat, Section
 
 
@@ -59,6 +60,13 @@ class OwnTool(Tool, OwnCall):
     """Need not be given beside `use`."""
     time_limit_seconds: PositiveFloat = 30.0
     """For one call; what takes longer is answered with an error. Native code is seen when it returns."""
+
+    def check_code(self, code: OwnFunction) -> None:
+        """See that it says what it does, as far as its source is at hand; see `OwnPlace.check_code`."""
+        definition = code.definition()
+        if definition is not None and not ast.get_docstring(definition):
+            raise OwnCodeError(f"{code.place}: {code.name} has no docstring, from which the model knows what the tool "
+                               "does; write one")
 
 
 KINDS = ("calculator", "python", "search")

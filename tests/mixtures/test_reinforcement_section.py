@@ -69,3 +69,17 @@ def test_a_search_without_a_path_needs_documents(tmp_path: Path) -> None:
                     "rl: {steps: 1, data: [{path: a.jsonl}], rewards: [{kind: exact}], tools: [search]}\n")
     with pytest.raises(ManifestError, match="no section `sources:` whose documents it finds"):
         load_manifest(path)
+
+
+def test_a_tool_says_what_it_does_before_anything_is_run(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def told():\n    'It tells.'\n\n\ndef silent(): pass\n")
+    path = tmp_path / "small.yaml"
+    for name in ("told", "silent"):
+        path.write_text("name: small\nmodel: {path: tuned}\nrl: {steps: 1, data: [{path: a.jsonl}], "
+                        f"rewards: [{{kind: exact}}], tools: [{{use: ./own.py:{name}}}]}}\n")
+        if name == "told":
+            (tool,) = load_manifest(path).rl.tools  # type: ignore[union-attr]
+            assert tool.use.called == "told"  # type: ignore[union-attr]
+            continue
+        with pytest.raises(ManifestError, match=r"own.py, line 5: silent has no docstring"):
+            load_manifest(path)
