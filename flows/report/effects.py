@@ -62,8 +62,8 @@ def _rewards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, s
     found = summary.get("held_out")
     if found:
         gain = found["difference"]
-        said = ("better" if gain["low"] > 0 else "worse" if gain["high"] < 0 else
-                f"within noise ({gain['low']:+.3f} to {gain['high']:+.3f})")
+        said = ("the same" if gain["low"] == gain["high"] == 0 else "better" if gain["low"] > 0 else
+                "worse" if gain["high"] < 0 else f"within noise ({gain['low']:+.3f} to {gain['high']:+.3f})")
         yield ("rl", f"rewards of {summary['held_out_prompts']:,} prompts", f"{found['reward_before']:.3f}",
                f"{found['reward']:.3f}", said)
 

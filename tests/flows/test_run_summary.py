@@ -63,6 +63,14 @@ def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "said"), [
+    (0.0, 0.0, "the same"), (0.1, 0.2, "better"), (-0.2, -0.1, "worse"),
+    (-0.1, 0.2, "within noise (-0.100 to +0.200)")])
+def test_a_gain_in_rewards_counts_where_its_interval_is_on_one_side(low: float, high: float, said: str) -> None:
+    gain = {"reward_before": 0.2, "reward": 0.3, "difference": {"value": 0.1, "low": low, "high": high}}
+    assert effect_rows(facts(rl={"held_out_prompts": 7, "held_out": gain}))[-1][-1] == said
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [
     (0.45, 0.8, "not to be told from chance (45% to 80%)"), (0.2, 0.4, "below chance (20% to 40%)")])
 def test_preferences_that_were_not_learnt_are_called_so(low: float, high: float, said: str) -> None:
     interval = {**SHARES, "low": low, "high": high}
