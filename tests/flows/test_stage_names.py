@@ -39,6 +39,7 @@ ALLOWED = {
     "flows/planning/cluster_costs.py": "what was counted of each stage's requests, in a table",
     "flows/report/asked_sections.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/document_sections.py": "each section of the page is about one stage, whose summary it reads",
+    "flows/report/effects.py": "each line of its table is about one training, whose summary it reads",
     "flows/report/evaluation.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/mixture.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/summary.py": "each section of the page is about one stage, whose summary it reads",
