@@ -24,9 +24,6 @@ from typing import Any, NoReturn
 
 from gristmill.dataprep.processes import ONE_THREAD, end_with_parent, without_collection
 
-PAUSE_SECONDS = 0.02
-"""Workers are asked for one behind the other, and one that is asked for during an import waits for its end."""
-
 
 class ForkServer:
     """A running fork server.
@@ -166,8 +163,8 @@ class Server:
     Args:
         requests: the socket that is shared with the parent.
         work: what a worker does with its request; returns its exit code, where that is not 0.
-        later: modules that are imported one by one whenever a worker runs and no other has been asked for in
-            PAUSE_SECONDS; those that are not installed are passed over.
+        later: modules that are imported one by one whenever there is nothing else to do; those that are not installed
+            are passed over.
     """
 
     def __init__(
@@ -187,8 +184,7 @@ class Server:
         for source in (self._requests, self._woken):
             self._selector.register(source, selectors.EVENT_READ)
         while True:
-            idle = PAUSE_SECONDS if self._later and self._workers else None
-            events = self._selector.select(0 if self._asked_for else idle)
+            events = self._selector.select(0 if self._asked_for or self._later else None)
             if not events:
                 self._import_one()
             for key, _ in events:
