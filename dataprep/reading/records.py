@@ -38,6 +38,8 @@ class Reading:
         encoding_errors: what becomes of bad bytes; see `decode`.
         extract: extractor of HTML, or None for the format's own way.
         split: how text files are cut: into `chapters`, into paragraphs of so many characters, or not at all.
+        by_kernel: whether JSON lines are read by a kernel, which gives what Python does; compiling it takes longer than
+            reading a sample.
     """
 
     text: str = "text"
@@ -47,6 +49,7 @@ class Reading:
     extract: str | None = None
     encoding_errors: Errors = "replace"
     split: Literal["chapters"] | int | None = None
+    by_kernel: bool = True
 
 
 @dataclass(frozen=True)

@@ -43,16 +43,16 @@ SHOWN_LANGUAGES = 8
 SHOWN_REASONS = 2
 WIDE = 90
 """Columns of a terminal in which two reasons stand beside each rule set."""
-FETCH_SECONDS = 5
+FETCH_SECONDS = 10
 """How long a missing language model is waited for, on each of the ways to it."""
 LIMIT_SECONDS = 15.0
 LANGUAGES, DUPLICATES = "languages", "duplicates"
+NOT_COMPILED = "what measures them is still compiled; look again"
 ANY_TEXT = "The river ran past the old mill and turned its wheel all day, and nobody had to look after it. " * 8
-LONGEST = "gopher (datatrove)"
-"""What takes longest to compile, a quarter of all of it, for its words are cut by spaCy's rules: it comes last, so that
-everything else is ready in time on two cores."""
 OTHER_SETS = ("c4", "fineweb", "curator")
-"""Rule sets for prose beside Gopher's."""
+"""Rule sets for prose beside Gopher's; compiling one takes seconds, and a dialect of Gopher's up to twenty."""
+LONGEST = "gopher (datatrove)"
+"""What takes longest to compile, for its words are cut by spaCy's rules."""
 
 
 def rule_sets_for(is_code: bool) -> dict[str, Rules]:
@@ -82,7 +82,10 @@ class Kernels:
     _made: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        names = sorted([LANGUAGES, DUPLICATES, *rule_sets_for(self.is_code)], key=LONGEST.__eq__)
+        first = [LANGUAGES, *OTHER_SETS, DUPLICATES]  # on two cores they are ready in time
+        sets = rule_sets_for(self.is_code)
+        names = [*(name for name in first if name in sets or name not in OTHER_SETS),
+                 *sorted(sets.keys() - first, key=lambda name: (name == LONGEST, name))]
         self._pool = multiprocessing.get_context("fork").Pool(min(len(os.sched_getaffinity(0)), len(names)))
         self._made = {name: self._pool.apply_async(try_measuring, (name, self.is_code)) for name in names}
         return self
@@ -98,17 +101,24 @@ class Kernels:
         return bool(self._made[name].ready())
 
 
-def try_measuring(name: str, is_code: bool) -> None:
-    """Measure a document by one of the ways, so that its kernels are compiled."""
+    def missing(self, name: str) -> str | None:
+        """What is not here that something ready is measured with; None where nothing is missing."""
+        found: str | None = self._made[name].get()
+        return found
+
+
+def try_measuring(name: str, is_code: bool) -> str | None:
+    """Measure a document by one of the ways, so that its kernels are compiled; says what cannot be had for it."""
     texts = pa.chunked_array([[ANY_TEXT, ANY_TEXT[5:]]], pa.large_string())
     if name == LANGUAGES:
-        find_languages(texts, 0)
-    elif name == DUPLICATES:
+        return find_languages(texts, FETCH_SECONDS)[1]
+    if name == DUPLICATES:
         find_duplicates(texts.combine_chunks())
     else:
         rows = pa.table({"text": texts, "locator": ["a", "b"], "metadata": pa.nulls(2, pa.string()),
                          "language": ["en", "en"], "script": pa.nulls(2, pa.string())})
         judge_by_rules(name, rule_sets_for(is_code)[name], rows, np.ones(2, np.int64))
+    return None
 
 
 def measure_sample(
@@ -137,8 +147,10 @@ def measure_sample(
         with take_sample(path, None, documents, SAMPLE_BYTES) as sample:
             rows = _rows(sample)
         ready = [name for name in (LANGUAGES, DUPLICATES, *rule_sets) if kernels.is_ready(name)]
-    languages, missing = find_languages(rows["text"], FETCH_SECONDS) if LANGUAGES in ready else (
-        [None] * len(rows), "what measures them is still compiled; look again")
+        missing = kernels.missing(LANGUAGES) if LANGUAGES in ready else NOT_COMPILED
+    languages: list[str | None] = [None] * len(rows)
+    if missing is None:
+        languages, missing = find_languages(rows["text"], 0)
     rows = rows.append_column("language", pa.array(languages, pa.string()))
     rows = rows.append_column("script", pa.nulls(len(rows), pa.string()))
     sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)

@@ -159,7 +159,7 @@ def _of_run(session: Session, source: str) -> Sample:
 def _of_files(name: str, source: Source, documents: int, most_bytes: float, folder: Path) -> Sample:
     """Documents of evenly spaced files, written as shards: of PARTS files, and of more where these are soon read."""
     files = find_files(name, source.model_dump()).files
-    section, reading = Ingest(), reading_of(source)
+    section, reading = Ingest(), replace(reading_of(source), by_kernel=False)
     writer = ShardWriter(folder, "00000", name, section.shard_bytes, section.max_document_bytes)
     limits, failures = Limits(section.extract_seconds, section.extract_memory_bytes), list[Rejected]()
     whole: dict[SourceFile, int] = {}

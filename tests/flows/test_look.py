@@ -14,7 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_VARIABLE
+from gristmill.dataprep.reading.jsonl import json_lines
+from gristmill.flows.authoring import measured_sample
 from gristmill.flows.authoring.look_at_data import BOOK_PARAGRAPHS, look_at
 from gristmill.flows.authoring.measured_sample import find_duplicates, rule_sets_for
 from gristmill.flows.authoring.try_function import take_sample
@@ -141,6 +144,26 @@ def test_text_of_compressed_files_and_tables_is_counted_not_guessed(tmp_path: Pa
     assert look_at("a", str(tmp_path / "a.jsonl.gz")).text_bytes == pytest.approx(size, rel=0.01)
     assert look_at("a", str(tmp_path / "a.parquet")).text_bytes == pytest.approx(size, rel=0.01)
     assert look_at("b", str(tmp_path / "b.parquet")).text_bytes == pytest.approx(9_000 * 19, rel=0.01)
+
+
+def test_a_sample_of_json_lines_is_read_without_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling one takes longer than reading the sample by Python, and both give the same documents."""
+    texts = [words(seed, 400) for seed in range(200)]
+    lines = [json.dumps({"id": f"n{place}", "text": text, "score": 0.5}) for place, text in enumerate(texts)]
+    (tmp_path / "web.jsonl").write_text("\n".join(lines))
+    assert len("".join(lines)) > json_lines.FEWEST_BYTES
+    monkeypatch.setattr(json_lines.Columns, "read", lambda *arguments: pytest.fail("the kernel was asked"))
+    with take_sample(str(tmp_path / "web.jsonl"), None, 1000) as sample:
+        (folder,) = sample.inputs.values()
+        assert [text for shard in sample.shards for text in read_table(folder / shard)["text"].to_pylist()] == texts
+
+
+def test_without_a_language_model_a_look_says_why_and_has_the_rest(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_sample, "find_languages", lambda texts, seconds: ([None] * len(texts), "no such file"))
+    found = json.loads(look("data", "--json"))
+    assert found["languages"] == {"found": {}, "missing": "no such file"}
+    assert found["duplicates"] == {"exact": 1, "near": 1}
+    assert len(found["rules"]) == len(rule_sets_for(False))
 
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:

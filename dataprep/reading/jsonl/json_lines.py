@@ -109,11 +109,11 @@ class Columns:
 
     @classmethod
     def of(cls, item: Input, reading: Reading) -> Columns | None:
-        """None where all lines are left to Python: pages, and fields inside of others."""
+        """None where all lines are left to Python: pages, fields inside of others, and where that is asked for."""
         kept = sorted(set(reading.metadata or ()))
         names = [reading.text, *kept, *([] if reading.id is None else [reading.id])]
         nested = any("." in name or not name for name in names)
-        if nested or len(set(names)) < len(names) or reading.extract not in (None, "none"):
+        if not reading.by_kernel or nested or len(set(names)) < len(names) or reading.extract not in (None, "none"):
             return None
         try:
             return cls(f"{item.name}#".encode(), reading.text.encode(), (reading.id or "").encode(),
