@@ -143,8 +143,8 @@ def judgements(
             found["outcome"] = f"dropped by {called}{stage}: {judged['reason']}"
             break
     if whole:
-        found["text"] = [{"text": text, "edit": None, "stage": None}] if is_imported else marked_text(
-            inputs, shard, row, edits)
+        found["text"] = marked_text(inputs, shard, row, edits) if edits else [
+            {"text": text, "edit": None, "stage": None}]
     return found
 
 
