@@ -70,7 +70,8 @@ def show(console: Console, command: str, lines: int = 1000) -> None:
         for _ in range(line.count(ERASED)):
             kept.pop()
         kept.append(re.sub(r".*(\r|\x1b\[2K)", "", line))
-    console.print(Text.from_ansi("\n".join(line for line in kept[:lines] if "/tmp/" not in line)))
+    text = "\n".join(kept[:lines]).replace(os.environ["GRISTMILL_STORE"], "gristmill-store")
+    console.print(Text.from_ansi(text))
     console.print()
 
 
