@@ -10,18 +10,48 @@ import importlib
 import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
+from benchmarks.checkout import ROOT
+from gristmill.dataprep.files import read_json
 from gristmill.dataprep.processes import end_with_parent
 
 LOADED_LATE = ("torch._dynamo", "torch.distributed.checkpoint.state_dict_saver", "torch.distributed.fsdp",
                "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch.utils.tensorboard")
 """What a training loads when it needs it."""
+
+
+def measured_by(module: str, ranks: int) -> Any:
+    """What `python -m MODULE FILE RANKS` writes into the file, as JSON, of so many processes; see `run_forking`."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        run_forking(module, str(file), str(ranks), called=f"{ranks} processes")
+        return read_json(file)
+
+
+def run_forking(module: str, *arguments: str, called: str) -> None:
+    """Run a module that forks ranks, in a process of its own, where this one may have threads.
+
+    Args:
+        module, arguments: of `python -m`.
+        called: what it is in the message of an error.
+
+    Raises:
+        RuntimeError: a process failed; what it printed is in the message.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], check=False, cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+    if done.returncode != 0:
+        raise RuntimeError(f"{called}: {done.stderr[-4000:]}")
 
 
 def load_all() -> None:

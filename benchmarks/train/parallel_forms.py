@@ -7,8 +7,6 @@ process alone; the processes are forked from one that has loaded everything, whi
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.checkout import ROOT
-from benchmarks.train.forked_ranks import fork_ranks, load_all
+from benchmarks.train.forked_ranks import fork_ranks, load_all, run_forking
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import write_json
 from gristmill.mixtures.engine import Parallel
@@ -89,12 +86,8 @@ def differences_of(
     """
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder) / "products.json", list(products))
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.train.parallel_forms", folder, str(ranks), str(experts)],
-            check=False, cwd=ROOT, capture_output=True, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
-        if done.returncode != 0:
-            raise RuntimeError(f"{ranks} processes, {list(products)}: {done.stderr[-4000:]}")
+        run_forking("benchmarks.train.parallel_forms", folder, str(ranks), str(experts),
+                    called=f"{ranks} processes, {list(products)}")
         found: dict[str, list[dict[str, float]]] = json.loads((Path(folder) / "differences.json").read_text())
     return found
 

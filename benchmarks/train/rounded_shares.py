@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,10 +14,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.checkout import ROOT
-from benchmarks.train.forked_ranks import fork_ranks, load_all
+from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import read_json, write_json
+from gristmill.dataprep.files import write_json
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import Lora
@@ -38,7 +34,7 @@ Row = dict[str, Any]
 
 def rows() -> Iterator[Row]:
     """Measure; `ours` is what each process holds, `peer` what one process does."""
-    found = {ranks: measured_on(ranks) for ranks in RANKS}
+    found = {ranks: measured_by("benchmarks.train.rounded_shares", ranks) for ranks in RANKS}
     for base in BASES:
         alone = found[1][base]
         for ranks in RANKS[1:]:
@@ -47,23 +43,6 @@ def rows() -> Iterator[Row]:
             yield {"name": f"rounded base, {base}, {ranks} processes", "ours": ours["bytes"] / 1e6,
                    "peer": alone["bytes"] / 1e6, "unit": "MB", "ratio": ours["bytes"] / alone["bytes"],
                    "note": f"frozen matrices on each, less is better; logits {same} those of one to the last bit"}
-
-
-def measured_on(ranks: int) -> dict[str, dict[str, Any]]:
-    """By rounding: bytes on each process, and a digest of logits.
-
-    Raises:
-        RuntimeError: a process failed; what it printed is in the message.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.train.rounded_shares", str(file), str(ranks)], check=False, cwd=ROOT,
-            capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
-        if done.returncode != 0:
-            raise RuntimeError(f"{ranks} processes: {done.stderr[-4000:]}")
-        found: dict[str, dict[str, Any]] = read_json(file)
-    return found
 
 
 def measure_all(file: Path) -> None:

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,9 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.checkout import ROOT
-from benchmarks.train.forked_ranks import fork_ranks, load_all
-from gristmill.dataprep.files import read_json, write_json
+from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by
+from gristmill.dataprep.files import write_json
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.model import Model
 from gristmill.train.models.llama import Llama
@@ -40,7 +36,7 @@ Row = dict[str, Any]
 
 def rows() -> Iterator[Row]:
     """Measure; `ours` is the fullest process's, `peer` that of one process with whole rows."""
-    found = {ranks: measured_on(ranks) for ranks in RANKS}
+    found = {ranks: measured_by("benchmarks.train.row_lengths", ranks) for ranks in RANKS}
     for length in map(str, LENGTHS):
         alone = found[1][length]
         for ranks in RANKS[1:]:
@@ -49,23 +45,6 @@ def rows() -> Iterator[Row]:
                    "peer": alone["kept"] / 1e6, "unit": "MB", "ratio": ours["kept"] / alone["kept"],
                    "note": "kept for the backward pass, less is better; loss differs by "
                            f"{abs(ours['loss'] - alone['loss']):.1e}"}
-
-
-def measured_on(ranks: int) -> dict[str, dict[str, float]]:
-    """By length: bytes that the fullest process keeps, and the loss per token.
-
-    Raises:
-        RuntimeError: a process failed; what it printed is in the message.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.train.row_lengths", str(file), str(ranks)], check=False, cwd=ROOT,
-            capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
-        if done.returncode != 0:
-            raise RuntimeError(f"{ranks} processes: {done.stderr[-4000:]}")
-        found: dict[str, dict[str, float]] = read_json(file)
-    return found
 
 
 def measure_all(file: Path) -> None:

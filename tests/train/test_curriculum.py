@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from gristmill.flows.questions.training_reads import KeptOrder, Reading, TraceError
 from gristmill.mixtures.reinforcement import Curriculum, Rl
 from gristmill.tokenize.order import Order
-from gristmill.train.loop.checkpoints import Checkpoints
-from gristmill.train.reinforcement.actor import Actor
 from gristmill.train.reinforcement.curriculum import PromptChoice
 from gristmill.train.reinforcement.prompts import prompt_plan_of
-from tests.train.test_rl import metrics, rl_config, shape, start  # noqa: F401 - fixtures
+from tests.train.test_rl import killed_in, metrics, rl_config, shape, start  # noqa: F401 - fixtures
 
 
 def choice(**settings_: Any) -> PromptChoice:
@@ -100,23 +98,8 @@ def test_a_training_with_a_curriculum_resumes_with_the_same_prompts_and_knows_th
     assert any(line["curriculum/passed_over"] > 0 for line in lines)
     assert lines[-1]["curriculum/asked"] == 1.0
     assert lines[0]["pass_rate"] == lines[0]["reward"]  # one reward, 0 or 1
-    before_step, save = Actor.before_step, Checkpoints.save
-
-    def written(checkpoints: Checkpoints, *arguments: Any) -> None:
-        save(checkpoints, *arguments)
-        checkpoints.join()
-
-    def killed(actor: Actor, step: int) -> None:
-        before_step(actor, step)
-        if step == 11:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Actor, "before_step", killed)
-        patched.setattr(Checkpoints, "save", written)
-        with pytest.raises(KeyboardInterrupt):
-            run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
-    torch.distributed.destroy_process_group()
+    with killed_in(11, monkeypatch):
+        run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
     # Without it the batch behind the last checkpoint is drawn again, for prompts that are chosen again.
     (tmp_path / "killed" / "work" / "answers" / "batch-00000005.parquet").unlink()
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)

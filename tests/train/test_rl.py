@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,28 @@ def rl_config(tmp_path: Path) -> dict[str, Any]:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
+
+
+@contextmanager
+def killed_in(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Within it a training is interrupted as a step begins; the checkpoints before it are whole."""
+    before_step, save = Actor.before_step, Checkpoints.save
+
+    def written(checkpoints: Checkpoints, *arguments: Any) -> None:
+        save(checkpoints, *arguments)
+        checkpoints.join()
+
+    def killed(actor: Actor, number: int) -> None:
+        before_step(actor, number)
+        if number == step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Actor, "before_step", killed)
+        patched.setattr(Checkpoints, "save", written)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    torch.distributed.destroy_process_group()
 
 
 def mean_reward(lines: Sequence[dict[str, Any]]) -> float:
@@ -143,23 +166,8 @@ def test_ppo_learns_and_goes_on_from_the_middle_of_a_batch_as_if_it_had_not_been
     assert lines[0]["loss/critic"] > min(line["loss/critic"] for line in lines)
     whole = load_file(tmp_path / "whole" / "data" / "model" / "model.safetensors")
     assert not any("value_head" in name for name in whole)
-    before_step, save = Actor.before_step, Checkpoints.save
-
-    def written(checkpoints: Checkpoints, *arguments: Any) -> None:
-        save(checkpoints, *arguments)
-        checkpoints.join()
-
-    def killed(actor: Actor, step: int) -> None:
-        before_step(actor, step)
-        if step == 11:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Actor, "before_step", killed)
-        patched.setattr(Checkpoints, "save", written)
-        with pytest.raises(KeyboardInterrupt):
-            run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
-    torch.distributed.destroy_process_group()
+    with killed_in(11, monkeypatch):
+        run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
     steps = sorted(path.parent.name for path in (tmp_path / "killed" / "work" / "checkpoints").glob("*/complete.json"))
     assert steps == ["step-00000005", "step-00000010"]  # the second lies between the epochs of a batch
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)

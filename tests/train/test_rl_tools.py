@@ -17,13 +17,12 @@ from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import load_model, save_model
-from gristmill.train.reinforcement.actor import Actor
 from gristmill.train.reinforcement.policy import opinion_of
 from gristmill.train.reinforcement.rollouts import Generated, Rollouts
 from gristmill.train.reinforcement.sampler import OwnEngine
 from gristmill.train.reinforcement.tools.used import Used
 from tests.train.test_resume import finish, torchrun, write_stage
-from tests.train.test_rl import WORDS, metrics, shape, tensors_of  # noqa: F401 - a fixture
+from tests.train.test_rl import WORDS, killed_in, metrics, shape, tensors_of  # noqa: F401 - a fixture
 from tests.train.test_tools import own_tool, spoken
 
 LENGTH = 1200
@@ -135,18 +134,8 @@ def test_a_killed_training_goes_on_with_what_its_tools_had_answered(
     """The tool answers otherwise at each call; batches behind the last checkpoint are those that were learned from."""
     run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
     (tmp_path / "calls.txt").unlink()
-    before_step = Actor.before_step
-
-    def killed(actor: Actor, step: int) -> None:
-        before_step(actor, step)
-        if step == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Actor, "before_step", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=1000)
-    torch.distributed.destroy_process_group()
+    with killed_in(4, monkeypatch):
+        run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=1000)
     calls = (tmp_path / "calls.txt").read_text()
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=1000)
     assert (tmp_path / "calls.txt").read_text() == calls  # no tool was asked again
