@@ -16,7 +16,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,7 @@ CONNECT_SECONDS = 15
 """For a master to answer."""
 HERE = ("127.0.0.1", "localhost", "local")
 """A master there, or within this process, needs to reach this machine by its loopback address alone."""
+HERE_ALONE = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 DEFAULTS = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
 """What is asked of Spark unless the options say otherwise: nothing listens that nobody looks at."""
 
@@ -139,27 +141,36 @@ def connect(master: str, options: Mapping[str, Any]) -> Any:
     from pyspark import SparkConf, SparkContext
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    os.environ.setdefault("PYSPARK_PYTHON", str(options.get("spark.pyspark.python", sys.executable)))
     settings = SparkConf(loadDefaults=False).setAppName("gristmill").setMaster(master)
-    for name, value in {**DEFAULTS, **(here() if is_here(master) else {}), **options}.items():
+    for name, value in {**DEFAULTS, **(HERE_ALONE if is_here(master) else {}), **options}.items():
         settings.set(name, str(value))
     heard = signal.getsignal(signal.SIGINT)
     try:
-        session = SparkContext(conf=settings)
+        with listening_here() if is_here(master) else nullcontext():
+            session = SparkContext(conf=settings)
     except Exception as error:
         raise WorkerError(f"Spark at {master} does not take the job: {_reason(str(error))}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, heard)  # Spark's own way outlives the connection, and fails then
+    session.pythonExec = str(options.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON", sys.executable))
     _session.append((key, session))
     wait_for_executor(session, master)
     return session
 
 
-def here() -> dict[str, str]:
-    """What makes Spark listen on the loopback address alone."""
+@contextmanager
+def listening_here() -> Iterator[None]:
+    """Let a Java process that begins within listen on the loopback address alone; the next one may listen elsewhere."""
+    before = os.environ.get("SPARK_LOCAL_IP")
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SPARK_LOCAL_IP"]
+        else:
+            os.environ["SPARK_LOCAL_IP"] = before
 
 
 def is_here(master: str) -> bool:

@@ -173,6 +173,26 @@ def test_without_java_flinks_job_server_is_not_started(tmp_path: Path, monkeypat
         portable_options("flink", "flink:8081", {"flink_job_server_jar": str(tmp_path / "server.jar")})
 
 
+@pytest.mark.slow
+def test_a_connection_to_spark_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
+    """The next one's workers run the interpreter that its own options name, and it listens where they say."""
+    ours = ("PYSPARK_PYTHON", "SPARK_LOCAL_IP")
+    before = [os.environ.get(name) for name in ours]
+    another = tmp_path / "python"
+    another.write_text(f'#!/bin/sh\ntouch {tmp_path / "asked"}\nexec {sys.executable} "$@"\n')
+    another.chmod(another.stat().st_mode | stat.S_IXUSR)
+    try:
+        for options in ({}, {"spark.pyspark.python": str(another)}):
+            session = spark.connect("local[1]", options)
+            assert [os.environ.get(name) for name in ours] == before
+            assert session.parallelize([2, 3], 1).map(lambda value: value * 2).collect() == [4, 6]
+            assert (tmp_path / "asked").exists() == bool(options)
+    except MissingEngineError as error:
+        pytest.skip(str(error))
+    finally:
+        spark.close()
+
+
 def test_a_spark_master_that_does_not_answer_is_named_at_once() -> None:
     with pytest.raises(WorkerError, match=r"^no Spark master answers at spark://127.0.0.1:9 \(.*refused.*\); "):
         spark.connect("spark://127.0.0.1:9", {})
