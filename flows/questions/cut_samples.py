@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,10 @@ def describe_cuts(
                 found.append((dropped, stage, rule))
     found = sorted(found, key=lambda item: (-item[0], item[2].label))[:MOST_RULES]
     samples = _sample(inputs, {stage: rules_of_stage(found, stage) for _, stage, _ in found})
+    shown = show(inputs, samples)
     return [
         {"rule": rule.label, "key": rule.key, "statistic": rule.statistic, "bound": rule.bound, "dropped": count,
-         "histogram": summaries[stage].get("histograms", {}).get(rule.statistic),
-         **{side: [show(inputs, shard, row, value) for _, shard, row, value in entries]
-            for side, entries in samples[rule.label].items()}}
+         "histogram": summaries[stage].get("histograms", {}).get(rule.statistic), **shown[rule.label]}
         for count, stage, rule in found
     ]  # fmt: skip
 
@@ -84,8 +85,24 @@ def merge_nearest(
         sides[side] = sorted(merged)[:most]
 
 
-def show(inputs: Mapping[str, Path], shard: str, row: int, value: float) -> dict[str, Any]:
-    """A document in a few words: id, source, locator, the measured value, and how its text begins."""
-    document = read_document_rows(inputs, shard, [row]).to_pylist()[0]
-    return {"id": document["id"].hex(), "source": document["source"], "locator": document["locator"], "value": value,
-            "excerpt": " ".join(document["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS]}
+def show(
+    inputs: Mapping[str, Path], samples: Mapping[str, Mapping[str, Sequence[Found]]]
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Documents in a few words, in the place of each of the samples: id, source, locator, the measured value, and how
+    its text begins. Each shard is read once.
+    """
+    shown = {}
+    places = {(shard, row) for sides in samples.values() for side in sides.values() for _, shard, row, _ in side}
+    for shard, rows in by_shard(places).items():
+        documents = read_document_rows(inputs, shard, rows, ["id", "source", "locator", "text"]).to_pylist()
+        for row, one in zip(rows, documents, strict=True):
+            shown[shard, row] = {"id": one["id"].hex(), "source": one["source"], "locator": one["locator"],
+                                 "excerpt": " ".join(one["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS]}
+    return {name: {side: [{**shown[shard, row], "value": value} for _, shard, row, value in entries]
+                   for side, entries in sides.items()}
+            for name, sides in samples.items()}
+
+
+def by_shard(places: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """The rows of each shard, in their order."""
+    return {shard: [row for _, row in rows] for shard, rows in itertools.groupby(sorted(places), itemgetter(0))}

@@ -20,7 +20,7 @@ from gristmill.dataprep.documents import annotation_stages
 from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
 from gristmill.dataprep.judges.language_codes import Language, best_match, parse_label
-from gristmill.dataprep.row_groups import read_annotation_rows, read_document_rows
+from gristmill.dataprep.row_groups import integers, read_annotation_rows, read_document_rows
 from gristmill.flows.questions.find_documents import (
     AmbiguousDocumentError,
     DocumentNotFoundError,
@@ -71,7 +71,8 @@ def history(session: Session, wanted: str, whole: bool = False) -> dict[str, Any
             first = INGEST if INGEST in session.plan or IMPORTED not in session.plan else IMPORTED
             raise DocumentNotFoundError(f"nothing is ingested yet; run: {session.command('run', '--until', first)}")
         recipes = {name: node.recipe for name, node in session.plan.items()}
-        found = judgements(recipes, *find_document(inputs, wanted), whole=whole)
+        corpus, shard, row = find_document(inputs, wanted)
+        found = judgements(recipes, corpus, shard, [row], whole=whole)[0]
     except AmbiguousDocumentError:
         raise
     except DocumentNotFoundError:
@@ -96,55 +97,61 @@ def _example_history(
             continue
         prepared = prepared_inputs(folder)
         try:
-            place = find_document(prepared, wanted)
+            corpus, shard, row = find_document(prepared, wanted)
         except AmbiguousDocumentError:
             raise
         except DocumentNotFoundError:
             continue
         steps = session.plan[stage].recipe["prepare"]
-        return judgements({name: recipe for step in steps for name, recipe in step.items()}, *place,
-                          called=f"{stage}: ", whole=whole)
+        return judgements({name: recipe for step in steps for name, recipe in step.items()}, corpus, shard, [row],
+                          called=f"{stage}: ", whole=whole)[0]
     return None
 
 
 def judgements(
-    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], shard: str, row: int, called: str = "",
-    whole: bool = False,
-) -> dict[str, Any]:
-    """A document with what every preparing stage among the inputs said of it, up to the one that dropped it.
+    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], shard: str, rows: Sequence[int],
+    called: str = "", whole: bool = False,
+) -> list[dict[str, Any]]:
+    """Documents of a shard with what every preparing stage of the inputs said of each, up to the one that dropped it.
 
     Args:
         recipes: stage -> its recipe.
         inputs: those of its corpus: `ingest` and the stages, in their order.
-        shard, row: where the document is.
+        shard, rows: where the documents are.
         called: what stands before the stages' names.
         whole: with the whole `text`, see `marked_text`.
     """
-    table = read_document_rows(inputs, shard, [row])
-    document, ids = table.to_pylist()[0], table["id"]
-    is_imported = "text" not in document
-    text = decoded_text(inputs, shard, row) if is_imported else document["text"]
-    found: dict[str, Any] = {
-        "id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
-        "metadata": document["metadata"], "characters": len(text), "excerpt": text[:EXCERPT_CHARS],
-        "shard": shard, "row": row, "stages": [], "outcome": "kept",
-    }
-    edits: dict[str, Any] = {}
+    table = read_document_rows(inputs, shard, rows)
+    found: list[dict[str, Any]] = []
+    edits: list[dict[str, Any]] = [{} for _ in rows]
+    for row, document in zip(rows, table.to_pylist(), strict=True):
+        text = document["text"] if "text" in document else decoded_text(inputs, shard, row)
+        found.append({
+            "id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
+            "metadata": document["metadata"], "characters": len(text), "excerpt": text[:EXCERPT_CHARS],
+            "shard": shard, "row": row, "stages": [], "outcome": "kept", "text": text})
+    left = list(range(len(rows)))
     for stage in annotation_stages(inputs):
-        judged = read_annotation_rows(inputs, shard, stage, [row], ids).to_pylist()[0]
-        if judged["keep"] is None:
+        ids = table["id"].take(integers(np.array(left, dtype=np.int64)))
+        of_stage = read_annotation_rows(inputs, shard, stage, [rows[at] for at in left], ids)
+        judged = dict(zip(left, of_stage.to_pylist(), strict=True))
+        left = [at for at in left if judged[at]["keep"] is not None]
+        for at in left:
+            verdict = describe_judgement(called + stage, recipes[stage], judged[at])
+            if judged[at].get(EDITS):
+                edits[at][stage] = judged[at][EDITS]
+                verdict["edits"] = describe_edits(inputs, stage, shard, rows[at], judged[at][EDITS])
+            found[at]["stages"].append(verdict)
+            if not judged[at]["keep"]:
+                found[at]["outcome"] = f"dropped by {called}{stage}: {judged[at]['reason']}"
+        left = [at for at in left if judged[at]["keep"]]
+        if not left:
             break
-        verdict = describe_judgement(called + stage, recipes[stage], judged)
-        if judged.get(EDITS):
-            edits[stage] = judged[EDITS]
-            verdict["edits"] = describe_edits(inputs, stage, shard, row, judged[EDITS])
-        found["stages"].append(verdict)
-        if not judged["keep"]:
-            found["outcome"] = f"dropped by {called}{stage}: {judged['reason']}"
-            break
-    if whole:
-        found["text"] = marked_text(inputs, shard, row, edits) if edits else [
-            {"text": text, "edit": None, "stage": None}]
+    for one, of_one in zip(found, edits, strict=True):
+        text = one.pop("text")
+        if whole:
+            one["text"] = marked_text(inputs, shard, one["row"], of_one) if of_one else [
+                {"text": text, "edit": None, "stage": None}]
     return found
 
 

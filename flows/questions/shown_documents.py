@@ -6,7 +6,7 @@ Which ones says a document's id, a hash of its source, place and text: a report 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import ID_BYTES, annotation_stages, read_annotations, read_table, shard_names
-from gristmill.flows.questions.cut_samples import MOST_SHARDS
+from gristmill.flows.questions.cut_samples import MOST_SHARDS, by_shard
 from gristmill.flows.questions.explain import describe_values, judgements
 from gristmill.mixtures.sources import INGEST
 
@@ -52,11 +52,12 @@ def shown_documents(recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[st
             chosen[group, source] = sorted([*chosen.get((group, source), ()), *places])[:KEPT_SHOWN]
     kept: list[Group] = [(None, None)] if (None, None) in numbers else []
     dropped = sorted((group for group in numbers if group[0]), key=lambda group: (-numbers[group], group))
+    groups = [*kept, *dropped[:MOST_GROUPS]]
+    which = {group: _spread([places for (of, _), places in sorted(chosen.items(), key=str) if of == group],
+                            DROPPED_SHOWN if group[0] else KEPT_SHOWN) for group in groups}
+    shown = _shown(recipes, inputs, {(shard, row) for some in which.values() for _, shard, row in some})
     return [{"step": group[0], "rule": group[1], "documents": numbers[group],
-             "shown": [_shown(recipes, inputs, shard, row) for _, shard, row in _spread(
-                 [places for (of, _), places in sorted(chosen.items(), key=str) if of == group],
-                 DROPPED_SHOWN if group[0] else KEPT_SHOWN)]}
-            for group in [*kept, *dropped[:MOST_GROUPS]]]
+             "shown": [shown[shard, row] for _, shard, row in which[group]]} for group in groups]
 
 
 def _groups(inputs: Mapping[str, Path], shard: str) -> Iterable[tuple[Group, str, int, list[Place]]]:
@@ -91,13 +92,18 @@ def _spread(lists: list[list[Place]], most: int) -> list[Place]:
     return [one[at] for at in range(longest) for one in lists if at < len(one)][:most]
 
 
-def _shown(recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], shard: str, row: int
-           ) -> dict[str, Any]:
-    found = judgements(recipes, inputs, shard, row, whole=True)
-    last = found["stages"][-1:] if found["outcome"] != "kept" else []
-    return {**{key: found[key] for key in ("id", "source", "locator", "characters")},
-            "said": [line for verdict in last for line in describe_values(verdict)],
-            "pieces": _beginning(found["text"])}
+def _shown(
+    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], places: Collection[tuple[str, int]]
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """By shard and row; each shard is read once."""
+    shown = {}
+    for shard, rows in by_shard(places).items():
+        for row, found in zip(rows, judgements(recipes, inputs, shard, rows, whole=True), strict=True):
+            last = found["stages"][-1:] if found["outcome"] != "kept" else []
+            shown[shard, row] = {**{key: found[key] for key in ("id", "source", "locator", "characters")},
+                                 "said": [line for verdict in last for line in describe_values(verdict)],
+                                 "pieces": _beginning(found["text"])}
+    return shown
 
 
 def _beginning(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -231,10 +231,11 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
     for sizes in (totals.then, totals.unseen):
         for source, size in sizes.items():
             size["tokens"] += size.pop("estimated_bytes", 0.0) * per_byte.get(source, 0.0)
+    shown = show(comparison.inputs, totals.samples)
     return {
         "now": totals.now, "then": totals.then, "unseen": totals.unseen,
         "rules": {name: {side: vars(tally) for side, tally in sides.items()} for name, sides in totals.rules.items()},
-        "cuts": [_describe_cut(comparison, rule, totals.samples.get(rule.label, {})) for rule in changed.values()],
+        "cuts": [_describe_cut(comparison, rule, shown.get(rule.label, {})) for rule in changed.values()],
         "tokens_known": tokens is not None,
     }
 
@@ -304,13 +305,12 @@ def _tokens_per_byte(now: Sizes) -> dict[str, float]:
 
 
 def _describe_cut(
-    comparison: Comparison, rule: Rule, samples: Mapping[str, list[Found]]
+    comparison: Comparison, rule: Rule, shown: Mapping[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     old = {other.key: other.bound for rules in comparison.before.values() for other in rules}
     return {
         "rule": rule.label, "key": rule.key, "statistic": rule.statistic, "now": old.get(rule.key), "then": rule.bound,
-        **{side: [show(comparison.inputs, shard, row, value) for _, shard, row, value in entries]
-           for side, entries in samples.items()},
+        **shown,
     }
 
 

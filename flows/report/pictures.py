@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 P = ParamSpec("P")
 MOST_TICKS = 8
@@ -46,7 +46,7 @@ def drawn_once(draw: Callable[P, str]) -> Callable[P, str]:
     return find
 
 
-def _figure() -> tuple[Any, Any]:
+def _figure(layout: Literal["constrained"] | None = "constrained") -> tuple[Any, Any]:
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -59,7 +59,7 @@ def _figure() -> tuple[Any, Any]:
     })
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout=layout)
     return figure, figure.add_subplot()
 
 
@@ -176,13 +176,14 @@ def cut_histogram(counted: Mapping[str, Sequence[float]], cut: float | None, x_l
         nearest = min(range(len(edges)), key=lambda index: abs(edges[index] - cut))
         first, last = min(first, max(nearest - 1, 0)), max(last, min(nearest + 2, len(edges)))
     labels = [f"< {edges[0]:g}", *(f"{edge:g}" for edge in edges)]
-    figure, axes = _figure()
+    figure, axes = _figure(layout=None)  # which takes two fifths of a picture's time, and there are many of these
+    figure.subplots_adjust(left=0.14, right=0.98, top=0.94, bottom=0.2 if cut is None else 0.28)
     axes.bar(range(first, last + 1), counts[first : last + 1], width=1.0, align="edge", color=COLOURS[0], alpha=0.8)
     step = max(1, -(-(last - first) // MOST_TICKS))
     axes.set_xticks(range(first, last + 1, step), labels[first : last + 1 : step])
     if cut is not None:
         axes.axvline(place_on_bins(cut, edges), color=COLOURS[3], linewidth=1.6, label=f"cut at {cut:g}")
-        figure.legend(loc="outside lower center")
+        figure.legend(loc="lower center")
     axes.set_xlabel(x_label)
     axes.set_ylabel("documents")
     axes.grid(axis="x", visible=False)

@@ -84,11 +84,12 @@ class RunningProcesses:
         Raises:
             RunStoppedError: the run was stopped before, or meanwhile.
         """
-        with self._lock:
-            self.check()
-            process = begin()
-            self._running.append(process)
+        self.check()
+        process = begin()  # not while the lock is held: it waits for its process, others may begin meanwhile
         try:
+            with self._lock:
+                self._running.append(process)
+            self.check()
             yield process
         finally:
             # An interrupt of this process must not leave the group running.

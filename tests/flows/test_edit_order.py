@@ -155,8 +155,8 @@ def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order
         decoded = tokens_as_text(inputs, shard)
         expected = edited_one_after_another(inputs, order, shard)
         assert decoded == {one: text for one, text in expected if text is not None}
-        for row, (one, text) in enumerate(expected):
-            found = judgements(recipes, inputs, shard, row)
+        judged = judgements(recipes, inputs, shard, range(len(expected)))
+        for found, (one, text) in zip(judged, expected, strict=True):
             assert [verdict["stage"] for verdict in found["stages"]] == order[: len(found["stages"])]
             for verdict in found["stages"]:
                 edited[verdict["stage"]] += "edits" in verdict

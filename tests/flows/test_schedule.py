@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.flows.running.run import Runner, RunStoppedError, StageFailedError
+from gristmill.flows.running.run import Runner, RunningProcesses, RunStoppedError, StageFailedError
 from gristmill.flows.running.schedule import Job, jobs_of, next_jobs, run_in_threads, run_jobs
 
 
@@ -211,3 +211,46 @@ def test_a_plan_says_what_each_stage_needs_and_takes(tmp_path: Any) -> None:
     assert (jobs["ingest"].workers, jobs["sft_data"].workers, jobs["pretrain"].trains) == (3, 1, True)
     assert {one.name: one.needs for one in jobs_of(plan, ["mix", "pretrain"], engine)} == {
         "mix": frozenset(), "pretrain": {"mix"}}
+
+
+class Begun:
+    """A stage's process, as far as `RunningProcesses` needs one."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+def test_a_stage_begins_while_another_one_waits_for_its_process() -> None:
+    processes, first_waits, second_runs = RunningProcesses(), threading.Event(), threading.Event()
+
+    def begin_late() -> Any:
+        first_waits.set()
+        assert second_runs.wait(30)
+        return Begun()
+
+    def begin_first() -> None:
+        with processes.start(begin_late):
+            return
+
+    first = threading.Thread(target=begin_first)
+    first.start()
+    assert first_waits.wait(30)
+    with processes.start(lambda: Begun()):  # type: ignore[arg-type, return-value]
+        second_runs.set()
+    first.join(30)
+    assert not first.is_alive()
+
+
+def test_a_process_that_begins_while_its_run_is_stopped_is_ended() -> None:
+    processes, process = RunningProcesses(), Begun()
+
+    def begin() -> Any:
+        processes.stop()
+        return process
+
+    with pytest.raises(RunStoppedError), processes.start(begin):
+        pytest.fail("it runs")
+    assert process.stopped.is_set()
