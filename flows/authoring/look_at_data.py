@@ -33,6 +33,7 @@ TEXT_NAMES = ("text", "content", "raw_content", "body", "document", "article", "
 ID_NAMES = ("id", "uuid", "doc_id", "document_id", "_id", "url", "uri")
 CODE_EXTENSIONS = (".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".js", ".ts", ".rb",
                    ".sh", ".sql", ".r", ".jl", ".lua", ".scala", ".kt", ".swift")
+ROW_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 EXAMPLE_FIELDS = ((("chosen", "rejected"), "preferences", "dpo"), (("messages",), "conversations", "sft"),
                   (("conversations",), "conversations", "sft"), (("instruction", "output"), "instructions", "sft"))
 """Fields that rows for fine-tuning have, what such rows are, and the section that reads them."""
@@ -92,15 +93,38 @@ def look_at(name: str, path: str) -> Look:
         return Look(path, "auto", 1, 0, None, is_code="stdlib" in path)
     form, listed = _listing(name, path)
     looked = _look_at_files(name, path, form, listed.files)
-    return replace(looked, formats=_formats(listed.files), ignored=listed.ignored)
+    kinds = files_by_format(listed.files)
+    formats = [(kind, len(files), sum(file.size for file in files)) for kind, files in kinds.items()]
+    if len(kinds) > 1:
+        looked = replace(looked, text_bytes=sum(text_bytes_of(path, files) for files in kinds.values()),
+                         remarks=(*looked.remarks, *_mixed_remark(listed.files)))
+    return replace(looked, formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))),
+                   ignored=listed.ignored)
 
 
-def _formats(files: Sequence[SourceFile]) -> tuple[tuple[str, int, int], ...]:
-    counted: dict[str, list[int]] = {}
+def files_by_format(files: Sequence[SourceFile]) -> dict[str, list[SourceFile]]:
+    """Format with its compression -> the files that have it."""
+    found: dict[str, list[SourceFile]] = {}
     for file in files:
-        counted.setdefault(" ".join(filter(None, (file.format, file.compression))), []).append(file.size)
-    return tuple(sorted(((form, len(sizes), sum(sizes)) for form, sizes in counted.items()),
-                        key=lambda entry: (-entry[2], entry[0])))
+        found.setdefault(" ".join(filter(None, (file.format, file.compression))), []).append(file)
+    return found
+
+
+def text_bytes_of(path: str, files: Sequence[SourceFile]) -> int:
+    """Estimated bytes of text of files that have one format; 0 where nothing of them can be read."""
+    try:
+        return _look_at_files("", path, "auto", files).text_bytes or 0
+    except SourceError:
+        return 0
+
+
+def _mixed_remark(files: Sequence[SourceFile]) -> list[str]:
+    """What to say of a folder with files of rows beside files of one text each: one source treats all alike."""
+    texts = sum(file.format == "text" for file in files)
+    if not texts or not any(file.format in ROW_FORMATS for file in files):
+        return []
+    return [f"{texts:,} of {len(files):,} files are one text each beside files of rows: sources of their own "
+            "(`gristmill new --source NAME='GLOB'` for each) get weights and rules of their own"]
 
 
 def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile]) -> Look:
@@ -110,14 +134,16 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
     rows = [rows for file in chosen if (rows := sample_rows(file)) is not None]
     code = sum(PurePosixPath(file.name).suffix in CODE_EXTENSIONS for file in files) * 2 > len(files)
     if not rows:
-        books = [] if code else [file for file in files if file.format == "text" and file.size > BOOK_BYTES]
+        books = [] if code else [file for file in files if file.format == "text"
+                                         and file.size * (COMPRESSED_RATIO if file.compression else 1) > BOOK_BYTES]
         split, said = _cut_of_books(books, len(files)) if books else (None, ())
         plain = int(stored * _unpacked(chosen) * (PAGE_TEXT_SHARE if kinds <= {"html", "warc"} else 1))
         return Look(path, form, len(files), stored, plain, is_code=code, split=split, remarks=said)
     together = [row for some in rows for row in some]
     if not together:
-        raise SourceError(f"source {name!r}: no row of {path} can be read as {chosen[0].format}; give another path, or "
-                          "write the manifest by hand with the right `format:`")
+        raise SourceError(f"source {name!r}: no row of {path} can be read as {chosen[0].format}"
+                          f"{_damage(chosen)}; give another path, or write the manifest by hand with the right "
+                          "`format:`")
     named = text_field(together)
     if named is None:
         raise SourceError(f"source {name!r}: no field of {path} holds text; its fields are "
@@ -133,11 +159,26 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
         None if named == "text" else named, id_field(together), html, False, None, tuple(remarks))
 
 
+def _damage(files: Sequence[SourceFile]) -> str:
+    """How the first damaged one of some files is damaged, to be said behind what follows from it."""
+    for file in files:
+        try:
+            read = 0
+            for chunk in read_chunks(as_path(file.location), file.compression):
+                read += len(chunk)
+                if read >= SAMPLE_BYTES:
+                    break
+        except (CorruptFileError, RecordTooLongError) as error:
+            return f": {file.name}: {error}"
+    return ""
+
+
 def _cut_of_books(books: Sequence[SourceFile], files: int) -> tuple[Literal["chapters"] | int, tuple[str, ...]]:
     """How texts as long as books are best cut, by a look at the first, and what to say of it."""
     begin = _beginning(as_path(books[0].location), books[0].compression).decode("utf-8", "replace")
     found = len(chapters(begin))
-    long = f"{len(books)} of {files} files are longer than {size(BOOK_BYTES)}, and are cut into"
+    many = f"{len(books)} of {files} files are" if files > 1 else "it is"
+    long = f"{many} longer than {size(BOOK_BYTES)}, and {'are' if files > 1 else 'is'} cut into"
     if found >= BOOK_CHAPTERS:
         return "chapters", (f"{long} chapters: {books[0].name} has {found:,} in its first {size(len(begin))}",)
     return BOOK_PARAGRAPHS, (f"{long} paragraphs: {books[0].name} has no headings of chapters",)
@@ -202,11 +243,11 @@ def sniff(found: Sequence[Found]) -> str | None:
 def sample_rows(file: SourceFile) -> list[Row] | None:
     """The first rows of a file as mappings; None for formats without rows. Rows that cannot be read are left out."""
     path = as_path(file.location)
+    if file.format not in ROW_FORMATS:
+        return None
     if file.format in ("parquet", "arrow"):
         rows = islice(table_rows(path, file.format), SAMPLE_ROWS)
         return [row for _, row in rows if isinstance(row, dict)]
-    if file.format not in ("jsonl", "csv"):
-        return None
     lines = _beginning(path, file.compression).decode("utf-8", "replace").splitlines(keepends=True)
     # The last line of a piece of a file is most likely cut.
     lines = lines if len(lines) == 1 or sum(map(len, lines)) < SAMPLE_BYTES else lines[:-1]

@@ -39,6 +39,7 @@ SAMPLE_BYTES = 16_000_000
 """Text of a sample: what every measurement here is done with in a few seconds."""
 SHOWN_DOCUMENTS = 10
 SHOWN_CHARACTERS = 300
+SHOWN_FAILURES = 3
 SHOWN_LANGUAGES = 8
 SHOWN_REASONS = 2
 WIDE = 90
@@ -158,7 +159,9 @@ def measure_sample(
     return {
         "sample": {"documents": len(rows), "bytes": int(sizes.sum()), "from": sample.described,
                    "documents_in_all": sample.whole,
-                   "unreadable": [{"record": one.number, "error": one.error} for one in sample.failures[:3]]},
+                   "unreadable": [{"file": file, "record": one.number, "error": one.error}
+                                  for file, one in sample.failures[:SHOWN_FAILURES]],
+                   "unreadable_in_all": len(sample.failures)},
         "languages": {"found": dict(counted.most_common()), "missing": missing},
         "duplicates": find_duplicates(rows["text"].combine_chunks()) if DUPLICATES in ready else {},
         "rules": [judge_by_rules(name, rules, rows, sizes) for name, rules in rule_sets.items() if name in ready],
@@ -275,11 +278,14 @@ def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callab
         console.print(Text("not read: " + ", ".join(f"{number:,} {extension}" for extension, number in
                                                     look.ignored.items()), style="yellow"))
     sample, total = found["sample"], found["sample"]["documents"]
-    section(console, f"Sample: {total:,} documents, {size(sample['bytes'])}")
+    section(console, f"Sample: {counted(total, 'document')}, {size(sample['bytes'])}")
     if sample["documents_in_all"]:
-        console.print(f"of {sample['from']}; about {max(sample['documents_in_all'], total):,} documents in all")
+        whole = counted(max(sample["documents_in_all"], total), "document")
+        console.print(f"of {sample['from']}; about {whole} in all")
     for one in sample["unreadable"]:
-        console.print(Text(f"unreadable, record {one['record']}: {one['error']}", style="yellow"))
+        console.print(Text(f"unreadable: {one['file']}, record {one['record']}: {one['error']}", style="yellow"))
+    if (more := sample["unreadable_in_all"] - len(sample["unreadable"])) > 0:
+        console.print(Text(f"unreadable: {counted(more, 'record')} more of the sample", style="yellow"))
     _print_languages(console, found["languages"], total)
     if found["duplicates"]:
         section(console, "Duplicates in the sample (the whole has more)")
@@ -295,11 +301,16 @@ def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callab
     if found["not_ready"]:
         console.print(Text(f"not measured yet: {', '.join(found['not_ready'])}; a machine compiles once what "
                            "measures, and what is done of it is kept: look again", style="yellow"))
-    section(console, f"{len(found['examples'])} documents")
+    section(console, counted(len(found["examples"]), "document"))
     for one in found["examples"]:
         about = f"{one['characters']:,} characters" + (f", {one['language']}" if one["language"] else "")
         console.print(Text.assemble((one["locator"], "bold"), f" ({about})"))
         console.print("  " + " ".join(one["text"].split()), no_wrap=True, overflow="ellipsis")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 document`, `2,000 documents`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _print_languages(console: Any, languages: Mapping[str, Any], total: int) -> None:

@@ -113,18 +113,24 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
 
 def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
     prose = [name for name, look in looks.items() if not look.is_code]
-    only = "" if len(prose) == len(looks) else f"sources: [{', '.join(map(_scalar, prose))}], "
+    programs = [name for name, look in looks.items() if look.is_code]
+    only = _only(prose) if programs else ""
     dedup = "  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster one survives"
+    code = ["  # rules for programs: generated, minified and encoded files go",
+            f"  - filter: {{{_only(programs) if prose else ''}rules: [code]}}"] if programs else []
     if prose and wishes.settings:
-        lines = [*_langid(wishes, only), dedup, *_fineweb2_rules(wishes, only)]
+        lines = [*_langid(wishes, only), *code, dedup, *_fineweb2_rules(wishes, only)]
     elif prose:
         lines = [*_langid(wishes, only),
-                 "  # Gopher's rules are for prose"
-                 + (": source code is left out" if only else "; try others with: gristmill whatif"),
-                 f"  - filter: {{{only}rules: [gopher_quality, gopher_repetition]}}", dedup]
+                 "  # Gopher's rules are for prose" + ("" if only else "; try others with: gristmill whatif"),
+                 f"  - filter: {{{only}rules: [gopher_quality, gopher_repetition]}}", *code, dedup]
     else:
-        lines = [dedup]
+        lines = [*code, dedup]
     return "\n".join(["prepare:", *lines]) + "\n"
+
+
+def _only(sources: Sequence[str]) -> str:
+    return f"sources: [{', '.join(map(_scalar, sources))}], "
 
 
 def _langid(wishes: Wishes, only: str) -> list[str]:

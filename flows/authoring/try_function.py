@@ -39,6 +39,7 @@ from gristmill.dataprep.reading.document_shards import ShardWriter
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_pages
 from gristmill.dataprep.reading.ingest import DEFAULT_EXTRACTOR, own_records, reading_of
 from gristmill.dataprep.reading.own_sources import OwnProcess
+from gristmill.dataprep.reading.pythondocs import is_python_source
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Dropped, Ended, Page, Read, Record, Rejected
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
@@ -73,7 +74,7 @@ class Sample:
         whole: how many documents the whole has; None where nothing tells.
         is_exact: whether that was counted.
         described: where they are from.
-        failures: what could not be read on the way.
+        failures: what could not be read on the way, and the names of its files.
     """
 
     inputs: Mapping[str, Path]
@@ -82,7 +83,7 @@ class Sample:
     whole: int | None
     is_exact: bool
     described: str
-    failures: Sequence[Rejected] = ()
+    failures: Sequence[tuple[str, Rejected]] = ()
 
 
 def kind_of(function: OwnFunction) -> str:
@@ -161,7 +162,9 @@ def _of_files(name: str, source: Source, documents: int, most_bytes: float, fold
     files = find_files(name, source.model_dump()).files
     section, reading = Ingest(), replace(reading_of(source), by_kernel=False)
     writer = ShardWriter(folder, "00000", name, section.shard_bytes, section.max_document_bytes)
-    limits, failures = Limits(section.extract_seconds, section.extract_memory_bytes), list[Rejected]()
+    limits = Limits(section.extract_seconds, section.extract_memory_bytes)
+    failures: list[tuple[str, Rejected]] = []
+    taken_of: dict[SourceFile, tuple[int, float]] = {}
     whole: dict[SourceFile, int] = {}
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(Guard(reading.extract or DEFAULT_EXTRACTOR, source.extract_options.model_dump(),
@@ -175,15 +178,16 @@ def _of_files(name: str, source: Source, documents: int, most_bytes: float, fold
             for number, file in enumerate(chosen, start=1):
                 records: Iterator[Read] = read_file(file, reading, tables) if own is None else own_records(
                     own, file, reading)
-                before, share = writer.kept, number / len(chosen)
+                before, bytes_before, share = writer.kept, writer.bytes_taken, number / len(chosen)
                 writer.limit = max(kept + int((documents - kept) * share), before + 1)
                 for record in extract_pages(records, guard, reading):
-                    failures.extend([record] if isinstance(record, Rejected) else [])
+                    failures.extend([(file.name, record)] if isinstance(record, Rejected) else [])
                     writer.add(file.name, record)
                     if writer.is_full or writer.bytes_taken >= taken + (most_bytes - taken) * share:
                         break
                 else:
                     whole[file] = writer.kept - before
+                taken_of[file] = writer.kept - before, writer.bytes_taken - bytes_before
 
         chosen = _evenly(files, PARTS)
         take(chosen)
@@ -196,10 +200,10 @@ def _of_files(name: str, source: Source, documents: int, most_bytes: float, fold
             take(more)
     writer.close()
     if not writer.kept:
-        why = f": {failures[0].error}" if failures else ""
-        raise SourceError(f"source {name!r}: no document comes out of {source.path}{why}")
-    mean = writer.text_bytes / writer.kept
-    return Sample({INGEST: folder}, shard_names(folder), None, _whole(files, whole, mean, source), False,
+        why = f": {failures[0][1].error}" if failures else ""
+        called = "" if name == FILE else f"source {name!r}: "
+        raise SourceError(f"{called}no document comes out of {source.path}{why}")
+    return Sample({INGEST: folder}, shard_names(folder), None, _whole(files, whole, taken_of, source), False,
                   source.path if len(files) == 1 else f"{len(chosen)} of {len(files)} files of {source.path}", failures)
 
 
@@ -208,22 +212,35 @@ def _evenly(files: Sequence[SourceFile], number: int) -> list[SourceFile]:
 
 
 def _whole(
-    files: Sequence[SourceFile], read: Mapping[SourceFile, int], mean_bytes: float, source: Source
+    files: Sequence[SourceFile], read: Mapping[SourceFile, int], taken: Mapping[SourceFile, tuple[int, float]],
+    source: Source
 ) -> int | None:
-    """How many documents all files have: of files that were read to their end, by their bytes where they have several
-    each, else by a guess of how much text they hold.
-    """
-    from gristmill.flows.authoring.look_at_data import look_at
+    """How many documents all files have, format by format: of files that were read to their end, by their bytes where
+    they have several each, else by a guess of how much text they hold.
 
-    stored, found = sum(file.size for file in read), sum(read.values())
-    if stored and found:
-        if set(read.values()) == {1}:
-            return len(files)
-        return round(found * sum(file.size for file in files) / stored)
-    if source.read is not None or source.list is not None:
-        return None
-    text = look_at(FILE, source.path).text_bytes
-    return None if text is None else max(round(text / mean_bytes), 1)
+    Args:
+        files: all of them.
+        read: documents of those that were read to their end.
+        taken: documents and bytes of text that were taken of each that was read from.
+        source: which has them.
+    """
+    from gristmill.flows.authoring.look_at_data import files_by_format, text_bytes_of
+
+    documents, text = (sum(numbers) for numbers in zip(*taken.values(), strict=True))
+    whole = 0
+    for together in files_by_format(files).values():
+        ended = {file: read[file] for file in together if file in read}
+        stored, found = sum(file.size for file in ended), sum(ended.values())
+        if stored and found:
+            one_each = set(ended.values()) == {1}
+            whole += len(together) if one_each else round(found * sum(file.size for file in together) / stored)
+        elif source.read is not None or source.list is not None or is_python_source(source.path):
+            return None
+        else:
+            own = [taken[file] for file in together if file in taken and taken[file][0]]
+            mean = sum(size for _, size in own) / sum(number for number, _ in own) if own else text / documents
+            whole += round(text_bytes_of(source.path, together) / mean)
+    return max(whole, 1)
 
 
 @dataclass
@@ -285,7 +302,7 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[s
                       for row in dropped[:SHOWN]]},
         **({"columns": {name: describe_column(values) for name, values in trial.columns.items()}}
            if isinstance(step, OwnAnnotate) else {"edits": _described_edits(trial)}),
-        "unreadable": [{"record": one.number, "error": one.error} for one in sample.failures[:SHOWN]],
+        "unreadable": [{"record": one.number, "error": one.error} for _, one in sample.failures[:SHOWN]],
         "differs": trial.differs, "seconds": trial.seconds,
         "whole": {"documents": sample.whole, "is_exact": sample.is_exact, "seconds": (
             None if sample.whole is None or not number else sample.whole * trial.seconds / number)},

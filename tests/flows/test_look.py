@@ -158,6 +158,51 @@ def test_a_sample_of_json_lines_is_read_without_a_kernel(tmp_path: Path, monkeyp
         assert [text for shard in sample.shards for text in read_table(folder / shard)["text"].to_pylist()] == texts
 
 
+def test_a_folder_of_programs_gets_the_rules_for_programs(data: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / "data" / f"{number}.py").write_text("import os\n\n\ndef work() -> str:\n    return os.sep\n" * 20)
+    (data / "web.jsonl").unlink()
+    text = json.loads(look("data", "--json"))["manifest"]
+    assert "  - filter: {rules: [code]}\n  - dedup" in text
+    assert "gopher" not in text
+
+
+def test_the_whole_of_a_folder_with_several_formats_is_the_sum_over_them(data: Path) -> None:
+    """One file of many documents beside others of one each, of which none is read to its end."""
+    rows = [{"text": words(seed, 200)} for seed in range(400)]
+    (data / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for number in range(19):
+        (data / f"a{number:02d}.txt").write_text(words(number, 100))
+    read, whole = sample_of(data, documents=100)
+    assert read < 400
+    assert whole == pytest.approx(420, rel=0.05)
+    seen = look_at("data", str(data))
+    stored = sum(file.stat().st_size for file in data.glob("*.*[lt]"))
+    assert seen.text_bytes == pytest.approx(stored, rel=0.02)
+    assert seen.remarks == ("20 of 21 files are one text each beside files of rows: sources of their own "
+                            "(`gristmill new --source NAME='GLOB'` for each) get weights and rules of their own",)
+
+
+def test_what_cannot_be_read_is_named_with_its_file(data: Path) -> None:
+    (data / "empty.txt").touch()
+    shown = look("data")
+    assert "unreadable: empty.txt, record 1: empty file" in shown
+    (data / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}' * 99)[:20])
+    cut = CliRunner().invoke(app, ["look", str(data / "cut.jsonl.gz")])
+    assert cut.exit_code == 2
+    assert "can be read as jsonl: cut.jsonl.gz: .gz data" in " ".join(cut.output.split())
+
+
+def test_a_compressed_book_is_a_book(tmp_path: Path) -> None:
+    book = "".join(f"Chapter {number}\n\n{words(number, 30_000)}\n\n" for number in range(1, 6)).encode()
+    (tmp_path / "book.txt.gz").write_bytes(gzip.compress(book))
+    assert (tmp_path / "book.txt.gz").stat().st_size < 500_000 < len(book)
+    looked = look_at("book", str(tmp_path / "book.txt.gz"))
+    assert looked.split == "chapters"
+    assert looked.remarks[0].startswith("it is longer than 500.0 kB, and is cut into chapters: book.txt.gz has 5 in")
+    assert sample_of(tmp_path / "book.txt.gz") == (5, 5)
+
+
 def test_without_a_language_model_a_look_says_why_and_has_the_rest(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_sample, "find_languages", lambda texts, seconds: ([None] * len(texts), "no such file"))
     found = json.loads(look("data", "--json"))

@@ -21,6 +21,7 @@ from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import ManifestError, load_manifest
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.sources import Paragraphs
+from gristmill.mixtures.steps.rules import configured_names
 from gristmill.train.models.shape import shape_of
 
 MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
@@ -57,11 +58,13 @@ def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(data: Path, tm
     assert (web.format, web.text_field, web.id_field) == ("jsonl", "raw.content", "id")
     assert (books.format, books.text_field, books.id_field) == ("auto", "text", None)
     assert sum(source.weight for source in (web, books, code)) == pytest.approx(1.0, abs=0.002)
-    (filter_,), (langid,) = ([getattr(step, name) for step in manifest.prepare if step.stage == name]
-                             for name in ("filter", "langid"))
+    (filter_, programs), (langid,) = ([getattr(step, name) for step in manifest.prepare if step.stage == name]
+                                      for name in ("filter", "langid"))
     assert filter_.sources == ("web", "books"), "source code is judged by no rule for prose"
+    assert (programs.sources, configured_names(programs.rules)) == (("code",), ["code"]), "but by its own"
     assert langid.keep == ("no",), "YAML's `no` is a language here, not false"
-    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup"], "stop words follow the language"
+    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "filter", "dedup"], (
+        "stop words follow the language")
     assert manifest.mix is not None
     assert manifest.pretrain is not None
     assert manifest.mix.tokens == (manifest.pretrain.steps * manifest.pretrain.global_batch_size
@@ -103,8 +106,8 @@ def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(data
                      "--fineweb2", str(tmp_path / "deu_Latn.yml"), "--fineweb2", str(tmp_path / "nob_Latn.yml"))
     assert result.exit_code == 0, result.output
     manifest = load_manifest(file)
-    assert [step.stage for step in manifest.prepare] == ["langid", "dedup", "filter"]
-    langid, rules = manifest.prepare[0].langid, manifest.prepare[2].filter
+    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup", "filter"]
+    langid, rules = manifest.prepare[0].langid, manifest.prepare[3].filter
     assert langid.model == str(tmp_path / "glotlid.bin")
     assert langid.keep == {"deu_Latn": 0.82, "nob_Latn": 0.82}
     assert langid.sources == rules.sources == ("books",)
