@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -117,14 +118,15 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
     """Write a copy of a recipe with the sources' paths as they are given, or exit with code 2."""
     from gristmill.flows.authoring.manifest_text import ManifestTextError, set_keys
     from gristmill.mixtures.load import ManifestError, parse_manifest
-    from gristmill.mixtures.recipes.named_recipes import recipe_file
+    from gristmill.mixtures.recipes.named_recipes import needs_of_recipe, recipe_file
     from gristmill.mixtures.yaml_text import did_you_mean, parse_yaml
 
     try:
-        text = recipe_file(recipe).read_text(encoding="utf-8")
+        found = recipe_file(recipe)
+        text = found.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         fail(f"--recipe: {error}", EXIT_USAGE)
-    target, known = file or Path(f"{recipe}.yaml"), list(parse_yaml(text).get("sources", {}))
+    target, known = file or Path(found.name), list(parse_yaml(text).get("sources", {}))
     values: dict[tuple[str, ...], str] = {}
     for given in sources:
         name, _, path = given.partition("=")
@@ -138,7 +140,8 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
     except (ManifestTextError, ManifestError) as error:
         fail(str(error), EXIT_USAGE)
     save_manifest(target, text)
-    typer.echo(f"written: {target}\nlook at it, then: gristmill plan {target}\n{'':17} gristmill run {target}")
+    typer.echo(f"written: {target}\nneeds: {needs_of_recipe(found.stem)}\n"
+               f"look at it, then: gristmill plan {target}\n{'':17} gristmill run {target}")
 
 
 def anchored(path: str) -> str:
@@ -255,7 +258,8 @@ def sweep(
     with training_several():
         chosen = pairs("--model", model)
         planned = plan_sweep(manifest, weights, steps, seeds, chosen, set_ or [], store, pairs("--target", target))
-        outcomes = launch_sweep(planned, weights, steps, chosen, set_ or [], tracked=not no_ui)
+        outcomes = launch_sweep(planned, weights, steps, chosen, set_ or [], tracked=not no_ui,
+                                output=sys.stderr if as_json else sys.stdout)
         found = analyse(planned, outcomes)
     written = write_results(session.manifest_file, found)
     print_json(found) if as_json else print_results(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -39,7 +40,7 @@ def ladder(
         fail(f"--tokens-per-parameter: {tokens_per_parameter!r} is not numbers with commas between", EXIT_USAGE)
     with training_several():
         planned = plan_ladder(manifest, [one.strip() for one in sizes.split(",")], ratios, set_ or [], store)
-        found = analyse_ladder(planned, climb(planned))
+        found = analyse_ladder(planned, climb(planned, sys.stderr if as_json else sys.stdout))
     written = write_ladder(session.manifest_file, found)
     print_json(found) if as_json else print_ladder(found)
     for path in written:

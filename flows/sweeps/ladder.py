@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO, cast
@@ -103,13 +102,13 @@ def _rung(name: str, manifest_file: str, overrides: Sequence[str], store: str | 
 
 def _check(rungs: Sequence[Rung], sizes: int, set_tokens: int) -> None:
     shapes = len({one.parameters for one in rungs})
-    if len({(one.parameters, one.tokens) for one in rungs}) < LEAST_RUNS or shapes < 2 or len(rungs) == shapes:
-        raise SweepError(f"{len(rungs)} trainings of {shapes} sizes: the law has five numbers, so that a ladder needs "
-                         f"at least {LEAST_RUNS} trainings, of two sizes and two budgets; give more of --sizes or "
-                         "--tokens-per-parameter")
     if shapes < sizes:
-        raise SweepError(f"{sizes} sizes come out as {shapes} shapes: the nearest depths are the same, or "
-                         "pretrain.model says the width; give sizes that are further apart, or remove it")
+        raise SweepError(f"{sizes} sizes come out as {shapes} shape{'s' if shapes > 1 else ''}: the nearest depths are "
+                         "the same, or pretrain.model says the width; give sizes that are further apart, or remove it")
+    if len({(one.parameters, one.tokens) for one in rungs}) < LEAST_RUNS or shapes < 2 or len(rungs) == shapes:
+        raise SweepError(f"{len(rungs)} trainings of {shapes} size{'s' if shapes > 1 else ''}: the law has five "
+                         f"numbers, so that a ladder needs at least {LEAST_RUNS} trainings, of two sizes and two "
+                         "budgets; give more of --sizes or --tokens-per-parameter")
     most = max(rungs, key=lambda one: one.tokens)
     if most.tokens > set_tokens:
         raise SweepError(f"{most.name}: reads {most.tokens:,} tokens, and the set has {set_tokens:,}: the law is of "
@@ -117,17 +116,26 @@ def _check(rungs: Sequence[Rung], sizes: int, set_tokens: int) -> None:
                          "--tokens-per-parameter")
 
 
-def climb(ladder: Ladder) -> list[float]:
+def climb(ladder: Ladder, shown: TextIO) -> list[float]:
     """Train what is not trained yet; returns the held-out loss of each rung, in nats per token.
+
+    Args:
+        ladder: what to train.
+        shown: where to say how it goes.
 
     Raises:
         gristmill.flows.running.run.StageFailedError: a stage failed.
         KeyboardInterrupt: by the user, or SIGTERM; the same command resumes it.
     """
-    observer = TerminalObserver(plain_console(cast(TextIO, LastingStream(sys.stdout))))
+    console = plain_console(cast(TextIO, LastingStream(shown)))
+    observer = TerminalObserver(console)
     previous = signal.signal(signal.SIGTERM, interrupt)
+    losses: list[float] = []
     try:
-        return [train_rung(rung, observer) for rung in ladder.rungs]
+        for rung in ladder.rungs:
+            console.print(f"training {len(losses) + 1} of {len(ladder.rungs)}: {rung.name}", style="bold")
+            losses.append(train_rung(rung, observer))
+        return losses
     finally:
         observer.stop_bar()
         signal.signal(signal.SIGTERM, previous)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import signal
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -100,15 +99,22 @@ def mixture_name(number: int) -> str:
 
 def launch_sweep(
     sweep: Sweep, grid_file: Path, steps: int, model: Mapping[str, Any], overrides: list[str], tracked: bool,
+    output: TextIO,
 ) -> list[dict[str, Any]]:
     """Train every proxy that is not trained yet; returns the outcomes of all mixtures.
+
+    Args:
+        sweep: what to train.
+        grid_file, steps, model, overrides: what it was planned from, for Prefect to show.
+        tracked: whether it is recorded in Prefect.
+        output: where to say how it goes.
 
     Raises:
         StageFailedError: a stage that all mixtures share failed.
         LeaseLostError: another run took a stage over while this one was paused.
         KeyboardInterrupt: by the user, or SIGTERM; the same command resumes it.
     """
-    console = plain_console(cast(TextIO, LastingStream(sys.stdout)))
+    console = plain_console(cast(TextIO, LastingStream(output)))
     observer = TerminalObserver(console)
     # Prefect keeps these for everybody to read; what the flow works with is the sweep.
     shown: dict[str, Any] = {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 DEMO = "demo"
 PREFIX = "recipe:"
+NEEDS = "# Needs: "
 _FOLDER = Path(__file__).parent
 
 
@@ -21,6 +22,14 @@ def recipe_names() -> list[str]:
 def describe_recipe(name: str) -> str:
     """The first sentence of a recipe: what it is for."""
     return recipe_file(PREFIX + name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+
+
+def needs_of_recipe(name: str) -> str:
+    """What a recipe's comment says that must be given before it runs: paths, folders of models, packages."""
+    lines = recipe_file(PREFIX + name).read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(NEEDS))
+    last = next(number for number, line in enumerate(lines) if line.startswith("# What differs"))
+    return " ".join(line.removeprefix("# ") for line in lines[first:last]).removeprefix(NEEDS.removeprefix("# "))
 
 
 def is_named(manifest: str | Path) -> bool:
@@ -42,7 +51,7 @@ def manifest_file(manifest: str | Path) -> Path:
 
 
 def recipe_file(recipe: str) -> Path:
-    """The file of `recipe:NAME`.
+    """The file of `recipe:NAME`; the beginning of a name that no other has will do.
 
     Raises:
         FileNotFoundError: see `manifest_file`.
@@ -50,6 +59,9 @@ def recipe_file(recipe: str) -> Path:
     from gristmill.mixtures.yaml_text import did_you_mean
 
     name, names = recipe.removeprefix(PREFIX), recipe_names()
+    begun = [one for one in names if one.startswith(name)]
+    if name not in names and name and len(begun) == 1:
+        return _FOLDER / f"{begun[0]}.yaml"
     if name not in names:
         raise FileNotFoundError(f"no recipe is called {name!r}{did_you_mean(name, names) or ';'} "
                                 f"there are {', '.join(names)}")

@@ -108,7 +108,10 @@ def test_a_ladder_predicts_the_target_and_says_how_far_off_it_was(monkeypatch: p
 
     monkeypatch.setattr(ladder, "train_rung", train)
     options = ("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06,0.2", "--json")
-    found = json.loads(asked(*options).partition("\nm-ladder")[0])
+    done = CliRunner().invoke(app, ["ladder", "m.yaml", *options, "--store", "store"])
+    found = json.loads(done.stdout)  # and nothing else: how it goes is on the other stream
+    assert [line for line in done.stderr.splitlines() if line.startswith("training")] == [
+        f"training {number} of 6: {one['name']}" for number, one in enumerate(found["rungs"], start=1)]
     assert trained == [(one["parameters"], one["tokens"]) for one in found["rungs"]]
     assert [one["parameters"] for one in found["rungs"]] == [depth_weights(1)] * 3 + [depth_weights(2)] * 3
     for one, ratio in zip(found["rungs"], (0.02, 0.06, 0.2) * 2, strict=True):
@@ -132,9 +135,10 @@ def depth_weights(depth: int) -> int:
 
 @pytest.mark.usefixtures("manifest")
 @pytest.mark.parametrize(("options", "complaint"), [
-    (("--sizes", "50k", "--tokens-per-parameter", "0.02,0.06"), "2 trainings of 1 sizes"),
+    (("--sizes", "50k", "--tokens-per-parameter", "0.02,0.06"), "2 trainings of 1 size:"),
     (("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06"), "a ladder needs at least 6 trainings"),
     (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06,0.2"), "3 sizes come out as 2 shapes"),
+    (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06"), "3 sizes come out as 2 shapes"),
     (("--sizes", "50k,400k", "--tokens-per-parameter", "1,2,3"), "set mix.tokens to at least"),
     (("--sizes", "50k,400k", "--tokens-per-parameter", "a"), "'a' is not numbers with commas"),
     (("--sizes", "x,400k", "--tokens-per-parameter", "1,2,3"), "pretrain.size"),

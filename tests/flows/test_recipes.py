@@ -187,6 +187,9 @@ def test_a_name_that_there_is_not_is_answered_with_those_that_there_are() -> Non
     with pytest.raises(ManifestError, match="no recipe is called 'finweb', did you mean 'fineweb'"):
         load_manifest("recipe:finweb")
     assert "there are annealing" in called("recipes", "finweb").output
+    assert load_manifest("recipe:llama").name == "llama1", "the beginning of a name that no other has"
+    with pytest.raises(ManifestError, match="no recipe is called 'fine'"):
+        load_manifest("recipe:fine")
 
 
 def test_recipes_are_listed_shown_and_completed() -> None:
@@ -202,12 +205,14 @@ def test_a_copy_of_a_recipe_has_the_paths_that_are_given(tmp_path: Path, monkeyp
     (tmp_path / "sub").mkdir()
     done = called("new", "sub/mine.yaml", "--recipe", "annealing", "--source", "web=data/*.jsonl")
     assert done.exit_code == 0, done.output
+    assert "\nneeds: --set sources.web.path=... and --set sources.best.path=...\n" in done.output
     loaded = load_manifest("sub/mine.yaml")
     assert Path(loaded.sources["web"].path).resolve() == tmp_path / "data" / "*.jsonl"
     assert "# Sources: Hu et al. 2024" in (tmp_path / "sub" / "mine.yaml").read_text(), "its comments stay"
     wrong = called("new", "other.yaml", "--recipe", "annealing", "--source", "wep=data")
     assert (wrong.exit_code, "did you mean 'web'" in wrong.output) == (2, True)
     assert not (tmp_path / "other.yaml").exists()
+    assert "written: llama1.yaml\n" in called("new", "--recipe", "llama").output
 
 
 def test_the_demo_is_planned_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -372,7 +372,7 @@ if __name__ == "__main__":
     manifest, grid, store = sys.argv[1:]
     sweep_flow.run_shared, sweep_flow.run_mixture = shared, mixture
     sweep = proxies.plan_sweep(manifest, Path(grid), 10, 1, {}, [], store)
-    found = sweep_flow.launch_sweep(sweep, Path(grid), 10, {}, [], tracked=True)
+    found = sweep_flow.launch_sweep(sweep, Path(grid), 10, {}, [], tracked=True, output=sys.stdout)
     print([one["weights"] for one in found] == list(sweep.mixtures), [one.get("error") for one in found])
 """
 
