@@ -11,10 +11,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.runner import check_cluster
+from gristmill.flows.cli.main import app
+from gristmill.flows.running import extras
 from gristmill.flows.running.extras import EXTRA_OF
+from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import STAGES
 from tests.test_architecture import ROOT
 
@@ -125,3 +129,29 @@ def test_a_run_prepares_tokenises_mixes_and_exports_without_any_extra(light: Pat
                     ["report", "light.yaml"], ["plan", "light.yaml"]):
         shown = gristmill(light, *command)
         assert shown.returncode == 0, shown.stdout + shown.stderr
+
+
+@pytest.mark.parametrize(("setting", "library", "said"), [
+    ("engine.trackio={project: p}", "trackio", "engine.trackio needs trackio"),
+    ("pretrain.optimizer.kind=adamw8bit", "torchao", "pretrain.optimizer.kind needs torchao"),
+    ("pretrain.float8=rowwise", "torchao", "pretrain.float8 needs torchao"),
+    ("evaluate.tasks=[{name: t, kind: generate, path: light.yaml, metrics: [rouge1]}]", "rouge_score",
+     "evaluate.tasks.t.metrics needs rouge-score"),
+    ("sft={data: [{path: chats.jsonl}], lora: {base: nf4}, steps: 1}", "bitsandbytes",
+     "sft.lora.base needs bitsandbytes"),
+])
+def test_what_only_a_later_stage_would_miss_is_said_before_any_work(
+    setting: str, library: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "light.yaml").write_text(MANIFEST)
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    monkeypatch.setattr(extras, "is_installed", lambda name: name != library)
+    run = CliRunner().invoke(app, ["run", str(tmp_path / "light.yaml"), "--no-ui", "--store", str(tmp_path / "store"),
+                                   "--set", setting])
+    assert run.exit_code == 2, run.output
+    extra = {"trackio": "trackio", "rouge_score": "eval"}.get(library, "quant")
+    assert f"{said}, which is not installed; install it with: pip install 'gristmill[{extra}]'" in run.output
+    assert not (tmp_path / "store").exists()
+    monkeypatch.setattr(extras, "is_installed", lambda name: True)
+    session = open_session(str(tmp_path / "light.yaml"), [setting], str(tmp_path / "store"))
+    assert extras.why_not_runnable(session, list(session.plan)) is None
