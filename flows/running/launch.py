@@ -36,7 +36,7 @@ from gristmill.flows.store.runs import RunRecord
 STORE_ADVICE = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
                     "Make it writable, or name another place with --store or GRISTMILL_STORE"),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space there (gristmill gc tells what can go)"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space there"),
 }
 """What to do first about an error of the system."""
 FORMER_VARIABLES = {
@@ -164,9 +164,13 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
     if cause is not None:
         return str(cause)
     number = error.errno if isinstance(error, OSError) else None
-    said = f"{error.strerror.lower()}: {error.filename}" if isinstance(error, OSError) and error.strerror else error
+    where = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
+    said = f"{error.strerror.lower()}{where}" if isinstance(error, OSError) and error.strerror else error
+    advice = STORE_ADVICE.get(number or 0, "See that it can be reached")
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        advice += f" ({session.gc_command} tells what can go)"
     return mask_text(f"the store {session.store.root} cannot be used: {said}; what is committed stays. "
-                     f"{STORE_ADVICE.get(number or 0, 'See that it can be reached')}, then resume with: "
+                     f"{advice}, then resume with: "
                      f"{session.command('run')}")
 
 

@@ -28,6 +28,8 @@ TURN_SECONDS = 1.0
 """So long is waited at a time."""
 TERMINATE_SECONDS = 15.0
 """For a checkpoint after SIGTERM. Whoever cancels in the UI waits for as long, and Prefect kills after 30 s."""
+UNTOLD_SECONDS = 0.5
+"""A process that was asked to end is waited for so long without a word."""
 KILL_SECONDS = 5.0
 LOG_TAIL_LINES = 20
 Event = dict[str, Any]
@@ -136,6 +138,7 @@ class StageProcess:
             raise
         finally:
             os.close(write)
+        self._on_event = on_event
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
         self._reader = threading.Thread(target=self._read, args=(on_event,), daemon=True)
         self._reader.start()
@@ -172,10 +175,13 @@ class StageProcess:
         return (str(told[0]["message"]), bool(told[0]["is_consequence"])) if told else None
 
     def stop(self) -> None:
-        """End the whole group: ask, wait, insist."""
+        """End the whole group: ask, wait, insist; who watches hears of a wait that is longer than a moment."""
         self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + TERMINATE_SECONDS
-        while self._process.poll() is None and time.monotonic() < deadline:
+        started, told = time.monotonic(), False
+        while self._process.poll() is None and time.monotonic() < started + TERMINATE_SECONDS:
+            if not told and time.monotonic() >= started + UNTOLD_SECONDS:
+                self._on_event({"event": "stopping", "seconds": TERMINATE_SECONDS})
+                told = True
             time.sleep(0.05)
         self.kill()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -123,6 +124,7 @@ class Runner:
     observer: Observer
     resume_command: str
     repair_command: str = REPAIR
+    gc_command: str = "gristmill gc"
     server: ForkServer | None = None
     processes: RunningProcesses = field(default_factory=RunningProcesses)
 
@@ -274,6 +276,8 @@ class Runner:
         progress = ProgressFile(lease.folder, lease.number)
 
         def take(event: Event) -> None:
+            if event["event"] == "warning":  # whoever shows it names the stage
+                event["message"] = str(event["message"]).removeprefix(f"{node.name}: ")
             progress.note(event)
             self.observer.stage_event(node, event)
 
@@ -318,6 +322,8 @@ class Runner:
         if kind in OUT_OF_MEMORY:
             reason = f"out of memory ({reason}): {advise(node.stage)}"
         reason = reason.replace(REPAIR, self.repair_command)
+        if os.strerror(errno.ENOSPC) in reason:
+            reason += f"; free some space on the disk of {folder.path} ({self.gc_command} tells what can go)"
         return mask_text(f"{node.name}: {reason}\n  log: {log}\n  resume with: {self.resume_command}")
 
 

@@ -63,7 +63,7 @@ class Session:
     def runner(self, observer: Observer, server: ForkServer | None = None) -> Runner:
         """What runs the plan's stages; `server`, where there is one, is what they are forked from."""
         return Runner(self.store, self.plan, self.manifest.name, self.manifest.engine, observer, self.command("run"),
-                      self.command("verify", "--repair"), server)
+                      self.command("verify", "--repair"), self.gc_command, server)
 
     @contextmanager
     def stage_server(self, stages: Iterable[str], force: Collection[str]) -> Iterator[ForkServer | None]:
@@ -82,6 +82,11 @@ class Session:
         for override in self.overrides:
             parts += ["--set", override]
         return shlex.join([*parts, *(["--store", self.store_option] if self.store_option else [])])
+
+    @property
+    def gc_command(self) -> str:
+        """A gristmill command line that says what of this store can go."""
+        return shlex.join([program(), "gc", *(["--store", self.store_option] if self.store_option else [])])
 
 
 def program() -> str:

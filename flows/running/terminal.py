@@ -124,6 +124,9 @@ class TerminalObserver:
         """See Observer."""
         if event["event"] == "warning":
             self._console.print(Text(f"  {node.name}: {event['message']}", style="yellow"), soft_wrap=True)
+        if event["event"] == "stopping":
+            self._console.print(f"  {node.name}: is asked to stop, and saves what it has done first: "
+                                f"{event['seconds']:g} s at most", style="yellow")
         if event["event"] != "progress":
             return
         job = event.get("job") or node.name

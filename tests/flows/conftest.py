@@ -42,6 +42,7 @@ def second(inputs, config, out, context):
         write(target, f"{shard * shard}".encode())
         context.progress(shard + 1, number, "shards")
     print("a line for the log")
+    context.warn("second: rows are long")
     return {"shards": number}
 
 def failing(inputs, config, out, context):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from gristmill.dataprep.files import read_json, write_json
-from gristmill.flows.running.process import TURN_SECONDS
+from gristmill.flows.running.process import TURN_SECONDS, StageProcess
 from gristmill.flows.running.run import Runner, StageFailedError
+from gristmill.flows.running.terminal import TerminalObserver
 from gristmill.flows.store import store
 from gristmill.flows.store.lease import LeaseLostError
 from gristmill.flows.store.store import StageFolder, Store
@@ -107,7 +111,9 @@ def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a
         runner.run_stage("ranks")
     # Whoever asks afterwards is told the same.
     assert read_json(runner.folder("ranks").work / "error.json")["message"].startswith("[Errno 28] No space left")
-    assert str(caught.value).splitlines()[0] == "ranks: [Errno 28] No space left on device: 'step-00000004'"
+    assert str(caught.value).splitlines()[0] == (
+        "ranks: [Errno 28] No space left on device: 'step-00000004'; free some space on the disk of "
+        f"{runner.folder('ranks').path} (gristmill gc tells what can go)")
     with pytest.raises(StageFailedError, match=r"^silent: its process ended with code 1: the last line that says"):
         toy_runner(silent={}).run_stage("silent")
 
@@ -142,6 +148,7 @@ def test_events_reach_the_observer_and_lines_the_log(toy_runner: Make) -> None:
         runner.run_stage(stage)
     assert [event["done"] for event in runner.observer.events if event["event"] == "progress"] == [1, 2]
     assert {"event": "log", "line": "a line for the log"} in runner.observer.events
+    assert [event["message"] for event in runner.observer.events if event["event"] == "warning"] == ["rows are long"]
     assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
 
 
@@ -161,6 +168,21 @@ def test_an_interrupt_ends_the_whole_process_group(toy_runner: Make) -> None:
     pids = [int(pid) for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()]
     assert [is_running(pid) for pid in pids] == [False, False]
     assert os.getpid() not in pids
+
+
+def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training takes seconds to end, in which a second Ctrl-C would be tempting."""
+    told: list[dict[str, object]] = []
+    ended = iter([None, None, -15])
+    stopped = object.__new__(StageProcess)
+    stopped.__dict__.update(_on_event=told.append, _signal=lambda number: False, _process=SimpleNamespace(
+        poll=lambda: next(ended), wait=lambda: -15))
+    monkeypatch.setattr("gristmill.flows.running.process.UNTOLD_SECONDS", 0.0)
+    stopped.stop()
+    assert told == [{"event": "stopping", "seconds": 15.0}]
+    shown = io.StringIO()
+    TerminalObserver(Console(file=shown, width=200)).stage_event(cast(Any, SimpleNamespace(name="pretrain")), told[0])
+    assert shown.getvalue() == "  pretrain: is asked to stop, and saves what it has done first: 15 s at most\n"
 
 
 def test_a_stage_is_waited_for_in_turns_so_that_no_interrupt_is_heard_at_its_end_alone(

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,7 @@ def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
 
 @pytest.mark.parametrize(("number", "advice"), [
     (errno.EACCES, "permission denied: /a/b; .* Make it writable, or name another place with --store"),
-    (errno.ENOSPC, r"Free some space there \(gristmill gc tells what can go\), then resume with: "),
+    (errno.ENOSPC, r"Free some space there \(\S*gristmill gc tells what can go\), then resume with: "),
     (errno.EIO, "See that it can be reached, then resume with: "),
 ])
 def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated(
@@ -146,3 +147,10 @@ def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated
 ) -> None:
     told = why_the_store_failed(OSError(number, os.strerror(number), "/a/b"), session_of(toy_runner(first={"n": 1})))
     assert re.search(advice, told)
+
+
+def test_a_full_store_names_the_command_for_itself_and_no_file_where_none_is_known(toy_runner: Make) -> None:
+    session = replace(session_of(toy_runner(first={"n": 1})), store_option="small/store")
+    told = why_the_store_failed(OSError(errno.ENOSPC, "No space left on device"), session)
+    assert "cannot be used: no space left on device; what is committed stays." in told
+    assert "gc --store small/store tells what can go)" in told
