@@ -18,6 +18,7 @@ import pyarrow as pa
 from gristmill.dataprep.filtering.gopher import DIALECTS
 from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS
 from gristmill.dataprep.filtering.rule_sets import columns_read, measure
+from gristmill.mixtures.section import docstrings
 from gristmill.mixtures.steps.rules import PRESETS, Rules
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +69,7 @@ def section(name: str) -> list[str]:
              "| key | default | |", "| --- | --- | --- |"]
     for key, field in model.model_fields.items():
         default = "required" if field.is_required() else shown(field.get_default(call_default_factory=True))
-        parts.append(f"| `{key}` | {default} | {' '.join((field.description or '').split())} |")
+        parts.append(f"| `{key}` | {default} | {' '.join(docstrings(model).get(key, '').split())} |")
     parts.append("")
     if name in DEFINED_IN:
         parts.append(definitions(DEFINED_IN[name]) + "\n")

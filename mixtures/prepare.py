@@ -60,8 +60,8 @@ class Step(Section):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         if cls is not Step:
-            return handler(schema)
-        entries = [handler(entry.__pydantic_core_schema__) for entry in _ENTRIES.values()]
+            return super().__get_pydantic_json_schema__(schema, handler)
+        entries = [entry.described(handler(entry.__pydantic_core_schema__), handler) for entry in _ENTRIES.values()]
         return {"anyOf": [{"enum": list(_ENTRIES), "type": "string"}, *entries]}
 
     @property

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import (
@@ -10,11 +15,13 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -28,7 +35,7 @@ RECIPE = "recipe"
 class Section(BaseModel):
     """A part of the manifest: unknown keys are errors, values never change after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     renamed: ClassVar[Mapping[str, str]] = {}
     """Former name of a key -> its name. The former one is still read, and stays the one in recipes: renaming a key
     changes no fingerprint."""
@@ -39,6 +46,19 @@ class Section(BaseModel):
     @classmethod
     def _take_former_names(cls, value: Any) -> Any:
         return rename_keys(value, cls.renamed) if isinstance(value, Mapping) and cls.renamed else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return cls.described(handler(schema), handler)
+
+    @classmethod
+    def described(cls, schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """A JSON schema of the section with what is said of each setting."""
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in docstrings(cls).items():
+            if name in properties:
+                properties[name].setdefault("description", text)
+        return schema
 
     @model_serializer(mode="wrap")
     def _as_fingerprints_know_it(
@@ -52,6 +72,36 @@ class Section(BaseModel):
         return {former.get(key, key): value for key, value in dumped.items()
                 if key not in self.added
                 or getattr(self, key) != fields[key].get_default(call_default_factory=True)}
+
+
+@cache
+def docstrings(section: type[BaseModel]) -> dict[str, str]:
+    """What is said of each setting: its `description`, or the docstring below it, in this class or a base of it.
+
+    Docstrings are read from the source. Only whoever asks pays for that: pydantic's own way of keeping them takes two
+    fifths of the time in which a manifest's sections are imported, by every command.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if base.__module__.startswith("gristmill."):
+            for name, text in _written_below(base):
+                found.pop(name, None)
+                found |= {name: text} if text else {}
+    described = {name: field.description for name, field in section.model_fields.items() if field.description}
+    return {name: text for name, text in {**found, **described}.items() if name in section.model_fields}
+
+
+def _written_below(section: type) -> Iterator[tuple[str, str | None]]:
+    """The settings that a class itself has, and the docstring of each."""
+    try:
+        definition = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
+    except OSError:  # it was made by `create_model`
+        return
+    assert isinstance(definition, ast.ClassDef)
+    for setting, below in pairwise([*definition.body, ast.Pass()]):
+        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name):
+            yield setting.target.id, (inspect.cleandoc(below.value.value) if isinstance(below, ast.Expr) and isinstance(
+                below.value, ast.Constant) and isinstance(below.value.value, str) else None)
 
 
 def rename_keys(value: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:

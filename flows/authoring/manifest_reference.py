@@ -13,7 +13,7 @@ import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepar
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_code import OwnFunction
 from gristmill.mixtures.prepare import Step, step_fields
-from gristmill.mixtures.section import OutsidePath
+from gristmill.mixtures.section import OutsidePath, docstrings
 
 TITLE = """\
 # The manifest, key by key
@@ -64,7 +64,7 @@ def _section(model: type[BaseModel], at: str, homes: Mapping[type[BaseModel], st
     yield "| key | value | default | |"
     yield "| --- | --- | --- | --- |"
     for name, field in own.items():
-        cells = (f"`{name}`", _kind(field.annotation), _default(field), _meaning(field))
+        cells = (f"`{name}`", _kind(field.annotation), _default(field), _meaning(field, docstrings(model).get(name)))
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
     yield ""
     for inner, place in _inside(own, at):
@@ -152,10 +152,10 @@ def _default(field: FieldInfo) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _meaning(field: FieldInfo) -> str:
+def _meaning(field: FieldInfo, said: str | None) -> str:
     """A key's own docstring, or what the section behind it says about itself."""
-    if field.description:
-        return _prose(field.description)
+    if said:
+        return _prose(said)
     inner = [_prose(model.__doc__).split("\n\n")[0] for model in _models(field.annotation)]
     return " ".join(inner)
 

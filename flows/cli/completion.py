@@ -122,6 +122,7 @@ def source_keys(manifest: str | None) -> dict[str, tuple[str, tuple[str, ...]]]:
 def _keys(model: Any, at: str, around: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
     """The keys of a section and of those in it; one that holds itself, as what a mixture continues, is not entered."""
     from gristmill.flows.authoring.manifest_reference import alternatives
+    from gristmill.mixtures.section import docstrings
 
     for name, field in model.model_fields.items():
         inner = next((part for part in alternatives(field.annotation) if hasattr(part, "model_fields")), None)
@@ -131,7 +132,7 @@ def _keys(model: Any, at: str, around: tuple[Any, ...] = ()) -> Iterator[tuple[s
             yield from _keys(inner, f"{at}{name}.", (*around, model))
             continue
         values = tuple(str(value) for part in alternatives(field.annotation) for value in _values(part))
-        yield f"{at}{name}", (_first_sentence(field.description or ""), values)
+        yield f"{at}{name}", (_first_sentence(docstrings(model).get(name, "")), values)
 
 
 def _is_list(annotation: Any) -> bool:

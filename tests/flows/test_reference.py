@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from gristmill.flows.authoring.manifest_reference import markdown
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.section import docstrings
+from gristmill.mixtures.steps.rules import GopherQuality
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "manifest.md"
 
@@ -22,3 +25,16 @@ def test_every_key_has_a_kind_a_default_and_a_meaning() -> None:
     assert "## `sources.<name>`" in page
     assert len(rows) > 250
     assert [line for line in rows if not line.split("|")[-2].strip()] == []
+
+
+def test_the_json_schema_says_of_each_setting_what_its_docstring_says() -> None:
+    """Also of a step's name, of one that a base class has, and of none that an editor shows by its section."""
+    kinds = Manifest.model_json_schema()["$defs"]
+    quality = kinds["GopherQuality"]["properties"]
+    assert quality["min_words"]["description"] == docstrings(GopherQuality)["min_words"] == "Least number of words."
+    assert kinds["FilterStep"]["properties"]["name"]["description"].startswith("Names the step, beside the stage: `{")
+    assert kinds["Filter"]["properties"]["max_quarantined"]["description"].startswith("Share of documents that may")
+    said = [setting for kind in kinds.values() for setting in kind.get("properties", {}).values()]
+    bare = [setting for setting in said if "description" not in setting]
+    assert len(said) > 1000
+    assert all("$ref" in setting or "anyOf" in setting for setting in bare), "a setting has no docstring"
