@@ -24,11 +24,12 @@ from numba.extending import intrinsic
 from gristmill.dataprep.text.machine_code import MachineCode
 
 
-def text_buffers(texts: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+def text_buffers(texts: pa.Array | pa.ChunkedArray, checked: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """View a column of strings without copying it (slices included; nulls count as empty text).
 
     Args:
         texts: `string` or `large_string`, n values.
+        checked: whether each is looked at. Without, the first kernel that gets them must find out.
 
     Returns:
         data: uint8, the UTF-8 bytes of the values (and maybe more: it is the whole buffer).
@@ -45,7 +46,8 @@ def text_buffers(texts: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndar
     texts = texts.cast(pa.large_string())
     if texts.null_count:
         texts = pc.fill_null(texts, "")
-    texts.validate(full=True)
+    if checked:
+        texts.validate(full=True)
     if len(texts) == 0:
         return _read_only(np.empty(0, np.uint8)), _read_only(np.zeros(1, np.int64))
     _, offsets, data = texts.buffers()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gristmill.dataprep.counts import QuarantineError
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.tokenize.encoding import encode
 from gristmill.tokenize.encoding.pretokens import byte_characters
-from gristmill.tokenize.encoding.token_report import count_text, token_text
+from gristmill.tokenize.encoding.token_report import token_text
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 
 
@@ -211,14 +208,6 @@ def test_the_report_says_how_the_tokenizer_fits_each_source_and_language(stages:
     assert summary["encoder"] == "gigatoken"
     written = json.loads((stages.root / "out" / "report.json").read_text())
     assert written == {name: summary[name] for name in ("sources", "languages", "vocabulary", "encoder")}
-
-
-@given(texts=st.lists(st.text(alphabet="ab \n\t\x00é日𝄞\u00a0", max_size=12), max_size=5))
-def test_characters_and_words_are_counted_as_defined(texts: list[str]) -> None:
-    characters, words = np.empty(len(texts), np.int64), np.empty(len(texts), np.int64)
-    count_text(*text_buffers(pa.array(texts, pa.large_string())), characters, words)
-    assert characters.tolist() == [len(text) for text in texts]
-    assert words.tolist() == [len(re.findall(r"[^\x00- ]+", text)) for text in texts]
 
 
 def test_a_tokenizer_that_only_the_library_knows_is_named_in_the_summary(stages: Any, inputs: dict[str, Path]) -> None:

@@ -31,6 +31,7 @@ from gristmill.tokenize.encoding.fast_encode import (
     UNICODE_17,
     FastEncoder,
     replace_stand_ins,
+    unlike,
 )
 from gristmill.tokenize.encoding.known_tokenizers import NEVER_TEXT, NotKnownError
 from gristmill.tokenize.encoding.pretokens import LLAMA3, byte_characters
@@ -182,8 +183,7 @@ def test_listed_characters_are_found_wherever_they_are(texts: list[str], nfc: bo
     listed = {chr(code) for first, last in ranges(NONCHARACTERS + UNICODE_17 + NFC_SINCE_UNICODE_9 * nfc)
               for code in range(first, last + 1)}
     found = np.ones(len(texts), bool)
-    buffers = fast_encode.text_buffers(pa.array(texts, pa.large_string()))
-    fast_encode.find_code_points(*buffers, *fast_encode._unlike_tables(nfc), found)
+    fast_encode.find_listed(*fast_encode.text_buffers(pa.array(texts, pa.large_string())), unlike(nfc), found)
     assert found.tolist() == [not listed.isdisjoint(text) for text in texts]
 
 

@@ -12,7 +12,8 @@ import operator
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -44,10 +45,10 @@ from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.section import Judging
 from gristmill.tokenize.encoding.fast_encode import FastEncoder, texts_of
 from gristmill.tokenize.encoding.known_tokenizers import Known, NotKnownError
+from gristmill.tokenize.encoding.scan import NONE_LISTED, Listed, scan_texts
 from gristmill.tokenize.encoding.token_report import (
     UNKNOWN_LANGUAGE,
     count_ids,
-    count_text,
     describe_groups,
     describe_vocabulary,
     measure,
@@ -150,34 +151,43 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     errors: dict[int, str] = {}
     token_counts = np.zeros(tokenizer.vocab_size, np.int64)
     written_as = np.empty(0, DTYPES[dtype_name(tokenizer.vocab_size)])
-    most_bytes = LIBRARY_BATCH_BYTES if isinstance(_encoder(tokenizer), str) else BATCH_BYTES
+    encoder = _encoder(tokenizer)
+    most_bytes, unlike = (LIBRARY_BATCH_BYTES, NONE_LISTED) if isinstance(encoder, str) else (
+        BATCH_BYTES, encoder.unlike)
     texts, begin, decoded = read_texts(folders, shard, found, PART_BYTES), 0, (0, 0)
-    with atomic_write(files[0]) as sink, closing(ahead(_counted(texts))) as parts:
-        for data, offsets, characters, words in parts:
-            part = slice(begin, begin + len(words))
-            sizes["bytes"][part], sizes["characters"][part], sizes["words"][part] = np.diff(offsets), characters, words
-            for batch in batches(sizes["bytes"][part], most_bytes):
-                ids, lengths, batch_errors = encode_batch(tokenizer, data, offsets[batch.start : batch.stop + 1])
-                if len(ids) > len(written_as):
-                    written_as = np.empty(len(ids), written_as.dtype)
-                count_ids(ids, token_counts, written_as)
-                sink.write(written_as[: len(ids)].data)
-                first = begin + batch.start
-                if first == 0 and not batch_errors:
-                    decoded = decode_some(tokenizer, data, offsets, ids, lengths)
-                sizes["tokens"][first : first + len(lengths)] = lengths
-                errors.update({int(rows[first + number]): error for number, error in batch_errors.items()})
-            begin = part.stop
-    good = ~np.isin(rows, list(errors))
-    tokens, written = sizes["tokens"][good], rows[good]
-    docs = pa.table({
-        "row": written, "id": _rows_of(documents["id"], written),
-        "source": _rows_of(documents["source"], written).cast(DOCS_SCHEMA.field("source").type),
-        "offset": np.cumsum(tokens) - tokens, "tokens": tokens, "bytes": sizes["bytes"][good],
-    }, schema=DOCS_SCHEMA)
-    write_table(files[1], docs)
-    with atomic_write(files[2]) as sink:
-        np.save(sink, token_counts)
+    with ThreadPoolExecutor(1, "flush") as flushing:
+        with ExitStack() as opened:
+            sink = opened.enter_context(atomic_write(files[0]))
+            with closing(ahead(_counted(texts, unlike))) as parts:
+                for data, offsets, characters, words, theirs in parts:
+                    part = slice(begin, begin + len(words))
+                    sizes["bytes"][part] = np.diff(offsets)
+                    sizes["characters"][part], sizes["words"][part] = characters, words
+                    for batch in batches(sizes["bytes"][part], most_bytes):
+                        ids, lengths, batch_errors = encode_batch(
+                            tokenizer, data, offsets[batch.start : batch.stop + 1], theirs[batch])
+                        if len(ids) > len(written_as):
+                            written_as = np.empty(len(ids), written_as.dtype)
+                        count_ids(ids, token_counts, written_as)
+                        sink.write(written_as[: len(ids)].data)
+                        first = begin + batch.start
+                        if first == 0 and not batch_errors:
+                            decoded = decode_some(tokenizer, data, offsets, ids, lengths)
+                        sizes["tokens"][first : first + len(lengths)] = lengths
+                        errors.update({int(rows[first + number]): error for number, error in batch_errors.items()})
+                    begin = part.stop
+            flushed = flushing.submit(opened.pop_all().close)  # the disk takes as long for it as all below takes
+        good = ~np.isin(rows, list(errors))
+        tokens, written = sizes["tokens"][good], rows[good]
+        docs = pa.table({
+            "row": written, "id": _rows_of(documents["id"], written),
+            "source": _rows_of(documents["source"], written).cast(DOCS_SCHEMA.field("source").type),
+            "offset": np.cumsum(tokens) - tokens, "tokens": tokens, "bytes": sizes["bytes"][good],
+        }, schema=DOCS_SCHEMA)
+        write_table(files[1], docs)
+        with atomic_write(files[2]) as sink:
+            np.save(sink, token_counts)
+        flushed.result()
     if errors:
         files.append(as_path(out) / f"{task.name}.quarantine.parquet")
         write_table(files[-1], _quarantine_table(folders, shard, errors))
@@ -204,15 +214,15 @@ def decode_some(
     return number, sum(map(operator.ne, texts_of(data, offsets[: number + 1]), again))
 
 
-def _counted(
-    texts: Iterator[pa.Array],
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Each part of the texts as `text_buffers` has it, with the characters and the words of each document (int64)."""
+def _counted(texts: Iterator[pa.Array], unlike: Listed) -> Iterator[tuple[np.ndarray, ...]]:
+    """Each part of the texts as `text_buffers` has it, with the characters and the words of each document (int64), and
+    whether it has one of the characters (bool)."""
     for part in texts:
-        data, offsets = text_buffers(part)
-        characters, words = np.empty(len(part), np.int64), np.empty(len(part), np.int64)
-        count_text(data, offsets, characters, words)
-        yield data, offsets, characters, words
+        data, offsets = text_buffers(part, checked=False)
+        characters, words, found = (np.empty(len(part), kind) for kind in (np.int64, np.int64, np.bool_))
+        if not scan_texts(data, offsets, unlike, characters, words, found):
+            raise pa.ArrowInvalid("a document's text is not UTF-8; what the shard was made of has been changed")
+        yield data, offsets, characters, words, found
 
 
 def _rows_of(column: pa.ChunkedArray, rows: np.ndarray) -> pa.ChunkedArray:
@@ -270,13 +280,14 @@ def batches(sizes: np.ndarray, most_bytes: int) -> Iterator[slice]:
 
 
 def encode_batch(
-    tokenizer: TextTokenizer, data: np.ndarray, offsets: np.ndarray
+    tokenizer: TextTokenizer, data: np.ndarray, offsets: np.ndarray, theirs: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
     """Encode some documents; one that fails does not fail the others.
 
     Args:
         tokenizer: theirs.
         data, offsets: `text_buffers.text_buffers`, or a part of its offsets.
+        theirs: see `FastEncoder.encode_buffers`.
 
     Returns:
         the ids back to back (uint32), the number of tokens of each document (0 where it failed; int64), and the error
@@ -285,7 +296,7 @@ def encode_batch(
     encoder = _encoder(tokenizer)
     if isinstance(encoder, str):
         return encode_with_library(tokenizer, texts_of(data, offsets))
-    flat, lengths = encoder.encode_buffers(data, offsets)
+    flat, lengths = encoder.encode_buffers(data, offsets, theirs)
     return flat, lengths, {}
 
 

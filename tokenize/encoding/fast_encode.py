@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.processes import resident_bytes
-from gristmill.dataprep.text.eight_bytes import HIGH_BITS, first_of
-from gristmill.dataprep.text.hashing import load64
-from gristmill.dataprep.text.kernels import inlined_kernel, kernel, text_buffers
+from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import ranges
 from gristmill.tokenize.encoding.known_tokenizers import Known, NotKnownError, read_known
+from gristmill.tokenize.encoding.scan import NONE_LISTED, Listed, find_listed, listed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -66,10 +65,13 @@ class FastEncoder:
     Attributes:
         known: what gigatoken is told of the tokenizer. With it another thread makes an encoder of its own, of which
             nobody need check again that the ids are the library's (`for_tokenizer`).
+        unlike: the characters that make a document the library's to encode; none where classes of characters do not
+            matter.
     """
 
     def __init__(self, tokenizer: Tokenizer, known: Known) -> None:
         self._tokenizer, self.known = tokenizer, known
+        self.unlike = unlike(known.nfc) if known.byte_level else NONE_LISTED
         self.forget()
 
     def forget(self) -> None:
@@ -114,21 +116,31 @@ class FastEncoder:
         """
         return self.encode_buffers(*text_buffers(texts))
 
-    def encode_buffers(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The same of what `text_buffers.text_buffers` gives, or a part of the offsets."""
+    def encode_buffers(
+        self, data: np.ndarray, offsets: np.ndarray, theirs: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same of what `text_buffers.text_buffers` gives, or a part of the offsets.
+
+        Args:
+            theirs: bool of shape (n,), which texts have a character of `unlike`, where that is known.
+        """
         if offsets[-1] == offsets[0]:
             return np.empty(0, np.uint32), np.zeros(len(offsets) - 1, np.int64)
-        unlike = self._unlike(data, offsets)
+        if theirs is None:
+            theirs = np.zeros(len(offsets) - 1, bool)
+            if self.known.byte_level:
+                find_listed(data, offsets, self.unlike, theirs)
+        left = np.flatnonzero(theirs)
         try:
             ids, lengths = self._encode(data, offsets)
         except BaseException as error:
             if not _is_panic(error):
                 raise
             ids, lengths = np.empty(0, np.uint32), np.zeros(len(offsets) - 1, np.int64)
-            unlike = np.arange(len(offsets) - 1)
+            left = np.arange(len(offsets) - 1)
         finally:
             self._bound_memory()
-        return self._corrected(data, offsets, ids, lengths, unlike) if len(unlike) else (ids, lengths)
+        return self._corrected(data, offsets, ids, lengths, left) if len(left) else (ids, lengths)
 
     def encode_with_library(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The same by `tokenizers`."""
@@ -137,11 +149,9 @@ class FastEncoder:
         return np.fromiter(chain.from_iterable(found), np.uint32, lengths.sum()), lengths
 
     def _encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        import awkward as ak
+        from gristmill.tokenize.encoding.awkward_texts import as_awkward
 
-        content = ak.contents.NumpyArray(data, parameters={"__array__": "byte"})
-        texts = ak.contents.ListOffsetArray(ak.index.Index64(offsets), content, parameters={"__array__": "bytestring"})
-        rows = self._gigatoken.encode_batch(ak.Array(texts), parallel=False).layout
+        rows = self._gigatoken.encode_batch(as_awkward(data, offsets), parallel=False).layout
         ids, bounds = np.asarray(rows.content.data), np.asarray(rows.offsets.data)
         lengths = np.diff(bounds)
         if self.known.stand_ins:
@@ -153,13 +163,6 @@ class FastEncoder:
         self._least_bytes = min(self._least_bytes, now)
         if now - self._least_bytes > CACHE_BYTES:
             self.forget()
-
-    def _unlike(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Which texts are not gigatoken's to encode, where classes of characters matter."""
-        found = np.zeros(len(offsets) - 1, bool)
-        if self.known.byte_level:
-            find_code_points(data, offsets, *_unlike_tables(self.known.nfc), found)
-        return np.flatnonzero(found)
 
     def _corrected(
         self, data: np.ndarray, offsets: np.ndarray, ids: np.ndarray, lengths: np.ndarray, rows: np.ndarray
@@ -209,98 +212,7 @@ def _spelt_tokens(tokenizer: Tokenizer) -> list[str]:
 
 
 @lru_cache
-def _unlike_tables(nfc: bool) -> tuple[np.ndarray, np.ndarray, np.uint64]:
-    """For `find_code_points`; `nfc`: whether text is normalized."""
-    table, pairs = np.zeros(CODE_POINTS, np.uint8), np.zeros(1 << 16, np.uint8)
-    listed = NONCHARACTERS + UNICODE_17 + (NFC_SINCE_UNICODE_9 if nfc else "")
-    for first, last in ranges(listed):
-        table[first : last + 1] = 1
-        for code in range(first, last + 1):
-            one, two = chr(code).encode()[:2]
-            pairs[one << 8 | two] = 1
-    return pairs, table, _NONE if table[:0x800].any() else _ALL
-
-
-CODE_POINTS = 0x110000
-_ALL, _NONE = np.uint64(2**64 - 1), np.uint64(0)
-_EIGHT, _64 = np.uint64(8), np.uint64(64)
-
-
-@kernel
-def find_code_points(
-    data: np.ndarray, offsets: np.ndarray, pairs: np.ndarray, table: np.ndarray, longer: np.uint64, found: np.ndarray
-) -> None:
-    """Which texts have one of some code points that are not ASCII.
-
-    Args:
-        data, offsets: `text_buffers.text_buffers`, n texts.
-        pairs: uint8 of shape (65536,), 1 for the first two bytes of each, so that most texts need no closer look.
-        table: uint8 of shape (0x110000,), 1 for each.
-        longer: all ones where none of them has two bytes only; else 0.
-        found: bool of shape (n,), is set where a text has one.
-    """
-    for text in range(len(offsets) - 1):
-        begin, end = np.uint64(offsets[text]), np.uint64(offsets[text + 1])
-        at = begin
-        while at + _64 < end:
-            if _eight_words(data, at) & HIGH_BITS != 0 and _may_have(data, at, pairs, longer):
-                break
-            at += _64
-        while begin < at < end and data[at] & 0xC0 == 0x80:
-            at -= np.uint64(1)
-        found[text] = _has_code_point(data, at, end, table, longer)
-
-
-@inlined_kernel
-def _may_have(data: np.ndarray, at: np.uint64, pairs: np.ndarray, longer: np.uint64) -> bool:
-    """Whether one of the code points begins with the first two bytes of any that begins in data[at:at + 64]."""
-    hit = np.uint8(0)
-    for step in range(at, at + _64, _EIGHT):
-        leads = _leads(load64(data, np.uint64(step)), longer)
-        while leads != 0:
-            first = np.uint64(step) + first_of(leads)
-            hit |= pairs[np.uint64(data[first]) << _EIGHT | np.uint64(data[first + np.uint64(1)])]
-            leads &= leads - np.uint64(1)
-    return hit != 0
-
-
-@inlined_kernel
-def _has_code_point(data: np.ndarray, at: np.uint64, end: np.uint64, table: np.ndarray, longer: np.uint64) -> bool:
-    """Whether one of the code points is in data[at:end], which begins with a code point."""
-    while at < end:
-        if at + _EIGHT <= end:
-            leads = _leads(load64(data, at), longer)
-            if leads == 0:
-                at += _EIGHT
-                continue
-            at += first_of(leads)
-        first = int(data[at])
-        if first < 0xC0:
-            at += np.uint64(1)
-            continue
-        code, width = first & 0x1F, 2
-        if first >= 0xE0:
-            code, width = (first & 0x0F) << 6 | int(data[at + np.uint64(1)]) & 0x3F, 3
-        if first >= 0xF0:
-            code, width = code << 6 | int(data[at + np.uint64(2)]) & 0x3F, 4
-        at += np.uint64(width)
-        if table[code << 6 | int(data[at - np.uint64(1)]) & 0x3F] != 0:
-            return True
-    return False
-
-
-@inlined_kernel
-def _eight_words(data: np.ndarray, at: np.uint64) -> np.uint64:
-    """The bits that any of 64 bytes has, eight at a time."""
-    return (
-        load64(data, at) | load64(data, at + np.uint64(8))
-        | load64(data, at + np.uint64(16)) | load64(data, at + np.uint64(24))
-        | load64(data, at + np.uint64(32)) | load64(data, at + np.uint64(40))
-        | load64(data, at + np.uint64(48)) | load64(data, at + np.uint64(56))
-    )
-
-
-@inlined_kernel
-def _leads(eight: np.uint64, longer: np.uint64) -> np.uint64:
-    """Of eight bytes, the highest bit of each that begins a code point of two bytes, if `longer` of three, or more."""
-    return eight & eight << np.uint64(1) & (eight << np.uint64(2) | ~longer) & HIGH_BITS
+def unlike(nfc: bool) -> Listed:
+    """The characters with which a text is not gigatoken's to encode; `nfc`: where text is normalized."""
+    every = ranges(NONCHARACTERS + UNICODE_17 + (NFC_SINCE_UNICODE_9 if nfc else ""))
+    return listed(np.concatenate([np.arange(first, last + 1) for first, last in every]))

@@ -91,11 +91,15 @@ def count_ids(ids: np.ndarray, counts: np.ndarray, narrow: np.ndarray) -> None:
     """
     # Two at a time in counts of their own: an addition waits for the one before where both are to the same number.
     even, odd = np.zeros(len(counts), np.uint32), np.zeros(len(counts), np.uint32)
-    for at in range(np.uint64(len(ids))):
-        narrow[at] = ids[at]
-    for pair in range(np.uint64(len(ids) // 2)):
-        even[narrow[pair << _ONE]] += np.uint32(1)
-        odd[narrow[pair << _ONE | _ONE]] += np.uint32(1)
+    at, end = np.uint64(0), np.uint64(len(ids))
+    while at < end:
+        stop = min(end, at + FEW_IDS)
+        for place in range(at, stop):
+            narrow[place] = ids[place]
+        for pair in range(at >> _ONE, stop >> _ONE):
+            even[narrow[pair << _ONE]] += np.uint32(1)
+            odd[narrow[pair << _ONE | _ONE]] += np.uint32(1)
+        at = stop
     if len(ids) % 2:
         even[narrow[len(ids) - 1]] += np.uint32(1)
     counts += even
@@ -103,32 +107,8 @@ def count_ids(ids: np.ndarray, counts: np.ndarray, narrow: np.ndarray) -> None:
 
 
 _ONE = np.uint64(1)
-FEW_BYTES = np.uint64(128)
-"""Of these, no count exceeds 8 bits: the compiler adds up as many of them at once as a vector has bytes."""
-
-
-@kernel
-def count_text(data: np.ndarray, offsets: np.ndarray, characters: np.ndarray, words: np.ndarray) -> None:
-    """Count characters and words of n texts.
-
-    Args:
-        data, offsets: `text_buffers.text_buffers`.
-        characters, words: int64 of shape (n,), are filled.
-    """
-    for text in range(len(offsets) - 1):
-        begin, end = np.uint64(offsets[text]), np.uint64(offsets[text + 1])
-        if begin == end:
-            characters[text] = words[text] = 0
-            continue
-        characters_here, words_here, at = 1, int(data[begin] > 0x20), begin + _ONE  # the first byte begins a character
-        while at < end:
-            stop, characters_next, words_next = min(at + FEW_BYTES, end), np.uint8(0), np.uint8(0)
-            for step in range(at, stop):
-                characters_next = np.uint8(characters_next + np.uint8(data[step] & 0xC0 != 0x80))
-                begins = (data[step] > 0x20) & (data[step - _ONE] <= 0x20)
-                words_next = np.uint8(words_next + np.uint8(begins))
-            characters_here, words_here, at = characters_here + int(characters_next), words_here + int(words_next), stop
-        characters[text], words[text] = characters_here, words_here
+FEW_IDS = np.uint64(1024)
+"""So many are counted while the processor still has at hand what was copied."""
 
 
 def _tokens(ids: np.ndarray, counts: np.ndarray, tokenizer: TextTokenizer) -> list[dict[str, Any]]:

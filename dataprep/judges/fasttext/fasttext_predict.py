@@ -23,9 +23,10 @@ from gristmill.dataprep.judges.fasttext.fasttext_files import (
     aligned,
 )
 from gristmill.dataprep.judges.fasttext.fasttext_words import Lines
-from gristmill.dataprep.judges.fasttext.float_rows import FLOAT_BYTES, address_of, dot_floats
+from gristmill.dataprep.judges.fasttext.float_rows import FLOAT_BYTES, dot_floats
 from gristmill.dataprep.text.kernels import inner_kernel, kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points
+from gristmill.dataprep.text.wide_bytes import address_of
 
 STEP = 4
 """Numbers of a row that are added at once, at the least."""

@@ -31,7 +31,6 @@ from gristmill.dataprep.judges.fasttext.float_rows import (
     FLOAT_BYTES,
     add_floats,
     add_rows,
-    address_of,
     fetch_floats,
     set_floats,
 )
@@ -39,7 +38,7 @@ from gristmill.dataprep.judges.fasttext.ngram_rows import Ngrams, ask_for_ngrams
 from gristmill.dataprep.text.eight_bytes import HIGH_BITS, equal_to, first_of
 from gristmill.dataprep.text.hashing import equal_bytes, first_bytes, load64
 from gristmill.dataprep.text.kernels import inlined_kernel, inner_kernel, kernel
-from gristmill.dataprep.text.wide_bytes import WIDTH, separators_of_64, trailing_zeros
+from gristmill.dataprep.text.wide_bytes import WIDTH, address_of, separators_of_64, trailing_zeros
 
 MOST_SLOTS = 1 << 18
 """Words that a cache holds, at the most."""

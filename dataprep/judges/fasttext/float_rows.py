@@ -16,14 +16,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from gristmill.dataprep.text.kernels import inlined_kernel, inner_kernel
+from gristmill.dataprep.text.wide_bytes import address_of, fetch
 
 FLOAT_BYTES = 4
-
-
-@inner_kernel
-def address_of(values: np.ndarray) -> int:
-    """Where an array begins; whoever asks keeps the array."""
-    return int(np.int64(values.ctypes.data))
 
 
 @inlined_kernel
@@ -103,7 +98,7 @@ def dot_floats(one: int, other: int, size: int) -> np.float32:
 def fetch_floats(address: int, size: int) -> None:
     """Have the lines of memory that hold so many numbers brought near, without waiting for them."""
     for at in range(0, FLOAT_BYTES * size, 64):
-        _fetch(address + at)
+        fetch(address + at)
 
 
 def _load(builder: Any, address: Any, width: int) -> Any:
@@ -173,20 +168,6 @@ def _dots(width: int) -> Callable[[int, int], np.float32]:
 _add_16, _add_4, _add_1 = _adds(16), _adds(4), _adds(1)
 _add_rows_64, _add_rows_32, _add_rows_16, _add_rows_4, _add_rows_1 = map(_adds_of_rows, (64, 32, 16, 4, 1))
 _dot_16, _dot_4, _dot_1 = _dots(16), _dots(4), _dots(1)
-
-
-@intrinsic
-def _fetch(typing: Any, address: Any) -> Any:
-    """Ask for the line of memory at an address, to be read."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number, place = ir.IntType(32), cgutils.voidptr_t
-        fetch = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [place, number, number, number]), "llvm.prefetch.p0")
-        builder.call(fetch, [builder.inttoptr(arguments[0], place), *(ir.Constant(number, way) for way in (0, 3, 1))])
-        return context.get_dummy_value()
-
-    return types.void(address), generate
 
 
 @intrinsic

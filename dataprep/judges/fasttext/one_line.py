@@ -8,12 +8,12 @@ import pyarrow as pa
 from gristmill.dataprep.judges.fasttext.fasttext_files import END_OF_LINE
 from gristmill.dataprep.judges.fasttext.fasttext_predict import find_heads
 from gristmill.dataprep.judges.fasttext.fasttext_words import LABEL, Lines
-from gristmill.dataprep.judges.fasttext.float_rows import address_of
 from gristmill.dataprep.text.hashing import equal_bytes
 from gristmill.dataprep.text.kernels import inner_kernel, kernel, text_buffers
 from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, decode, lower_case
 from gristmill.dataprep.text.wide_bytes import (
     WIDTH,
+    address_of,
     ends_of_marks_in_64,
     trailing_zeros,
     write_64,
