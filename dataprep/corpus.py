@@ -276,6 +276,12 @@ def url_of(locator: str, metadata: str | None) -> str | None:
     return RECORD_ID.sub("", locator) if url is None and "://" in locator else url
 
 
+def urls_of(documents: pa.Table) -> pa.Array:
+    """`url_of` for documents with the columns `locator` and `metadata`."""
+    pairs = zip(documents["locator"].to_pylist(), documents["metadata"].to_pylist(), strict=True)
+    return pa.array([url_of(*pair) for pair in pairs], pa.string())
+
+
 def _first(metadata: str | None, keys: Sequence[str]) -> str | None:
     """The text behind the first of some keys that metadata has one behind."""
     if not metadata or not any(f'"{key}"' in metadata for key in keys):

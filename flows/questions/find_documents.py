@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.corpus import Corpus
+from gristmill.dataprep.corpus import Corpus, urls_of
 from gristmill.dataprep.documents import ID_BYTES, read_documents, read_table, shard_names
 from gristmill.dataprep.row_groups import find_ids, read_rows
 from gristmill.flows.running.session import Session
@@ -61,11 +61,11 @@ Place = tuple[Mapping[str, Path], str, int]
 
 
 def find_document(inputs: Mapping[str, Path], wanted: str) -> Place:
-    """The place of the one document with this id, id prefix or locator.
+    """The place of the one document with this id, id prefix, locator or address.
 
     A whole id of a document that a mixture knows is looked up in its ledger, which is ordered by id. Any other id is
     sought among the ids of the document shards, a locator among the locators: of each document 16 bytes are read, or
-    its locator, and no more than some shards' are held.
+    its locator, and no more than some shards' are held. What is no locator but an address is sought in the metadata.
     """
     direct = _find_in_ledger(inputs, wanted)
     if direct is not None:
@@ -77,9 +77,13 @@ def find_document(inputs: Mapping[str, Path], wanted: str) -> Place:
     if not hits:
         hits = [(corpus, shard, row) for corpus, shard in corpus_shards(inputs)
                 for row in _rows_with_locator(corpus[INGEST] / shard, wanted)]
+    if not hits and "://" in wanted:
+        hits = [(corpus, shard, row) for corpus, shard in corpus_shards(inputs)
+                for row in _rows_with_address(corpus, shard, wanted)]
     if not hits:
-        raise DocumentNotFoundError(f"no document has the id or locator {wanted!r}; both are shown beside the samples "
-                                    "of `gristmill report`: an id has 32 hexadecimal digits, a locator is FILE#NUMBER")
+        raise DocumentNotFoundError(f"no document has the id, locator or address {wanted!r}; they are shown beside the "
+                                    "samples of `gristmill report`: an id has 32 hexadecimal digits, a locator is "
+                                    "FILE#NUMBER")
     if len(hits) > 1:
         raise AmbiguousDocumentError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(hits)}")
     return hits[0]
@@ -87,6 +91,12 @@ def find_document(inputs: Mapping[str, Path], wanted: str) -> Place:
 
 def _rows_with_locator(path: Path, wanted: str) -> list[int]:
     rows: list[int] = pc.indices_nonzero(pc.equal(read_table(path, ["locator"])["locator"], wanted)).to_pylist()
+    return rows
+
+
+def _rows_with_address(inputs: Mapping[str, Path], shard: str, wanted: str) -> list[int]:
+    urls = urls_of(read_documents(inputs, shard, ["locator", "metadata"]))
+    rows: list[int] = pc.indices_nonzero(pc.equal(urls, wanted)).to_pylist()
     return rows
 
 

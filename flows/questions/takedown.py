@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.asking.answer_store import forget_answers
 from gristmill.dataprep.asking.lineage import LINEAGE, descendants
-from gristmill.dataprep.corpus import RECORD_ID
+from gristmill.dataprep.corpus import RECORD_ID, urls_of
 from gristmill.dataprep.documents import ID_BYTES, annotation_stages, read_documents, read_table, shard_names
 from gristmill.dataprep.examples.kept_examples import CLUSTERS
 from gristmill.dataprep.files import atomic_write
@@ -43,6 +43,8 @@ from gristmill.mixtures.yaml_text import why_unreadable
 from gristmill.tokenize.importing.corpora import corpus_shards
 
 TAKEN_DOWN = "documents.ids"
+SHOWN_NAMES = 3
+"""Of documents that are not there."""
 LIST_KEYS = ("id", "locator", "url")
 
 
@@ -87,30 +89,36 @@ def _named(path: Path, number: int, text: str) -> str:
 def find_documents(inputs: Mapping[str, Path], wanted: Sequence[str]) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
     """The documents that a list names.
 
-    An address finds every document of it, also where a locator has the id of a WARC record behind it.
+    An address finds every document of it, also where a locator has the id of a WARC record behind it, or where the
+    metadata has the address.
 
     Returns:
         id -> `source`, `locator` and `shard` (the document shard); and what fits none.
     """
     ids = {bytes.fromhex(one): one for one in wanted if _is_id(one)}
     places = {one for one in wanted if not _is_id(one)}
+    addresses = pa.array(sorted(one for one in places if "://" in one), pa.string())
     found: dict[bytes, dict[str, Any]] = {}
     met: set[str] = set()
     for corpus, shard in corpus_shards(inputs):
-        table = read_documents(corpus, shard, ["id", "source", "locator"])
+        table = read_documents(corpus, shard, ["id", "source", "locator", *(["metadata"] if len(addresses) else [])])
+        table = table.append_column("url", urls_of(table) if len(addresses) else pa.nulls(len(table), pa.string()))
         plain = pc.replace_substring_regex(table["locator"], RECORD_ID.pattern, "")
         by_place = pa.array(sorted(places), pa.string())
         hit = pc.or_(pc.is_in(table["id"], value_set=pa.array(list(ids), pa.binary(ID_BYTES))),
                      pc.or_(pc.is_in(table["locator"], value_set=by_place), pc.is_in(plain, value_set=by_place)))
+        hit = pc.or_(hit, pc.is_in(table["url"], value_set=addresses))
         for row in table.filter(hit).to_pylist():
             found[row["id"]] = {"source": row["source"], "locator": row["locator"], "shard": shard}
-            met |= {ids.get(row["id"], ""), row["locator"], RECORD_ID.sub("", row["locator"])}
+            met |= {ids.get(row["id"], ""), row["locator"], RECORD_ID.sub("", row["locator"]), row["url"]}
     return found, [one for one in wanted if one not in met]
 
 
 def none_there(wanted: Sequence[str]) -> TakedownError:
     """What to raise where a list names nothing that is here."""
-    return TakedownError(f"none of the {len(wanted)} documents is there: {', '.join(wanted[:3])} ...")
+    shown = ", ".join(wanted[:SHOWN_NAMES]) + (" ..." if len(wanted) > SHOWN_NAMES else "")
+    return TakedownError(f"none of the {len(wanted)} documents is there: {shown}" if len(wanted) > 1 else
+                         f"there is no such document: {shown}")
 
 
 def _is_id(text: str) -> bool:

@@ -261,7 +261,7 @@ def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_d
     ("/documents?after=../..", 400, "after:"),
     ("/documents?outcome=lost", 400, "outcome:"),
     ("/documents?corpus=nonsense", 404, "there is no corpus 'nonsense'; this run has documents, sft_prepare"),
-    ("/documents/ffffffffffff", 404, "no document has the id or locator 'ffffffffffff'"),
+    ("/documents/ffffffffffff", 404, "no document has the id, locator or address 'ffffffffffff'"),
     ("/cuts/nonsense", 404, "there is no rule 'nonsense'; rules are filter.rules.gopher_quality.min_words"),
     ("/duplicates/filter", 404, "filter of documents has looked for no duplicates yet; steps that have are dedup"),
     ("/duplicates/dedup/00", 400, "cluster:"),
@@ -275,7 +275,7 @@ def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_d
     ("/training/filter", 404, "filter trains nothing whose steps could be traced; those that do are pretrain, sft"),
     ("/training/pretrain/7", 404, "pretrain has 6 steps; there is no step 7"),
     ("/training/sft/1", 404, "which examples sft reads is known once it has begun"),
-    ("/find?wanted=%00", 404, "no document has the id or locator"),
+    ("/find?wanted=%00", 404, "no document has the id, locator or address"),
     ("/nonsense", 404, "there is no page /nonsense"),
 ])
 def test_what_an_address_asks_in_vain_gets_a_sentence(client: TestClient, link: str, status: int, said: str) -> None:

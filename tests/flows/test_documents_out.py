@@ -271,7 +271,7 @@ def test_a_document_is_shown_whole_with_its_edits_and_verdicts(project: Path) ->
     assert "dropped: gopher_quality/min_words" in dropped
     assert "threshold 5" in dropped
     done = invoke(project, "show", "ffffffff")
-    assert (done.exit_code, "no document has the id or locator 'ffffffff'" in done.output) == (2, True)
+    assert (done.exit_code, "no document has the id, locator or address 'ffffffff'" in done.output) == (2, True)
 
 
 def test_no_text_steers_the_terminal(project: Path) -> None:

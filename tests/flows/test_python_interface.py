@@ -321,7 +321,7 @@ def test_a_stream_reads_what_the_trace_of_the_runs_training_says(run: gristmill.
 def test_questions_that_have_no_answer_get_one_sentence(run: gristmill.Run) -> None:
     with pytest.raises(gristmill.UnknownStageError, match="has no stage 'dedpu', did you mean 'dedup'"):
         run.folder("dedpu")
-    with pytest.raises(gristmill.DocumentNotFoundError, match="no document has the id or locator 'ffff'"):
+    with pytest.raises(gristmill.DocumentNotFoundError, match="no document has the id, locator or address 'ffff'"):
         run.explain("ffff")
     with pytest.raises(gristmill.UnknownColumnError, match="there is no column 'wrods'"):
         run.documents(columns=["wrods"])

@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
-from gristmill.flows.questions.takedown import TakedownError, find_documents, near_duplicates, read_list
+from gristmill.flows.questions.find_documents import DocumentNotFoundError, find_document
+from gristmill.flows.questions.takedown import (
+    TakedownError,
+    find_documents,
+    near_duplicates,
+    none_there,
+    read_list,
+)
 
 RECORD = "#11111111-2222-3333-4444-555555555555"
 LOCATORS = ["https://a.example/x" + RECORD, "https://a.example/x" + RECORD.replace("1", "9"), "b.jsonl#0", "c.txt"]
@@ -39,6 +47,21 @@ def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(i
         IDS[0]: "part-0.parquet", IDS[1]: "part-0.parquet", IDS[3]: "part-1.parquet"}
     assert missing == ["b.jsonl#9", "0" * 32]
     assert set(find_documents(inputs, [LOCATORS[0], "c.txt"])[0]) == {IDS[0], IDS[3]}
+
+
+def test_an_address_in_the_metadata_finds_its_documents_too(inputs: dict[str, Path]) -> None:
+    """As `trace` shows it for documents that were rows of a file."""
+    shard = inputs["ingest"] / "part-1.parquet"
+    table = pq.read_table(shard)
+    rows = ['{"url": "https://b.example/2"}', '{"title": "no address"}']
+    write_table(shard, table.set_column(table.schema.get_field_index("metadata"), "metadata", pa.array(
+        rows, table.schema.field("metadata").type)))
+    found, missing = find_documents(inputs, ["https://b.example/2", "https://b.example/3"])
+    assert (list(found), missing) == ([IDS[2]], ["https://b.example/3"])
+    assert find_document(inputs, "https://b.example/2")[1:] == ("part-1.parquet", 0)
+    with pytest.raises(DocumentNotFoundError, match="no document has the id, locator or address 'https://b"):
+        find_document(inputs, "https://b.example/3")
+    assert str(none_there(["https://b.example/3"])) == "there is no such document: https://b.example/3"
 
 
 def test_near_duplicates_are_found_from_the_survivor_and_from_the_dropped(inputs: dict[str, Path]) -> None:
