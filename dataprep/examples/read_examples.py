@@ -229,8 +229,9 @@ def read_set(
         raise ExamplesError(f"{path}: holds no examples")
     if len(quarantined) > max_quarantined * records or not contents:
         raise ExamplesError(
-            f"{path}: {len(quarantined)} of {records} records are no {kind} examples; correct or remove them, or raise "
-            f"max_quarantined from {max_quarantined}:\n  " + "\n  ".join(_by_reason(quarantined)))
+            f"{path}: {len(quarantined)} of {records} records are no {kind} examples; correct or remove them, or "
+            f"raise, beside its path, max_quarantined from {max_quarantined}:\n  "
+            + "\n  ".join(_by_reason(quarantined)))
     found = [({"id": example_id(content), **content}, origin) for content, origin in contents]
     found.sort(key=lambda item: item[0]["id"])
     kept = found[:limit]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from rich.padding import Padding
 from rich.text import Text
 
 from gristmill.dataprep.corpus import Corpus
@@ -205,7 +206,7 @@ def print_hits(found: Mapping[str, Any]) -> None:
         console.print(Text.assemble((f"{number:>2}. ", "bold"), hit["id"][:16], "  ", visible(hit["source"]), "  ",
                                     visible(hit["url"] or hit["locator"])), soft_wrap=True)
         console.print(Text(f"    {verdict(hit)}; {', '.join(ranks(hit))}", style="dim"), soft_wrap=True)
-        console.print(Text(f"    {visible(hit['snippet'])}"))
+        console.print(Padding(Text(visible(hit["snippet"])), (0, 0, 0, 4)))
 
 
 def described(found: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ def effect_rows(facts: Facts) -> list[tuple[str, str, str, str, str]]:
     """Rows of EFFECT_HEADINGS: the training, what of held-out data was measured, both values, and what they say."""
     summaries = facts.get("summaries", {})
     found = list(_text(facts["training"].get("pretrain", ())))
+    found += _merged(facts["training"].get("pretrain", ()), summaries.get("merge", {}))
     for stage, read in (("sft", _answers), ("reward", _ranking), ("dpo", _pairs), ("rl", _rewards)):
         if stage in facts["training"]:
             found += read(summaries.get(stage, {}))
@@ -32,12 +33,28 @@ def effect_parts(facts: Facts) -> list[Part]:
 
 def _text(record: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, str, str]]:
     first: Mapping[str, Any] = next((line for line in record if "loss" in line), {})
-    last: Mapping[str, Any] = next((line["validation"] for line in reversed(record) if "validation" in line), {})
-    for source, values in last.items():
+    for source, values in _held_out(record).items():
         before = first.get("sources", {}).get(source, first).get("bits_per_byte")
         if before is not None and "bits_per_byte" in values:
             after = values["bits_per_byte"]
             yield ("pretrain", f"text of {source}", f"{before:.3f}", f"{after:.3f}", _change(before, after))
+
+
+def _held_out(record: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What the last validation of a training has found: source -> its measurements."""
+    return next((line["validation"] for line in reversed(record) if "validation" in line), {})
+
+
+def _merged(
+    record: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str, str, str]]:
+    """An average of checkpoints takes the place of the training's end, also where it is the worse."""
+    after = summary.get("sources", {})
+    for source, values in _held_out(record).items():
+        measured = after.get(source, {})
+        if "bits_per_byte" in values and "bits_per_byte" in measured:
+            before, merged = values["bits_per_byte"], measured["bits_per_byte"]
+            yield "merge", f"text of {source}", f"{before:.3f}", f"{merged:.3f}", _change(before, merged)
 
 
 def _answers(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:

@@ -66,6 +66,8 @@ def libraries_of_settings(manifest: Manifest, stage: str) -> Iterator[tuple[str,
 
     Each would be missed only when the stage begins, which may be hours after the run has.
     """
+    from gristmill.mixtures.evaluation import Evaluate
+
     section = getattr(manifest, stage, None)
     if hasattr(section, "optimizer"):
         yield from ((f"engine.{name}", name, name) for name in TRACKERS if getattr(manifest.engine, name) is not None)
@@ -75,8 +77,7 @@ def libraries_of_settings(manifest: Manifest, stage: str) -> Iterator[tuple[str,
         yield f"{stage}.float8", "torchao", "quant"
     if getattr(getattr(section, "lora", None), "base", None) == "nf4":
         yield f"{stage}.lora.base", "bitsandbytes", "quant"
-    if stage == "evaluate" and manifest.evaluate is not None:
-        for task in manifest.evaluate.tasks:
-            for metric in task.built_in_metrics:
-                if library := next((found for begin, found in METRICS.items() if metric.startswith(begin)), None):
-                    yield f"evaluate.tasks.{task.name}.metrics", library, "eval"
+    for task in section.tasks if isinstance(section, Evaluate) else ():
+        for metric in task.built_in_metrics:
+            if library := next((found for begin, found in METRICS.items() if metric.startswith(begin)), None):
+                yield f"{stage}.tasks.{task.name}.metrics", library, "eval"

@@ -62,6 +62,12 @@ def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
     assert {len(row) for row in found} == {len(EFFECT_HEADINGS)}
 
 
+def test_merged_checkpoints_are_held_against_the_end_of_the_training_that_they_replace() -> None:
+    given = facts(merge={"sources": {"web": {"bits_per_byte": 2.25}, "books": {"bits_per_byte": 3.5}}})
+    assert effect_rows(given)[2:] == [("merge", "text of web", "2.000", "2.250", "worse"),
+                                      ("merge", "text of books", "3.600", "3.500", "better")]
+
+
 @pytest.mark.parametrize(("low", "high", "said"), [
     (0.0, 0.0, "the same"), (0.1, 0.2, "better"), (-0.2, -0.1, "worse"),
     (-0.1, 0.2, "within noise (-0.100 to +0.200)")])

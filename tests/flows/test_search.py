@@ -22,7 +22,7 @@ from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.browse.data_server import make_app
 from gristmill.flows.browse.domain_page import MARGIN, SIDE, draw_map
 from gristmill.flows.cli.main import app
-from gristmill.flows.questions.search import FUSION, SearchError, marked, merge, search
+from gristmill.flows.questions.search import FUSION, SearchError, marked, merge, print_hits, search
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.reading_model import ReadingModel
@@ -201,3 +201,17 @@ def test_a_snippet_begins_before_the_first_word_and_marks_all() -> None:
     assert shown.startswith("... a a")
     assert [piece for piece, is_word in marked(shown, ["mill", "grinds"]) if is_word] == ["Mill", "grinds"]
     assert marked("plain", []) == [("plain", False)]
+
+
+def test_a_hit_is_indented_as_far_as_it_goes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    print_hits({"note": None, "documents": 9, "with_vectors": None, "with_words": 9, "matching": 1, "hits": [{
+        "id": "ab" * 16, "source": "web", "url": None, "locator": "a.txt", "kept": True, "meaning": None,
+        "words": {"bm25": 1.0, "rank": 1}, "snippet": "the mill grinds " * 8}]})
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    snippets = lines[lines.index(" 1. abababababababab  web  a.txt") + 2:]
+    assert len(snippets) >= 4
+    assert all(line[:4] == "    " and line[4] != " " for line in snippets)
+    assert max(map(len, lines[-len(snippets):])) <= 40

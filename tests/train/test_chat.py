@@ -15,6 +15,7 @@ from gristmill.train.data.conversation_tokens import (
     decoded_mask,
     padded,
     prepare_conversations,
+    why_left_out,
 )
 from gristmill.train.data.pairs import prepare_answers, prepare_pairs
 
@@ -170,6 +171,9 @@ def test_cut_dropped_and_refused_examples_are_counted(chat: Chat) -> None:
     assert (counts["examples"], counts["used"], counts["truncated"], counts["dropped"], counts["unrenderable"]) == (
         4, 2, 1, 1, 1)
     assert counts["unrenderable_reasons"] == {"content holds '<|end|>', which is a special token": 1}
+    assert why_left_out(counts) == (
+        "1 too long, 1 not to be rendered: content holds '<|end|>', which is a special token (1)")
+    assert why_left_out({**counts, "unrenderable": 0, "unrenderable_reasons": {}}) == "1 too long, 0 not to be rendered"
     assert (counts["answers"], counts["end_of_turn_share"]) == (2, 0.5)
     assert counts["whole_share"] == 0.5
     assert counts["trained_tokens"] == sum(one.trained.sum() for one in used)

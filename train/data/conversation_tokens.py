@@ -391,3 +391,10 @@ def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
     edges = np.flatnonzero(np.diff(one.trained.astype(np.int8))) + 1
     return [(chat.decode(ids.tolist(), special=True), bool(trained[0]))
             for ids, trained in zip(np.split(one.ids, edges), np.split(one.trained, edges), strict=True)]
+
+
+def why_left_out(counts: Mapping[str, Any]) -> str:
+    """How many examples were too long and how many no template renders, with the reasons where there are any."""
+    reasons = "; ".join(f"{reason} ({number})" for reason, number in counts["unrenderable_reasons"].items())
+    return (f"{counts['dropped']} too long, {counts['unrenderable']} not to be rendered"
+            + (f": {reasons}" if reasons else ""))

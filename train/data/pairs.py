@@ -28,6 +28,7 @@ from gristmill.train.data.conversation_tokens import (
     NothingToTrainError,
     conversation,
     padded,
+    why_left_out,
 )
 
 if TYPE_CHECKING:
@@ -221,8 +222,7 @@ def read_preferences(
         if not (pairs or answers):
             raise NothingToTrainError(
                 f"preferences {one.path}: none of its {counted['examples']} pairs has both answers within {length} "
-                f"tokens ({counted['dropped']} too long, {counted['unrenderable']} not to be rendered: "
-                f"{counted['unrenderable_reasons']}); raise sequence_length or look at the data")
+                f"tokens ({why_left_out(counted)}); raise sequence_length or look at the data")
         sets.append([*pairs, *answers])
         audited = {**audit([item for item in read.examples if "chosen" in item]),
                    "same_answers": sum(item.reason == SAME for item in read.quarantined),

@@ -15,7 +15,13 @@ from gristmill.dataprep.examples.read_examples import made_path, read_set
 from gristmill.dataprep.files import atomic_write, canonical_json
 from gristmill.dataprep.judges.answer_checks import check_answers
 from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, columns_of
-from gristmill.train.data.conversation_tokens import SHOWN_REASONS, Chat, ChatError, NothingToTrainError
+from gristmill.train.data.conversation_tokens import (
+    SHOWN_REASONS,
+    Chat,
+    ChatError,
+    NothingToTrainError,
+    why_left_out,
+)
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.row_plan import RowOrder
 from gristmill.train.reinforcement.tools.call_format import CallFormat
@@ -74,9 +80,7 @@ def read_prompts(
         if not prompts:
             raise NothingToTrainError(
                 f"rl data {one.path}: none of its {counts['examples']} prompts has at most {longest} tokens "
-                f"({counts['dropped']} too long, {counts['unrenderable']} not to be rendered: "
-                f"{counts['unrenderable_reasons']}); raise rl.sequence_length, lower rl.max_new_tokens, or look at the "
-                "data")
+                f"({why_left_out(counts)}); raise rl.sequence_length, lower rl.max_new_tokens, or look at the data")
         fresh = {prompt.example["id"]: prompt for prompt in prompts if prompt.example["id"] not in found}
         found |= fresh
         sets.append({"path": one.path, **read.counts(), **counts, "used": len(fresh),

@@ -36,6 +36,7 @@ from gristmill.train.data.conversation_tokens import (
     counts_of,
     decoded_mask,
     prepare_conversations,
+    why_left_out,
 )
 from gristmill.train.data.example_rows import (
     copies,
@@ -125,8 +126,7 @@ def read_sets(
         if not found:
             raise NothingToTrainError(
                 f"sft data {one.path}: none of its {counted['examples']} examples has an answer within "
-                f"{length} tokens ({counted['dropped']} too long, {counted['unrenderable']} not to be rendered: "
-                f"{counted['unrenderable_reasons']}); raise sft.sequence_length or look at the data")
+                f"{length} tokens ({why_left_out(counted)}); raise sft.sequence_length or look at the data")
         measuring = {example["id"] for example in read.examples
                      if is_held_out({"prompt": asked(example)}, section.holdout, section.key_seed)}
         held_out.append([conversation for conversation in found if conversation.example in measuring])
