@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Threshold,
         WhatIf,
     )
-    from gristmill.flows.python.document_frames import Documents, MissingLibraryError
+    from gristmill.flows.python.document_frames import Documents
     from gristmill.flows.python.finished_run import Report, Run, StageOutput, Store
     from gristmill.flows.python.made_manifest import Manifest
     from gristmill.flows.python.start import PlannedStage, plan, run
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gristmill.flows.questions.find_documents import DocumentNotFoundError, NothingIngestedError
     from gristmill.flows.questions.search import SearchError
     from gristmill.flows.questions.training_reads import TraceError
+    from gristmill.flows.running.extras import MissingLibraryError
     from gristmill.flows.running.run import StageFailedError
     from gristmill.flows.stages.plan import UnknownStageError
     from gristmill.flows.store.store import StoreLocationError
@@ -99,7 +100,7 @@ _MODULES = {
     "dataprep.replay": "NotReplayableError",
     "flows.python.answers": "Answer DocumentTrace Explanation Judgement SearchHits Size StepTrace TextTrace "
                             "Threshold WhatIf",
-    "flows.python.document_frames": "Documents MissingLibraryError",
+    "flows.python.document_frames": "Documents",
     "flows.python.finished_run": "Report Run StageOutput Store",
     "flows.python.made_manifest": "Manifest",
     "flows.python.start": "PlannedStage plan run",
@@ -107,6 +108,7 @@ _MODULES = {
     "flows.questions.find_documents": "DocumentNotFoundError NothingIngestedError",
     "flows.questions.search": "SearchError",
     "flows.questions.training_reads": "TraceError",
+    "flows.running.extras": "MissingLibraryError",
     "flows.running.run": "StageFailedError",
     "flows.stages.plan": "UnknownStageError",
     "flows.store.store": "StoreLocationError",

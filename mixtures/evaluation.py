@@ -15,6 +15,9 @@ from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.yaml_text import did_you_mean
 
 GENERATION_METRICS = ("exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL")
+LIBRARY_OF = {**dict.fromkeys(("bleu", "chrf"), "sacrebleu"),
+              **dict.fromkeys(("rouge1", "rouge2", "rougeL"), "rouge_score")}
+"""Those of them that a library computes, which the extra `eval` brings."""
 REFUSALS = (
     "i can't", "i cannot", "i can not", "i won't", "i will not", "i'm not able to", "i am not able to", "i'm unable to",
     "i am unable to", "i'm not going to", "i am not going to", "i must decline", "i have to decline", "i decline",
@@ -108,6 +111,12 @@ class Task(Section):
     def built_in_metrics(self) -> tuple[GenerationMetric, ...]:
         """The others."""
         return tuple(one for one in self.metrics if not isinstance(one, OwnMetric))
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """What computes its metrics beside gristmill, as it is imported."""
+        asked = self.built_in_metrics if self.kind == "generate" else ()
+        return tuple(dict.fromkeys(LIBRARY_OF[metric] for metric in asked if metric in LIBRARY_OF))
 
     @model_validator(mode="after")
     def _own_metrics_are_asked(self) -> Task:

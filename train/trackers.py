@@ -62,8 +62,8 @@ def _client(key: str, module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"engine.{key} is set, but {key} is not installed; install gristmill[{key}], or "
-                                  f"remove engine.{key}") from error
+        raise ModuleNotFoundError(f"engine.{key} is set, but {key} is not installed; install it with: "
+                                  f"pip install 'gristmill[{key}]', or remove engine.{key}") from error
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ def _vllm(model: AskedModel, port: int) -> list[str]:
     beside = Path(sys.executable).with_name("vllm")
     program = str(beside) if beside.exists() else shutil.which("vllm")
     if program is None:
-        raise ServerError("`server: vllm` needs vLLM, which is not installed here; install gristmill[vllm] on a "
-                          "machine with a GPU, or leave `server` out")
+        raise ServerError("`server: vllm` needs vLLM, which is not installed here; install it, on a machine with a "
+                          "GPU, with: pip install 'gristmill[vllm]', or leave `server` out")
     return [program, "serve", str(model.folder), "--host", "127.0.0.1", "--port", str(port),
             "--served-model-name", model.called, *model.server_options]
 

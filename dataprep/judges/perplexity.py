@@ -140,8 +140,9 @@ def _load_kenlm(path: str, sha256: str) -> Any:
     try:
         import kenlm
     except ImportError as error:
-        raise PerplexityError(f"{path} is scored by the package kenlm, which is not installed: install "
-                              "gristmill[kenlm] on Python 3.12 or older, or train a model instead (`ngram`)") from error
+        raise PerplexityError(f"{path} is scored by the package kenlm, which is not installed; install it, on "
+                              "Python 3.12 or older, with: pip install 'gristmill[kenlm]', or train a model instead "
+                              "(`ngram`)") from error
     config = kenlm.Config()
     config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
     try:

@@ -75,7 +75,7 @@ def run(
         if as_json:
             fail("--json belongs to --dry-run; what a finished run has made is printed by: "
                  f"{session.command('status', '--json')}", EXIT_USAGE)
-        refuse_without_libraries(session, list(session.plan))
+        refuse_without_libraries(session, list(session.plan), force or [])
         from gristmill.flows.running.launch import launch
 
         raise typer.Exit(launch(session, list(session.plan), frozenset(force or []), tracked=not no_ui, summarise=True))
@@ -95,16 +95,18 @@ def stage(
 
     session = open_or_exit(manifest, set_, store, until=name, exactly=True, allow_code=True)
     refuse_force_on_hosts(session, force)
-    refuse_without_libraries(session, [name])
+    refuse_without_libraries(session, [name], [name] if force else [])
     raise typer.Exit(launch(session, [name], frozenset([name] if force else []), tracked=not no_ui, summarise=False))
 
 
-def refuse_without_libraries(session: Session, stages: list[str]) -> None:
+def refuse_without_libraries(session: Session, stages: list[str], force: list[str]) -> None:
     """End with a sentence where some stages compute with what is not installed."""
-    from gristmill.flows.running.extras import why_not_runnable
+    from gristmill.flows.running.extras import MissingLibraryError, check_libraries
 
-    if refusal := why_not_runnable(session, stages):
-        fail(refusal, EXIT_USAGE)
+    try:
+        check_libraries(session, stages, frozenset(force))
+    except MissingLibraryError as error:
+        fail(str(error), EXIT_USAGE)
 
 
 def refuse_force_on_hosts(session: Session, force: bool) -> None:

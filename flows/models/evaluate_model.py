@@ -92,13 +92,13 @@ def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: 
     from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.train.evaluation.answering import answer_tasks, open_reader
-    from gristmill.train.evaluation.metrics import MissingLibraryError
     from gristmill.train.evaluation.red_teaming import red_teaming
     from gristmill.train.evaluation.suites import answer_suite, read_suite
     from gristmill.train.evaluation.tasks import TaskError, read_task
     from gristmill.train.models.weights import load_model
     from gristmill.train.parallel.world import make_deterministic
 
+    _check_libraries(section)
     make_deterministic(1)
     folder = as_path(model)
     try:
@@ -116,9 +116,18 @@ def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: 
             found |= {one.suite: answer_suite(reader, one, suites[one.suite], section.key_seed,
                                               section.bootstrap_samples) for one in section.suites}
             return found if team is None else {**found, RED_TEAM: team.ask(reader, "model", chat)}
-    except (FileNotFoundError, ValueError, TaskError, EvaluationSetError, SourceError, MissingLibraryError,
-            AskingError) as error:
+    except (FileNotFoundError, ValueError, TaskError, EvaluationSetError, SourceError, AskingError) as error:
         raise EvaluationError(str(error)) from error
+
+
+def _check_libraries(section: Evaluate) -> None:
+    """Raise EvaluationError where a metric's library is missing, rather than when everything has been answered."""
+    from gristmill.flows.running.extras import is_installed, sentence_of
+
+    for task in section.tasks:
+        for library in task.libraries:
+            if not is_installed(library):
+                raise EvaluationError(sentence_of(library, f"the task {task.name}"))
 
 
 def _silent(work: Path) -> Context:

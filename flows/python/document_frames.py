@@ -9,16 +9,13 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from gristmill.dataprep.corpus_dataset import CorpusDataset
+from gristmill.flows.running.extras import EXTRA_OF, MissingLibraryError
 
 if TYPE_CHECKING:
     import datasets
     import duckdb
     import pandas
     import polars
-
-
-class MissingLibraryError(ImportError):
-    """A library is asked for that is not installed; the message says how to install it."""
 
 
 class Documents(CorpusDataset):
@@ -81,7 +78,7 @@ class Documents(CorpusDataset):
         Raises:
             MissingLibraryError: datasets is not installed.
         """
-        found = _library("datasets", "hf")
+        found = _library("datasets")
         return found.IterableDataset.from_generator(
             _examples, gen_kwargs={"documents": self}, features=found.Features.from_arrow_schema(self.schema))
 
@@ -109,9 +106,9 @@ def _examples(documents: Documents) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def _library(name: str, extra: str = "") -> Any:
+def _library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise MissingLibraryError(f"{name} is not installed; install it with: pip install 'gristmill[{extra or name}]'"
+        raise MissingLibraryError(f"{name} is not installed; install it with: pip install 'gristmill[{EXTRA_OF[name]}]'"
                                   ) from error

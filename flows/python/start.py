@@ -14,6 +14,7 @@ from gristmill.flows.python.finished_run import Run, Store
 from gristmill.flows.python.made_manifest import Manifest, file_to_run, overrides_of, written_keys
 from gristmill.flows.python.notebook import NotebookObserver, in_notebook
 from gristmill.flows.questions.what_changed import explain_plan
+from gristmill.flows.running.extras import check_libraries
 from gristmill.flows.running.launch import Display, run_stages
 from gristmill.flows.running.session import Session, open_session, session_of
 from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
@@ -53,6 +54,7 @@ def run(
         ManifestError: the manifest is wrong; nothing was run.
         UnknownStageError: it has no such stage.
         StoreLocationError: there can be no store at that place.
+        MissingLibraryError: a stage needs a library that is not installed; nothing was run.
         StageFailedError: a stage failed; what is committed stays, and the same call resumes.
     """
     session = _open(manifest, set, store, until, to_run=True)
@@ -60,6 +62,7 @@ def run(
     console = plain_console(cast(TextIO, MaskedStream(cast(TextIO, LastingStream(sys.stdout)))))
     console.quiet = not progress
     stages = list(session.plan)
+    check_libraries(session, stages, frozenset(force))
     observer: Display = NotebookObserver() if progress and in_notebook() else TerminalObserver(console, stages)
     folder = run_stages(session, stages, frozenset(force), prefect, observer, console)
     return Run(session.store, read_json(folder / "run.json"), session)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
-    from gristmill.mixtures.manifest import Manifest
 
-EXTRA_OF = {"torch": "train", "tensorboard": "train", "prefect": "ui", "fastapi": "ui", "uvicorn": "ui",
-            "fasttext": "fasttext"}
-"""What `pip install gristmill` alone leaves out -> the extra of pyproject.toml that has it."""
-COMPILED = frozenset({"fasttext"})
-"""What pip compiles, as nobody offers it compiled."""
+TORCH = "torch"
+EXTRA_OF = {
+    **dict.fromkeys((TORCH, "tensorboard", "sympy"), "train"),
+    **dict.fromkeys(("prefect", "fastapi", "starlette", "uvicorn", "prometheus_client"), "ui"),
+    **dict.fromkeys(("sacrebleu", "rouge_score"), "eval"),
+    **dict.fromkeys(("torchao", "bitsandbytes"), "quant"),
+    **dict.fromkeys(("datatrove", "spacy"), "languages"),
+    "datasets": "hf",
+    **{name: name for name in ("fasttext", "kenlm", "mlflow", "pandas", "polars", "trackio", "vllm", "wandb")},
+}
+"""What `pip install gristmill` alone leaves out, as it is imported -> the extra of pyproject.toml that has it."""
+WANTED = {"fasttext": "a C++ compiler", "kenlm": "a C++ compiler and Python 3.12 or older"}
+"""What pip compiles, as nobody offers it compiled -> what that needs."""
 
 
-TRACKERS = ("wandb", "mlflow", "trackio")
-"""Keys of `engine`, libraries and extras at once."""
-METRICS = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge": "rouge_score"}
-"""How metrics of `evaluate` begin -> what computes them."""
+class MissingLibraryError(ImportError):
+    """A library is asked for that is not installed; the message says how to install it."""
 
 
 def is_installed(library: str) -> bool:
@@ -35,49 +40,56 @@ def sentence_of(library: str, what: str) -> str:
         library: a key of EXTRA_OF.
         what: what needs it.
     """
-    compiler = ", which needs a C++ compiler," if library in COMPILED else ""
-    return (f"{what} needs {library}, which is not installed; install it{compiler} with: "
+    wanted = f", which needs {WANTED[library]}," if library in WANTED else ""
+    return (f"{what} needs {library}, which is not installed; install it{wanted} with: "
             f"pip install 'gristmill[{EXTRA_OF[library]}]'")
 
 
-def why_not_runnable(session: Session, stages: Iterable[str]) -> str | None:
-    """Why some stages of a run cannot work here: one that is not made needs a library of an extra that is missing."""
-    steps = session.manifest.steps
-    for name in stages:
-        if name in steps and session.committed(name) is None:
-            for library in session.plan[name].stage.needs_libraries(steps[name].config):
-                if not is_installed(library):
-                    return sentence_of(library, f"the step {name}")
-    for name in stages:
-        if session.plan[name].stage.needs_torch and session.committed(name) is None:
-            for key, library, extra in libraries_of_settings(session.manifest, name):
-                if not is_installed(library):
-                    return (f"{key} needs {library.replace('_', '-')}, which is not installed; install it with: pip "
-                            f"install 'gristmill[{extra}]', or remove {key}")
-    waiting = [name for name in stages if session.plan[name].stage.needs_torch and session.committed(name) is None]
-    if not waiting or is_installed("torch"):
-        return None
-    named = f"the stage {waiting[0]}" if len(waiting) == 1 else f"what computes with a model ({', '.join(waiting)})"
-    return sentence_of("torch", named)
+def check_libraries(session: Session, stages: Iterable[str], force: frozenset[str] = frozenset()) -> None:
+    """Raise MissingLibraryError, with one sentence of all that is missing, where some stages of a run cannot work here.
 
-
-def libraries_of_settings(manifest: Manifest, stage: str) -> Iterator[tuple[str, str, str]]:
-    """What the settings of a stage that computes with a model ask for besides torch: key, library, its extra.
-
-    Each would be missed only when the stage begins, which may be hours after the run has.
+    Args:
+        force: which of them run although they are committed; all others that are committed need nothing.
     """
-    from gristmill.mixtures.evaluation import Evaluate
+    missing: dict[str, list[str]] = {}
+    for name in stages:
+        if name in force or session.committed(name) is None:
+            for what, library in _needed(session, name):
+                if not is_installed(library) and what not in missing.setdefault(library, []):
+                    missing[library].append(what)
+    missing = {library: needing for library, needing in missing.items() if needing}
+    if len(missing) == 1:
+        ((library, needing),) = missing.items()
+        keys = [one for one in needing if "." in one]
+        raise MissingLibraryError(sentence_of(library, _called(session, library, needing)) +
+                                  (f", or remove {_and(keys)}" if keys else ""))
+    if missing:
+        listed = "; ".join(f"{library}{_to_compile(library)}: {_and(needing)}" for library, needing in missing.items())
+        extras = ",".join(sorted({EXTRA_OF[library] for library in missing}))
+        raise MissingLibraryError(f"some stages need what is not installed ({listed}); install it with: "
+                                f"pip install 'gristmill[{extras}]'")
 
-    section = getattr(manifest, stage, None)
-    if hasattr(section, "optimizer"):
-        yield from ((f"engine.{name}", name, name) for name in TRACKERS if getattr(manifest.engine, name) is not None)
-    if getattr(getattr(section, "optimizer", None), "kind", None) == "adamw8bit":
-        yield f"{stage}.optimizer.kind", "torchao", "quant"
-    if getattr(section, "float8", "off") != "off":
-        yield f"{stage}.float8", "torchao", "quant"
-    if getattr(getattr(section, "lora", None), "base", None) == "nf4":
-        yield f"{stage}.lora.base", "bitsandbytes", "quant"
-    for task in section.tasks if isinstance(section, Evaluate) else ():
-        for metric in task.built_in_metrics:
-            if library := next((found for begin, found in METRICS.items() if metric.startswith(begin)), None):
-                yield f"{stage}.tasks.{task.name}.metrics", library, "eval"
+
+def _needed(session: Session, name: str) -> Iterator[tuple[str, str]]:
+    """What cannot do without a library of an extra, a stage of a run or a key of its settings; the library."""
+    stage, step = session.plan[name].stage, session.manifest.steps.get(name)
+    if stage.needs_torch:
+        yield name, TORCH
+    asked = session.manifest if stage.instances is None else stage.instances(session.manifest)[name]
+    for key, library in stage.needs_libraries(asked if step is None else step.config):
+        yield key or name, library
+
+
+def _called(session: Session, library: str, needing: Sequence[str]) -> str:
+    if len(needing) > 1:
+        return f"what computes with a model ({', '.join(needing)})" if library == TORCH else f"each of {_and(needing)}"
+    kind = "" if "." in needing[0] else "the step " if needing[0] in session.manifest.steps else "the stage "
+    return f"{kind}{needing[0]}"
+
+
+def _to_compile(library: str) -> str:
+    return f", which needs {WANTED[library]}" if library in WANTED else ""
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -66,8 +66,15 @@ def preflight(
             yield (*place, "toxicity", "column"), str(error)
 
 
+def needs_libraries(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What compares generated texts with references."""
+    for task in () if manifest.evaluate is None else manifest.evaluate.tasks:
+        yield from ((f"evaluate.tasks.{task.name}.metrics", library) for library in task.libraries)
+
+
 STAGE = Stage("evaluate", 3, "gristmill.train.stages.evaluate:run", configure, only("tokenizer", "mix", *MODELS),
-              preflight=preflight, needs_torch=True, topics={"evaluation": "evaluation.json"},
+              preflight=preflight, needs_torch=True, needs_libraries=needs_libraries,
+              topics={"evaluation": "evaluation.json"},
               report=("gristmill.flows.report.evaluation:held_out", "gristmill.flows.report.evaluation:tasks",
                       "gristmill.flows.report.evaluation:suites",
                       "gristmill.flows.report.evaluation:memorisation", "gristmill.flows.report.evaluation:leaks",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, without
@@ -52,7 +51,7 @@ def needs(manifest: Manifest) -> list[str]:
 def preflight(
     manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Location, str]]:  # fmt: skip
-    """A template that is none, or that asks for what it is not given; a file without principles; no torch."""
+    """A template that is none, or that asks for what it is not given; a file without principles."""
     from gristmill.dataprep.asking.prompt_templates import TemplateProblemError, read_lines
     from gristmill.dataprep.examples.make_examples import templates_of
 
@@ -68,13 +67,16 @@ def preflight(
         yield place, str(error)
     if section.revise is not None and not read_lines(section.revise.principles):
         yield (*place, "revise", "principles"), "has no line; write one principle a line"
-    for number, one in enumerate(section.rewards):
-        if isinstance(one, ModelReward) and find_spec("torch") is None:
-            yield (*place, "rewards", number), ("a reward of kind model needs torch, which is not installed; install "
-                                                "it with: pip install 'gristmill[train]'")
+
+
+def needs_libraries(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What rewards of a model compute with."""
+    for section in manifest.examples.values():
+        yield from (("", "torch") for one in section.rewards if isinstance(one, ModelReward))
 
 
 STAGE = Stage("examples", 1, "gristmill.dataprep.examples.make_examples:run", configure, needs, instances=instances,
-              asks=lambda manifest: manifest.examples, preflight=preflight, imports=lambda settings: ["httpx"],
+              asks=lambda manifest: manifest.examples, preflight=preflight,
+              needs_libraries=needs_libraries, imports=lambda settings: ["httpx"],
               pace="a model's answers take as long as its server is busy",
               report=("gristmill.flows.report.asked_sections:made_examples",))

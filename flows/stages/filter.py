@@ -76,13 +76,23 @@ def _marked(rules: Recipe) -> Recipe:
 
 def imports(section: Filter) -> list[str]:
     """spaCy's tokeniser, where any rules count its words."""
-    chosen = [getattr(rules, name) for rules in (section.rules, *section.by_language.values())
-              for name in configured_names(rules)]
-    return ["gristmill.dataprep.words.spacy_ready"] * any(getattr(one, "words", None) == "exact" for one in chosen)
+    return ["gristmill.dataprep.words.spacy_ready"] * ("exact" in _words(section))
+
+
+def needs_libraries(section: Filter) -> list[tuple[str, str]]:
+    """What cuts words, where rules count other ones than gristmill's own."""
+    by = {"exact": "spacy", "language": "datatrove"}
+    return [("", by[words]) for words in sorted(_words(section) & by.keys())]
+
+
+def _words(section: Filter) -> set[str]:
+    """Whose words the rules count, by `words` of each set that has the key."""
+    return {words for rules in (section.rules, *section.by_language.values()) for name in configured_names(rules)
+            if (words := getattr(getattr(rules, name), "words", None)) is not None}
 
 
 STAGE = Stage("filter", 2, "gristmill.dataprep.filtering.filter:run", section=Filter, columns=columns, recipe=recipe,
-              imports=imports,
+              imports=imports, needs_libraries=needs_libraries,
               rules="gristmill.dataprep.filtering.filter:rules", preflight=preflight,
               report=("gristmill.flows.report.document_sections:lengths",
                       "gristmill.flows.report.document_sections:rules_by_language"))

@@ -44,10 +44,17 @@ def preflight(
                                    f"{', '.join(known) or 'none'}")
 
 
+def needs_libraries(section: Quality) -> Iterator[tuple[str, str]]:
+    """What trains a classifier of fastText's kind, and what scores by an n-gram model that is given."""
+    if section.distil == "fasttext" or (section.classifier is not None and section.classifier.model is None):
+        yield "", "fasttext"
+    if section.perplexity is not None and section.perplexity.kenlm is not None:
+        yield "", "kenlm"
+
+
 STAGE = Stage(
     "quality", 4, "gristmill.dataprep.judges.quality:run", section=Quality,
-    needs_libraries=lambda settings: ["fasttext"] if settings.distil == "fasttext" or (
-        settings.classifier is not None and settings.classifier.model is None) else [],
+    needs_libraries=needs_libraries,
     imports=lambda settings: [*(["fasttext"] if settings.classifier else []), *(
         ["httpx"] if settings.judge is not None and settings.judge.model is not None else [])],
     preflight=preflight,

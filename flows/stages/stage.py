@@ -48,7 +48,9 @@ class Stage:
         needs: which stages' outputs it reads; of a step always the documents and the steps before it.
         launch: a plain process, or torchrun on every rank.
         needs_torch: whether it computes with a model, for which the extra `train` is installed.
-        needs_libraries: of a step, those of extras that it cannot do without: (settings) -> names in `EXTRA_OF`.
+        needs_libraries: those of extras that it cannot do without besides torch: (settings of a step, or the manifest)
+            -> the key that asks for each, empty where the stage itself does, and its name in `EXTRA_OF` of
+            flows/running/extras.py.
         section: of a step of `prepare`, the model of its settings; other stages have a section of the manifest.
         columns: of a step, the columns that it may measure with these settings, known before it runs. A setting `min_x`
             or `max_x` bounds the column `x`: `explain` shows it, `whatif` judges by another one.
@@ -91,7 +93,7 @@ class Stage:
     ranking: str | None = None
     work_format: int = 1
     imports: Callable[[Any], Iterable[str]] = lambda settings: ()
-    needs_libraries: Callable[[Any], Iterable[str]] = lambda settings: ()
+    needs_libraries: Callable[[Any], Iterable[tuple[str, str]]] = lambda settings: ()
     parallel: bool = False
     is_short: Callable[[Recipe], bool] = lambda recipe: False
     asks: Callable[[Manifest], object] = lambda manifest: None

@@ -88,7 +88,8 @@ def preflight(
     section, at = tokenizer_of(manifest), "chat_template_path"
     assert section is not None
     if section.model == "unigram" and section.path is None and find_spec("sentencepiece") is None:
-        yield (STAGE.name, "model"), "unigram needs the package sentencepiece: install gristmill[sentencepiece]"
+        yield (STAGE.name, "model"), ("unigram needs sentencepiece, which is not installed; install it with: "
+                                        "pip install 'gristmill[sentencepiece]'")
     if section.chat_formatter is not None:
         found = signature_of(section.chat_formatter.use)
         takes_tools = found is not None and "tools" in (*found.required, *found.optional)

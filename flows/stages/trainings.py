@@ -8,6 +8,7 @@ from typing import Any
 from gristmill.flows.stages import annotate, decontaminate, dedup, filter, judge, langid
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, step_recipe, without
 from gristmill.flows.stages.stage import Configure, Location, Needs, Preflight, Recipe, Stage
+from gristmill.mixtures.engine import Trackers
 from gristmill.mixtures.manifest import MODELS, Manifest
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
@@ -36,7 +37,29 @@ UNNAMED_VERSIONS = {"filter": 2, "dedup": 3, "langid": 2, "decontaminate": 2, "a
 def training(name: str, version: int, configure: Configure, needs: Needs, **shown: Any) -> Stage:
     """A stage that torchrun starts on every rank, whose function is `run` of the file called like it; see `Stage`."""
     return Stage(name, version, f"gristmill.train.stages.{name}:run", configure, needs, launch="torchrun",
-                 needs_torch=True, pace=PACE, **shown)
+                 needs_torch=True, needs_libraries=_libraries_of(name), pace=PACE, **shown)
+
+
+def _libraries_of(name: str) -> Callable[[Manifest], Iterator[tuple[str, str]]]:
+    """What a training computes with in few bits, what draws its answers, and where its numbers go besides."""
+
+    def needed(manifest: Manifest) -> Iterator[tuple[str, str]]:
+        section = getattr(manifest, name, None)
+        if not isinstance(section, Training):
+            return
+        lora = getattr(section, "lora", None)
+        if section.optimizer.kind == "adamw8bit":
+            yield f"{name}.optimizer.kind", "torchao"
+        if getattr(section, "float8", "off") != "off":
+            yield f"{name}.float8", "torchao"
+        if lora is not None and lora.base == "nf4":
+            yield f"{name}.lora.base", "bitsandbytes"
+        if getattr(section, "rollouts", None) == "vllm":
+            yield f"{name}.rollouts", "vllm"
+        yield from ((f"engine.{client}", client) for client in Trackers.model_fields
+                    if getattr(manifest.engine, client) is not None)
+
+    return needed
 
 
 def model_before(name: str, manifest: Manifest) -> str:

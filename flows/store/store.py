@@ -97,7 +97,7 @@ def why_not_open(root: Path) -> str | None:
     try:
         files = root.fs  # type: ignore[attr-defined]
     except ImportError as error:
-        package = f"; install gristmill[{EXTRAS[protocol]}]" if protocol in EXTRAS else ""
+        package = f"; install it with: pip install 'gristmill[{EXTRAS[protocol]}]'" if protocol in EXTRAS else ""
         return f"the package that opens {protocol}:// is not installed: {error}{package}"
     if protocol not in OBJECT_STORES:
         return None

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+import gristmill as gristmill_package
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.runner import check_cluster
-from gristmill.flows.cli.main import app
 from gristmill.flows.running import extras
-from gristmill.flows.running.extras import EXTRA_OF
+from gristmill.flows.running.extras import EXTRA_OF, check_libraries
 from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import STAGES
-from tests.test_architecture import ROOT
+from tests.test_architecture import LAYERS, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MANIFEST = """\
@@ -33,6 +36,11 @@ tokenizer: {vocab_size: 512}
 mix: {tokens: 10_000, sequence_length: 64, validation: 0.1}
 pretrain: {steps: 2}
 """
+BLOCKING = """\
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(lambda name, *more: None if name.partition(".")[0] in {} else find(name, *more))
+"""
 TRAINED = """\
 name: trained
 sources: {docs: {path: "python-docs://"}, code: {path: "python-stdlib://"}}
@@ -44,9 +52,8 @@ prepare:
 @pytest.fixture
 def light(tmp_path: Path) -> Path:
     """A folder from which Python, in every process, finds none of what the extras bring."""
-    blocked = "".join(f"sys.modules[{library!r}] = None\n" for library in EXTRA_OF)
     (tmp_path / "blocked").mkdir()
-    (tmp_path / "blocked" / "sitecustomize.py").write_text(f"import sys\n{blocked}")
+    (tmp_path / "blocked" / "sitecustomize.py").write_text(BLOCKING.format(set(EXTRA_OF)))
     (tmp_path / "light.yaml").write_text(MANIFEST)
     (tmp_path / "trained.yaml").write_text(TRAINED)
     return tmp_path
@@ -63,14 +70,57 @@ def gristmill(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def names(requirements: list[str]) -> set[str]:
-    return {re.split(r"[\[<>=; ]", requirement)[0] for requirement in requirements}
+    return {canonicalize_name(Requirement(one).name) for one in requirements}
+
+
+def required_by(requirements: list[str]) -> set[str]:
+    """What is installed with some requirements, theirs included, as it is imported."""
+    waiting, found = [Requirement(one) for one in requirements], set[str]()
+    while waiting:
+        one = waiting.pop()
+        wanted = lambda inner, extras=(*one.extras, ""): inner.marker is None or any(  # noqa: E731
+            inner.marker.evaluate({"extra": extra}) for extra in extras)
+        name = canonicalize_name(one.name)
+        if name not in found:
+            found.add(name)
+            waiting += filter(wanted, map(Requirement, requires(name) or ()))
+    return {module for module, owners in packages_distributions().items()
+            if found & set(map(canonicalize_name, owners))}
+
+
+def imported() -> dict[str, set[str]]:
+    """Every library that the product imports, wherever in a file -> the files."""
+    found: dict[str, set[str]] = {}
+    for file in (file for layer in LAYERS for file in (ROOT / layer).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = ([one.name for one in node.names] if isinstance(node, ast.Import) else
+                       [node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+            for library in {module.partition(".")[0] for module in modules} - set(sys.stdlib_module_names):
+                found.setdefault(library, set()).add(str(file.relative_to(ROOT)))
+    return found
 
 
 def test_the_core_requires_none_of_what_an_extra_brings() -> None:
-    extras = PROJECT["optional-dependencies"]
-    assert names(PROJECT["dependencies"]) & set(EXTRA_OF) == set()
+    offered = PROJECT["optional-dependencies"]
+    brought = {canonicalize_name(library) for library in EXTRA_OF} | {"mlflow-skinny"}
+    assert names(PROJECT["dependencies"]) & brought == set()
     for library, extra in EXTRA_OF.items():
-        assert library in names(extras[extra])
+        assert {canonicalize_name(library), f"{library}-skinny"} & names(offered[extra]), library
+
+
+def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_name() -> None:
+    """What others say in words of their own, where they import it, is listed here."""
+    others = {
+        "IPython": "a notebook's own", "aiobotocore": "s3", "botocore": "s3", "s3fs": "s3", "distributed": "engines",
+        "pyspark": "Spark's own", "gguf": "gguf", "sentencepiece": "sentencepiece", "streaming": "mds",
+        "lm_eval": "referees", "transformers": "referees", "trl": "referees", "sqlalchemy": "Prefect's own",
+    }
+    core = required_by(PROJECT["dependencies"])
+    assert {"numpy", "apache_beam", "lxml", "yaml"} <= core
+    left = {library: files for library, files in imported().items()
+            if library not in core | {"gristmill"} and library not in EXTRA_OF}
+    assert left.keys() - others.keys() == set(), left
+    assert others.keys() - left.keys() == set()
 
 
 def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
@@ -78,7 +128,7 @@ def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
               for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml")]
     named = {name for path in places for names in re.findall(r"gristmill\[([a-z0-9,]+)\]", path.read_text())
              for name in names.split(",")}
-    assert named >= {"train", "ui", "eval", "engines", "fasttext"}
+    assert named >= {"train", "ui", "engines", "fasttext"}
     assert named - PROJECT["optional-dependencies"].keys() == set()
 
 
@@ -105,6 +155,12 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
     ("run light.yaml --no-ui", "the stage pretrain needs torch, which is not installed; install it with: pip"),
     ("up", "this command needs prefect, which is not installed; install it with: pip install 'gristmill[ui]'"),
     ("serve", "this command needs prefect"),
+    ("serve-model light.yaml", "this command needs starlette, which is not installed; install it with: "
+                               "pip install 'gristmill[ui]'"),
+    ("browse light.yaml", "this command needs starlette"),
+    ("run demo --no-ui", "some stages need what is not installed (fasttext, which needs a C++ compiler: quality; "
+                         "torch: pretrain, sft, reference, dpo, evaluate and export); install it with: "
+                         "pip install 'gristmill[fasttext,train]'"),
     ("run trained.yaml --no-ui", "the step quality needs fasttext, which is not installed; install it, which needs a "
                                  "C++ compiler, with: pip install 'gristmill[fasttext]'"),
 ])  # fmt: skip
@@ -118,6 +174,51 @@ def test_what_is_missing_is_one_sentence_with_the_command_that_installs_it(
     assert "Traceback" not in shown.stderr
 
 
+def missing_for(settings: list[str], present: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """What a run of the demo with some settings says, where only some of what extras bring is installed."""
+    monkeypatch.setattr(extras, "is_installed", lambda library: library in present)
+    session = open_session("demo", settings, str(tmp_path / "store"))
+    with pytest.raises(gristmill_package.MissingLibraryError) as raised:
+        check_libraries(session, list(session.plan))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("setting", "sentence"), [
+    ("pretrain.optimizer.kind=adamw8bit",
+     "pretrain.optimizer.kind needs torchao, which is not installed; install it with: pip install 'gristmill[quant]', "
+     "or remove pretrain.optimizer.kind"),
+    ("pretrain.float8=rowwise", "pretrain.float8 needs torchao"),
+    ("sft.lora.base=nf4", "sft.lora.base needs bitsandbytes"),
+    ("engine.wandb.project=mine", "engine.wandb needs wandb, which is not installed; install it with: "
+                                  "pip install 'gristmill[wandb]', or remove engine.wandb"),
+    ("prepare=[{filter: {rules: [{gopher_quality: {words: exact, dialect: datatrove}}]}}]",
+     "the step filter needs spacy, which is not installed; install it with: pip install 'gristmill[languages]'"),
+    ("prepare=[{filter: {rules: [{fineweb: {words: language}}]}}]", "the step filter needs datatrove"),
+    ("evaluate.tasks=[{name: said, path: said.jsonl, kind: generate, metrics: [f1, chrf, rouge1]}]",
+     "some stages need what is not installed (sacrebleu: evaluate.tasks.said.metrics; rouge_score: "
+     "evaluate.tasks.said.metrics); install it with: "
+     "pip install 'gristmill[eval]'"),
+    ("prepare=[{quality: {perplexity: {kenlm: given.arpa}}}]",
+     "the step quality needs kenlm, which is not installed; install it, which needs a C++ compiler and Python 3.12 or "
+     "older, with: pip install 'gristmill[kenlm]'"),
+    ("examples.sums={data: [{path: sums.jsonl}], model: {model: m, endpoint: 'http://127.0.0.1:1/v1', temperature: 1}, "
+     "per_prompt: 2, rewards: [{kind: model, path: judge}]}",
+     "what computes with a model (examples-sums, pretrain, sft, reference, dpo, "
+     "evaluate, export) needs torch, which is not installed; install it with: pip install 'gristmill[train]'"),
+])  # fmt: skip
+def test_what_settings_need_is_said_before_any_work(
+    setting: str, sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, line in (("said.jsonl", '{"prompt": "a", "answer": "b"}'), ("given.arpa", "x"),
+                       ("sums.jsonl", '{"prompt": "1+1", "answer": "2"}')):
+        (tmp_path / name).write_text(line)
+    (tmp_path / "judge").mkdir()
+    (tmp_path / "judge" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    present = {"fasttext"} if "needs torch," in sentence else {"fasttext", "torch"}
+    assert sentence in missing_for([setting], present, monkeypatch, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_prepares_tokenises_mixes_and_exports_without_any_extra(light: Path) -> None:
@@ -129,29 +230,3 @@ def test_a_run_prepares_tokenises_mixes_and_exports_without_any_extra(light: Pat
                     ["report", "light.yaml"], ["plan", "light.yaml"]):
         shown = gristmill(light, *command)
         assert shown.returncode == 0, shown.stdout + shown.stderr
-
-
-@pytest.mark.parametrize(("setting", "library", "said"), [
-    ("engine.trackio={project: p}", "trackio", "engine.trackio needs trackio"),
-    ("pretrain.optimizer.kind=adamw8bit", "torchao", "pretrain.optimizer.kind needs torchao"),
-    ("pretrain.float8=rowwise", "torchao", "pretrain.float8 needs torchao"),
-    ("evaluate.tasks=[{name: t, kind: generate, path: light.yaml, metrics: [rouge1]}]", "rouge_score",
-     "evaluate.tasks.t.metrics needs rouge-score"),
-    ("sft={data: [{path: chats.jsonl}], lora: {base: nf4}, steps: 1}", "bitsandbytes",
-     "sft.lora.base needs bitsandbytes"),
-])
-def test_what_only_a_later_stage_would_miss_is_said_before_any_work(
-    setting: str, library: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "light.yaml").write_text(MANIFEST)
-    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
-    monkeypatch.setattr(extras, "is_installed", lambda name: name != library)
-    run = CliRunner().invoke(app, ["run", str(tmp_path / "light.yaml"), "--no-ui", "--store", str(tmp_path / "store"),
-                                   "--set", setting])
-    assert run.exit_code == 2, run.output
-    extra = {"trackio": "trackio", "rouge_score": "eval"}.get(library, "quant")
-    assert f"{said}, which is not installed; install it with: pip install 'gristmill[{extra}]'" in run.output
-    assert not (tmp_path / "store").exists()
-    monkeypatch.setattr(extras, "is_installed", lambda name: True)
-    session = open_session(str(tmp_path / "light.yaml"), [setting], str(tmp_path / "store"))
-    assert extras.why_not_runnable(session, list(session.plan)) is None

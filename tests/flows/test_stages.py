@@ -277,7 +277,8 @@ def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
 
 def test_a_unigram_vocabulary_without_its_package_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "find_spec", lambda name: None)
-    for model, expected in (("unigram", [(("tokenizer", "model"), "unigram needs the package sentencepiece: install "
-                                          "gristmill[sentencepiece]")]), ("superbpe", [])):
+    told = ("unigram needs sentencepiece, which is not installed; install it with: "
+            "pip install 'gristmill[sentencepiece]'")
+    for model, expected in (("unigram", [(("tokenizer", "model"), told)]), ("superbpe", [])):
         manifest = load_manifest(DEMO, [f"tokenizer.model={model}"])
         assert [*tokenizer.preflight(manifest, "tokenizer", {})] == expected

@@ -361,7 +361,7 @@ def test_frequent_substrings_are_all_that_occur_twice(words: list[str]) -> None:
 
 def test_without_its_package_a_unigram_vocabulary_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(VocabularyError, match=r"install gristmill\[sentencepiece\]"):
+    with pytest.raises(VocabularyError, match=r"pip install 'gristmill\[sentencepiece\]'"):
         train(TokenizerSample({"a": ["some text"]}, {}), 300, model="unigram")
 
 

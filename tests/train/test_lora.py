@@ -220,5 +220,5 @@ def test_roundings_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LoraError, match=r"say compile: off, or remove lora\.base"):
         check_rounding("int8", compiled=True)
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
-    with pytest.raises(LoraError, match=r"install gristmill\[quant\], or say base: int8"):
+    with pytest.raises(LoraError, match=r"pip install 'gristmill\[quant\]', or say base: int8"):
         check_rounding("nf4", compiled=False)

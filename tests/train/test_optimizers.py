@@ -258,7 +258,7 @@ def test_betas_are_the_kinds_own_unless_the_manifest_says_otherwise() -> None:
 
 def test_an_optimizer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torchao.optim", None)
-    with pytest.raises(ModuleNotFoundError, match=r"install gristmill\[quant\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'gristmill\[quant\]'"):
         make_optimizers(Small(), Optimizer(kind="adamw8bit"))
 
 

@@ -231,7 +231,7 @@ def test_a_file_of_tasks_may_name_metrics_beside_it(tmp_path: Path) -> None:
      r"own.yaml:\d+: pretrain.schedule.use: own.py, line 1: f\(step\) cannot be called with \(step, steps\)"),
     ("import no_such_thing\ndef f(metrics, *, limit: int, least=1): ...",
      {"pretrain": {"steps": 2, "callbacks": [{"use": "./own.py:f"}]}},
-     r"f\(metrics, \*, limit, least=None\) cannot be called with \(metrics\): missing a required argument: 'limit'"),
+     r"f\(metrics, \*, limit, least=None\) cannot be called with \(metrics\): missing a required .*argument: 'limit'"),
     ("class f:\n    def __init__(self, patience): ...", {"pretrain": {"steps": 2, "callbacks": [
         {"use": "./own.py:f", "with": {"patiense": 3}}]}}, r"f\(patience\) cannot be called with: patiense: "),
     ("class f:\n    def __init__(self, parameters, lr): ...\n", {"pretrain": {"steps": 2, "optimizer": {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -126,12 +129,16 @@ def test_every_kind_is_scored_as_its_plain_definition(reader: Reader, kind: Any)
     task = SuiteTask(name="t", file="", kind=kind, shots=shots, baseline=25, delimiter="\nAnswer: ")
     items = made_items(kind, 60, 4)
     if kind == "language_modeling":
-        # A random model would be right about nothing: items ask for what it says, where that begins with a blank.
-        for number in range(60):
+        # A random model would be right about nothing: it is given a liking for words that begin with a blank, and every
+        # second item asks for what it says.
+        reader = replace(reader, model=copy.deepcopy(reader.model))
+        words = [one for one in range(400) if re.fullmatch(" [a-z]{2,}", reader.decode([one]))]
+        with torch.no_grad():
+            reader.model.output_matrix()[words] *= 4
+        for number in range(0, 60, 2):
             prompt = rendered(task, items, number).texts[0]
             logits = reader.model(torch.tensor([[reader.prefix, *reader.encode(prompt)]]))[0, -1, :400]
-            likeliest = reader.decode([int(logits.argmax())])
-            items[number]["continuation"] = likeliest[1:] if likeliest.startswith(" ") else "module"
+            items[number]["continuation"] = reader.decode([int(logits.argmax())]).strip() or "module"
     expected = plain_answers(reader, task, items)
     assert 0 < sum(expected) < len(expected)
     np.testing.assert_array_equal(task_answers(reader, task, items), expected)

@@ -67,7 +67,7 @@ def test_weights_and_biases_gets_every_line_by_the_trainings_own_step(
 
 def test_wandb_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ModuleNotFoundError, match=r"install gristmill\[wandb\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'gristmill\[wandb\]'"):
         Record(tmp_path, 0, trackers=Trackers(wandb=Wandb(project="mill")))
 
 

@@ -135,8 +135,8 @@ def _train_unigram(
         pieces = learn_unigram(_texts(sample), vocab_size - len(special), splitter,
                                sorted(pre_tokenizers.ByteLevel.alphabet()))
     except ImportError as error:
-        raise VocabularyError("tokenizer.model unigram is learnt by the package sentencepiece, which is not installed: "
-                              "install gristmill[sentencepiece]") from error
+        raise VocabularyError("tokenizer.model unigram is learnt by the package sentencepiece, which is not installed; "
+                              "install it with: pip install 'gristmill[sentencepiece]'") from error
     model = models.Unigram([*((token, 0.0) for token in special), *pieces], None, False)
     return _assemble(model, special, splitter, decoders.ByteLevel())
 

@@ -178,8 +178,8 @@ def check_rounding(kind: RoundedBase, compiled: bool) -> None:
         try:
             import bitsandbytes  # noqa: F401
         except ModuleNotFoundError as error:
-            raise LoraError("lora.base is nf4, but bitsandbytes is not installed; install gristmill[quant], or say "
-                            "base: int8, which needs nothing") from error
+            raise LoraError("lora.base is nf4, but bitsandbytes is not installed; install it with: "
+                            "pip install 'gristmill[quant]', or say base: int8, which needs nothing") from error
 
 
 def round_frozen(model: nn.Module, tensor_of: TensorOf, kind: RoundedBase, world: World) -> None:

@@ -24,10 +24,6 @@ BINS = 15
 """Guo et al. 2017."""
 
 
-class MissingLibraryError(RuntimeError):
-    """A metric needs software that is not installed."""
-
-
 def choice_metrics(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> tuple[PerItem, np.ndarray]:
     """acc (largest sum), acc_norm (per character), acc_bytes (per UTF-8 byte), acc_token (per token), brier.
 
@@ -82,18 +78,12 @@ def generation_metrics(names: Sequence[str], items: Sequence[Item], answers: Seq
 
 
 def corpus_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequence[str]) -> dict[str, float]:
-    """BLEU and chrF of sacrebleu (Post 2018), with its defaults, over all items together.
-
-    Raises:
-        MissingLibraryError: sacrebleu is not installed.
-    """
+    """BLEU and chrF of sacrebleu (Post 2018), with its defaults, over all items together."""
     wanted = [name for name in names if name in CORPUS]
     if not wanted:
         return {}
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise MissingLibraryError("bleu and chrf need sacrebleu: pip install 'gristmill[eval]'") from error
+    import sacrebleu
+
     most = max(len(item.answers) for item in items)
     # An item with fewer references repeats its first one, which changes no score.
     references = [[(item.answers + item.answers[:1] * most)[place] for item in items] for place in range(most)]
@@ -137,10 +127,8 @@ def _f1(answer: str, reference: str) -> float:
 
 
 def _rouge(name: str) -> Callable[[str, str], float]:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise MissingLibraryError("rouge needs rouge-score: pip install 'gristmill[eval]'") from error
+    from rouge_score.rouge_scorer import RougeScorer
+
     scorer = RougeScorer([name])
     return lambda answer, reference: float(scorer.score(reference, answer)[name].fmeasure)
 

@@ -209,8 +209,8 @@ def _adamw_8bit(groups: list[dict[str, Any]], section: Optimizer) -> torch.optim
     try:
         from torchao.optim import AdamW8bit
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("optimizer.kind is adamw8bit, but torchao is not installed; install "
-                                  "gristmill[quant], or choose another optimizer.kind") from error
+        raise ModuleNotFoundError("optimizer.kind is adamw8bit, but torchao is not installed; install it "
+                                  "with: pip install 'gristmill[quant]', or choose another optimizer.kind") from error
     optimizer = AdamW8bit(groups, lr=section.learning_rate, betas=section.decays, eps=section.eps)
     _make_state(optimizer)
     return optimizer  # type: ignore[no-any-return]
