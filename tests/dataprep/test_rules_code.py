@@ -220,10 +220,10 @@ def test_a_path_can_come_from_the_metadata() -> None:
 
 @lru_cache
 def library() -> dict[str, str]:
-    """The modules of this Python's standard library, without its tests."""
+    """The modules of this Python's standard library, without its tests and what its build wrote down."""
     root = Path(sysconfig.get_path("stdlib"))
     folders = (".", "asyncio", "email", "http", "json", "unittest")
-    paths = [path for folder in folders for path in root.glob(f"{folder}/*.py")]
+    paths = [path for folder in folders for path in root.glob(f"{folder}/*.py") if "_sysconfigdata" not in path.name]
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 
