@@ -80,7 +80,7 @@ def masked_output() -> Iterator[None]:
 
 app = typer.Typer(
     cls=WholeSentences,
-    help="Grinds raw text into a trained language model: one manifest, one command, every token traceable.",
+    help="Turn raw text into a trained language model: one manifest, one command, every token traceable.",
     no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None,
 )
 

@@ -17,7 +17,7 @@ def bench(
     area: Annotated[str, typer.Argument(help="What to measure: dataprep, quality, tokenize, train, ...")],
     as_json: JsonOption = False,
     markdown: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Also keep the rows as a page of markdown.")] = None,
+        metavar="FILE", help="Also write the rows as a Markdown page.")] = None,
     points: Annotated[int | None, typer.Option(
         metavar="N", help="For chaos: number of kills; 200 if absent.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="For chaos: seed of places and kinds of kills.")] = None,
@@ -34,11 +34,11 @@ def bench(
     flame: Annotated[Path | None, typer.Option(
         metavar="FILE", help="For chain: also draw a flame graph (SVG; needs py-spy).")] = None,
 ) -> None:
-    """Measure against a named peer or bound, both in this run, on this machine.
+    """Measure speed and quality against a named peer or bound in the same run.
 
-    The area `chaos` kills, starves and damages a tiny pipeline instead, and measures the share of runs that ended with
-    the same bytes all the same. The area `bounds` takes an hour: `--documents 1000000` shows the same in minutes. The
-    area `chain` takes raw JSONL to packed shards, beside others' chains.
+    The area `chaos` kills and damages a tiny pipeline, and measures the share of runs that still end with the same
+    bytes. The area `bounds` takes an hour; `--documents 1000000` takes minutes. The area `chain` compares raw JSONL to
+    packed shards with others' chains.
     """
     from gristmill.mixtures.yaml_text import did_you_mean
 

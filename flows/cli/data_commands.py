@@ -41,7 +41,7 @@ def new(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The manifest to write.  [default: NAME.yaml]",
                                                 show_default=False)] = None,
     source: Annotated[list[str] | None, typer.Option(metavar="[NAME=]PATH", help=(
-        "Data to look at: a file, glob, folder or URL; may be given several times. Without one, questions are asked."
+        "Data to look at: a file, glob, folder or URL; may be given several times. Without it you are asked."
     ))] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run.")] = None,
     language: Annotated[list[str] | None, typer.Option(
@@ -57,7 +57,8 @@ def new(
         "Write a copy of a recipe (see: gristmill recipes) instead; --source NAME=PATH sets its sources' paths."),
         autocompletion=complete_recipe)] = None,
     language_model: Annotated[str | None, typer.Option(
-        metavar="PATH", help="A fastText model of languages; by default lid.176, with --fineweb2 glotlid.bin.")] = None,
+        metavar="PATH", help="A fastText language identification model; by default lid.176, with --fineweb2 "
+        "glotlid.bin.")] = None,
 ) -> None:
     """Write a manifest for your data: it looks at the files and proposes format, fields, weights and sizes."""
     from gristmill.dataprep.reading.sources import SourceError
@@ -238,7 +239,7 @@ def sweep(
         metavar="GRID", help="YAML: a list of weights, or a mapping with `mixtures`, `grid` and `dirichlet`.")],
     steps: Annotated[int, typer.Option(metavar="N", help="Training steps of every proxy.", min=1)],
     seeds: Annotated[int, typer.Option(
-        metavar="N", help="Proxies per mixture, for the spread between runs.", min=1)] = 1,
+        metavar="N", help="Proxies per mixture, to measure the spread between runs.", min=1)] = 1,
     model: Annotated[str, typer.Option(
         metavar="KEY=VALUE,...", help="The proxy's model, where it differs from 2 layers of width 128 with 4 heads.",
     )] = "",
@@ -317,14 +318,15 @@ def export_tokens(
     form: Annotated[TokenFormat, typer.Option("--format", help=(
         "llmc (also modded-nanogpt), megatron, memmap (nanoGPT), olmo, or mds (MosaicML Streaming)."))],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder or URL of the files.")],
-    order: Annotated[RowOrder, typer.Option(help="As pre-training reads the rows, or as they are stored.")] = (
+    order: Annotated[RowOrder, typer.Option(help="The order in which pre-training reads the rows, or in which they "
+        "are stored.")] = (
         RowOrder.TRAINED),
     split: Annotated[SplitName, typer.Option(help="Training rows, or the held-out ones.")] = SplitName.TRAIN,
     shard_tokens: Annotated[int, typer.Option(
-        metavar="N", help="Most tokens per file of llmc and olmo.", min=1)] = 100_000_000,
+        metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1)] = 100_000_000,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Write the packed tokens as files that other trainers read, in our training order."""
+    """Write the packed tokens in the formats of other trainers, in training order."""
     from gristmill.flows.export_tokens import NothingToExportError, export_from
     from gristmill.tokenize.exporting.exported_files import ExportError
     from gristmill.tokenize.exporting.formats import MissingLibraryError
@@ -358,17 +360,17 @@ def export_documents(
     form: Annotated[DocumentFormat, typer.Option("--format", help=(
         "parquet, jsonl (compressed by zstd), or hf: a folder for datasets.load_dataset, with a dataset card."))],
     out: Annotated[str, typer.Option("--out", metavar="DIR_OR_URL", help=(
-        "Folder, s3://... or hf://datasets/USER/NAME (private where it is new)."))],
+        "Folder, s3://... or hf://datasets/USER/NAME (a new one is private)."))],
     where: Annotated[str | None, typer.Option(metavar="SQL", help=(
         "Only documents that meet a condition over the columns, e.g. \"language = 'de'\"."))] = None,
     columns: Annotated[str | None, typer.Option(
         metavar="A,B,...", help="Only these columns.  [default: all but original_text]")] = None,
     dropped: Annotated[bool, typer.Option(
-        "--dropped", help="The documents that a step dropped, each with its reason.")] = False,
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Most text per file, e.g. 500MB.")] = "256MB",
+        "--dropped", help="Export the dropped documents, each with its reason.")] = False,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Maximum text per file, e.g. 500MB.")] = "256MB",
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Write the documents that all steps kept, as edited, with their scores and reasons."""
+    """Write the kept documents, with all edits, scores and reasons."""
     from pydantic import ValidationError
 
     from gristmill.dataprep.counts import ConservationError

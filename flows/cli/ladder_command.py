@@ -24,9 +24,9 @@ from gristmill.flows.cli.application import (
 @app.command()
 def ladder(
     manifest: ManifestArgument,
-    sizes: Annotated[str, typer.Option(metavar="SIZE,...", help="Sizes of the trainings, as pretrain.size has them.")],
+    sizes: Annotated[str, typer.Option(metavar="SIZE,...", help="Model sizes, as in pretrain.size.")],
     tokens_per_parameter: Annotated[str, typer.Option(
-        metavar="R,...", help="Tokens for each weight; every size is trained with each of them.")],
+        metavar="R,...", help="Training tokens per parameter; every size is trained with each.")],
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Train small models, fit a scaling law to their losses, and predict the loss of the manifest's own training."""

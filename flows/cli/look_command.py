@@ -13,9 +13,9 @@ from gristmill.flows.cli.application import EXIT_USAGE, JsonOption, app, fail, p
 @app.command()
 def look(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A file, glob, folder or URL.")],
-    documents: Annotated[int, typer.Option(metavar="N", help="Most documents to read.", min=1)] = 1000,
+    documents: Annotated[int, typer.Option(metavar="N", help="Maximum number of documents to read.", min=1)] = 1000,
     seconds: Annotated[float, typer.Option(
-        metavar="S", help="What a first look has not compiled by then is left for the next one.", min=0)] = 15.0,
+        metavar="S", help="Leave out measurements that a first look has not compiled after this time.", min=0)] = 15.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:

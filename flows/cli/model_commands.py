@@ -53,7 +53,7 @@ def chat(
     seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
 ) -> None:
-    """Talk with a model; its answers appear as they are made."""
+    """Chat with a model; answers are streamed."""
     language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, 1)
     from gristmill.flows.models.chat import HELP, converse
     from gristmill.train.generation.sampling import Sampling, SamplingError
@@ -102,7 +102,7 @@ def generate(
         "absent.")] = None,
     temperature: TemperatureOption = 0.0, top_p: TopPOption = 1.0, max_new_tokens: MostOption = 256,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A text that ends a completion.")] = None,
-    batch: Annotated[int, typer.Option(metavar="N", help="Prompts that run at the same time.", min=1)] = 32,
+    batch: Annotated[int, typer.Option(metavar="N", help="Prompts generated at the same time.", min=1)] = 32,
     seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
 ) -> None:
@@ -151,7 +151,7 @@ def serve_model(
     max_new_tokens: MostOption = 512, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
 ) -> None:
-    """Serve a model by OpenAI's chat completions API, streaming too."""
+    """Serve a model with OpenAI's chat completions API, with streaming."""
     from gristmill.flows.models.find_model import name_of
     from gristmill.flows.models.limits import Limits
     from gristmill.flows.models.listening import LOOPBACK, listen, serve
@@ -227,7 +227,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap intervals.")] = 0,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Ask a model tasks with known answers, or what a red team asks, and say how sure the scores are."""
+    """Evaluate a model on tasks, suites and red-team prompts, with confidence intervals."""
     from gristmill.flows.models.evaluate_model import (
         EvaluationError,
         TaskFile,
@@ -259,23 +259,23 @@ def evaluate(
 def rate(
     manifest: ManifestArgument,
     prompts: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="JSONL; each line has `prompt` (what is asked, or what a pre-trained model continues) or "
-        "`messages`.")] = None,
+        metavar="FILE", help="JSONL; each line has `prompt` or `messages`.")] = None,
     first: Annotated[str | None, typer.Option(
-        metavar="STAGE", help="Whose answers are compared; the last model but one if absent.")] = None,
+        metavar="STAGE", help="Stage of the first model; the last but one if absent.")] = None,
     second: Annotated[str | None, typer.Option(
-        metavar="STAGE", help="With whose; the last model if absent.")] = None,
+        metavar="STAGE", help="Stage of the second model; the last if absent.")] = None,
     other: Annotated[str | None, typer.Option(
-        metavar="MANIFEST", help="The manifest of the second model, where it is another one.")] = None,
+        metavar="MANIFEST", help="The manifest of the second model, if it is another one.")] = None,
     ratings: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="To which ratings are added.  [default: NAME.ratings.jsonl beside NAME.yaml]")] = None,
+        metavar="FILE", help="The file to which ratings are added.  [default: NAME.ratings.jsonl beside "
+        "NAME.yaml]")] = None,
     results: Annotated[bool, typer.Option("--results", help="Print win rates and agreement instead.")] = False,
     port: Annotated[int, typer.Option(metavar="N", help="Port of the loopback address; 0 takes a free one.", min=0,
                                       max=65535)] = 4310,
     temperature: TemperatureOption = 0.0, top_p: TopPOption = 1.0, max_new_tokens: MostOption = 256,
     seed: SeedOption = 0, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Let people compare blinded answers of two models in a page on this machine; the ratings train `dpo`."""
+    """Let people compare answers of two models, whose names are hidden, in a local page; the ratings train `dpo`."""
     from gristmill.flows.rating.rating_results import print_results, results_of
     from gristmill.flows.rating.ratings import RatingsError, rating_files, read_ratings
 

@@ -29,8 +29,7 @@ def explain(
     manifest: ManifestArgument,
     document: Annotated[str, typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the "
                                             "first few) or its locator.")],
-    text: Annotated[bool, typer.Option("--text", help="Show the whole text, with what each stage took out and put "
-                                       "in.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Show the whole text with each stage's edits.")] = False,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Show a document's history: why it was kept or dropped, and which training steps read it."""
@@ -61,7 +60,7 @@ def show(
                                                   "edits.")] = None,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Show a whole document: what each step said of it, and its text with what they took out and put in."""
+    """Show a whole document: the verdict of each step, and the text with all edits."""
     from gristmill.flows.questions.explain import history, print_document, text_of
     from gristmill.flows.questions.find_documents import DocumentNotFoundError
     from gristmill.flows.running.terminal import visible
@@ -91,13 +90,13 @@ class SearchBy(StrEnum):
 @app.command()
 def search(
     manifest: ManifestArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words or sentences; what stands between quotes is looked "
-                                        "for as it is.")],
-    by: Annotated[SearchBy | None, typer.Option("--by", help="One way alone; both if absent.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="Documents that are shown.", min=1, max=1000)] = 10,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words or sentences; a quoted phrase must occur as it "
+        "is.")],
+    by: Annotated[SearchBy | None, typer.Option("--by", help="Search in one way only; both if absent.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="Number of documents shown.", min=1, max=1000)] = 10,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Find the documents that a text is about, by meaning and by words: whether each was kept, and why not."""
+    """Find documents by meaning and by words, kept or dropped, with the reason."""
     from gristmill.flows.questions.find_documents import NothingIngestedError
     from gristmill.flows.questions.search import SearchError, print_hits
     from gristmill.flows.questions.search import search as find
@@ -119,7 +118,7 @@ def query(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV.")] = False,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Ask DuckDB about all documents: one view, with what every step measured and decided."""
+    """Query all documents with SQL (DuckDB): one view with every step's values and verdicts."""
     from gristmill.flows.questions.find_documents import NothingIngestedError, committed_corpus
     from gristmill.flows.questions.query import QueryError, ask, csv_lines, print_answer
 
@@ -152,7 +151,7 @@ def whatif(
 ) -> None:
     """Show what other thresholds would keep, from stored measurements: --set filter.gopher_quality.min_words=40.
 
-    Without --set it lists the thresholds, with what each of them drops and what its neighbours would.
+    Without --set it lists what each threshold drops, and what nearby values would drop.
     """
     from gristmill.dataprep.replay import NotReplayableError
     from gristmill.flows.questions.whatif import compare, print_replay, print_thresholds, replay, thresholds
@@ -176,11 +175,11 @@ def whatif(
 def dialects(
     manifest: ManifestArgument,
     sample: Annotated[int, typer.Option(
-        metavar="N", help="Documents to judge at most, chosen by the hash of their ids.",
+        metavar="N", help="Maximum number of documents, chosen by the hash of their ids.",
         min=1)] = 20_000,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Show what the Gopher rules keep by each project's definitions, and documents on which they disagree."""
+    """Show what each dialect of Gopher's rules would keep, and documents on which they disagree."""
     from gristmill.flows.questions.dialects import compare_dialects, print_dialects
     from gristmill.flows.questions.find_documents import NothingIngestedError
 
@@ -203,16 +202,17 @@ def trace(
     against: Annotated[str | None, typer.Option(
         metavar="RUN", help="Another manifest, or a run of the store: the first step that read other tokens.")] = None,
     text: Annotated[str | None, typer.Option(
-        metavar="FILE", help="A text, - for standard input: its longest passages that stand in the training rows.")
+        metavar="FILE", help="A text, - for standard input: its longest passages that occur in the training rows.")
     ] = None,
     stage: Annotated[str | None, typer.Option(
-        metavar="STAGE", help="The training that --step is of; pre-training if absent.")] = None,
+        metavar="STAGE", help="The training stage of --step; pretrain if absent.")] = None,
     rank: Annotated[int | None, typer.Option(
         metavar="N", help="Only what this process read, of engine.ranks.", min=0)] = None,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Follow data through training: what a step read, which steps read a document, where a text was read, and whether
-    two runs read the same."""
+    """Follow data through training: what a step read, which steps read a document,
+    where a text occurs, and where two runs differ.
+    """
     if sum(one is not None for one in (step, document, against, text)) != 1:
         fail("give one of --step N, --document ID, --against RUN and --text FILE", EXIT_USAGE)
     if rank is not None and step is None:
@@ -269,13 +269,13 @@ def _read_text(option: str, file: str) -> str:
 def takedown(
     manifest: ManifestArgument,
     ids: Annotated[Path, typer.Option(
-        metavar="FILE", help="The documents: an id, locator or address a line, or JSON lines with one of them.")],
+        metavar="FILE", help="The documents: an id, locator or URL per line, or JSON lines with one of these keys.")],
     with_duplicates: Annotated[bool, typer.Option(
         "--with-duplicates", help="Take their near-duplicates down too.")] = False,
     dry: Annotated[bool, typer.Option("--dry", help="Only say what is affected; write nothing.")] = False,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Say which shards and checkpoints know some documents, and write a manifest that continues without them."""
+    """List the shards and checkpoints that hold some documents, and write a manifest that continues without them."""
     from gristmill.flows.authoring.manifest_text import ManifestTextError
     from gristmill.flows.questions.takedown import TakedownError, assess, read_list, write_takedown
     from gristmill.flows.questions.trace_tables import print_takedown
@@ -298,13 +298,14 @@ def takedown(
 def continue_(
     manifest: ManifestArgument,
     from_step: Annotated[int, typer.Option(
-        "--from-step", metavar="N", help="The step, counted from 1, behind which the mixture is another one.", min=1)],
+        "--from-step", metavar="N", help="The last step, counted from 1, with the old mixture.", min=1)],
     exclude: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Documents that are read no more: an id, locator or address a line.")] = None,
+        metavar="FILE", help="Documents to leave out from then on: an id, locator or URL per line.")] = None,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Write a manifest that continues a training with another mixture: its first N steps are those that were trained,
-    and --set says what is different behind them."""
+    """Write a manifest that continues a training with another mixture: the first N steps stay as
+    trained, --set changes the rest.
+    """
     from gristmill.flows.authoring.manifest_text import ManifestTextError
     from gristmill.flows.questions.continue_training import ContinuedError, continue_with, print_continued
     from gristmill.flows.questions.takedown import TakedownError, read_list
@@ -328,7 +329,7 @@ def browse(
                                       max=65535)] = 4300,
     set_: SetOption = None, store: StoreOption = None,
 ) -> None:
-    """Show documents, cuts, duplicates, packed rows and what training steps read, as pages on this machine."""
+    """Browse documents, thresholds, duplicates, packed rows and training steps in pages on this machine."""
     from gristmill.flows.browse.browsed_run import BrowsedRun
     from gristmill.flows.browse.data_server import make_app
     from gristmill.flows.models.listening import LOOPBACK, listen, serve

@@ -21,7 +21,7 @@ def demo(
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which stages would run, and why.")] = False,
 ) -> None:
-    """Run the demo: a real, tiny model from the text that this Python carries, in minutes on a CPU."""
+    """Run the demo: train a tiny model on the text that comes with Python, in minutes on a CPU."""
     run(DEMO, until=until, force=None, set_=set_, store=store, no_ui=no_ui, verify_inputs=False, deterministic=False,
         dry_run=dry_run, as_json=False)
 
@@ -29,7 +29,7 @@ def demo(
 @app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(
-        metavar="[NAME]", help="Show this one whole: its sources, what differs from them, and its keys.",
+        metavar="[NAME]", help="Show this recipe: its sources, what differs from them, and its keys.",
         show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -50,8 +50,8 @@ def run(
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
     verify_inputs: Annotated[bool, typer.Option(help="Hash the content of all inputs.")] = False,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Let trainings refuse operations whose result "
-                                                "may differ between two runs.")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Refuse operations of training whose result "
+        "may differ between two runs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which stages would run, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")] = False,
 ) -> None:
@@ -121,21 +121,21 @@ def plan(
     context: typer.Context,
     manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
     allow_code: Annotated[bool, typer.Option(
-        "--allow-code", help="Let listings of sources run that are code of the manifest's.")] = False,
+        "--allow-code", help="Run the manifest's own code that lists the files of sources.")] = False,
     predict: Annotated[bool, typer.Option(
-        "--predict", help="Run a small sample, and say what time, memory and disk each stage needs.")] = False,
+        "--predict", help="Run a small sample, and predict time, memory and disk of each stage.")] = False,
     sample_mb: Annotated[float, typer.Option(metavar="X", help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
     sample_seconds: Annotated[float, typer.Option(
         metavar="S", help="Time limit of the sample; stages that it does not reach are marked.", min=1.0)] = 30.0,
     documents: Annotated[list[float] | None, typer.Option(
-        metavar="N", help="Say what preparing and mixing so many documents takes, such as 1e9, and what grows; may be "
-        "given several times.", min=1)] = None,
+        metavar="N", help="Estimate preparing and mixing this number of documents, such as 1e9; may be given several "
+        "times.", min=1)] = None,
     document_bytes: Annotated[float, typer.Option(
-        metavar="X", help="With --documents or --tb: their mean text.", min=1)] = 3000.0,
+        metavar="X", help="With --documents or --tb: mean size of a document's text in bytes.", min=1)] = 3000.0,
     core_hour: Annotated[float, typer.Option(
         metavar="X", help="With --documents or --tb: US dollars for an hour of a core.", min=0)] = 0.05,
     tb: Annotated[list[float] | None, typer.Option(
-        "--tb", metavar="X", help="Say what preparing and mixing so many terabytes of text takes on a cluster; may be "
+        "--tb", metavar="X", help="Estimate preparing and mixing this many terabytes of text on a cluster; may be "
         "given several times.", min=0.001)] = None,
     engine: Annotated[list[str] | None, typer.Option(
         metavar="NAME", help="With --tb: the engine (local, dask, flink, spark, prism, dataflow), flink if absent; may "
@@ -241,13 +241,13 @@ def logs(
                                                 "unfinished one, else the last one.", show_default=False,
                                                 autocompletion=complete_stage)] = None,
     attempt: Annotated[int | None, typer.Option(
-        metavar="N", help="Number of an earlier attempt of the stage.", min=1)] = None,
+        metavar="N", help="Number of an earlier attempt.", min=1)] = None,
     lines: Annotated[int, typer.Option(
         "--lines", "-n", metavar="N", help="Number of last lines; 0 for all.", min=0)] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the attempt has ended.")] = False,
     set_: SetOption = None, store: StoreOption = None,
 ) -> None:
-    """Show what a stage's process printed, also while it runs."""
+    """Show the output of a stage's process, also while it runs."""
     from gristmill.flows.questions.status import NoLogError, find_log, read_log
 
     session = open_or_exit(manifest, set_, store)
@@ -300,10 +300,10 @@ def report(
         "--format", help="md is Markdown for a pull request: the tables, no pictures.  [default: as FILE ends, or "
                          "html]")] = None,
     training_summary: Annotated[bool, typer.Option(
-        "--training-summary", help="Write what was trained on instead, in the order of the European Commission's "
-                                   "template: sources, sizes, languages, licences, domain names, opt-outs.")] = False,
+        "--training-summary", help="Write a summary of training content instead, after the European Commission's "
+        "template: sources, sizes, languages, licences, domain names, opt-outs.")] = False,
 ) -> None:
-    """Write the report of what is committed as one file that needs nothing else: HTML, or Markdown."""
+    """Write a report of the committed stages as one self-contained file: HTML or Markdown."""
     from gristmill.dataprep.files import atomic_write
     from gristmill.dataprep.secrets import mask_known
     from gristmill.flows.questions.find_documents import NothingIngestedError
@@ -384,12 +384,12 @@ def verify(
 def gc(
     store: StoreOption = None,
     keep_runs: Annotated[int, typer.Option(
-        metavar="N", help="Keep the outputs of this number of last runs of each manifest.",
+        metavar="N", help="Keep the outputs of the last N runs of each manifest.",
         min=1)] = 10,
     delete: Annotated[bool, typer.Option("--delete", help="Delete; without it, only list.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove outputs that no recent run refers to, and what models answered about documents that were taken down."""
+    """Remove outputs that no recent run refers to, and models' answers about documents that were taken down."""
     from gristmill.flows.questions.takedown import forget_taken_down
     from gristmill.flows.store.runs import collect
 

@@ -19,9 +19,10 @@ def serve(
     manifests: ManifestsArgument = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
     allow_open_server: Annotated[bool, typer.Option(
-        "--allow-open-server", help="Register also at a server without a password; any web page can use it.")] = False,
+        "--allow-open-server",
+        help="Also register at a server without a password, which any web page can use.")] = False,
 ) -> None:
-    """Register the deployments at the Prefect server and run what is triggered there."""
+    """Register the deployments at a running Prefect server, and run what is started there."""
     require_prefect()
     from gristmill.flows.orchestration.serving import NoServerError, OpenServerError, serve_deployments
 
@@ -35,8 +36,8 @@ def serve(
 @app.command()
 def up(
     manifests: ManifestsArgument = None,
-    port: Annotated[int, typer.Option(metavar="N", help="Port of the Prefect server, on the loopback address; reports "
-                                      "have the next one.", min=1, max=65534)] = 4200,
+    port: Annotated[int, typer.Option(metavar="N", help="Port of the Prefect server on the loopback address; reports "
+        "use the next one.", min=1, max=65534)] = 4200,
     limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
     database: Annotated[str | None, typer.Option(
         metavar="URL", help="PostgreSQL database of the server, postgresql://...  [default: a file, SQLite]",

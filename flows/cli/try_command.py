@@ -49,15 +49,15 @@ def try_(
     most: Annotated[list[str] | None, typer.Option(
         "--max", metavar="COLUMN=X", help="Drop documents with more.")] = None,
     measures: Annotated[list[str] | None, typer.Option(
-        metavar="COLUMN", help="A column that the function returns, where its source does not show it.")] = None,
+        metavar="COLUMN", help="A column that the function returns, if its source does not show it.")] = None,
     columns: Annotated[list[str] | None, typer.Option(
-        metavar="COLUMN", help="A column that a function of batches is given.")] = None,
-    documents: Annotated[int, typer.Option(metavar="N", help="How many documents.", min=1)] = 100,
+        metavar="COLUMN", help="A column that a function of batches receives.")] = None,
+    documents: Annotated[int, typer.Option(metavar="N", help="Number of documents.", min=1)] = 100,
     kind: Annotated[Kind | None, typer.Option("--as", help="What the function is for.  [default: as it says]",
                                               show_default=False)] = None,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Run a function of yours on some documents, and show what it would do to all."""
+    """Run your own function on some documents, and show what it would do."""
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.authoring.try_function import kind_of, take_sample, try_reader, try_step
     from gristmill.mixtures.own_code import Own, OwnCodeError, take_code
