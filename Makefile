@@ -7,7 +7,7 @@ LAYERS := mixtures dataprep tokenize train flows
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo engines test test-all test-oldest docs test-docs pictures reference deprecations check dependencies audit api peers deploy-tools clean build/typecheck
+.PHONY: demo engines test test-all test-oldest docs test-docs pictures recipes reference deprecations check dependencies audit api peers deploy-tools clean build/typecheck
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
@@ -84,6 +84,10 @@ test-docs: .venv/developing
 pictures: .venv/installed
 	$(BIN)/python .ci/pictures.py
 	$(BIN)/python .ci/terminal.py
+
+# What each recipe gives on small data, and how long that takes here: docs/recipe-runs.md. RECIPES="c4 grpo" runs some.
+recipes: .venv/developing
+	$(BIN)/python .ci/recipe_runs.py $(RECIPES)
 
 build/docs/installed: .ci/docs.txt
 	$(PYTHON) -m venv build/docs

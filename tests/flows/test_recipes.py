@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -16,121 +14,30 @@ import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepar
 from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.flows.cli.completion import complete_manifest, complete_recipe
 from gristmill.flows.cli.main import app
+from gristmill.flows.report.run_data import gather_facts
+from gristmill.flows.report.training import loss_rows
+from gristmill.flows.running.session import open_session
 from gristmill.mixtures.load import ManifestError, load_manifest
 from gristmill.mixtures.recipes.named_recipes import describe_recipe, is_named, recipe_file, recipe_names
-from tests.chat_endpoint import Does, Endpoint
-from tests.dataprep.small_models import random_texts, write_classifier, write_word_vectors
-from tests.flows.corpus import prose, source_code
-from tests.flows.small_writer import small_writer
-from tests.flows.test_begin_anywhere import write_small_model, write_small_reward_model
-from tests.flows.test_languages_page import TEXTS
+from tests.chat_endpoint import Endpoint
+from tests.flows.recipe_stand_ins import MODEL, SMALLER, model_at, settings_of, write, write_stand_ins
 from tests.warm_commands import gristmill_command
 
-MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
-TRAINING = ["tokenizer.vocab_size=512", "mix.sequence_length=64", "pretrain.model={layers: 1, width: 32, heads: 2}",
-            "pretrain.steps=2", "pretrain.global_batch_size=4", "pretrain.micro_batch_size=4",
-            "pretrain.schedule.warmup_steps=1"]
-TUNING = ["model.path=model", "sequence_length=64", "steps=1", "global_batch_size=4", "micro_batch_size=4",
-          "schedule.warmup_steps=0", "holdout=0.3"]
-REINFORCING = ["rl.sequence_length=64", "rl.max_new_tokens=8", "rl.group_size=2", "rl.steps=1",
-               "rl.global_batch_size=4", "rl.micro_batch_size=4", "rl.holdout=0.3"]
-LLAMA = ("commoncrawl", "c4", "github", "wikipedia", "books", "arxiv", "stackexchange")
-OLMO = ("web", "pdfs", "code", "math", "arxiv", "wiki", "questions", "thinking", "instructions")
-SMOLLM = ("fineweb-edu", "cosmopedia", "python-edu", "open-web-math", "stackoverflow")
-CODE = ("github", "code", "python-edu")
-
-
-def tuning(section: str) -> list[str]:
-    return [one if one.startswith("model") else f"{section}.{one}" for one in TUNING]
-
-
-def reading(*names: str) -> list[str]:
-    return [part for name in names for part in (f"sources.{name}.path={name}.jsonl", f"sources.{name}.max_epochs=9")]
-
-
-SMALLER = {
-    "best-of-n": [*tuning("sft"), "examples.best.model.folder=model", "examples.best.model.max_tokens=4",
-                  "examples.best.cut=keep", "examples.best.per_prompt=3", "examples.best.rewards.0.path=reward-model"],
-    "constitutional": [*tuning("sft"), *tuning("dpo")[1:], "examples.revised.model={url}",
-                       "examples.preferred.model={url}", "examples.preferred.compare.model={url}"],
-    "self-instruct": [*tuning("sft"), "examples.instructed.model={url}", "examples.instructed.grow.number=9",
-                      "examples.instructed.grow.shown=2"],
-    "annealing": ["sources.web.path=c4.jsonl", "sources.best.path=books.jsonl", "mix.tokens=2000",
-                  "sources.web.max_epochs=9", *TRAINING],
-    "code-fim": ["sources.code.path=code.jsonl", "sources.text.path=c4.jsonl", "mix.tokens=2000", *TRAINING],
-    "continued": ["sources.field.path=books.jsonl", "sources.replay.path=c4.jsonl", "mix.tokens=2000", *TRAINING[1:2],
-                  *TRAINING[3:], "pretrain.model.init_from=model", "tokenizer.path=model/tokenizer.json"],
-    "dclm-baseline": ["sources.crawl.path=pages", "sources.crawl.format=html",
-                      f"quality.classifier={{model: {MODEL}, label: __label__en}}"],
-    "distillation": [*tuning("sft"), "sft.distill.teacher=model", "sft.lora={rank: 2, alpha: 4}"],
-    "fineweb-2": ["sources.crawl.path=pages-of-two-languages", "sources.crawl.format=html", f"langid.model={MODEL}",
-                  "langid.keep={de: 0.5, fr: 0.5}"],
-    "judged": ["sources.web.path=web.parquet", "edu.judge.model={url}", "edu.embedding.path=vectors",
-               "edu.min_quality=0.1"],
-    "long-context": ["sources.text.path=c4.jsonl", "sources.long.path=books.jsonl", "mix.tokens=2000", *TRAINING,
-                     "pretrain.phases=[{sequence_length: 16}, {learning_rate_scale: 0.69}]"],
-    "olmo3": [*reading(*OLMO), "sources.questions.path=books.jsonl", "mix.tokens=2000", *TRAINING,
-              *tuning("sft")[1:], *tuning("dpo")[1:], *REINFORCING, "rl.steps_per_batch=1"],
-    "smollm": [*reading(*SMOLLM), "mix.tokens=2000", *TRAINING],
-    "c4": ["sources.crawl.path=c4.jsonl", "sources.crawl.format=auto"],
-    "dpo-only": tuning("dpo"),
-    "fineweb": ["sources.crawl.path=pages", "sources.crawl.format=html"],
-    "fineweb-edu": ["sources.web.path=web.parquet", "edu.min={edu: -100}"],
-    "grpo": ["model.path=model", *REINFORCING],
-    "llama1": [*reading(*LLAMA), "sources.commoncrawl.where=quality >= 0", "mix.tokens=2000", *TRAINING],
-    "lora": tuning("sft"),
-    "sft-only": tuning("sft"),
-}
-"""What makes a run of each recipe small, and lets it read what `stand_ins` wrote, and ask `write` by the address."""
-
-
-def write(asked: str, before: int) -> Does:
-    """A model that writes tasks of the words that the small one knows, answers, revises, judges by chance, and prefers
-    what is longer."""
-    if "on a scale from 0 to 5" in asked or "from 0 to 5:" in asked:
-        return json.dumps({"score": sum(map(ord, asked)) % 6})
-    return small_writer(asked) or "sky " * (1 + before % 3)
+GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery.md"
+PAGE = GALLERY.with_name("recipe-runs.md")
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """The model that `write` is, as a recipe names it."""
     with Endpoint(write) as endpoint:
-        yield f"{{endpoint: '{endpoint.url}', model: writer, temperature: 1.0}}"
+        yield model_at(endpoint.url)
 
 
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipes")
-    random_ = random.Random(3)
-    for name in dict.fromkeys([*LLAMA, *OLMO, *SMOLLM]):
-        write = source_code if name in CODE else prose
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": write(random_)}) + "\n" for _ in range(25)))
-    (folder / "pages").mkdir()
-    for number in range(12):
-        lines = "".join(f"<p>{line}</p>" for line in prose(random_, 60).split("\n"))
-        (folder / "pages" / f"{number}.html").write_text(f"<html><body><article>{lines}</article></body></html>")
-    (folder / "pages-of-two-languages").mkdir()
-    for language in ("de", "fr"):
-        for number in range(6):
-            said = " ".join(random_.sample(TEXTS[language], 6) * 2).format(n=number)
-            (folder / "pages-of-two-languages" / f"{language}{number}.html").write_text(
-                f"<html><body><article><p>{said}</p></article></body></html>")
-    write_word_vectors(folder / "vectors")
-    pq.write_table(pa.table({"text": [f"a {text}" for text in random_texts(20, 4)]}), folder / "web.parquet")
-    words = write_small_model(folder)
-    write_small_reward_model(folder)
-    said = [" ".join(random_.choices(words, k=5)) for _ in range(16)]
-    for file, rows in {
-        "chats": [{"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": one[::-1]}]}
-                  for one in said],
-        "pairs": [{"prompt": one, "chosen": f"{one} yes", "rejected": f"no {number}"}
-                  for number, one in enumerate(said)],
-        "red-team": [{"prompt": one} for one in said],
-        "seeds": [{"prompt": one} for one in said],
-        "questions": [{"question": one, "answer": f"#### {number}"} for number, one in enumerate(said)],
-    }.items():
-        (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_stand_ins(folder)
     return folder
 
 
@@ -143,9 +50,31 @@ def test_a_recipe_is_valid_and_says_its_sources_and_what_differs(name: str) -> N
     assert load_manifest(f"recipe:{name}").name == name
     text = recipe_file(name).read_text()
     assert describe_recipe(name).endswith(".")
-    for part in ("# Sources: ", "# Needs: ", "# What differs, and why:"):
+    for part in ("# Sources: ", "# Needs: ", "# It worked if: ", "# What differs, and why:"):
         assert part in text
     assert name in SMALLER, "every recipe is run to its end, below"
+
+
+def section_of(name: str) -> str:
+    """What the page of small runs says of a recipe."""
+    found = re.search(rf"(?ms)^## {name}\n(.*?)(?=^## |\Z)", PAGE.read_text())
+    assert found is not None, f"make recipes writes a section for {name}"
+    return found[1]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_page_of_small_runs_has_the_time_of_a_recipe_its_steps_and_how_to_tell_that_it_worked(name: str) -> None:
+    text, loaded = section_of(name), load_manifest(f"recipe:{name}")
+    assert text.startswith(f"\n{describe_recipe(name)}\n")
+    assert re.search(r"\n\*\*\d+ s\*\* of processors, \d+ s by the clock \(\d{4}-\d\d-\d\d .*\d+ cores", text)
+    said = " ".join(text.split())
+    worked = re.search(r"(?ms)^# It worked if: (.*?)\n# What differs", recipe_file(name).read_text())
+    assert worked is not None
+    assert f"*It worked if* {' '.join(worked[1].replace('#', '').split())}" in said
+    for training in ("pretrain", "sft", "dpo", "rl"):
+        assert (getattr(loaded, training) is not None) == (f"\n| {training} | " in text), training
+    assert f"| [`{name}`](recipe-runs.md#{name}) | `gristmill run recipe:{name} " in GALLERY.read_text()
+    assert len(text.splitlines()) <= 36
 
 
 @pytest.mark.slow
@@ -157,14 +86,17 @@ def test_a_recipe_runs_through_its_last_stage_on_a_little_data(
 ) -> None:
     monkeypatch.chdir(stand_ins)
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
-    if name == "fineweb-edu":
-        write_classifier(stand_ins / "models" / "fineweb-edu-classifier")
-    settings = [part for setting in SMALLER[name]
-                for part in ("--set", setting.replace("{url}", address))]
+    monkeypatch.setenv("GRISTMILL_STORE", str(stand_ins / "stores" / name))
+    settings = settings_of(name, address)
     done = gristmill_command(["run", f"recipe:{name}", "--no-ui", *settings])
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(called("status", f"recipe:{name}", "--json", *settings).stdout)
     assert {row["state"] for row in rows} == {"committed"}
+    facts = gather_facts(open_session(f"recipe:{name}", settings[1::2], None), whole=False)
+    funnel = [f"| {row['stage']} | {row['read']:,} | {row['kept']:,} |" for row in facts["funnel"]]
+    assert [line for line in funnel if line not in section_of(name)] == []  # make recipes
+    for row in loss_rows(facts):
+        assert row["last"] < row["first"] or row["stage"] == "rl", row
 
 
 def test_paths_of_a_named_manifest_are_relative_to_the_current_folder(

@@ -1,0 +1,192 @@
+"""Run every recipe to its end on small stand-in data, and write what that took and gave to docs/recipe-runs.md.
+
+`.ci/recipe_runs.py [NAME ...]`; with names, the sections of these are written again and the others stay. The data are
+those of tests/flows/recipe_stand_ins.py. fastText's language identification lies where a test finds it, or where
+$GRISTMILL_LID_MODEL says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the tests have the stand-ins
+
+from benchmarks.areas import surroundings  # noqa: E402
+from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_VARIABLE  # noqa: E402
+from gristmill.dataprep.replay import short_name  # noqa: E402
+from gristmill.flows.report.effects import effect_rows  # noqa: E402
+from gristmill.flows.report.mixture import mixture_rows  # noqa: E402
+from gristmill.flows.report.run_data import Facts, gather_facts, top_reasons  # noqa: E402
+from gristmill.flows.report.training import loss_rows  # noqa: E402
+from gristmill.flows.running.session import open_session  # noqa: E402
+from gristmill.flows.stages.registry import PRETRAIN  # noqa: E402
+from gristmill.mixtures.load import load_manifest  # noqa: E402
+from gristmill.mixtures.recipes.named_recipes import describe_recipe, recipe_file, recipe_names  # noqa: E402
+from tests.chat_endpoint import Endpoint  # noqa: E402
+from tests.flows.recipe_stand_ins import MODEL, model_at, settings_of, write, write_stand_ins  # noqa: E402
+
+PAGE = ROOT / "docs" / "recipe-runs.md"
+HEAD = """\
+# What each recipe does on small data
+
+Each recipe was run to its end on small invented data by `make recipes`, which writes this page; behind each time stands
+when and where. Among the pages are a copy, one that repeats itself, one in another language and so on; models have one
+layer and take some dozens of steps; a language model that judges or writes is a program of a few lines. So the figures
+show that each step does what it is for, and the times what a run costs before it has much to do: most of it is the
+start of the stages, of which some run beside each other. Seconds of processors hardly depend on what else the machine
+did, those by the clock do.
+
+*It worked if* says what to look for in a run of yours, with what was published. The [gallery](gallery.md) has the
+commands for your data, `gristmill recipes NAME` what differs from the paper, and `gristmill plan recipe:NAME --set ...
+--predict` what yours would take. The tables are those of the report, shortened. A test runs the recipes again and
+compares the documents that each step read and kept.
+"""
+SOURCES_SHOWN = 9
+
+
+@dataclass(frozen=True)
+class Took:
+    """What a command took: seconds by the clock, seconds of processors of it and its children."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def main(names: Sequence[str]) -> None:
+    """Run recipes, and write their sections."""
+    old = dict(re.findall(r"(?ms)^## (\S+)\n(.*?)(?=^## |\Z)", PAGE.read_text())) if PAGE.exists() else {}
+    os.environ.setdefault(MODEL_VARIABLE, str(MODEL))
+    with tempfile.TemporaryDirectory() as folder, Endpoint(write) as endpoint:
+        os.chdir(folder)
+        Path("data").mkdir()
+        write_stand_ins(Path("data"))
+        os.chdir("data")
+        for name in names or recipe_names():
+            settings = settings_of(name, model_at(endpoint.url))
+            took = run(name, [*settings, "--store", f"{folder}/{name}"])
+            facts = gather_facts(open_session(f"recipe:{name}", settings[1::2], f"{folder}/{name}"), whole=False)
+            old[name] = "\n" + "\n\n".join(section(name, facts, took, settings[1::2])) + "\n\n"
+            print(f"{name}: {took.seconds:.1f} s", file=sys.stderr)
+            sections = "".join(f"## {name}\n{old[name]}" for name in recipe_names() if name in old)
+            PAGE.write_text(f"{HEAD}\n{sections.rstrip()}\n")
+
+
+def run(name: str, arguments: Sequence[str]) -> Took:
+    """Run a recipe as a user does, in a process of its own.
+
+    Raises:
+        SystemExit: it failed; what it printed is shown.
+    """
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as printed:
+        process = subprocess.Popen([sys.executable, "-m", "gristmill", "run", f"recipe:{name}", "--no-ui", *arguments],
+                                   stdout=printed, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            printed.seek(0)
+            raise SystemExit(f"recipe:{name} failed\n{printed.read()}")
+    return Took(time.monotonic() - began, used.ru_utime + used.ru_stime)
+
+
+def section(name: str, facts: Facts, took: Took, settings: Sequence[str]) -> Iterator[str]:
+    """The paragraphs of a recipe, which was run with these settings."""
+    yield describe_recipe(name)
+    stages = ", ".join(f"{stage['stage']} {stage['seconds']:.1f}" for stage in facts["stages"]
+                       if stage["seconds"] is not None)
+    yield (f"**{took.cpu_seconds:.0f} s** of processors, {took.seconds:.0f} s by the clock ({surroundings('train')}). "
+           f"Seconds of each stage: {stages}.")
+    if facts["funnel"]:
+        yield table(("step", "read", "kept", "dropped by"), [
+            (row["stage"], f"{row['read']:,}", f"{row['kept']:,}",
+             ", ".join(f"{short_name(rule)} {count}" for rule, count in top_reasons(row))) for row in facts["funnel"]])
+    yield from filter(None, (made(facts), mixture(facts), separated(facts)))
+    if facts["training"]:
+        yield table(("training", "steps", "first loss", "last loss", ""), [
+            (row["stage"], f"{row['steps']:,}", f"{row['first']:.3f}", f"{row['last']:.3f}",
+             "; ".join(row["details"].splitlines())) for row in loss_rows(facts)])
+    of_text = [row for row in effect_rows(facts) if row[0] == PRETRAIN]
+    if of_text:
+        said = ", ".join(f"{row[1].removeprefix('text of ')} {row[2]} to {row[3]}" for row in of_text)
+        yield f"Bits per byte, from the first batch's to those of held-out text at the end: {said}."
+    if of_others := [row for row in effect_rows(facts) if row not in of_text]:
+        yield table(("training", "held out", "before", "after", ""), of_others)
+    yield from filter(None, [at_its_size(name, settings)])
+    yield f"*It worked if* {worked(name)}"
+
+
+def made(facts: Facts) -> str:
+    """What sets of examples that a model wrote came to."""
+    parts = []
+    for stage, of in facts["summaries"].items():
+        if "gives" not in of or "answers" not in of:
+            continue
+        said = f"`{stage}` gave {of['examples']:,} {of['gives']} from {of['prompts']['read']:,} prompts"
+        if "grown" in of:
+            said += f", {of['grown']['kept']:,} of them new, of {of['grown']['requests']:,} requests"
+        parts.append(said + "".join(f"; mean reward of {which} answers {one['mean']:.3f}"
+                                    for which, one in of["rewards"].items()) + ".")
+    return " ".join(parts)
+
+
+def mixture(facts: Facts) -> str:
+    """How many tokens were mixed, and the share of each source beside what was asked for."""
+    if "packed" not in facts:
+        return ""
+    rows = sorted(mixture_rows(facts), key=lambda row: -row["share"])
+    said = [f"{row['source']} {row['share']:.1%} ({row['requested']:.1%})" for row in rows[:SOURCES_SHOWN]]
+    return f"{sum(row['tokens'] for row in rows):,} tokens mixed, share (asked for): {', '.join(said)}."
+
+
+def separated(facts: Facts) -> str:
+    """How well classifiers that learnt here tell held-out documents apart."""
+    parts = []
+    for stage, of in facts["summaries"].items():
+        found: Any = of.get("distilled", of)
+        if "auc" in found:
+            parts.append(f"`{stage}`: AUC {found['auc']:.3f} on {found['held_out']:,} held-out documents.")
+    return " ".join(parts)
+
+
+def at_its_size(name: str, settings: Sequence[str]) -> str:
+    """What the pre-training of a recipe needs by itself; empty where it has none, or begins with a model of yours."""
+    pretrain = load_manifest(f"recipe:{name}").pretrain
+    if pretrain is None or pretrain.model.init_from is not None:
+        return ""
+    paths = [part for one in settings if ".path=" in one for part in ("--set", one)]
+    command = [sys.executable, "-m", "gristmill", "plan", f"recipe:{name}", "--gpus", "1", "--json", *paths]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    form = min((form for form in found["forms"] if form["fits"]), key=lambda form: form["hours"])
+    return (f"The pre-training at the recipe's own size, by `gristmill plan recipe:{name} --set ... --gpus 1`: "
+            f"{found['model']['parameters'] / 1e6:.0f} M parameters, {found['training']['tokens'] / 1e9:.2f} B tokens, "
+            f"{found['training']['flops']:.1e} FLOPs, {form['hours']:.1f} hours of one {found['gpu']['name']} at an "
+            f"assumed MFU of {found['assumed_mfu']:.0%}, {form['memory']['total'] / 1e9:.0f} GB.")
+
+
+def worked(name: str) -> str:
+    """What a recipe says of when it has worked."""
+    found = re.search(r"(?ms)^# It worked if: (.*?)\n# What differs", recipe_file(name).read_text())
+    assert found is not None, name
+    return found[1].replace("\n# ", " ")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, in which columns of numbers stand to the right."""
+    numeric = [all(re.fullmatch(r"[-\d,.%]+", row[at]) for row in rows) for at in range(len(head))]
+    lines = [head, ["---:" if one else "---" for one in numeric], *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
