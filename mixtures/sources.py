@@ -155,7 +155,7 @@ class Mixed(Section):
     """What the mixture takes of a source."""
 
     licence: str | None = None
-    """A note kept with the run; nothing is derived from it."""
+    """Licence of the documents: kept in their column `licence`, in cards and in the summary of training content."""
     weight: Annotated[float, Field(ge=0.0)] = 1.0
     """Share of the mixture's tokens, relative to the other weights."""
     max_epochs: PositiveFloat = 1.0
