@@ -22,6 +22,8 @@ from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 T = TypeVar("T")
+EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
+"""Kind of URL -> the extra of pyproject.toml with what opens it."""
 VARIABLE = "GRISTMILL_STORE_RETRY_SECONDS"
 """Says how long a store that fails is asked again."""
 RETRY_SECONDS = 600.0
@@ -48,6 +50,12 @@ PASSING_CODES = ("ConditionalRequestConflict", "OperationAborted", "RequestTimeo
                  "XAmzContentSHA256Mismatch")
 """Refusals of S3 after which the same request may well succeed, whatever their HTTP status."""
 log = logging.getLogger("gristmill.store")
+
+
+def not_installed(protocol: str, error: ImportError) -> str:
+    """What is said where URLs of a kind cannot be opened, as the package for them is missing."""
+    command = f"; install it with: pip install 'gristmill[{EXTRAS[protocol]}]'" if protocol in EXTRAS else ""
+    return f"the package that opens {protocol}:// is not installed: {error}{command}"
 
 
 class StoreUnavailableError(OSError):

@@ -17,7 +17,7 @@ import pytest
 from tests.test_architecture import LAYERS, ROOT
 from tests.test_packaging import package_of, product_files
 
-BESIDE = ("pyproject.toml", "README.md", "LICENSE")
+BESIDE = ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_{}(sys.argv[1]))"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,10 +40,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / layer, project / layer, ignore=shutil.ignore_patterns("__pycache__"))
     for name in BESIDE:
         shutil.copy(ROOT / name, project / name)
+    (project / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "test_packaging.py", project / "tests" / "test_packaging.py")
     with tarfile.open(build("sdist", project, folder / "sdist")) as archive:
         archive.extractall(folder / "unpacked", filter="data")
     (unpacked,) = (folder / "unpacked").iterdir()
     assert {name for name in BESIDE if not (unpacked / name).is_file()} == set()
+    assert not (unpacked / "tests").exists(), "a part of the tests, which cannot run alone"
     return build("wheel", unpacked, folder / "wheel")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from gristmill.dataprep.files import DEFAULT_STORE, as_path, sha256_file
+from gristmill.dataprep.object_stores import not_installed
 from gristmill.dataprep.reading.compression import split_compression
 from gristmill.dataprep.reading.huggingface import DEFAULT_SPLIT, NoSplitError, split_files
 from gristmill.dataprep.reading.own_sources import OwnProcess
@@ -247,8 +248,11 @@ def find_at(key: str, path: str) -> tuple[str, list[Found]]:
     except LinkOutsideError as error:
         raise SourceError(f"{key}: {error}; name that file by its own path, or copy it") from error
     except Exception as error:  # each of these libraries has errors of its own
-        if "://" not in path:
+        protocol, separator, _ = path.partition("://")
+        if not separator:
             raise
+        if isinstance(error, ImportError):
+            raise SourceError(f"{key}: {path}: {not_installed(protocol, error)}") from error
         raise SourceError(f"{key}: {path} cannot be listed: {' '.join(str(error).split())}; correct the URL, or the "
                           "access to it") from error
 

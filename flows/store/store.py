@@ -41,7 +41,7 @@ from gristmill.dataprep.files import (
     sha256_file,
     write_json,
 )
-from gristmill.dataprep.object_stores import asked_for
+from gristmill.dataprep.object_stores import asked_for, not_installed
 from gristmill.dataprep.secrets import mask_text, remember_secrets
 
 MANIFESTS = "manifests"
@@ -50,8 +50,6 @@ MANIFESTS = "manifests"
 
 ANSWER_SECONDS = 10.0
 """For an object store to answer to the first request of a command."""
-EXTRAS = {"s3": "s3", "s3a": "s3"}
-"""What opens the URLs of object stores."""
 CREDENTIALS = ("give those of the store in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
                "AWS_PROFILE")
 ENDPOINT = "see that it can be reached from here; AWS_ENDPOINT_URL names the address of a store that is not Amazon's"
@@ -97,8 +95,7 @@ def why_not_open(root: Path) -> str | None:
     try:
         files = root.fs  # type: ignore[attr-defined]
     except ImportError as error:
-        package = f"; install it with: pip install 'gristmill[{EXTRAS[protocol]}]'" if protocol in EXTRAS else ""
-        return f"the package that opens {protocol}:// is not installed: {error}{package}"
+        return not_installed(protocol, error)
     if protocol not in OBJECT_STORES:
         return None
     try:

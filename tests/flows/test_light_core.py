@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 import gristmill as gristmill_package
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.runner import check_cluster
+from gristmill.dataprep.reading import sources
 from gristmill.flows.running import extras
 from gristmill.flows.running.extras import EXTRA_OF, check_libraries
 from gristmill.flows.running.session import open_session
@@ -67,6 +68,18 @@ def done(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def gristmill(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done(folder, "-m", "gristmill", *arguments)
+
+
+@pytest.mark.parametrize(("url", "extra"), [("s3://bucket/a.jsonl", "s3"), ("https://127.0.0.1:1/a.jsonl", "http")])
+def test_a_source_whose_urls_nothing_here_opens_names_the_extra(
+    url: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(path: str) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(sources, "find", missing)
+    with pytest.raises(sources.SourceError, match=rf"pip install 'gristmill\[{extra}\]'$"):
+        sources.find_at("source 'web'", url)
 
 
 def names(requirements: list[str]) -> set[str]:
