@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import ID_BYTES
+from gristmill.dataprep.text.hashing import splitmix64
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.tokenize.order import mix_bits
 
 
 def id_words(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
@@ -38,7 +38,16 @@ def draw(words: np.ndarray, key: int) -> np.ndarray:
         words: (n, 2) from `id_words`.
         key: 64 bits from `order.order_key`; another key gives an independent draw.
     """
-    return mix_bits(mix_bits(words[:, 0], np.uint64(key)) ^ words[:, 1], np.uint64(key))
+    drawn = np.empty(len(words), np.uint64)
+    draw_each(words, np.uint64(key), drawn)
+    return drawn
+
+
+@kernel
+def draw_each(words: np.ndarray, key: np.uint64, drawn: np.ndarray) -> None:
+    """See `draw`: `order.mix_bits` of the second word and that of the first one."""
+    for number in range(len(words)):
+        drawn[number] = splitmix64(splitmix64(words[number, 0] ^ key) ^ words[number, 1] ^ key)
 
 
 def drawn_order(words: np.ndarray, key: int) -> np.ndarray:
@@ -46,17 +55,21 @@ def drawn_order(words: np.ndarray, key: int) -> np.ndarray:
     return ordered_by(draw(words, key), words[:, 0], words[:, 1])
 
 
-def ordered_by(first: np.ndarray, *others: np.ndarray) -> np.ndarray:
+def ordered_by(first: np.ndarray, *others: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
     """The order (int64) by several columns of one length, the first counting most; equal rows as they come.
 
     The first column is a hash, which alone decides nearly always: only where it is equal the others are compared.
+
+    Args:
+        rows: int64, the rows of `others` that are meant; all if None.
     """
     order, ordered = order_of_spread(first)
     equal = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(equal) and others:
         touched = np.union1d(equal, equal + 1)
         tied = order[touched]
-        order[touched] = tied[np.lexsort((*(column[tied] for column in reversed(others)), ordered[touched]))]
+        looked_at = tied if rows is None else rows[tied]
+        order[touched] = tied[np.lexsort((*(column[looked_at] for column in reversed(others)), ordered[touched]))]
     return order
 
 

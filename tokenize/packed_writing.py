@@ -91,10 +91,10 @@ def index_of(pieces: pa.Table) -> pa.Table:
     """Each document's rows (`id`, `row`, once each), ordered by id, from a table of pieces."""
     words, row = id_words(pieces["id"]), pieces["row"].to_numpy()
     order = ordered_by(words[:, 0], words[:, 1], row)
-    words, row = words[order], row[order]
+    words, row = words.take(order, axis=0), row[order]
     same = (words[1:, 0] == words[:-1, 0]) & (words[1:, 1] == words[:-1, 1]) & (row[1:] == row[:-1])
     new = np.concatenate([[True], ~same])[: len(row)]
-    return pa.table([word_ids(words[new]), row[new]], ["id", "row"])
+    return pa.table([word_ids(words.compress(new, axis=0)), row[new]], ["id", "row"])
 
 
 def write_packed_set(

@@ -265,7 +265,7 @@ def remixing_rows() -> Iterator[Row]:
         inputs = prepare(Path(folder), DOCUMENTS)
         size = sum(path.stat().st_size for path in inputs["tokenize"].glob("*.bin"))
         ours = peer = (float("inf"), float("inf"))
-        for number in range(REPEATS):  # By turns.
+        for number in range(3 * REPEATS):  # By turns.
             ours = least(ours, mixed(Path(folder), inputs, seed=number))
             peer = least(peer, copied(Path(folder), inputs))
         notes = (f"one worker, by processor time, of all its threads; bound: {BOUND_MB_PER_S} MB/s",

@@ -14,6 +14,7 @@ from gristmill.tokenize.document_sampling import (
     order_of_spread,
     ordered_by,
 )
+from gristmill.tokenize.order import mix_bits
 
 columns = st.integers(0, 60).flatmap(lambda number: st.tuples(
     *(st.lists(st.integers(0, most), min_size=number, max_size=number) for most in (20, 3, 2))))
@@ -26,6 +27,8 @@ def test_an_order_by_several_columns_is_that_of_comparing_them_one_after_another
     arrays = [np.array(column, dtype=np.uint64) for column in given_columns]
     expected = sorted(range(len(given_columns[0])), key=lambda k: tuple(column[k] for column in given_columns))
     assert ordered_by(*arrays).tolist() == expected
+    rows = np.arange(len(expected))[::-1]
+    assert ordered_by(arrays[0], *(array[::-1] for array in arrays[1:]), rows=rows).tolist() == expected
     assert ordered_by(arrays[0]).tolist() == sorted(range(len(expected)), key=lambda k: given_columns[0][k])
 
 
@@ -33,6 +36,8 @@ def test_documents_are_drawn_in_the_order_of_their_hashes() -> None:
     words = np.random.default_rng(3).integers(0, 2**64, (500, 2), dtype=np.uint64)
     order = drawn_order(words, 7)
     assert (np.diff(draw(words, 7)[order].astype(object)) > 0).all()
+    key = np.uint64(7)
+    assert draw(words, 7).tolist() == mix_bits(mix_bits(words[:, 0], key) ^ words[:, 1], key).tolist()
     assert sorted(order.tolist()) == list(range(500))
 
 

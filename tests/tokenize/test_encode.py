@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.counts import QuarantineError
+from gristmill.dataprep.jobs.engine import Task
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.tokenize.encoding import encode
 from gristmill.tokenize.encoding.pretokens import byte_characters
@@ -50,6 +53,49 @@ def test_texts_are_decoded_again_up_to_a_bound(inputs: dict[str, Path]) -> None:
     assert encode.decode_some(tokenizer, data, offsets, ids, lengths) == (2, 0)
     ids[0], ids[lengths[0] + lengths[1]] = ids[1], ids[1]
     assert encode.decode_some(tokenizer, data, offsets, ids, lengths) == (2, 1)
+
+
+def test_documents_that_gigatoken_would_split_otherwise_have_the_librarys_ids(
+    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U+088F is a letter since Unicode 17: gigatoken takes it to the word before, the library does not."""
+    texts = ["plain words", "a word\u088fs grist", "", "mill " * 40, "the\u088f end\u088f"]
+    ingest = stages.ingest("ingest-new", [("prose", str(number), text) for number, text in enumerate(texts)])
+    tokenizer = load(inputs["tokenizer"])
+    expected = [encoding.ids for encoding in tokenizer.encode(texts)]
+
+    def encoded(out: str) -> list[list[int]]:
+        stages.tokenize(out, {"ingest": ingest, "tokenizer": inputs["tokenizer"]})
+        docs = pq.read_table(stages.root / out / "part-00000.docs.parquet").to_pylist()
+        tokens = np.fromfile(stages.root / out / "part-00000.tokens.bin", "<u2")
+        return [tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() for doc in docs]
+
+    by_library, asked = encode.FastEncoder.encode_with_library, list[str]()
+    monkeypatch.setattr(encode.FastEncoder, "encode_with_library", lambda self, some: (
+        asked.extend(some), by_library(self, some))[1])
+    for most in (encode.BATCH_BYTES, 1):
+        monkeypatch.setattr(encode, "BATCH_BYTES", most)
+        asked.clear()
+        assert encoded(f"out-{most}") == expected
+        assert [text for text in asked if text in texts[:2] + texts[3:]] == [texts[1], texts[4]]
+
+
+def test_tokens_that_the_disk_does_not_take_fail_the_shard(
+    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are flushed while their tables are made."""
+    sync = os.fsync
+
+    def full(descriptor: int) -> None:
+        if ".tokens.bin" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "no space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        encode.encode_shard(Task("part-00000", {"shard": "part-00000.parquet"}), {
+            name: str(folder) for name, folder in inputs.items()}, str(stages.root / "full"))
+    assert not [path.name for path in (stages.root / "full").iterdir() if "tokens.bin" in path.name]
 
 
 def test_each_kept_document_lies_where_its_table_says(stages: Any, inputs: dict[str, Path]) -> None:

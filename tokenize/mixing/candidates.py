@@ -155,7 +155,7 @@ def judge_shard(
         stream.astype(np.int32), words[entry, 0], words[entry, 1], time.astype(np.int32),
         np.full(len(entry), task.payload["number"], dtype=np.int32), docs["offset"].to_numpy()[entry], tokens,
     ], schema=ENTRIES_SCHEMA)
-    yield Sent(ENTRIES, entries, draws.partitions(stream, words[entry], time, 0, bits))
+    yield Sent(ENTRIES, entries, draws.partitions(stream, words.take(entry, axis=0), time, 0, bits))
 
     documents = pa.table([
         words[:, 0], words[:, 1], np.full(len(docs), task.payload["number"], dtype=np.int32), docs["row"].to_numpy(),

@@ -260,8 +260,9 @@ def _used(
     in_question = taken.any[stream] & ~used
     for time in range(int(times[in_question].max(initial=0))):
         these = np.flatnonzero(in_question & (times > time) & ~used)
-        drawn = draws.of(stream[these], words[these], np.full(len(these), time), 0)
-        used[these] = taken.holds(stream[these], drawn, words[these], time)
+        own = words.take(these, axis=0)
+        drawn = draws.of(stream[these], own, np.full(len(these), time), 0)
+        used[these] = taken.holds(stream[these], drawn, own, time)
     return used
 
 

@@ -147,7 +147,7 @@ class Contents:
                       | (self.words[1:] != self.words[:-1]).any(axis=1))
         first = np.flatnonzero(begins)
         length = np.add.reduceat(self.length, first) if len(first) else self.length
-        return Contents(self.row[first], self.start[first], length, self.words[first], self.source[first],
+        return Contents(self.row[first], self.start[first], length, self.words.take(first, axis=0), self.source[first],
                         self.copy[first], self.offset[first], self.part[first], self.first[first], self.text[first])
 
 
