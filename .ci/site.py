@@ -162,10 +162,11 @@ def write_bundle(out: Path, nav: list[Any]) -> None:
 def opening(text: str) -> tuple[str, str]:
     """A page's title and the first sentence of its text, without links."""
     heading = re.search(r"^# (.*)$", text, re.MULTILINE)
-    prose = re.search(r"^(?![#<!`|\-+\s\[])(.+?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    first = " ".join(prose[1].split()) if prose else ""
-    first = LINK.sub(lambda match: match["text"], first)
-    return (heading[1] if heading else "").replace("`", ""), re.split(r"(?<=[.:]) ", first)[0]
+    paragraphs = re.split(r"\n{2,}", re.sub(r"^```.*?^```$|^<!--.*?-->$", "", text, flags=re.MULTILINE | re.DOTALL))
+    prose = next((part.strip() for part in paragraphs if not re.match(r"\s*(?:[#<!|\-+]|$)", part)), "")
+    first = LINK.sub(lambda match: match["text"], " ".join(prose.split()))
+    sentence = re.split(r"(?<=[.?:])\*{0,2} (?=[A-Z`*])", re.sub(r"^\*[^*]+\* ", "", first))[0]
+    return (heading[1] if heading else "").replace("`", ""), sentence
 
 
 if __name__ == "__main__":
