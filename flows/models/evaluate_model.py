@@ -24,6 +24,8 @@ from gristmill.mixtures.section import Section
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 RED_TEAM = "red_team"
+LARGE = 1e5
+"""From here on a value is printed with five digits."""
 
 
 class EvaluationError(ValueError):
@@ -145,8 +147,8 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
     team = found.get(RED_TEAM, {"sets": {}, "worst": ()})
     for task, summary in _rows(tasks):
         for metric, value in metric_values(summary):
-            interval = f"{value['low']:.4f} to {value['high']:.4f}" if "low" in value else ""
-            table.add_row(task, metric, f"{value['value']:.4f}", interval, str(summary["items"]))
+            interval = f"{printed(value['low'])} to {printed(value['high'])}" if "low" in value else ""
+            table.add_row(task, metric, printed(value["value"]), interval, str(summary["items"]))
         if "calibration" in summary:
             for bins in ("width", "mass"):
                 table.add_row(task, f"ECE, equal {bins}", f"{summary['calibration'][f'ece_equal_{bins}']:.4f}", "",
@@ -170,6 +172,11 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
     for task, summary in tasks.items():
         for sample in summary.get("samples", ())[:2]:
             console.print(Text(f"{task}: {sample['prompt'][-120:]!r} -> {sample['answer']!r}", style="dim"))
+
+
+def printed(value: float) -> str:
+    """Four decimals; five digits of a perplexity that is large, as that of a model which has hardly been trained."""
+    return f"{value:.4f}" if abs(value) < LARGE else f"{value:.5g}"
 
 
 def _rows(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:

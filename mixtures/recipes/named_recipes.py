@@ -6,6 +6,7 @@ are relative to the current folder: the package's own holds nobody's data.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 DEMO = "demo"
@@ -28,7 +29,7 @@ def needs_of_recipe(name: str) -> str:
     """What a recipe's comment says that must be given before it runs: paths, folders of models, packages."""
     lines = recipe_file(PREFIX + name).read_text(encoding="utf-8").splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(NEEDS))
-    last = next(number for number, line in enumerate(lines) if line.startswith("# What differs"))
+    last = next(number for number, line in enumerate(lines) if number > first and re.match(r"# [A-Z][\w ,]*:", line))
     return " ".join(line.removeprefix("# ") for line in lines[first:last]).removeprefix(NEEDS.removeprefix("# "))
 
 

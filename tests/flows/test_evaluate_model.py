@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
+from gristmill.flows.models.evaluate_model import print_evaluation, printed
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
@@ -145,3 +146,11 @@ def test_the_table_shows_what_a_red_team_measured(folder: Path, team: Path) -> N
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "refuses unsafe prompts" in done.stdout
     assert "0.0000 to 0.6576" in done.stdout  # Wilson, 0 of 2
+
+
+def test_a_large_perplexity_fits_its_column(capsys: pytest.CaptureFixture[str]) -> None:
+    print_evaluation({"lambada": {"items": 40, "perplexity": {
+        "value": 90017372946841.94, "low": 2172601583137.66, "high": 2621916538252226.0}}})
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("lambada")]
+    assert line.split() == ["lambada", "perplexity", "9.0017e+13", "2.1726e+12", "to", "2.6219e+15", "40"]
+    assert printed(99999.5) == "99999.5000"

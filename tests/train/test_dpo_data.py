@@ -109,7 +109,10 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
     warned = [event["message"] for event in events if event["event"] == "warning"]
     assert [message.removeprefix("set: ")[:30] for message in warned] == [
         "1 of 5 pairs repeat another pa", "3 of 5 pairs have their opposi", "1 of 5 pairs have the same ans",
-        "the longer answer is preferred"]
+        "the longer answer is preferred", "2 of 5 examples are not traine"]
+    assert warned[-1] == (
+        "set: 2 of 5 examples are not trained on, for they may have 32 tokens: 1 too long, 1 not to be rendered: "
+        "content holds '<|end|>', which is a special token (1)")
 
 
 def test_evaluation_items_in_pairs_are_counted_and_warned_of_and_trained_on_all_the_same(

@@ -141,12 +141,26 @@ def test_adapters_and_the_scoring_row_learn_while_the_decoder_stays(
 def test_the_first_loss_is_that_of_scores_that_differ_by_chance(
     run_stage: Any, start: dict[str, Path], tmp_path: Path
 ) -> None:
-    config = config_with(tmp_path, steps=1, global_batch_size=20, margin=4.0)
-    summary = run_stage("reward", start, config, tmp_path / "reward")
+    config, events = config_with(tmp_path, steps=1, global_batch_size=20, margin=4.0), list[dict[str, Any]]()
+    summary = run_stage("reward", start, config, tmp_path / "reward", emit=events.append)
     line = json.loads((tmp_path / "reward/data/metrics.jsonl").read_text().splitlines()[0])
     # Jensen: the mean of a convex function is at least that of the mean.
     assert summary["first_loss"] >= math.log1p(math.exp(4.0 - line["margin"])) - 1e-6
     assert summary["first_loss"] < 8.0
+    assert not any("are not trained on" in event.get("message", "") for event in events), "one pair of 37 is few"
+
+
+def test_pairs_that_are_too_long_for_the_most_part_are_warned_of(
+    run_stage: Any, start: dict[str, Path], tmp_path: Path
+) -> None:
+    config, events = config_with(tmp_path, steps=1, global_batch_size=4), list[dict[str, Any]]()
+    lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
+    answers = [[{"role": "assistant", "content": f"{number} a long story " * 20}] for number in range(12)]
+    longer = [json.dumps({**json.loads(line), "chosen": answer})
+              for line, answer in zip(lines, answers, strict=False)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join([*lines, *longer]))
+    run_stage("reward", start, config, tmp_path / "reward", emit=events.append)
+    assert any("13 of 49 pairs are not trained on" in event.get("message", "") for event in events)
 
 
 def test_nothing_to_train_is_said_with_the_numbers(run_stage: Any, start: dict[str, Path], tmp_path: Path) -> None:

@@ -79,12 +79,14 @@ def test_what_answers_one_prompt_is_on_one_side_of_the_holdout(
 def test_every_record_is_used_dropped_or_refused_with_its_reason(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    path = tmp_path / "set.jsonl"
+    path, events = tmp_path / "set.jsonl", list[dict[str, Any]]()
     rows = [{"prompt": "q", "completion": "a"}, {"prompt": "q " * 60, "completion": "a"}, {"text": "no form"},
             {"prompt": "<|end|>", "completion": "a"}, {"prompt": "q2", "completion": "a"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (found,) = run_stage("sft_data", inputs, {"data": [{"path": str(path), "max_quarantined": 0.2}]}, tmp_path)["sets"]
+    config = {"data": [{"path": str(path), "max_quarantined": 0.2}]}
+    (found,) = run_stage("sft_data", inputs, config, tmp_path, emit=events.append)["sets"]
     assert [found[key] for key in ("records", "refused", "unrenderable", "dropped", "used")] == [5, 1, 1, 1, 2]
+    assert any(event.get("message", "").startswith("set: 2 of 4 examples are not trained on") for event in events)
     assert found["records"] == sum(found[key] for key in ("refused", "unrenderable", "dropped", "used", "beyond_limit"))
     (line,) = map(json.loads, (tmp_path / "data" / QUARANTINED).read_text().splitlines())
     assert line["place"] == "set.jsonl:3"

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 
 TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
+LEFT_OUT_SHARE = 0.1
+"""Of a set; beyond it a warning says how many of its examples are not trained on."""
 SHOWN_CHARACTERS = 40
 Message = Mapping[str, Any]
 
@@ -398,3 +400,19 @@ def why_left_out(counts: Mapping[str, Any]) -> str:
     reasons = "; ".join(f"{reason} ({number})" for reason, number in counts["unrenderable_reasons"].items())
     return (f"{counts['dropped']} too long, {counts['unrenderable']} not to be rendered"
             + (f": {reasons}" if reasons else ""))
+
+
+def left_out_warning(name: str, counts: Mapping[str, Any], length: int) -> str | None:
+    """What to say of a set of which so many examples are not trained on that somebody should know before the loss
+    is looked at; None where they are few.
+
+    Args:
+        name: of the set.
+        counts: `examples`, and of these `dropped` and `unrenderable` with the reasons.
+        length: tokens that an example may have.
+    """
+    left = counts["dropped"] + counts["unrenderable"]
+    if left <= LEFT_OUT_SHARE * counts["examples"]:
+        return None
+    return (f"{name}: {left:,} of {counts['examples']:,} examples are not trained on, for they may have {length:,} "
+            f"tokens: {why_left_out(counts)}")

@@ -17,7 +17,7 @@ from gristmill.dataprep.examples.kept_examples import QUARANTINED, set_names, wr
 from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.posttraining import DpoData
 from gristmill.tokenize.encoding.tokenizer import load
-from gristmill.train.data.conversation_tokens import Chat
+from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.data.pairs import Pair, read_preferences
 from gristmill.train.data.preference_rows import write_pair_rows
 from gristmill.train.stages.stage_inputs import example_length
@@ -39,6 +39,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     for name, one in zip(names, sets, strict=True):
         for warning in warnings_of(name, one["audit"]):
             context.warn(warning)
+        if left_out := left_out_warning(name, one, length):
+            context.warn(left_out)
     written = write_pair_rows(out, dict(zip(names, found, strict=True)), length, tokenizer, chat)
     pairs = sum(isinstance(one, Pair) for of_set in found for one in of_set)
     return {"sequence_length": length, "pairs": pairs, "answers": sum(map(len, found)) - pairs, **written,

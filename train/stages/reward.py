@@ -23,6 +23,7 @@ from gristmill.mixtures.posttraining import Lora
 from gristmill.mixtures.reinforcement import Reward
 from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, merged, tuned_model
 from gristmill.train.data.conversation_tokens import (
+    LEFT_OUT_SHARE,
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
@@ -80,6 +81,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             for one in sets:
                 for warning in warnings_of(one["path"], one["audit"]):
                     context.warn(warning)
+            read = sum(one["examples"] for one in sets)
+            if read - len(pairs) > LEFT_OUT_SHARE * read:
+                context.warn(f"{read - len(pairs):,} of {read:,} pairs are not trained on: no template renders them, "
+                             f"or one of their answers ends behind reward.sequence_length, {length:,} tokens")
         dtype = compute_dtype(section.precision, world.device)
         model = new_reward_model(shape, start, section, world, dtype, context)
         flops = scoring_flops_per_token(shape, length, section.lora)

@@ -21,7 +21,7 @@ from gristmill.dataprep.files import as_path, write_json
 from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.tokenize.order import Order
 from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
-from gristmill.train.data.conversation_tokens import Chat
+from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.evaluation.intervals import paired_difference
 from gristmill.train.loop.loop import train
 from gristmill.train.loop.resuming import measured_once
@@ -78,6 +78,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         if world.is_first:
             write_prompt_ids(out / PROMPTS, training)
+            for one in sets:
+                if warning := left_out_warning(one["path"], one, length - section.max_new_tokens):
+                    context.warn(warning)
             if section.continue_from is not None:
                 take_earlier_batches(context.work / BATCHES, as_path(section.continue_from), section.updates_per_batch)
         dtype = compute_dtype(section.precision, world.device)

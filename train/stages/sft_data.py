@@ -35,6 +35,7 @@ from gristmill.train.data.conversation_tokens import (
     NothingToTrainError,
     counts_of,
     decoded_mask,
+    left_out_warning,
     prepare_conversations,
     why_left_out,
 )
@@ -81,6 +82,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     names = set_names([one.path for one in section.data], [REPLAY])
     found, held_out, sets, quarantined = read_sets(section, chat, length, inputs)
     write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
+    for name, counts in zip(names, sets, strict=True):
+        if warning := left_out_warning(name, counts, length):
+            context.warn(warning)
     drawn = weighted(found, [one.weight for one in section.data], sets, seed)
     rows = {name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
             for name, of_set in zip(names, drawn, strict=True)}
