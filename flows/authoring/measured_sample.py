@@ -48,7 +48,7 @@ FETCH_SECONDS = 10
 """How long a missing language model is waited for, on each of the ways to it."""
 LIMIT_SECONDS = 15.0
 LANGUAGES, DUPLICATES = "languages", "duplicates"
-NOT_COMPILED = "what measures them is still compiled; look again"
+NOT_COMPILED = "what measures them is not compiled yet; look again"
 ANY_TEXT = "The river ran past the old mill and turned its wheel all day, and nobody had to look after it. " * 8
 OTHER_SETS = ("c4", "fineweb", "curator")
 """Rule sets for prose beside Gopher's; compiling one takes seconds, and a dialect of Gopher's up to twenty."""
@@ -299,8 +299,9 @@ def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callab
         table.add_row(row["name"], f"{row['documents']:.1%}", f"{row['bytes']:.1%}", ", ".join(most))
     console.print(table)
     if found["not_ready"]:
-        console.print(Text(f"not measured yet: {', '.join(found['not_ready'])}; a machine compiles once what "
-                           "measures, and what is done of it is kept: look again", style="yellow"))
+        console.print(Text(f"not measured yet: {', '.join(found['not_ready'])}. The first look on a machine compiles "
+                           "what measures, and keeps it: look again, on a busy machine with --seconds 120",
+                           style="yellow"))
     section(console, counted(len(found["examples"]), "document"))
     for one in found["examples"]:
         about = f"{one['characters']:,} characters" + (f", {one['language']}" if one["language"] else "")
