@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.expressions import FUNCTIONS
+from gristmill.mixtures.section import docstrings
 from gristmill.mixtures.sources import Source
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.mixing.where import MET, NOT_MET, UNKNOWN, check_names, judge
@@ -114,7 +115,7 @@ def test_what_is_no_function_of_the_row_is_refused_by_name_before_there_are_valu
 
 
 def test_the_manual_names_every_function_of_the_grammar() -> None:
-    manual = " ".join((Source.model_fields["where"].description or "").split())
+    manual = " ".join(docstrings(Source)["where"].split())
     for kind, names in FUNCTIONS.items():
         assert f"{', '.join(names)}" in manual, kind
 
