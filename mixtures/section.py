@@ -81,14 +81,12 @@ def docstrings(section: type[BaseModel]) -> dict[str, str]:
     Docstrings are read from the source. Only whoever asks pays for that: pydantic's own way of keeping them takes two
     fifths of the time in which a manifest's sections are imported, by every command.
     """
-    found: dict[str, str] = {}
+    below: dict[str, str | None] = {}
     for base in reversed(section.__mro__):
         if base.__module__.startswith("gristmill."):
-            for name, text in _written_below(base):
-                found.pop(name, None)
-                found |= {name: text} if text else {}
-    described = {name: field.description for name, field in section.model_fields.items() if field.description}
-    return {name: text for name, text in {**found, **described}.items() if name in section.model_fields}
+            below.update(_written_below(base))
+    said = {name: field.description or below.get(name) for name, field in section.model_fields.items()}
+    return {name: text for name, text in said.items() if text}
 
 
 def _written_below(section: type) -> Iterator[tuple[str, str | None]]:

@@ -40,8 +40,8 @@ def sentence_of(library: str, what: str) -> str:
         library: a key of EXTRA_OF.
         what: what needs it.
     """
-    wanted = f", which needs {WANTED[library]}," if library in WANTED else ""
-    return (f"{what} needs {library}, which is not installed; install it{wanted} with: "
+    compiled = f"{_to_compile(library)}," if library in WANTED else ""
+    return (f"{what} needs {library}, which is not installed; install it{compiled} with: "
             f"pip install 'gristmill[{EXTRA_OF[library]}]'")
 
 
@@ -57,7 +57,6 @@ def check_libraries(session: Session, stages: Iterable[str], force: frozenset[st
             for what, library in _needed(session, name):
                 if not is_installed(library) and what not in missing.setdefault(library, []):
                     missing[library].append(what)
-    missing = {library: needing for library, needing in missing.items() if needing}
     if len(missing) == 1:
         ((library, needing),) = missing.items()
         keys = [one for one in needing if "." in one]
