@@ -45,6 +45,7 @@ deprecations: .venv/developing
 LICENCES := build/audit/bin/pip-licenses --python $(BIN)/python --with-system
 LOOKED_UP := cuda-toolkit kenlm torchao chardet text-unidecode tld
 check: .venv/developing build/typecheck build/audit/installed
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	MYPYPATH=build/typecheck $(BIN)/mypy -p gristmill -p benchmarks
 	$(BIN)/python -m pip check

@@ -46,24 +46,32 @@ def unpinned(packages: Sequence[Package], pins: Mapping[str, str]) -> Iterator[s
 
     A package that an installed one requires by its exact version is decided by that one (as torch decides its parts).
     """
-    exact = {canonicalize_name(wanted.name) for package in packages for wanted in map(Requirement, package.requires)
-             if any(one.operator == "==" for one in wanted.specifier)}
+    exact = {
+        canonicalize_name(wanted.name)
+        for package in packages
+        for wanted in map(Requirement, package.requires)
+        if any(one.operator == "==" for one in wanted.specifier)
+    }
     for package in packages:
         if package.name in UNPINNED or (package.name in exact and package.name not in pins):
             continue
         pin = pins.get(package.name)
         if pin is None:
-            yield (f"{package.name} {package.version} is installed and not pinned; add "
-                   f"{package.name}=={package.version} to constraints.txt, or rebuild the environment")
+            yield (
+                f"{package.name} {package.version} is installed and not pinned; add "
+                f"{package.name}=={package.version} to constraints.txt, or rebuild the environment"
+            )
         elif not Requirement(f"{package.name}=={pin}").specifier.contains(package.version, prereleases=True):
-            yield (f"{package.name} {package.version} is installed, constraints.txt says {pin}; "
-                   "rebuild the environment")
+            yield (
+                f"{package.name} {package.version} is installed, constraints.txt says {pin}; rebuild the environment"
+            )
 
 
 def stale(packages: Sequence[Package], pins: Mapping[str, str]) -> Iterator[str]:
     """Pins of what is not installed, and what nothing that is installed asks for on any system."""
     known = {package.name for package in packages} | {
-        canonicalize_name(Requirement(one).name) for package in packages for one in package.requires}
+        canonicalize_name(Requirement(one).name) for package in packages for one in package.requires
+    }
     yield from (f"constraints.txt pins {name}, which nothing asks for; remove it" for name in pins if name not in known)
 
 
@@ -92,11 +100,19 @@ def licence_table(found: Sequence[Mapping[str, str]], pins: Mapping[str, str], l
     """
     said = {canonicalize_name(one["Name"]): one["License"].strip().splitlines()[0] for one in found}
     rows = [f"| {name} | {pins[name]} | {looked_up.get(name, said[name])} |" for name in sorted(pins) if name in said]
-    return "\n".join([
-        "# What gristmill installs, and under which licence", "",
-        "Made by `make dependencies` from what pip-licenses finds; `make check` compares.",
-        "A run needs about half of them; the rest are the tests' and the benchmarks' (see pyproject.toml).", "",
-        "| package | version | licence |", "| --- | --- | --- |", *rows, ""])
+    return "\n".join(
+        [
+            "# What gristmill installs, and under which licence",
+            "",
+            "Made by `make dependencies` from what pip-licenses finds; `make check` compares.",
+            "A run needs about half of them; the rest are the tests' and the benchmarks' (see pyproject.toml).",
+            "",
+            "| package | version | licence |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -107,12 +123,29 @@ def main(arguments: Sequence[str]) -> int:
     if "--licences" in arguments:
         print(table, end="")
         return 0
-    packages = sorted((Package(canonicalize_name(one.metadata["Name"]), one.version, tuple(one.requires or ()),
-                               tuple(map(str, one.files or ()))) for one in distributions()), key=lambda one: one.name)
+    packages = sorted(
+        (
+            Package(
+                canonicalize_name(one.metadata["Name"]),
+                one.version,
+                tuple(one.requires or ()),
+                tuple(map(str, one.files or ())),
+            )
+            for one in distributions()
+        ),
+        key=lambda one: one.name,
+    )
     listed = set((ROOT / "docs" / "dependencies.md").read_text().splitlines())
-    problems = [*unpinned(packages, pins), *stale(packages, pins), *shared_files(packages),
-                *(f"docs/dependencies.md lacks the line {row}; rebuild it: make dependencies"
-                  for row in table.splitlines() if row not in listed)]
+    problems = [
+        *unpinned(packages, pins),
+        *stale(packages, pins),
+        *shared_files(packages),
+        *(
+            f"docs/dependencies.md lacks the line {row}; rebuild it: make dependencies"
+            for row in table.splitlines()
+            if row not in listed
+        ),
+    ]
     print("\n".join(problems) or f"{len(packages)} installed packages are those of constraints.txt")
     return 1 if problems else 0
 

@@ -47,8 +47,11 @@ def section(name: str, command: Any, context: Any) -> Iterator[str]:
     pieces = " ".join(command.collect_usage_pieces(context))
     yield f"```text\n{name} {pieces}\n```\n"
     yield "\n\n".join(" ".join(part.split()) for part in (command.help or "").replace("\b", "").split("\n\n")) + "\n"
-    rows = [record for one in command.get_params(context)
-            if not getattr(one, "hidden", False) and (record := one.get_help_record(context)) is not None]
+    rows = [
+        record
+        for one in command.get_params(context)
+        if not getattr(one, "hidden", False) and (record := one.get_help_record(context)) is not None
+    ]
     yield "| option | |\n| --- | --- |"
     yield "\n".join(f"| `{cell(option)}` | {prose(text)} |" for option, text in rows) + "\n"
 

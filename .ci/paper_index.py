@@ -39,8 +39,9 @@ def page(lines: bool = False) -> str:
     parts = [TITLE]
     papers = cited(lines)
     for topic in TOPICS:
-        rows = [f"| {name} | {title} | {', '.join(places)} |"
-                for (of, name, title), places in papers.items() if of == topic]
+        rows = [
+            f"| {name} | {title} | {', '.join(places)} |" for (of, name, title), places in papers.items() if of == topic
+        ]
         parts += [f"## {topic}\n", "| paper | title | where |", "| --- | --- | --- |", *rows, ""]
     return "\n".join(parts)
 

@@ -49,9 +49,12 @@ def page() -> str:
         written = re.search(r"^Written[^:]*: (.*?)\.?$", text, re.MULTILINE)
         rows.append(f"| [{area}](bench-{area}.md) | {AREAS.get(area, '')} | {written[1] if written else ''} |")
         slower += [] if area in MORE_IS_WORSE else below_one(area, text)
-    return (TITLE + "\n".join(rows) + "\n\n## Slower than the peer or the bound\n\n"
-            "| area | row | ours | beside | unit | ratio | note |\n| --- | --- | ---: | ---: | --- | ---: | --- |\n"
-            + "\n".join(slower) + "\n")
+    return (
+        TITLE + "\n".join(rows) + "\n\n## Slower than the peer or the bound\n\n"
+        "| area | row | ours | beside | unit | ratio | note |\n| --- | --- | ---: | ---: | --- | ---: | --- |\n"
+        + "\n".join(slower)
+        + "\n"
+    )
 
 
 def below_one(area: str, text: str) -> list[str]:
@@ -59,8 +62,12 @@ def below_one(area: str, text: str) -> list[str]:
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 6 and re.fullmatch(r"\d+(\.\d+)?", cells[4]) and float(cells[4]) < 1 and (
-                "less is better" not in cells[5] and cells[3] not in ("bytes", "GB", "per MB")):
+        if (
+            len(cells) == 6
+            and re.fullmatch(r"\d+(\.\d+)?", cells[4])
+            and float(cells[4]) < 1
+            and ("less is better" not in cells[5] and cells[3] not in ("bytes", "GB", "per MB"))
+        ):
             found.append(f"| {area} | " + " | ".join(cells) + " |")
     return found
 

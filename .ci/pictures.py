@@ -78,79 +78,129 @@ def cells(x: int, y: int, width: int, height: int, parts: list[tuple[int, str, s
     drawn, total = [], sum(share for share, _, _ in parts)
     for share, kind, text in parts:
         wide = width * share / total
-        drawn.append(f'<rect class="{kind}" x="{x:g}" y="{y}" width="{wide:g}" height="{height}"/>'
-                     + label(x + wide / 2, y + height / 2 + 4, text, "small"))
+        drawn.append(
+            f'<rect class="{kind}" x="{x:g}" y="{y}" width="{wide:g}" height="{height}"/>'
+            + label(x + wide / 2, y + height / 2 + 4, text, "small")
+        )
         x += wide
     return "".join(drawn)
 
 
 def chain() -> str:
     """From files to a model, with what is asked of it below."""
-    steps = [("sources", "a", ["JSONL, Parquet,", "WARC, HTML,", "text, code"]),
-             ("prepare", "b", ["clean, langid,", "filter, dedup,", "quality, leaks"]),
-             ("tokenise", "b", ["BPE, Unigram,", "SuperBPE, or", "your own"]),
-             ("mix", "b", ["exact shares,", "packed rows,", "one order"]),
-             ("pre-train", "c", ["FSDP, TP, PP,", "resumes to", "the same bits"]),
-             ("fine-tune", "c", ["SFT, LoRA,", "DPO, rewards,", "GRPO, PPO"]),
-             ("evaluate", "d", ["and export:", "safetensors that", "others load"])]
+    steps = [
+        ("sources", "a", ["JSONL, Parquet,", "WARC, HTML,", "text, code"]),
+        ("prepare", "b", ["clean, langid,", "filter, dedup,", "quality, leaks"]),
+        ("tokenise", "b", ["BPE, Unigram,", "SuperBPE, or", "your own"]),
+        ("mix", "b", ["exact shares,", "packed rows,", "one order"]),
+        ("pre-train", "c", ["FSDP, TP, PP,", "resumes to", "the same bits"]),
+        ("fine-tune", "c", ["SFT, LoRA,", "DPO, rewards,", "GRPO, PPO"]),
+        ("evaluate", "d", ["and export:", "safetensors that", "others load"]),
+    ]
     parts, wide = [], 110
     for at, (name, kind, lines) in enumerate(steps):
         x = 14 + at * 124
         parts.append(box(x, 62, wide, 96, name, *[line for line in lines if line], kind=kind))
         if at:
             parts.append(arrow((x - 14, 110), (x - 1, 110)))
-    parts += [label(WIDTH / 2, 34, "one YAML manifest, one command: gristmill run mine.yaml", "head"),
-              box(14, 196, 854, 44, "store",
-                  "every stage's output under the hash of what went into it: reused, resumed, checked")]
+    parts += [
+        label(WIDTH / 2, 34, "one YAML manifest, one command: gristmill run mine.yaml", "head"),
+        box(
+            14,
+            196,
+            854,
+            44,
+            "store",
+            "every stage's output under the hash of what went into it: reused, resumed, checked",
+        ),
+    ]
     parts += [arrow((69 + at * 124, 159), (69 + at * 124, 195)) for at in range(7)]
-    questions = ["why was it dropped?", "what would 60 words keep?", "what did step 1,200 read?",
-                 "how do two runs differ?"]
+    questions = [
+        "why was it dropped?",
+        "what would 60 words keep?",
+        "what did step 1,200 read?",
+        "how do two runs differ?",
+    ]
     commands = ["explain", "whatif", "trace", "compare"]
     for at, (question, command) in enumerate(zip(questions, commands, strict=True)):
         x = 14 + at * 218
         parts.append(box(x, 278, 200, 54, command, question))
         parts.append(arrow((x + 100, 241), (x + 100, 277)))
-    return picture("Sources are prepared, tokenised, mixed, trained on; every output is kept and can be asked.", 350,
-                   *parts)
+    return picture(
+        "Sources are prepared, tokenised, mixed, trained on; every output is kept and can be asked.", 350, *parts
+    )
 
 
 def store() -> str:
     """What a fingerprint is made of, and what a changed key reaches."""
-    parts = [label(WIDTH / 2, 32, "A threshold of filter is changed: what is before it is reused, what follows is "
-                   "rebuilt", "head")]
-    stages = [("ingest", "sources, files"), ("langid", "keep: [en]"), ("filter", "min_words: 50"), ("dedup", "minhash"),
-              ("mix", "weights"), ("pretrain", "model, steps")]
+    parts = [
+        label(
+            WIDTH / 2,
+            32,
+            "A threshold of filter is changed: what is before it is reused, what follows is rebuilt",
+            "head",
+        )
+    ]
+    stages = [
+        ("ingest", "sources, files"),
+        ("langid", "keep: [en]"),
+        ("filter", "min_words: 50"),
+        ("dedup", "minhash"),
+        ("mix", "weights"),
+        ("pretrain", "model, steps"),
+    ]
     for at, (name, key) in enumerate(stages):
         x, made = 20 + at * 144, at >= 2
         parts.append(box(x, 60, 122, 62, name, key, kind="d" if made else "b"))
         parts.append(label(x + 61, 144, "another hash" if made else "the same hash", "small"))
         if at:
             parts.append(arrow((x - 22, 91), (x - 1, 91)))
-    parts += [box(20, 176, 330, 66, "fingerprint", "hash of: name and version of the stage,",
-                  "its own keys, its inputs' fingerprints", kind="a"),
-              arrow((350, 209), (396, 209)),
-              box(397, 166, 463, 150, "", kind="box"),
-              label(412, 190, "STORE/filter/mine--1f3353ce6a407c76/", "mono", START)]
-    files = [("lease/", "who is making it, with a number that only rises"),
-             ("work/", "shards that are done, checkpoints"), ("data/", "the output"),
-             ("manifest.json", "every file with its checksum"), ("_SUCCESS", "written last: only then it counts")]
+    parts += [
+        box(
+            20,
+            176,
+            330,
+            66,
+            "fingerprint",
+            "hash of: name and version of the stage,",
+            "its own keys, its inputs' fingerprints",
+            kind="a",
+        ),
+        arrow((350, 209), (396, 209)),
+        box(397, 166, 463, 150, "", kind="box"),
+        label(412, 190, "STORE/filter/mine--1f3353ce6a407c76/", "mono", START),
+    ]
+    files = [
+        ("lease/", "who is making it, with a number that only rises"),
+        ("work/", "shards that are done, checkpoints"),
+        ("data/", "the output"),
+        ("manifest.json", "every file with its checksum"),
+        ("_SUCCESS", "written last: only then it counts"),
+    ]
     for at, (name, what) in enumerate(files):
         parts.append(label(430, 214 + 22 * at, name, "mono", START))
         parts.append(label(546, 214 + 22 * at, what, "small", START))
-    parts += [label(185, 270, "not in it: workers, ranks, engine, log level,", "small"),
-              label(185, 288, "the time, the machine: they change no result", "small")]
+    parts += [
+        label(185, 270, "not in it: workers, ranks, engine, log level,", "small"),
+        label(185, 288, "the time, the machine: they change no result", "small"),
+    ]
     return picture("A fingerprint names an output; a changed key gives new names to it and what follows.", 334, *parts)
 
 
 def annotations() -> str:
     """A document shard and the tables of two steps, row by row."""
-    parts = [label(20, 32, "documents (never change)", "head", START), label(400, 32, "filter", "head"),
-             label(720, 32, "clean", "head")]
+    parts = [
+        label(20, 32, "documents (never change)", "head", START),
+        label(400, 32, "filter", "head"),
+        label(720, 32, "clean", "head"),
+    ]
     heads = [(20, "id   text"), (270, "keep  reason      words"), (590, "keep  edits")]
-    rows = [("3f.. The mill ran all d...", "yes   -           412", "yes   -"),
-            ("8a.. Too short.", "no    min_words     2", "null: not judged"),
-            ("c1.. Write to ann@mill...", "yes   -           388", "yes   bytes 9-21: <EMAIL>"),
-            ("e9.. The river, the ri...", "yes   -            97", "yes   -")]
+    rows = [
+        ("3f.. The mill ran all d...", "yes   -           412", "yes   -"),
+        ("8a.. Too short.", "no    min_words     2", "null: not judged"),
+        ("c1.. Write to ann@mill...", "yes   -           388", "yes   bytes 9-21: <EMAIL>"),
+        ("e9.. The river, the ri...", "yes   -            97", "yes   -"),
+    ]
     for x, text in heads:
         parts.append(label(x + 10, 62, text, "mono", START))
     for at, columns in enumerate(rows):
@@ -168,9 +218,11 @@ def annotations() -> str:
 def conservation() -> str:
     """Every document that was read is somewhere; the figures are those of docs/how-to/README.md."""
     parts = [label(WIDTH / 2, 30, "read = kept + dropped by a named rule + quarantined, at every stage", "head")]
-    steps = [("ingest", [(258, "b", "kept 258")]),
-             ("filter", [(242, "b", "kept 242"), (16, "d", "16")]),
-             ("dedup", [(222, "b", "kept 222"), (20, "d", "20")])]
+    steps = [
+        ("ingest", [(258, "b", "kept 258")]),
+        ("filter", [(242, "b", "kept 242"), (16, "d", "16")]),
+        ("dedup", [(222, "b", "kept 222"), (20, "d", "20")]),
+    ]
     wide = 400
     for at, (name, shares) in enumerate(steps):
         y, read = 54 + at * 54, sum(share for share, _, _ in shares)
@@ -179,8 +231,9 @@ def conservation() -> str:
         if at:
             why = ["min_words 8, max_duplicate_line_ratio 8", "near_duplicate 20"][at - 1]
             parts.append(label(590, y + 23, why, "small", START))
-    parts.append(label(WIDTH / 2, 232, "258 = 222 + 16 + 20 + 0 quarantined; a stage whose counts do not balance fails",
-                       "small"))
+    parts.append(
+        label(WIDTH / 2, 232, "258 = 222 + 16 + 20 + 0 quarantined; a stage whose counts do not balance fails", "small")
+    )
     return picture("The funnel of a run: what one step keeps, the next one reads.", 250, *parts)
 
 
@@ -213,10 +266,12 @@ def order() -> str:
     quotas = [row[0] for row in round_table([[share * total] for share in (Fraction(7, 10), Fraction(3, 10))])]
     read = Order(quotas, seed=7).rows(np.arange(total))
     of_web = {row: source == 0 for row, source in enumerate(sources_of_rows([quotas], np.arange(total)).tolist())}
-    parts = [label(30, 32, f"Rows of the packed set: {quotas[0]} of web, {quotas[1]} of books", "head", START),
-             row_cells(30, 46, [(int(row), "b" if of_web[int(row)] else "c") for row in range(total)]),
-             label(30, 122, "The order of reading, computed from (seed, position): nothing is stored", "head", START),
-             row_cells(30, 136, [(int(row), "b" if of_web[int(row)] else "c") for row in read])]
+    parts = [
+        label(30, 32, f"Rows of the packed set: {quotas[0]} of web, {quotas[1]} of books", "head", START),
+        row_cells(30, 46, [(int(row), "b" if of_web[int(row)] else "c") for row in range(total)]),
+        label(30, 122, "The order of reading, computed from (seed, position): nothing is stored", "head", START),
+        row_cells(30, 136, [(int(row), "b" if of_web[int(row)] else "c") for row in read]),
+    ]
     bound = 0.0
     for at in range(1, total + 1):
         web = sum(of_web[int(row)] for row in read[:at])
@@ -224,17 +279,29 @@ def order() -> str:
     for at in (4, 10, 20):
         web = sum(of_web[int(row)] for row in read[:at])
         x = 30 + at * 41
-        parts += [f'<line class="arrow" x1="{x}" y1="132" x2="{x}" y2="196" style="marker-end:none"/>',
-                  label(x - 4, 212, f"{web} of {at} are web", "small", "end")]
-    parts.append(label(30, 244, f"Every prefix has the mixture: web is off by {bound:.2g} rows at the most (bound 0.5)",
-                       "small", START))
+        parts += [
+            f'<line class="arrow" x1="{x}" y1="132" x2="{x}" y2="196" style="marker-end:none"/>',
+            label(x - 4, 212, f"{web} of {at} are web", "small", "end"),
+        ]
+    parts.append(
+        label(
+            30,
+            244,
+            f"Every prefix has the mixture: web is off by {bound:.2g} rows at the most (bound 0.5)",
+            "small",
+            START,
+        )
+    )
     return picture("Rows of two sources, and their keyed order, in which every prefix keeps the mixture.", 262, *parts)
 
 
 def row_cells(x: int, y: int, rows: list[tuple[int, str]]) -> str:
     """Numbered cells side by side."""
-    return "".join(f'<rect class="{kind}" x="{x + at * 41}" y="{y}" width="38" height="38" rx="4"/>'
-                   + label(x + at * 41 + 19, y + 24, str(row), "small") for at, (row, kind) in enumerate(rows))
+    return "".join(
+        f'<rect class="{kind}" x="{x + at * 41}" y="{y}" width="38" height="38" rx="4"/>'
+        + label(x + at * 41 + 19, y + 24, str(row), "small")
+        for at, (row, kind) in enumerate(rows)
+    )
 
 
 LENGTHS = [10, 5, 12, 3, 6, 9, 2]
@@ -245,9 +312,14 @@ def packing() -> str:
     """The same documents in rows of 16 tokens by both packings."""
     kinds = ["a", "b", "c", "d", "box", "a", "b"]
     documents = [[number] * size for number, size in enumerate(LENGTHS)]
-    stream, best = ([(row, owner, int(np.sum(of_row == owner))) for row, of_row in enumerate(packed.documents)
-                     for owner in dict.fromkeys(of_row.tolist())]
-                    for packed in (pack(documents, ROW, "stream"), pack(documents, ROW)))
+    stream, best = (
+        [
+            (row, owner, int(np.sum(of_row == owner)))
+            for row, of_row in enumerate(packed.documents)
+            for owner in dict.fromkeys(of_row.tolist())
+        ]
+        for packed in (pack(documents, ROW, "stream"), pack(documents, ROW))
+    )
     parts = []
     for x, title, found in ((30, "stream: back to back", stream), (460, "best_fit: whole where it can be", best)):
         parts.append(label(x, 32, title, "head", START))
@@ -256,15 +328,20 @@ def packing() -> str:
             at = places.get(row, 0)
             places[row] = at + size
             kind, text = ("ground", "pad") if owner < 0 else (kinds[owner], f"{'ABCDEFG'[owner]} {size}")
-            parts.append(f'<rect class="{kind}" x="{x + at * 24}" y="{48 + row * 40}" width="{size * 24}" height="32" '
-                         f'stroke="var(--line)"/>' + label(x + (at + size / 2) * 24, 68 + row * 40, text, "small"))
+            parts.append(
+                f'<rect class="{kind}" x="{x + at * 24}" y="{48 + row * 40}" width="{size * 24}" height="32" '
+                f'stroke="var(--line)"/>' + label(x + (at + size / 2) * 24, 68 + row * 40, text, "small")
+            )
     owners = [owner for _, owner, _ in stream if owner >= 0]
     cut_ones = sum(owners.count(owner) > 1 for owner in set(owners))
     pads = sum(size for _, owner, size in best if owner < 0)
     bottom = 64 + 40 * max(row + 1 for row, _, _ in stream + best)
-    parts += [label(30, bottom, f"{cut_ones} of {len(LENGTHS)} documents are cut; only the last row is padded", "small",
-                    START),
-              label(460, bottom, f"none is cut; padding, {pads} here, is never trained on", "small", START)]
+    parts += [
+        label(
+            30, bottom, f"{cut_ones} of {len(LENGTHS)} documents are cut; only the last row is padded", "small", START
+        ),
+        label(460, bottom, f"none is cut; padding, {pads} here, is never trained on", "small", START),
+    ]
     return picture("Seven documents in rows of 16 tokens, packed as a stream and by best fit.", bottom + 18, *parts)
 
 
@@ -278,23 +355,37 @@ def resume() -> str:
         two = step == 2
         for rank in range(4):
             kind = "c" if two and rank < 2 else "b"
-            parts.append(f'<rect class="{kind}" x="{x + rank * 54}" y="74" width="48" height="40" rx="4"/>'
-                         + label(x + rank * 54 + 24, 99, str(rows[rank]), "mono"))
+            parts.append(
+                f'<rect class="{kind}" x="{x + rank * 54}" y="74" width="48" height="40" rx="4"/>'
+                + label(x + rank * 54 + 24, 99, str(rows[rank]), "mono")
+            )
         parts.append(label(x + 105, 136, "2 processes, two rows each" if two else "4 processes, a row each", "small"))
-    parts += [box(250, 160, 240, 52, "checkpoint", "weights, moments, one integer: 2", kind="a"),
-              box(550, 160, 140, 52, "SIGKILL", "step 3 had begun", kind="d"),
-              arrow((550, 186), (491, 186)), arrow((370, 212), (370, 226), (725, 226), (725, 144), kind="dashed"),
-              label(WIDTH / 2, 252, "With as many processes the losses are the same bits; with others the same rows, "
-                    "summed in another order", "small")]
-    return picture("Batches follow from the step alone: a training resumes on two processes where four were.", 270,
-                   *parts)
+    parts += [
+        box(250, 160, 240, 52, "checkpoint", "weights, moments, one integer: 2", kind="a"),
+        box(550, 160, 140, 52, "SIGKILL", "step 3 had begun", kind="d"),
+        arrow((550, 186), (491, 186)),
+        arrow((370, 212), (370, 226), (725, 226), (725, 144), kind="dashed"),
+        label(
+            WIDTH / 2,
+            252,
+            "With as many processes the losses are the same bits; with others the same rows, summed in another order",
+            "small",
+        ),
+    ]
+    return picture(
+        "Batches follow from the step alone: a training resumes on two processes where four were.", 270, *parts
+    )
 
 
 def tracing() -> str:
     """From a step to its documents, and from a document to its steps."""
-    chain_of = [("step 1,200", ["of pretrain"], "c"), ("rows", ["order(seed, step)", "computed"], "c"),
-                ("pieces", ["row, start, length,", "document's id"], "b"),
-                ("document", ["text, edits, verdicts,", "cluster"], "b"), ("source", ["file, record,", "URL"], "a")]
+    chain_of = [
+        ("step 1,200", ["of pretrain"], "c"),
+        ("rows", ["order(seed, step)", "computed"], "c"),
+        ("pieces", ["row, start, length,", "document's id"], "b"),
+        ("document", ["text, edits, verdicts,", "cluster"], "b"),
+        ("source", ["file, record,", "URL"], "a"),
+    ]
     parts = [label(WIDTH / 2, 34, "gristmill trace --step 1200", "head")]
     for at, (name, lines, kind) in enumerate(chain_of):
         x = 24 + at * 172
@@ -309,44 +400,87 @@ def tracing() -> str:
 
 def loop() -> str:
     """One step of a training."""
-    steps = [("rows", ["order(seed, step)", "read ahead"], "b"),
-             ("loss", ["micro-batches;", "sum over all ranks"], "c"),
-             ("gradients", ["/ tokens of the step,", "clipped"], "c"), ("spike?", ["6 sigma, NaN, Inf"], "a"),
-             ("update", ["optimizer, schedule,", "averages"], "c")]
+    steps = [
+        ("rows", ["order(seed, step)", "read ahead"], "b"),
+        ("loss", ["micro-batches;", "sum over all ranks"], "c"),
+        ("gradients", ["/ tokens of the step,", "clipped"], "c"),
+        ("spike?", ["6 sigma, NaN, Inf"], "a"),
+        ("update", ["optimizer, schedule,", "averages"], "c"),
+    ]
     parts = []
     for at, (name, lines, kind) in enumerate(steps):
         x = 24 + at * 172
         parts.append(box(x, 30, 142, 76, name, *lines, kind=kind))
         if at:
             parts.append(arrow((x - 30, 68), (x - 1, 68)))
-    parts += [arrow((611, 106), (611, 150)), arrow((611, 209), (611, 231)),
-              box(520, 151, 182, 58, "skipped, bit-exactly", "its documents are listed", kind="d"),
-              box(520, 232, 182, 58, "validation", "per source, bits per byte", kind="a"),
-              box(270, 232, 182, 58, "checkpoint", "written while it goes on", kind="a"),
-              arrow((783, 106), (783, 261), (703, 261)), arrow((519, 261), (453, 261)),
-              arrow((269, 261), (95, 261), (95, 107)), label(180, 252, "the next step", "small")]
+    parts += [
+        arrow((611, 106), (611, 150)),
+        arrow((611, 209), (611, 231)),
+        box(520, 151, 182, 58, "skipped, bit-exactly", "its documents are listed", kind="d"),
+        box(520, 232, 182, 58, "validation", "per source, bits per byte", kind="a"),
+        box(270, 232, 182, 58, "checkpoint", "written while it goes on", kind="a"),
+        arrow((783, 106), (783, 261), (703, 261)),
+        arrow((519, 261), (453, 261)),
+        arrow((269, 261), (95, 261), (95, 107)),
+        label(180, 252, "the next step", "small"),
+    ]
     return picture("One step: rows, loss, gradients, a look for spikes, the update.", 312, *parts)
 
 
 def prefect() -> str:
     """Which of the two decides what."""
-    parts = [box(30, 40, 250, 170, "", kind="b"), label(155, 66, "the store", "head"),
-             box(600, 40, 250, 170, "", kind="c"), label(725, 66, "Prefect", "head"),
-             box(345, 60, 190, 56, "gristmill run", "from a shell, or from Prefect", kind="a")]
-    for x, lines in ((46, ["what is committed, what is reused", "leases: who makes it", "logs, checkpoints, run.json",
-                           "deleted: the work is lost"]),
-                     (616, ["forms, schedules, cancelling", "a task for each stage, its log",
-                            "tables and curves as artifacts", "deleted: no work is lost"])):
+    parts = [
+        box(30, 40, 250, 170, "", kind="b"),
+        label(155, 66, "the store", "head"),
+        box(600, 40, 250, 170, "", kind="c"),
+        label(725, 66, "Prefect", "head"),
+        box(345, 60, 190, 56, "gristmill run", "from a shell, or from Prefect", kind="a"),
+    ]
+    for x, lines in (
+        (
+            46,
+            [
+                "what is committed, what is reused",
+                "leases: who makes it",
+                "logs, checkpoints, run.json",
+                "deleted: the work is lost",
+            ],
+        ),
+        (
+            616,
+            [
+                "forms, schedules, cancelling",
+                "a task for each stage, its log",
+                "tables and curves as artifacts",
+                "deleted: no work is lost",
+            ],
+        ),
+    ):
         parts += [label(x, 96 + 28 * at, line, "small", START) for at, line in enumerate(lines)]
-    parts += [arrow((345, 80), (281, 80)), arrow((281, 100), (344, 100)), label(312, 134, "decides", "small"),
-              arrow((535, 88), (599, 88), kind="dashed"), label(567, 134, "tells", "small"),
-              label(440, 176, "a server that is away stops nothing", "small")]
+    parts += [
+        arrow((345, 80), (281, 80)),
+        arrow((281, 100), (344, 100)),
+        label(312, 134, "decides", "small"),
+        arrow((535, 88), (599, 88), kind="dashed"),
+        label(567, 134, "tells", "small"),
+        label(440, 176, "a server that is away stops nothing", "small"),
+    ]
     return picture("A run decides by the store alone, and tells Prefect what happens.", 232, *parts)
 
 
-PICTURES = {"chain": chain, "store": store, "annotations": annotations, "conservation": conservation,
-            "dialects": dialects, "order": order, "packing": packing, "resume": resume, "tracing": tracing,
-            "training-loop": loop, "prefect": prefect}
+PICTURES = {
+    "chain": chain,
+    "store": store,
+    "annotations": annotations,
+    "conservation": conservation,
+    "dialects": dialects,
+    "order": order,
+    "packing": packing,
+    "resume": resume,
+    "tracing": tracing,
+    "training-loop": loop,
+    "prefect": prefect,
+}
 
 
 def main(folder: Path) -> None:

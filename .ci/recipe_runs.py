@@ -90,8 +90,11 @@ def run(name: str, arguments: Sequence[str]) -> Took:
     """
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as printed:
-        process = subprocess.Popen([sys.executable, "-m", "gristmill", "run", f"recipe:{name}", "--no-ui", *arguments],
-                                   stdout=printed, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gristmill", "run", f"recipe:{name}", "--no-ui", *arguments],
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+        )
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
@@ -103,19 +106,41 @@ def run(name: str, arguments: Sequence[str]) -> Took:
 def section(name: str, facts: Facts, took: Took, settings: Sequence[str]) -> Iterator[str]:
     """The paragraphs of a recipe, which was run with these settings."""
     yield describe_recipe(name)
-    stages = ", ".join(f"{stage['stage']} {stage['seconds']:.1f}" for stage in facts["stages"]
-                       if stage["seconds"] is not None)
-    yield (f"**{took.cpu_seconds:.0f} s** of processors, {took.seconds:.0f} s by the clock ({surroundings('train')}). "
-           f"Seconds of each stage: {stages}.")
+    stages = ", ".join(
+        f"{stage['stage']} {stage['seconds']:.1f}" for stage in facts["stages"] if stage["seconds"] is not None
+    )
+    yield (
+        f"**{took.cpu_seconds:.0f} s** of processors, {took.seconds:.0f} s by the clock ({surroundings('train')}). "
+        f"Seconds of each stage: {stages}."
+    )
     if facts["funnel"]:
-        yield table(("step", "read", "kept", "dropped by"), [
-            (row["stage"], f"{row['read']:,}", f"{row['kept']:,}",
-             ", ".join(f"{short_name(rule)} {count}" for rule, count in top_reasons(row))) for row in facts["funnel"]])
+        yield table(
+            ("step", "read", "kept", "dropped by"),
+            [
+                (
+                    row["stage"],
+                    f"{row['read']:,}",
+                    f"{row['kept']:,}",
+                    ", ".join(f"{short_name(rule)} {count}" for rule, count in top_reasons(row)),
+                )
+                for row in facts["funnel"]
+            ],
+        )
     yield from filter(None, (made(facts), mixture(facts), separated(facts)))
     if facts["training"]:
-        yield table(("training", "steps", "first loss", "last loss", ""), [
-            (row["stage"], f"{row['steps']:,}", f"{row['first']:.3f}", f"{row['last']:.3f}",
-             "; ".join(row["details"].splitlines())) for row in loss_rows(facts)])
+        yield table(
+            ("training", "steps", "first loss", "last loss", ""),
+            [
+                (
+                    row["stage"],
+                    f"{row['steps']:,}",
+                    f"{row['first']:.3f}",
+                    f"{row['last']:.3f}",
+                    "; ".join(row["details"].splitlines()),
+                )
+                for row in loss_rows(facts)
+            ],
+        )
     of_text = [row for row in effect_rows(facts) if row[0] == PRETRAIN]
     if of_text:
         said = ", ".join(f"{row[1].removeprefix('text of ')} {row[2]} to {row[3]}" for row in of_text)
@@ -135,8 +160,11 @@ def made(facts: Facts) -> str:
         said = f"`{stage}` gave {of['examples']:,} {of['gives']} from {of['prompts']['read']:,} prompts"
         if "grown" in of:
             said += f", {of['grown']['kept']:,} of them new, of {of['grown']['requests']:,} requests"
-        parts.append(said + "".join(f"; mean reward of {which} answers {one['mean']:.3f}"
-                                    for which, one in of["rewards"].items()) + ".")
+        parts.append(
+            said
+            + "".join(f"; mean reward of {which} answers {one['mean']:.3f}" for which, one in of["rewards"].items())
+            + "."
+        )
     return " ".join(parts)
 
 
@@ -168,10 +196,12 @@ def at_its_size(name: str, settings: Sequence[str]) -> str:
     command = [sys.executable, "-m", "gristmill", "plan", f"recipe:{name}", "--gpus", "1", "--json", *paths]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     form = min((form for form in found["forms"] if form["fits"]), key=lambda form: form["hours"])
-    return (f"The pre-training at the recipe's own size, by `gristmill plan recipe:{name} --set ... --gpus 1`: "
-            f"{found['model']['parameters'] / 1e6:.0f} M parameters, {found['training']['tokens'] / 1e9:.2f} B tokens, "
-            f"{found['training']['flops']:.1e} FLOPs, {form['hours']:.1f} hours of one {found['gpu']['name']} at an "
-            f"assumed MFU of {found['assumed_mfu']:.0%}, {form['memory']['total'] / 1e9:.0f} GB.")
+    return (
+        f"The pre-training at the recipe's own size, by `gristmill plan recipe:{name} --set ... --gpus 1`: "
+        f"{found['model']['parameters'] / 1e6:.0f} M parameters, {found['training']['tokens'] / 1e9:.2f} B tokens, "
+        f"{found['training']['flops']:.1e} FLOPs, {form['hours']:.1f} hours of one {found['gpu']['name']} at an "
+        f"assumed MFU of {found['assumed_mfu']:.0%}, {form['memory']['total'] / 1e9:.0f} GB."
+    )
 
 
 def worked(name: str) -> str:

@@ -23,12 +23,20 @@ from gristmill.mixtures.steps.rules import PRESETS, Rules
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "dataprep/filtering"
-DEFINED_IN = {"c4": "rules_c4", "mc4": "rules_c4", "fineweb": "rules_fineweb", "curator": "rules_curator",
-              "code": "rules_code", "urls": "rules_urls", "bad_words": "rules_words", "toxicity": "rules_words"}
+DEFINED_IN = {
+    "c4": "rules_c4",
+    "mc4": "rules_c4",
+    "fineweb": "rules_fineweb",
+    "curator": "rules_curator",
+    "code": "rules_code",
+    "urls": "rules_urls",
+    "bad_words": "rules_words",
+    "toxicity": "rules_words",
+}
 """Rule set -> the module that has its definitions; those of Gopher's are in one module per dialect."""
 SAMPLES = {
     "A": "The mill by the river grinds corn, and the miller of the village has been up since four.\n"
-         "He asked: \"Have you seen the boat?\" Nobody had.\n\n- corn\n- rye\n- oats ...",
+    'He asked: "Have you seen the boat?" Nobody had.\n\n- corn\n- rye\n- oats ...',
     "B": "Click here!\nClick here!\nClick here!\nsubscribe to our newsletter #deal #deal {x}",
     "C": "int main(void) { return 0; }\n" * 3,
 }
@@ -54,8 +62,10 @@ def page() -> str:
     for name in RULE_COLUMNS:
         parts += section(name)
     parts.append("## Presets\n")
-    parts += [f"- `{preset}`: {', '.join(f'`{name}` {values}' for name, values in sets.items())}"
-              for preset, sets in PRESETS.items()]
+    parts += [
+        f"- `{preset}`: {', '.join(f'`{name}` {values}' for name, values in sets.items())}"
+        for preset, sets in PRESETS.items()
+    ]
     parts += ["", "## Gopher's dialects, definition by definition\n"]
     for dialect in DIALECTS:
         parts += [f"### {dialect}\n", definitions(f"gopher_{dialect}"), ""]
@@ -65,8 +75,12 @@ def page() -> str:
 def section(name: str) -> list[str]:
     """A rule set: its source, thresholds and options, definitions, and golden values."""
     model = section_of(name)
-    parts = [f"## {name}\n", " ".join((model.__doc__ or "").split()) + "\n",
-             "| key | default | |", "| --- | --- | --- |"]
+    parts = [
+        f"## {name}\n",
+        " ".join((model.__doc__ or "").split()) + "\n",
+        "| key | default | |",
+        "| --- | --- | --- |",
+    ]
     for key, field in model.model_fields.items():
         default = "required" if field.is_required() else shown(field.get_default(call_default_factory=True))
         parts.append(f"| `{key}` | {default} | {' '.join(docstrings(model).get(key, '').split())} |")
@@ -80,8 +94,11 @@ def section(name: str) -> list[str]:
     if name.startswith("gopher"):
         parts += ["| column, by dialect | " + " | ".join(SAMPLES) + " |", "| --- |" + " ---: |" * len(SAMPLES)]
         by_dialect = {dialect: golden(name, dialect) for dialect in DIALECTS}
-        parts += [f"| `{column}`, {dialect} | " + " | ".join(map(value, by_dialect[dialect][column])) + " |"
-                  for column in columns for dialect in DIALECTS]
+        parts += [
+            f"| `{column}`, {dialect} | " + " | ".join(map(value, by_dialect[dialect][column])) + " |"
+            for column in columns
+            for dialect in DIALECTS
+        ]
     else:
         parts += ["| column | " + " | ".join(SAMPLES) + " |", "| --- |" + " ---: |" * len(SAMPLES)]
         parts += [f"| `{column}` | " + " | ".join(map(value, found)) + " |" for column, found in columns.items()]
@@ -98,10 +115,15 @@ def section_of(name: str) -> Any:
 def golden(name: str, dialect: str | None = None) -> dict[str, np.ndarray]:
     """Column -> its value of each sample, with the set's defaults."""
     count = len(SAMPLES)
-    rows = pa.table({
-        "text": list(SAMPLES.values()), "language": pa.array([None] * count, pa.string()),
-        "script": pa.array([None] * count, pa.string()), "locator": ["a.txt", "b.txt", "main.c"],
-        "metadata": ["{}"] * count})
+    rows = pa.table(
+        {
+            "text": list(SAMPLES.values()),
+            "language": pa.array([None] * count, pa.string()),
+            "script": pa.array([None] * count, pa.string()),
+            "locator": ["a.txt", "b.txt", "main.c"],
+            "metadata": ["{}"] * count,
+        }
+    )
     rules = Rules.model_validate({name: {} if dialect is None else {"dialect": dialect}})
     return measure(rows.select(["text", *columns_read([name])]), rules)
 

@@ -35,8 +35,14 @@ SETTLED_MILLISECONDS = 10_000
 @contextmanager
 def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """A command of gristmill that serves pages until this is left."""
-    with subprocess.Popen([sys.executable, "-m", "gristmill", *arguments], cwd=folder, stdout=subprocess.PIPE,
-                          text=True, start_new_session=True, env={**os.environ, **variables}) as server:
+    with subprocess.Popen(
+        [sys.executable, "-m", "gristmill", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **variables},
+    ) as server:
         try:
             yield server
         finally:
@@ -62,8 +68,9 @@ def pages_of(browser: Any, height: int, script: str = "") -> Iterator[tuple[str,
 
 def photograph_report(folder: Path, browser: Any) -> None:
     """The first screen of the report."""
-    subprocess.run([sys.executable, "-m", "gristmill", "report", "mill.yaml", "--out", "report.html"], cwd=folder,
-                   check=True)
+    subprocess.run(
+        [sys.executable, "-m", "gristmill", "report", "mill.yaml", "--out", "report.html"], cwd=folder, check=True
+    )
     for scheme, page in pages_of(browser, 720):
         page.goto((folder / "report.html").as_uri())
         take(page, f"report-{scheme}")
@@ -83,8 +90,11 @@ def photograph_prefect(folder: Path, browser: Any) -> None:
     """The page of a run in Prefect's own interface."""
     port = free_ports()
     address = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as store, \
-            serving(folder, "up", "mill.yaml", "--port", str(port), PREFECT_HOME=home):
+    with (
+        tempfile.TemporaryDirectory() as home,
+        tempfile.TemporaryDirectory() as store,
+        serving(folder, "up", "mill.yaml", "--port", str(port), PREFECT_HOME=home),
+    ):
         wait_for(lambda: kept_password(home), "the password")
         password = kept_password(home)
 
@@ -92,14 +102,23 @@ def photograph_prefect(folder: Path, browser: Any) -> None:
             return call_prefect(f"{address}/api", path, body, password=password)
 
         wait_for(lambda: call("/deployments/filter", {}), "serving", 600)
-        subprocess.run([sys.executable, "-m", "gristmill", "run", "mill.yaml", "--store", store], cwd=folder,
-                       check=True, stdout=subprocess.DEVNULL,
-                       env={**os.environ, "PREFECT_HOME": home, "PREFECT_API_URL": f"{address}/api",
-                            "PREFECT_API_AUTH_STRING": password})
+        subprocess.run(
+            [sys.executable, "-m", "gristmill", "run", "mill.yaml", "--store", store],
+            cwd=folder,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "PREFECT_HOME": home,
+                "PREFECT_API_URL": f"{address}/api",
+                "PREFECT_API_AUTH_STRING": password,
+            },
+        )
         (run,) = wait_for(lambda: call("/flow_runs/filter", {}), "the run")
         encoded = base64.b64encode(password.encode()).decode()
-        script = (f"localStorage.setItem('prefect-password', {encoded!r});"
-                  "localStorage.setItem('color-scheme', '\"SCHEME\"')")
+        script = (
+            f"localStorage.setItem('prefect-password', {encoded!r});localStorage.setItem('color-scheme', '\"SCHEME\"')"
+        )
         for scheme, page in pages_of(browser, 575, script):
             page.goto(f"{address}/runs/flow-run/{run['id']}")
             page.get_by_text("Task Runs").first.wait_for()

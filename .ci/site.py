@@ -34,8 +34,7 @@ def main(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ROOT / "docs", out)
     sources = {path: path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
-    sources |= {path: path.relative_to(ROOT) for path in [
-        ROOT / "CONTRIBUTING.md", *(ROOT / "deploy").rglob("*.md")]}
+    sources |= {path: path.relative_to(ROOT) for path in [ROOT / "CONTRIBUTING.md", *(ROOT / "deploy").rglob("*.md")]}
     for path, place in sources.items():
         (out / place).parent.mkdir(parents=True, exist_ok=True)
         text = paper_index(lines=True) if place == Path("papers.md") else path.read_text()
@@ -51,13 +50,15 @@ def main(out: Path) -> None:
 
 def recipes() -> str:
     """The page of the named recipes: each with what it says of itself, how it is run, and its manifest."""
-    parts = ["# Recipes\n\nManifests that follow published work: `gristmill run recipe:NAME`, with your paths as "
-             "options `--set`, or `gristmill new --recipe NAME` for a copy to change. Written from the recipes.\n"]
+    parts = [
+        "# Recipes\n\nManifests that follow published work: `gristmill run recipe:NAME`, with your paths as "
+        "options `--set`, or `gristmill new --recipe NAME` for a copy to change. Written from the recipes.\n"
+    ]
     for path in sorted((ROOT / "mixtures" / "recipes").glob("*.yaml")):
         name, text = path.stem, path.read_text()
         comment = re.match(r"(?:#.*\n)+", text)
         said = re.sub(r"(?m)^# ?", "", comment[0]) if comment else ""
-        body = text[len(comment[0]):] if comment else text
+        body = text[len(comment[0]) :] if comment else text
         parts.append(f"## {name}\n\n{re.sub(chr(10) + '- ', chr(10) * 2 + '- ', said, count=1)}\n```yaml\n{body}```\n")
     return "\n".join(parts)
 
@@ -100,7 +101,8 @@ def with_all(places: list[str]) -> list[Any]:
     left = sorted(set(places) - named)
     nav = [with_folders(group, left) for group in nav]
     next(group for group in nav if "Guide" in group)["Guide"] += [
-        place for place in left if f"{os.path.dirname(place)}/*" not in named]
+        place for place in left if f"{os.path.dirname(place)}/*" not in named
+    ]
     return nav
 
 
@@ -109,9 +111,15 @@ def with_folders(entry: Any, left: list[str]) -> Any:
     if isinstance(entry, dict):
         return {name: with_folders(value, left) for name, value in entry.items()}
     if isinstance(entry, list):
-        return [one for part in entry for one in (
-            [place for place in left if os.path.dirname(place) == part[:-2]]
-            if isinstance(part, str) and part.endswith("/*") else [with_folders(part, left)])]
+        return [
+            one
+            for part in entry
+            for one in (
+                [place for place in left if os.path.dirname(place) == part[:-2]]
+                if isinstance(part, str) and part.endswith("/*")
+                else [with_folders(part, left)]
+            )
+        ]
     return entry
 
 

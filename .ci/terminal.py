@@ -53,12 +53,21 @@ def main() -> None:
         os.environ |= {"GRISTMILL_STORE": f"{folder}/store", "PATH": f"{BIN}:{os.environ['PATH']}"}
         show(console, "gristmill run mixtures/demo.yaml --until quality")
         query = "SELECT id FROM documents WHERE reason LIKE 'gopher_quality/%' ORDER BY id LIMIT 1"
-        printed = subprocess.run(["gristmill", "query", "mixtures/demo.yaml", query, "--csv"], cwd=ROOT,
-                                 capture_output=True, text=True, check=True).stdout
-        show(console, f"gristmill explain mixtures/demo.yaml {printed.split()[-1][:16]}", )
+        printed = subprocess.run(
+            ["gristmill", "query", "mixtures/demo.yaml", query, "--csv"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        show(
+            console,
+            f"gristmill explain mixtures/demo.yaml {printed.split()[-1][:16]}",
+        )
         show(console, "gristmill whatif mixtures/demo.yaml --set filter.gopher_quality.min_words=60", lines=20)
     (ROOT / "docs" / "pictures" / "terminal.svg").write_text(
-        console.export_svg(title="gristmill", code_format=FORMAT, unique_id="terminal"))
+        console.export_svg(title="gristmill", code_format=FORMAT, unique_id="terminal")
+    )
 
 
 def show(console: Console, command: str, lines: int = 1000) -> None:

@@ -19,13 +19,30 @@ from benchmarks.measuring import Row
 from gristmill.dataprep.files import atomic_write
 
 AREAS = {
-    "dataprep": ("dataprep.rules:rows", "dataprep.duplicates:speed_rows", "dataprep.label_speed:rows",
-                 "dataprep.judges:speed_rows", "dataprep.reading:speed_rows", "dataprep.cleaning:speed_rows",
-                 "dataprep.jobs:rows", "dataprep.own_steps:rows", "dataprep.spans:rows", "dataprep.dedup_million:rows",
-                 "dataprep.asking:rows", "dataprep.meaning:rows", "dataprep.searching:rows",
-                 "dataprep.distilling:rows"),
-    "models": ("dataprep.asking:rows", "dataprep.annotators:rows", "dataprep.distilling:rows", "dataprep.meaning:rows",
-               "dataprep.searching:rows", "train.red_team:rows"),
+    "dataprep": (
+        "dataprep.rules:rows",
+        "dataprep.duplicates:speed_rows",
+        "dataprep.label_speed:rows",
+        "dataprep.judges:speed_rows",
+        "dataprep.reading:speed_rows",
+        "dataprep.cleaning:speed_rows",
+        "dataprep.jobs:rows",
+        "dataprep.own_steps:rows",
+        "dataprep.spans:rows",
+        "dataprep.dedup_million:rows",
+        "dataprep.asking:rows",
+        "dataprep.meaning:rows",
+        "dataprep.searching:rows",
+        "dataprep.distilling:rows",
+    ),
+    "models": (
+        "dataprep.asking:rows",
+        "dataprep.annotators:rows",
+        "dataprep.distilling:rows",
+        "dataprep.meaning:rows",
+        "dataprep.searching:rows",
+        "train.red_team:rows",
+    ),
     "search": ("dataprep.searching:rows",),
     "distil": ("dataprep.distilling:rows",),
     "meaning": ("dataprep.meaning:rows",),
@@ -34,25 +51,49 @@ AREAS = {
     "jobs": ("dataprep.jobs:rows",),
     "own_steps": ("dataprep.own_steps:rows",),
     "dedup_million": ("dataprep.dedup_million:rows",),
-    "quality": ("dataprep.duplicates:quality_rows", "dataprep.language:rows", "dataprep.judges:quality_rows",
-                "dataprep.reading:quality_rows", "dataprep.cleaning:pii_rows", "dataprep.decontamination:rows",
-                "dataprep.annotators:rows"),
+    "quality": (
+        "dataprep.duplicates:quality_rows",
+        "dataprep.language:rows",
+        "dataprep.judges:quality_rows",
+        "dataprep.reading:quality_rows",
+        "dataprep.cleaning:pii_rows",
+        "dataprep.decontamination:rows",
+        "dataprep.annotators:rows",
+    ),
     "annotators": ("dataprep.annotators:rows",),
     "memory": ("dataprep.memory:rows",),
     "bounds": ("bounds:rows",),
     "requests": ("store_requests:rows",),
-    "tokenize": ("tokenize.encoding:rows", "tokenize.vocabularies:rows", "tokenize.mixing:rows",
-                 "tokenize.exporting:rows", "tokenize.text_index:rows"),
+    "tokenize": (
+        "tokenize.encoding:rows",
+        "tokenize.vocabularies:rows",
+        "tokenize.mixing:rows",
+        "tokenize.exporting:rows",
+        "tokenize.text_index:rows",
+    ),
     "text_index": ("tokenize.text_index:rows", "tokenize.text_index:gigabyte_rows"),
     "vocabularies": ("tokenize.vocabularies:rows",),
     "ids": ("tokenize.ids:rows",),
     "stream": ("tokenize.streaming:rows",),
     "trace": ("trace:rows",),
-    "train": ("train.step:rows", "train.sizes:rows", "train.loop:rows", "train.parallel_forms:rows",
-              "train.row_lengths:rows", "train.parallel_forms:dealt_rows",
-              "train.rounded_shares:rows", "train.masked:rows", "train.objectives:rows", "train.optimizers:rows"),
-    "forms": ("train.parallel_forms:rows", "train.row_lengths:rows", "train.parallel_forms:dealt_rows",
-              "train.rounded_shares:rows"),
+    "train": (
+        "train.step:rows",
+        "train.sizes:rows",
+        "train.loop:rows",
+        "train.parallel_forms:rows",
+        "train.row_lengths:rows",
+        "train.parallel_forms:dealt_rows",
+        "train.rounded_shares:rows",
+        "train.masked:rows",
+        "train.objectives:rows",
+        "train.optimizers:rows",
+    ),
+    "forms": (
+        "train.parallel_forms:rows",
+        "train.row_lengths:rows",
+        "train.parallel_forms:dealt_rows",
+        "train.rounded_shares:rows",
+    ),
     "masked": ("train.masked:rows",),
     "objectives": ("train.objectives:rows",),
     "optimizers": ("train.optimizers:rows",),
@@ -64,11 +105,14 @@ AREAS = {
     "chaos_asking": ("chaos.asking_kills:rows",),
     "outages": ("chaos.outages:rows",),
     "engines": ("engines.engines:rows",),
-}  # fmt: skip
+}
 """Area -> the functions of this folder that yield what was measured: module and name."""
-OPTIONS = {**dict.fromkeys(("chaos", "chaos_asking"), ("points", "seed", "folder", "at_once")),
-           "bounds": ("documents", "folder"), "outages": ("folder",),
-           "chain": ("documents", "folder", "whole_peers", "flame")}
+OPTIONS = {
+    **dict.fromkeys(("chaos", "chaos_asking"), ("points", "seed", "folder", "at_once")),
+    "bounds": ("documents", "folder"),
+    "outages": ("folder",),
+    "chain": ("documents", "folder", "whole_peers", "flame"),
+}
 """Area -> what may be said of how it is measured."""
 SAID = ("promised", "happened")
 """What a row may say in words besides: lines below it on a terminal, columns of a page."""
@@ -101,8 +145,13 @@ def measuring(name: str) -> Callable[..., Iterable[Row]]:
 
 def surroundings(area: str) -> str:
     """When, on what, under which load and with which versions an area is measured; for trainings with the GPU, too."""
-    parts = [time.strftime("%Y-%m-%d %H:%M"), f"{os.cpu_count()} cores", platform.machine(),
-             f"Python {platform.python_version()}", f"load {os.getloadavg()[0]:.0f}"]
+    parts = [
+        time.strftime("%Y-%m-%d %H:%M"),
+        f"{os.cpu_count()} cores",
+        platform.machine(),
+        f"Python {platform.python_version()}",
+        f"load {os.getloadavg()[0]:.0f}",
+    ]
     if any(name.startswith("train.") for name in AREAS[area]):
         import torch
 
@@ -127,9 +176,14 @@ def shown(row: Row) -> tuple[str, str, str]:
 def in_markdown(area: str, here: str, rows: Sequence[Row]) -> str:
     """An area's rows as a page that says when and where it was measured."""
     said = [key for key in SAID if any(key in row for row in rows)] or ["note"]
-    lines = [f"# gristmill bench {area}", "", f"Written by `gristmill bench {area} --markdown`: {here}.", "",
-             f"| name | ours | peer | unit | ratio | {' | '.join(said)} |",
-             f"| --- | ---: | ---: | --- | ---: |{' --- |' * len(said)}"]
+    lines = [
+        f"# gristmill bench {area}",
+        "",
+        f"Written by `gristmill bench {area} --markdown`: {here}.",
+        "",
+        f"| name | ours | peer | unit | ratio | {' | '.join(said)} |",
+        f"| --- | ---: | ---: | --- | ---: |{' --- |' * len(said)}",
+    ]
     for row in rows:
         cells = [row["name"], *shown(row)[:2], row["unit"], shown(row)[2], *(row.get(key, "") for key in said)]
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")

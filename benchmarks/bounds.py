@@ -64,12 +64,25 @@ def rows(documents: int = DOCUMENTS, folder: Path | None = None) -> Iterator[Row
                 for path in sorted((Path(root) / "texts").glob("*.jsonl"))[1:]:
                     path.unlink()
             for name, key in (("all processes", "all_bytes"), ("largest process", "largest_bytes")):
-                yield {**row(f"bounds: {step}, {name}", found[key] / 2**30, LIMIT_BYTES / 2**30, "GiB",
-                             f"{note}; peer: the limit"), "ratio": LIMIT_BYTES / max(1, found[key])}
-            yield row(f"bounds: {step}, time", found["seconds"], None, "s",
-                      f"{found['cpu_seconds']:.1f} s of processor time; {found['work_bytes'] / 1e6:,.0f} MB in "
-                      f"{found['work_files']} files while it works, {found['out_bytes'] / 1e6:,.0f} MB in "
-                      f"{found['out_files']} files when it is done; {found['mapped_bytes'] / 1e6:,.0f} MB mapped")
+                yield {
+                    **row(
+                        f"bounds: {step}, {name}",
+                        found[key] / 2**30,
+                        LIMIT_BYTES / 2**30,
+                        "GiB",
+                        f"{note}; peer: the limit",
+                    ),
+                    "ratio": LIMIT_BYTES / max(1, found[key]),
+                }
+            yield row(
+                f"bounds: {step}, time",
+                found["seconds"],
+                None,
+                "s",
+                f"{found['cpu_seconds']:.1f} s of processor time; {found['work_bytes'] / 1e6:,.0f} MB in "
+                f"{found['work_files']} files while it works, {found['out_bytes'] / 1e6:,.0f} MB in "
+                f"{found['out_files']} files when it is done; {found['mapped_bytes'] / 1e6:,.0f} MB mapped",
+            )
         yield from look_up_rows(Path(root), note)
 
 
@@ -85,8 +98,9 @@ def write_texts(folder: Path, documents: int, file_documents: int = FILE_DOCUMEN
     for number, first in enumerate(range(0, documents, file_documents)):
         size = min(file_documents, documents - first)
         drawn = np.random.default_rng((11, number))
-        texts = originals[:size].copy() if not number else table[
-            drawn.integers(0, len(table), (size, WORDS_PER_DOCUMENT))]
+        texts = (
+            originals[:size].copy() if not number else table[drawn.integers(0, len(table), (size, WORDS_PER_DOCUMENT))]
+        )
         if number:
             kind = drawn.random(size)
             copied = np.flatnonzero(kind < 2 * COPIED)
@@ -118,10 +132,15 @@ def measure(folder: Path, step: str) -> dict[str, Any]:
     try:
         while process.poll() is None and peaks["all_bytes"] <= LIMIT_BYTES:
             tree = process_tree(process.pid)
-            found, used = [memory_of(pid) for pid in tree], {
-                **used, **{pid: max(processor_seconds(pid), used.get(pid, 0.0)) for pid in tree}}
-            now = {"all_bytes": sum(one[0] for one in found), "largest_bytes": max(one[0] for one in found),
-                   "mapped_bytes": sum(one[1] for one in found)}
+            found, used = (
+                [memory_of(pid) for pid in tree],
+                {**used, **{pid: max(processor_seconds(pid), used.get(pid, 0.0)) for pid in tree}},
+            )
+            now = {
+                "all_bytes": sum(one[0] for one in found),
+                "largest_bytes": max(one[0] for one in found),
+                "mapped_bytes": sum(one[1] for one in found),
+            }
             peaks = {key: max(value, now[key]) for key, value in peaks.items()}
             time.sleep(SAMPLE_SECONDS)
     finally:
@@ -129,8 +148,10 @@ def measure(folder: Path, step: str) -> dict[str, Any]:
         process.wait()
     said = (folder / f"{step}.log").read_text(errors="replace")
     if process.returncode != 0 or peaks["all_bytes"] > LIMIT_BYTES:
-        raise MemoryError(f"{step} under a limit of {LIMIT_BYTES} bytes took {peaks['all_bytes']} and ended with exit "
-                          f"code {process.returncode}; its last lines:\n{said[-2000:]}")
+        raise MemoryError(
+            f"{step} under a limit of {LIMIT_BYTES} bytes took {peaks['all_bytes']} and ended with exit "
+            f"code {process.returncode}; its last lines:\n{said[-2000:]}"
+        )
     result: dict[str, Any] = {**json.loads(said.splitlines()[-1]), **peaks, "cpu_seconds": sum(used.values())}
     return result
 
@@ -180,8 +201,9 @@ def run_step_in(
         work: its work folder; beside its output if absent.
         shuffle: see `Context.shuffle`.
     """
-    context = Context(work=work or folder / f"{step}-work", stage=step, workers=WORKERS, shuffle=shuffle,
-                      emit=lambda event: None)
+    context = Context(
+        work=work or folder / f"{step}-work", stage=step, workers=WORKERS, shuffle=shuffle, emit=lambda event: None
+    )
     before = ("ingest", "dedup", "tokenizer", "tokenize")
     inputs = {name: folder / name for name in before[: before.index(step) if step in before else len(before)]}
     if step == "tokenize":
@@ -236,10 +258,26 @@ def look_up_rows(folder: Path, note: str) -> Iterator[Row]:
     found = measure(folder, "look_up")
     for kind in ("kept", "dropped"):
         ours, peer = found[kind]
-        yield {**row(f"explain: a {kind} document's id looked up", ours, peer, "s",
-                     f"{note}; median of {LOOK_UPS}; peer: DuckDB over all document shards"), "ratio": peer / ours}
-    yield {**row("explain: memory of the look-ups", found["all_bytes"] / 2**30, LIMIT_BYTES / 2**30, "GiB",
-                 f"{note}; peer: the limit; DuckDB's is in it"), "ratio": LIMIT_BYTES / found["all_bytes"]}
+        yield {
+            **row(
+                f"explain: a {kind} document's id looked up",
+                ours,
+                peer,
+                "s",
+                f"{note}; median of {LOOK_UPS}; peer: DuckDB over all document shards",
+            ),
+            "ratio": peer / ours,
+        }
+    yield {
+        **row(
+            "explain: memory of the look-ups",
+            found["all_bytes"] / 2**30,
+            LIMIT_BYTES / 2**30,
+            "GiB",
+            f"{note}; peer: the limit; DuckDB's is in it",
+        ),
+        "ratio": LIMIT_BYTES / found["all_bytes"],
+    }
 
 
 def look_up(folder: Path) -> dict[str, Any]:
@@ -263,8 +301,10 @@ def look_up(folder: Path) -> dict[str, Any]:
             place = find_document(inputs, wanted.hex())
             middle = time.perf_counter()
             assert place[1:] == (shard, one)
-            duckdb.execute(f"SELECT filename FROM read_parquet('{inputs['ingest']}/part-*.parquet', filename=true) "
-                           "WHERE id = ?", [wanted]).fetchall()
+            duckdb.execute(
+                f"SELECT filename FROM read_parquet('{inputs['ingest']}/part-*.parquet', filename=true) WHERE id = ?",
+                [wanted],
+            ).fetchall()
             taken.setdefault(kind, []).append((middle - begun, time.perf_counter() - middle))
     return {kind: np.median(times, axis=0).tolist() for kind, times in taken.items()}
 

@@ -76,25 +76,37 @@ def rows() -> Iterator[Row]:
     Raises:
         RuntimeError: a step failed.
     """
-    with (tempfile.TemporaryDirectory(prefix="gristmill-requests-") as temporary, object_store(BUCKET) as port,
-          serving(Counting(port)) as between,
-          patch.dict(os.environ, {**CREDENTIALS, "AWS_ENDPOINT_URL": between.address})):
+    with (
+        tempfile.TemporaryDirectory(prefix="gristmill-requests-") as temporary,
+        object_store(BUCKET) as port,
+        serving(Counting(port)) as between,
+        patch.dict(os.environ, {**CREDENTIALS, "AWS_ENDPOINT_URL": between.address}),
+    ):
         texts = {shards: Path(temporary) / str(shards) for shards, _ in SIZES}
         for shards, folder in texts.items():
             write_texts(folder, shards * SHARD_DOCUMENTS, SHARD_DOCUMENTS)
         for form in FORMS:
-            found = {(shards, partitions): counted(form, shards, partitions, texts[shards], between)
-                     for shards, partitions in SIZES}
+            found = {
+                (shards, partitions): counted(form, shards, partitions, texts[shards], between)
+                for shards, partitions in SIZES
+            }
             for step in STEPS:
                 most = found[SIZES[-1]][step]
-                note = (f"{most['in_bytes'] / 1e6:.1f} MB to the store, {most['out_bytes'] / 1e6:.1f} MB from it, "
-                        f"{most['shuffle_bytes'] / 1e6:.2f} MB shuffled; peer: flows/planning/cluster_costs.py")
+                note = (
+                    f"{most['in_bytes'] / 1e6:.1f} MB to the store, {most['out_bytes'] / 1e6:.1f} MB from it, "
+                    f"{most['shuffle_bytes'] / 1e6:.2f} MB shuffled; peer: flows/planning/cluster_costs.py"
+                )
                 for place, kind in enumerate(KINDS):
                     law = law_of({size: one[step][kind] for size, one in found.items()})
                     said = float(np.dot(REQUESTS[form][step][place], terms(*SIZES[-1])))
                     written = " + ".join(f"{factor:.2f}{name}" for factor, name in zip(law, NAMES) if factor)
-                    yield row(f"{step}, {kind}, shuffle by {form}", most[kind], said, "requests",
-                              f"S = P = {SIZES[-1][0]}; {written}; {note}")
+                    yield row(
+                        f"{step}, {kind}, shuffle by {form}",
+                        most[kind],
+                        said,
+                        "requests",
+                        f"S = P = {SIZES[-1][0]}; {written}; {note}",
+                    )
 
 
 def law_of(counts: Mapping[tuple[int, int], float]) -> np.ndarray:
@@ -106,8 +118,7 @@ def law_of(counts: Mapping[tuple[int, int], float]) -> np.ndarray:
 
 
 def counted(form: str, shards: int, partitions: int, texts: Path, between: Counting) -> dict[str, dict[str, int]]:
-    """Step -> what it asked of the store, with so many partitions of whatever it cuts, and the bytes that it shuffled.
-    """
+    """Step -> what it asked of the store, with so many partitions of whatever it cuts, and the bytes that it shuffled."""
     from gristmill.dataprep import shuffle
     from gristmill.dataprep.files import as_path
     from gristmill.dataprep.jobs import shuffled
@@ -123,8 +134,10 @@ def counted(form: str, shards: int, partitions: int, texts: Path, between: Count
     found = {}
     with ExitStack() as changed:
         for module, name, value in (
-            (shuffled, "by_partition", counting), (shuffle, "FEWEST_PARTITIONS", partitions),
-            (streams, "partition_bits", lambda *_: bits), (candidates, "partition_bits", lambda *_: bits),
+            (shuffled, "by_partition", counting),
+            (shuffle, "FEWEST_PARTITIONS", partitions),
+            (streams, "partition_bits", lambda *_: bits),
+            (candidates, "partition_bits", lambda *_: bits),
             (mix, "SHARD_BYTES", size // 4 * 2 // partitions),
         ):
             changed.enter_context(patch.object(module, name, value))

@@ -62,15 +62,24 @@ def rows() -> Iterator[dict[str, Any]]:
             ours, peer = min(ours, middle - begun), min(peer, time.perf_counter() - middle)
             if hits != len(found["documents"]):
                 raise RuntimeError(f"step {step}: {len(found['documents'])} documents were traced, but {hits} found")
-        yield {"name": "trace_step_seconds", "ours": ours, "peer": peer, "unit": "s", "ratio": peer / ours,
-               "note": f"the whole command, {DOCUMENTS} documents; bound: {BOUND_SECONDS} s; peer: a scan of them"}
+        yield {
+            "name": "trace_step_seconds",
+            "ours": ours,
+            "peer": peer,
+            "unit": "s",
+            "ratio": peer / ours,
+            "note": f"the whole command, {DOCUMENTS} documents; bound: {BOUND_SECONDS} s; peer: a scan of them",
+        }
 
 
 def make_store(folder: Path, documents: int) -> Session:
     """A manifest whose data stages are committed, up to its mixture."""
     (folder / "words.txt").write_text("a few words\n")
-    (folder / "traced.yaml").write_text(MANIFEST.format(
-        vocab=VOCAB, tokens=documents * MEAN_TOKENS // 2 // LENGTH * LENGTH, length=LENGTH, steps=STEPS, batch=BATCH))
+    (folder / "traced.yaml").write_text(
+        MANIFEST.format(
+            vocab=VOCAB, tokens=documents * MEAN_TOKENS // 2 // LENGTH * LENGTH, length=LENGTH, steps=STEPS, batch=BATCH
+        )
+    )
     session = open_session(str(folder / "traced.yaml"), [], str(folder / "store"))
     folders = {name: session.folder(name) for name in ("ingest", "tokenizer", "tokenize", "mix")}
     for name, one in folders.items():
@@ -80,8 +89,12 @@ def make_store(folder: Path, documents: int) -> Session:
     rng = np.random.default_rng(6)
     for shard in range(SHARDS):
         _write_shard(inputs, f"part-{shard:05d}.parquet", documents // SHARDS, rng)
-    mix.run(inputs, dict(session.plan["mix"].config), folders["mix"].data,
-            Context(work=folders["mix"].work, stage="mix", emit=lambda event: None))
+    mix.run(
+        inputs,
+        dict(session.plan["mix"].config),
+        folders["mix"].data,
+        Context(work=folders["mix"].work, stage="mix", emit=lambda event: None),
+    )
     for name, one in folders.items():
         one.commit({"stage": name}, {})
     return session
@@ -92,20 +105,51 @@ def _write_shard(inputs: dict[str, Path], name: str, number: int, rng: np.random
     ids = word_ids(rng.integers(0, 2**64, (number, 2), dtype=np.uint64))
     sources = pa.array(rng.choice(SOURCES, number, p=[0.75, 0.25])).dictionary_encode()
     locators = pc.binary_join_element_wise("https://example.org", name, pa.array(range(number)).cast(pa.string()), "/")
-    write_table(inputs["ingest"] / name, pa.table({
-        "id": ids, "source": sources, "locator": locators, "text": pa.array([""] * number, pa.large_string()),
-        "metadata": pa.array(["{}"] * number)}, schema=DOCUMENT_SCHEMA))
+    write_table(
+        inputs["ingest"] / name,
+        pa.table(
+            {
+                "id": ids,
+                "source": sources,
+                "locator": locators,
+                "text": pa.array([""] * number, pa.large_string()),
+                "metadata": pa.array(["{}"] * number),
+            },
+            schema=DOCUMENT_SCHEMA,
+        ),
+    )
     tokens = rng.geometric(1 / MEAN_TOKENS, number)
     rng.integers(0, VOCAB - 64, int(tokens.sum()), dtype=np.uint16).tofile(inputs["tokenize"] / tokens_name(name))
-    write_table(inputs["tokenize"] / docs_name(name), pa.table({
-        "row": np.arange(number), "id": ids, "source": sources.cast(DOCS_SCHEMA.field("source").type),
-        "offset": np.cumsum(tokens) - tokens, "tokens": tokens, "bytes": tokens * 4}, schema=DOCS_SCHEMA))
+    write_table(
+        inputs["tokenize"] / docs_name(name),
+        pa.table(
+            {
+                "row": np.arange(number),
+                "id": ids,
+                "source": sources.cast(DOCS_SCHEMA.field("source").type),
+                "offset": np.cumsum(tokens) - tokens,
+                "tokens": tokens,
+                "bytes": tokens * 4,
+            },
+            schema=DOCS_SCHEMA,
+        ),
+    )
 
 
 def trace(session: Session, step: int) -> dict[str, Any]:
     """What the command prints about a step."""
-    command = [sys.executable, "-m", "gristmill.flows.cli.main", "trace", session.manifest_file, "--step", str(step),
-               "--store", str(session.store.root), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "gristmill.flows.cli.main",
+        "trace",
+        session.manifest_file,
+        "--step",
+        str(step),
+        "--store",
+        str(session.store.root),
+        "--json",
+    ]
     found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return found
 

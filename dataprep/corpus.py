@@ -40,10 +40,17 @@ from gristmill.mixtures.sources import INGEST
 BATCH_ROWS = 1000
 TEXT, ORIGINAL_TEXT = "text", "original_text"
 OWN_FIELDS = (
-    pa.field("id", pa.string()), pa.field("source", pa.string()), pa.field("locator", pa.string()),
-    pa.field("url", pa.string()), pa.field("licence", pa.string()), pa.field(TEXT, pa.large_string()),
-    pa.field("metadata", pa.string()), pa.field("kept", pa.bool_()), pa.field("dropped_by", pa.string()),
-    pa.field("reason", pa.string()), pa.field("error", pa.string()),
+    pa.field("id", pa.string()),
+    pa.field("source", pa.string()),
+    pa.field("locator", pa.string()),
+    pa.field("url", pa.string()),
+    pa.field("licence", pa.string()),
+    pa.field(TEXT, pa.large_string()),
+    pa.field("metadata", pa.string()),
+    pa.field("kept", pa.bool_()),
+    pa.field("dropped_by", pa.string()),
+    pa.field("reason", pa.string()),
+    pa.field("error", pa.string()),
 )
 OF_DOCUMENT = ("id", "source", "locator", "metadata")
 """Columns that the document shards have as they are."""
@@ -90,15 +97,19 @@ class Corpus:
     @cached_property
     def measured(self) -> dict[str, tuple[str, str]]:
         """Name of a column -> the step that measured it, and what it is called there."""
-        own = {step: [one.name for one in self._step_schemas[step] if one.name not in (*JUDGEMENT_COLUMNS, EDITS)]
-               for step in self.steps}
+        own = {
+            step: [one.name for one in self._step_schemas[step] if one.name not in (*JUDGEMENT_COLUMNS, EDITS)]
+            for step in self.steps
+        }
         return {name: (step, column) for step, names in names_of(own).items() for column, name in names.items()}
 
     @cached_property
     def schema(self) -> pa.Schema:
         """Every column with its type; `original_text`, the text before all edits, is the last one."""
-        measured = [pa.field(name, _shown_type(self._step_schemas[step].field(column).type))
-                    for name, (step, column) in self.measured.items()]
+        measured = [
+            pa.field(name, _shown_type(self._step_schemas[step].field(column).type))
+            for name, (step, column) in self.measured.items()
+        ]
         return pa.schema([*OWN_FIELDS, *measured, pa.field(ORIGINAL_TEXT, pa.large_string())])
 
     @property
@@ -172,8 +183,11 @@ class Corpus:
             judged = read_annotations(self.inputs, shard, step).slice(row, 1).to_pylist()[0]
             if judged["keep"] is None:
                 break
-            values = {name: value.hex() if isinstance(value, bytes) else value for name, value in judged.items()
-                      if name not in (*JUDGEMENT_COLUMNS, EDITS) and value is not None}
+            values = {
+                name: value.hex() if isinstance(value, bytes) else value
+                for name, value in judged.items()
+                if name not in (*JUDGEMENT_COLUMNS, EDITS) and value is not None
+            }
             found.append({"step": step, **{name: judged[name] for name in JUDGEMENT_COLUMNS[1:]}, "values": values})
         return found
 
@@ -219,11 +233,15 @@ class _Reading:
         why = [name for name in ("reason", "error") if name in names]
         told = {name: pa.nulls(len(self.ids), pa.string()) for name in ("dropped_by", *why)}
         for step in self._corpus.steps:
-            measured = {name: column for name, (owner, column) in self._corpus.measured.items()
-                        if owner == step and name in names}
+            measured = {
+                name: column
+                for name, (owner, column) in self._corpus.measured.items()
+                if owner == step and name in names
+            }
             edits = [EDITS] if TEXT in names else []
-            table = read_annotations(self._corpus.inputs, self._shard, step, ["keep", *why, *edits, *measured.values()],
-                                     self.ids)
+            table = read_annotations(
+                self._corpus.inputs, self._shard, step, ["keep", *why, *edits, *measured.values()], self.ids
+            )
             # A step has a judgement only on rows that all before it kept.
             keep = pc.fill_null(table["keep"], False).to_numpy().astype(bool)
             drops = pa.array(self.kept & ~keep)
@@ -242,8 +260,10 @@ class _Reading:
         schema = self._corpus.schema
         taken = pa.array(rows)
         fields = [schema.field(name) for name in names]
-        return pa.table([_shown(self._column(name, taken), one.type) for name, one in zip(names, fields, strict=True)],
-                        schema=pa.schema(fields))
+        return pa.table(
+            [_shown(self._column(name, taken), one.type) for name, one in zip(names, fields, strict=True)],
+            schema=pa.schema(fields),
+        )
 
     def _column(self, name: str, rows: pa.Array) -> pa.Array | pa.ChunkedArray:
         if name in (TEXT, ORIGINAL_TEXT):

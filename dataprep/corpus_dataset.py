@@ -78,8 +78,11 @@ class CorpusScan:
         corpus, kept, where = self.dataset.corpus, self.dataset.kept, self.dataset.where
         # pyarrow does not say which columns an expression reads: those whose names stand in its text, or fewer.
         said = "" if self.filter is None else str(self.filter)
-        filtered = [name for name in self.dataset.schema.names
-                    if name not in self.columns and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said)]
+        filtered = [
+            name
+            for name in self.dataset.schema.names
+            if name not in self.columns and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said)
+        ]
         for shard in corpus.shards:
             table = corpus.read(shard, [*self.columns, *filtered], kept, where)
             if self.filter is not None:

@@ -82,13 +82,18 @@ def check_quarantine(
     gone, total = quarantined + lost, read + lost
     if total and gone > limit * total:
         share = f"({gone / total:.1%})"
-        what = f"{quarantined} of {read} records {share} could not be processed" if not lost else (
-            f"{quarantined} of {read} records could not be processed, and about {lost} more are lost with files that "
-            f"end early or are damaged {share}"
+        what = (
+            f"{quarantined} of {read} records {share} could not be processed"
+            if not lost
+            else (
+                f"{quarantined} of {read} records could not be processed, and about {lost} more are lost with files that "
+                f"end early or are damaged {share}"
+            )
         )
         first = None if errors is None else first_error(errors)
-        seen = "" if first is None else (f"the first: {first}; see all in the column `error` of {errors}/*.parquet, "
-                                         "and ")
+        seen = (
+            "" if first is None else (f"the first: {first}; see all in the column `error` of {errors}/*.parquet, and ")
+        )
         raise QuarantineError(
             f"{stage}: {what}, more than the allowed {limit:.1%}; {seen}correct that, or raise max_quarantined for "
             "this stage"

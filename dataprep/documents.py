@@ -48,8 +48,13 @@ REPEATING = ("source", "metadata")
 """The columns of documents of which many have one value. A dictionary of texts is given up after a megabyte of them,
 and costs a tenth of the time that reading them takes."""
 QUARANTINE_SCHEMA = pa.schema(
-    [("source", pa.string()), ("file", pa.string()), ("record", pa.int64()), ("error", pa.string()),
-     ("excerpt", pa.string())]
+    [
+        ("source", pa.string()),
+        ("file", pa.string()),
+        ("record", pa.int64()),
+        ("error", pa.string()),
+        ("excerpt", pa.string()),
+    ]
 )
 
 
@@ -84,8 +89,12 @@ def hash_documents(source: bytes, locators: pa.Array, texts: pa.Array) -> pa.Arr
     """
     begin = len(source).to_bytes(8, "little") + source
     columns = (*_with_sizes(locators, np.int32), *_with_sizes(texts, np.int64))
-    ids = b"".join([hashlib.blake2b(b"".join((begin, *parts)), digest_size=ID_BYTES).digest()
-                    for parts in zip(*columns, strict=True)])  # fmt: skip
+    ids = b"".join(
+        [
+            hashlib.blake2b(b"".join((begin, *parts)), digest_size=ID_BYTES).digest()
+            for parts in zip(*columns, strict=True)
+        ]
+    )
     return pa.Array.from_buffers(DOCUMENT_SCHEMA.field("id").type, len(texts), [None, pa.py_buffer(ids)])
 
 
@@ -94,8 +103,10 @@ def _with_sizes(values: pa.Array, offset: type[np.integer[Any]]) -> tuple[Iterat
     _, offsets, data = values.buffers()
     bounds = np.frombuffer(offsets, offset)[values.offset : values.offset + len(values) + 1]
     sizes, content = np.diff(bounds).astype("<i8").tobytes(), memoryview(data)
-    return ((sizes[place : place + 8] for place in range(0, len(sizes), 8)),
-            (content[begin:end] for begin, end in pairwise(bounds.tolist())))
+    return (
+        (sizes[place : place + 8] for place in range(0, len(sizes), 8)),
+        (content[begin:end] for begin, end in pairwise(bounds.tolist())),
+    )
 
 
 def write_table(
@@ -114,8 +125,14 @@ def write_table(
         repeating = REPEATING
     with atomic_write(path) as sink:
         # A flipped bit of a compressed page may well decompress: the checksum of each page tells.
-        pq.write_table(table, sink, compression="zstd", row_group_size=row_group_rows, write_page_checksum=True,
-                       use_dictionary=True if repeating is None else list(repeating))
+        pq.write_table(
+            table,
+            sink,
+            compression="zstd",
+            row_group_size=row_group_rows,
+            write_page_checksum=True,
+            use_dictionary=True if repeating is None else list(repeating),
+        )
 
 
 @contextmanager
@@ -130,8 +147,10 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(str(path), pre_buffer=False, page_checksum_verification=True) as file:
             yield file
     else:
-        with path.open("rb") as stream, pq.ParquetFile(
-                stream, pre_buffer=False, page_checksum_verification=True) as file:
+        with (
+            path.open("rb") as stream,
+            pq.ParquetFile(stream, pre_buffer=False, page_checksum_verification=True) as file,
+        ):
             yield file
 
 
@@ -216,8 +235,9 @@ def read_shard(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | 
         documents = documents.set_column(documents.column_names.index("text"), DOCUMENT_SCHEMA.field("text"), text)
     for name in measured:
         documents = documents.append_column(name, found.measured.get(name, pa.nulls(len(documents))))
-    return Shard(documents if columns is None else documents.select(list(columns)),
-                 np.flatnonzero(found.keep).astype(np.int64))
+    return Shard(
+        documents if columns is None else documents.select(list(columns)), np.flatnonzero(found.keep).astype(np.int64)
+    )
 
 
 def read_documents(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -292,7 +312,10 @@ def column_names(path: Path) -> list[str]:
 
 
 def read_annotations(
-    inputs: Mapping[str, Path], shard: str, stage: str, columns: Sequence[str] | None = None,
+    inputs: Mapping[str, Path],
+    shard: str,
+    stage: str,
+    columns: Sequence[str] | None = None,
     ids: pa.ChunkedArray | None = None,
 ) -> pa.Table:
     """Read one stage's annotations of a shard, having checked that they are of the same documents.
@@ -315,9 +338,7 @@ def read_annotations(
     return table
 
 
-def check_ids(
-    inputs: Mapping[str, Path], shard: str, stage: str, found: pa.ChunkedArray, ids: pa.ChunkedArray
-) -> None:
+def check_ids(inputs: Mapping[str, Path], shard: str, stage: str, found: pa.ChunkedArray, ids: pa.ChunkedArray) -> None:
     """Raise MisalignedError where a stage's ids are not those of the documents of a shard."""
     if not found.combine_chunks().equals(ids.combine_chunks()):
         raise MisalignedError(

@@ -89,8 +89,9 @@ def size_changes(edits: pa.Array | pa.ChunkedArray) -> np.ndarray:
         edits = edits.combine_chunks()
     counts = pc.fill_null(pc.list_value_length(edits), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     values = edits.flatten()
-    grown = pc.subtract(pc.binary_length(values.field("text")).cast(pa.int64()),
-                        pc.subtract(values.field("end"), values.field("begin")))  # fmt: skip
+    grown = pc.subtract(
+        pc.binary_length(values.field("text")).cast(pa.int64()), pc.subtract(values.field("end"), values.field("begin"))
+    )
     total = np.concatenate([[0], np.cumsum(grown.to_numpy(zero_copy_only=False).astype(np.int64))])
     ends = np.concatenate([[0], np.cumsum(counts)])
     changes: np.ndarray = np.diff(total[ends])

@@ -18,11 +18,28 @@ from gristmill.mixtures.prepare import column_prefix
 
 OF_TOKENS = ("tokens", "bytes")
 """What the tokeniser measures of a document."""
-OWN_COLUMNS = ("id", "source", "locator", "url", "licence", "text", "metadata", "kept", "dropped_by", "reason", "error",
-               "original_text")
+OWN_COLUMNS = (
+    "id",
+    "source",
+    "locator",
+    "url",
+    "licence",
+    "text",
+    "metadata",
+    "kept",
+    "dropped_by",
+    "reason",
+    "error",
+    "original_text",
+)
 """What a document has without any step (`corpus.Corpus`)."""
-CONFINED = {"threads": 1, "enable_external_access": False, "python_enable_replacements": False,
-            "autoinstall_known_extensions": False, "autoload_known_extensions": False}
+CONFINED = {
+    "threads": 1,
+    "enable_external_access": False,
+    "python_enable_replacements": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+}
 """A database that reaches no file, no network, no extension and no variable of this program; once it is locked, no
 expression can change that (https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview)."""
 
@@ -47,8 +64,10 @@ def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str
         step -> column -> name.
     """
     uses = Counter([*OF_TOKENS, *OWN_COLUMNS, *(column for columns in measured.values() for column in columns)])
-    return {step: {column: column if uses[column] == 1 else f"{column_prefix(step)}_{column}" for column in columns}
-            for step, columns in measured.items()}
+    return {
+        step: {column: column if uses[column] == 1 else f"{column_prefix(step)}_{column}" for column in columns}
+        for step, columns in measured.items()
+    }
 
 
 def evaluate(expression: str, kind: str, columns: pa.Table) -> tuple[np.ndarray, np.ndarray]:
@@ -68,8 +87,9 @@ def evaluate(expression: str, kind: str, columns: pa.Table) -> tuple[np.ndarray,
     with duckdb.connect(config=CONFINED) as connection:
         for name, function in (("min", "least"), ("max", "greatest")):
             # DuckDB's own are aggregates; its least() passes over NULL, which would make up a value.
-            connection.execute(f"CREATE MACRO {name}(a, b) AS CASE WHEN a IS NULL OR b IS NULL THEN NULL "
-                               f"ELSE {function}(a, b) END")
+            connection.execute(
+                f"CREATE MACRO {name}(a, b) AS CASE WHEN a IS NULL OR b IS NULL THEN NULL ELSE {function}(a, b) END"
+            )
         connection.execute("SET lock_configuration = true")
         try:
             _check_grammar(connection, expression, columns.column_names)
@@ -124,36 +144,134 @@ def _in_order(rows: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
     return ~np.ma.getmaskarray(values)[order], np.asarray(np.ma.getdata(values))[order]
 
 
-OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "^", "||", "~~", "!~~", "~~*", "!~~*", "~~~", "like_escape",
-             "not_like_escape", "ilike_escape", "not_ilike_escape")
+OPERATORS = (
+    "+",
+    "-",
+    "*",
+    "/",
+    "//",
+    "%",
+    "**",
+    "^",
+    "||",
+    "~~",
+    "!~~",
+    "~~*",
+    "!~~*",
+    "~~~",
+    "like_escape",
+    "not_like_escape",
+    "ilike_escape",
+    "not_ilike_escape",
+)
 """Arithmetic, concatenation, and LIKE, ILIKE and GLOB as DuckDB calls them."""
 FUNCTIONS = {
-    "numbers": ("abs", "ceil", "ceiling", "exp", "floor", "greatest", "isfinite", "isinf", "isnan", "least", "ln",
-                "log", "log10", "log2", "max", "min", "pow", "power", "round", "sign", "sqrt", "trunc"),
-    "texts": ("concat", "contains", "ends_with", "hex", "left", "length", "lower", "ltrim", "position", "prefix",
-              "regexp_full_match", "regexp_matches", "replace", "right", "rtrim", "starts_with", "strlen", "strpos",
-              "substr", "substring", "suffix", "trim", "upper"),
+    "numbers": (
+        "abs",
+        "ceil",
+        "ceiling",
+        "exp",
+        "floor",
+        "greatest",
+        "isfinite",
+        "isinf",
+        "isnan",
+        "least",
+        "ln",
+        "log",
+        "log10",
+        "log2",
+        "max",
+        "min",
+        "pow",
+        "power",
+        "round",
+        "sign",
+        "sqrt",
+        "trunc",
+    ),
+    "texts": (
+        "concat",
+        "contains",
+        "ends_with",
+        "hex",
+        "left",
+        "length",
+        "lower",
+        "ltrim",
+        "position",
+        "prefix",
+        "regexp_full_match",
+        "regexp_matches",
+        "replace",
+        "right",
+        "rtrim",
+        "starts_with",
+        "strlen",
+        "strpos",
+        "substr",
+        "substring",
+        "suffix",
+        "trim",
+        "upper",
+    ),
     "either": ("if", "ifnull", "nullif"),
 }
 """Pure functions of a row (https://duckdb.org/docs/stable/sql/functions/overview)."""
 ALLOWED_FUNCTIONS = frozenset([*OPERATORS, *(name for names in FUNCTIONS.values() for name in names)])
 OF_TWO = ("min", "max")
 """With one argument these are aggregates, over other documents."""
-ALLOWED_CLASSES = frozenset(["COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "BETWEEN", "CASE", "CAST", "TYPE",
-                             "FUNCTION", "OPERATOR"])
-ALLOWED_OPERATORS = frozenset(["OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE",
-                               "COMPARE_IN", "COMPARE_NOT_IN"])
-ALLOWED_TYPES = frozenset(["BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT",
-                           "UINTEGER", "UBIGINT", "FLOAT", "DOUBLE", "VARCHAR"])
+ALLOWED_CLASSES = frozenset(
+    ["COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "BETWEEN", "CASE", "CAST", "TYPE", "FUNCTION", "OPERATOR"]
+)
+ALLOWED_OPERATORS = frozenset(
+    ["OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE", "COMPARE_IN", "COMPARE_NOT_IN"]
+)
+ALLOWED_TYPES = frozenset(
+    [
+        "BOOLEAN",
+        "TINYINT",
+        "SMALLINT",
+        "INTEGER",
+        "BIGINT",
+        "HUGEINT",
+        "UTINYINT",
+        "USMALLINT",
+        "UINTEGER",
+        "UBIGINT",
+        "FLOAT",
+        "DOUBLE",
+        "VARCHAR",
+    ]
+)
 """Types that a value may be cast to: never times, which would depend on a time zone."""
-NAMES_OF_CLASSES = {"SUBQUERY": "a sub-query", "WINDOW": "a window function", "STAR": "*", "LAMBDA": "a lambda",
-                    "PARAMETER": "a parameter", "POSITIONAL_REFERENCE": "a column's number", "DEFAULT": "DEFAULT",
-                    "COLLATE": "COLLATE"}
-ALIASES = {"INT": "INTEGER", "REAL": "FLOAT", "TEXT": "VARCHAR", "STRING": "VARCHAR", "BOOL": "BOOLEAN",
-           "LONG": "BIGINT", "FLOAT4": "FLOAT", "FLOAT8": "DOUBLE", "INT4": "INTEGER", "INT8": "BIGINT"}
-GRAMMAR = ("columns, constants, comparison, arithmetic, AND, OR, NOT, IN, BETWEEN, LIKE, CASE, IS NULL, COALESCE, CAST "
-           "to a number, text or truth value, and the functions "
-           + ", ".join(sorted(name for names in FUNCTIONS.values() for name in names)))
+NAMES_OF_CLASSES = {
+    "SUBQUERY": "a sub-query",
+    "WINDOW": "a window function",
+    "STAR": "*",
+    "LAMBDA": "a lambda",
+    "PARAMETER": "a parameter",
+    "POSITIONAL_REFERENCE": "a column's number",
+    "DEFAULT": "DEFAULT",
+    "COLLATE": "COLLATE",
+}
+ALIASES = {
+    "INT": "INTEGER",
+    "REAL": "FLOAT",
+    "TEXT": "VARCHAR",
+    "STRING": "VARCHAR",
+    "BOOL": "BOOLEAN",
+    "LONG": "BIGINT",
+    "FLOAT4": "FLOAT",
+    "FLOAT8": "DOUBLE",
+    "INT4": "INTEGER",
+    "INT8": "BIGINT",
+}
+GRAMMAR = (
+    "columns, constants, comparison, arithmetic, AND, OR, NOT, IN, BETWEEN, LIKE, CASE, IS NULL, COALESCE, CAST "
+    "to a number, text or truth value, and the functions "
+    + ", ".join(sorted(name for names in FUNCTIONS.values() for name in names))
+)
 """What there is, in words."""
 
 
@@ -219,8 +337,9 @@ def _check_node(node: Mapping[str, Any], columns: Collection[str]) -> None:
         _check_type(node)
     elif kind not in ALLOWED_CLASSES or (kind == "OPERATOR" and what not in ALLOWED_OPERATORS):
         named = NAMES_OF_CLASSES.get(kind, what.lower())
-        raise NotAllowedError(f"{named} is not allowed{_called(node)}; an expression looks at one document alone; "
-                              f"allowed are {GRAMMAR}")
+        raise NotAllowedError(
+            f"{named} is not allowed{_called(node)}; an expression looks at one document alone; allowed are {GRAMMAR}"
+        )
 
 
 def _called(node: Mapping[str, Any]) -> str:
@@ -231,8 +350,9 @@ def _called(node: Mapping[str, Any]) -> str:
 def _check_function(node: Mapping[str, Any]) -> None:
     name = node["function_name"].lower()
     if name not in ALLOWED_FUNCTIONS or node.get("schema") or node.get("catalog"):
-        raise NotAllowedError(f"the function {name} is not allowed; an expression looks at one document alone; allowed "
-                              f"are {GRAMMAR}")
+        raise NotAllowedError(
+            f"the function {name} is not allowed; an expression looks at one document alone; allowed are {GRAMMAR}"
+        )
     if node.get("distinct") or node.get("filter") or (node.get("order_bys") or {}).get("orders"):
         raise NotAllowedError(f"{name} has DISTINCT, FILTER or ORDER BY, which are for several documents")
     arguments = node.get("arguments") or node.get("children") or []

@@ -40,7 +40,8 @@ REPAIR = "gristmill verify MANIFEST --repair"
 
 
 carried_files: ContextVar[Mapping[str, Path | Mapping[str, Path]]] = ContextVar(
-    "carried_files", default=MappingProxyType({}))
+    "carried_files", default=MappingProxyType({})
+)
 """In a worker of a cluster: where in the store lie the files of another machine that a job names
 (`dataprep/jobs/carried.py`): by their paths there, each in a folder that is named by its SHA-256; of a folder all of
 its files, by their paths in it."""

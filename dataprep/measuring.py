@@ -39,9 +39,7 @@ Measure = Callable[[Any], Mapping[str, Any]]
 such type."""
 
 
-def measure_texts(
-    texts: pa.ChunkedArray | pa.Table, measure: Measure
-) -> tuple[dict[str, Any], list[str | None]]:
+def measure_texts(texts: pa.ChunkedArray | pa.Table, measure: Measure) -> tuple[dict[str, Any], list[str | None]]:
     """Measure every text; one that raises gets an error instead of values.
 
     Args:
@@ -113,9 +111,7 @@ class JudgedTexts:
         halves = np.frombuffer(b"".join(ids.to_pylist()), ">u8").astype(np.uint64).reshape(-1, 2)
         return halves[:, 0].copy(), halves[:, 1].copy()
 
-    def annotate(
-        self, reasons: Sequence[str | None], measures: Mapping[str, pa.Array]
-    ) -> tuple[pa.Table, Counts]:
+    def annotate(self, reasons: Sequence[str | None], measures: Mapping[str, pa.Array]) -> tuple[pa.Table, Counts]:
         """The annotation table and its counts; `reasons` and `measures` have one value per readable text."""
         columns = {name: spread(values, self.errors) for name, values in measures.items()}
         spread_reasons = spread(pa.array(reasons, pa.string()), self.errors)

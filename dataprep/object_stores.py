@@ -46,8 +46,13 @@ JITTER = 0.5
 "Exponential Backoff and Jitter")."""
 SECONDS_BEFORE_WARNING = 3.0
 SECONDS_BETWEEN_WARNINGS = 60.0
-PASSING_CODES = ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown",
-                 "XAmzContentSHA256Mismatch")
+PASSING_CODES = (
+    "ConditionalRequestConflict",
+    "OperationAborted",
+    "RequestTimeout",
+    "SlowDown",
+    "XAmzContentSHA256Mismatch",
+)
 """Refusals of S3 after which the same request may well succeed, whatever their HTTP status."""
 log = logging.getLogger("gristmill.store")
 
@@ -95,7 +100,8 @@ class Failing:
         if waited >= self._seconds or is_over or (_Rules.interrupted and waited >= HASTY_SECONDS):
             raise StoreUnavailableError(
                 f"{self._what} could not be {self._done} in {self._attempts} attempts over {waited:.0f} seconds "
-                f"({why}); {self._advice}") from error
+                f"({why}); {self._advice}"
+            ) from error
         if waited >= self._quiet:
             warn(f"{self._what} could not be {self._done} for {waited:.0f} seconds ({why}); trying again")
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_SECONDS * self._shorter)
@@ -231,8 +237,9 @@ def refuse_while_resting(model: Any, params: Mapping[str, Any], **others: Any) -
     if time.monotonic() >= until:
         return
     _note_unwritten(address, model.name)
-    raise StoreUnavailableError(f"{address} ({model.name}) was not asked for, since the store had just been given up: "
-                                f"{why}")
+    raise StoreUnavailableError(
+        f"{address} ({model.name}) was not asked for, since the store had just been given up: {why}"
+    )
 
 
 def _note_unwritten(address: str, operation: str) -> None:
@@ -241,8 +248,11 @@ def _note_unwritten(address: str, operation: str) -> None:
 
 
 async def ask_again(
-    response: tuple[Any, Mapping[str, Any]] | None, operation: Any, caught_exception: Exception | None,
-    request_dict: dict[str, Any], **others: Any,
+    response: tuple[Any, Mapping[str, Any]] | None,
+    operation: Any,
+    caught_exception: Exception | None,
+    request_dict: dict[str, Any],
+    **others: Any,
 ) -> float | None:
     """Answer botocore's event `needs-retry`: 0 to send the same request once more, after a pause, or None.
 
@@ -265,9 +275,11 @@ async def ask_again(
     if "gristmill" not in context:
         context["gristmill"] = Failing(
             f"{address} ({operation.name})",
-            min(retry_seconds(), HASTY_SECONDS) if host in _Rules.given_up else retry_seconds(), "reached",
+            min(retry_seconds(), HASTY_SECONDS) if host in _Rules.given_up else retry_seconds(),
+            "reached",
             f"see that the store can be reached, or let it be asked for longer ({VARIABLE}={retry_seconds():g})",
-            SECONDS_BEFORE_WARNING)
+            SECONDS_BEFORE_WARNING,
+        )
     failing: Failing = context["gristmill"]
     try:
         pause = failing.failed(error, _Rules.warn)

@@ -57,7 +57,8 @@ def load_own(own: Own, *given: str, by_name: Sequence[str] = ()) -> Callable[...
     placed, options = len(given), own.options
     if by_name:
         return lambda *arguments: function(
-            *arguments[:placed], **dict(zip(by_name, arguments[placed:], strict=True)), **options)
+            *arguments[:placed], **dict(zip(by_name, arguments[placed:], strict=True)), **options
+        )
     return (lambda *arguments: function(*arguments, **options)) if options else function
 
 
@@ -161,8 +162,9 @@ def _check_version(module: str, reference: str, distribution: str) -> None:
     """Raise where a worker has another version of a distribution than the manifest was read with."""
     found = installed_distribution(module)
     if found != distribution:
-        raise OwnCodeError(f"{reference} is of {distribution}, but here is {found or 'no such module'}; install the "
-                           "same everywhere")
+        raise OwnCodeError(
+            f"{reference} is of {distribution}, but here is {found or 'no such module'}; install the same everywhere"
+        )
 
 
 def _traced_name(own: OwnFunction, file: str) -> str:
@@ -202,8 +204,12 @@ class _Maker:
         return module
 
     def _import(
-        self, name: str, globals: Mapping[str, Any] | None = None, locals: Mapping[str, Any] | None = None,
-        fromlist: Sequence[str] | None = (), level: int = 0,
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
     ) -> ModuleType:
         """`import` as the user's files see it: what lies beside them comes first."""
         wanted = absolute_module(name, str((globals or {})["__file__"]), level)

@@ -230,6 +230,5 @@ def nearest(verdicts: Verdicts, rule: Rule, most: int) -> dict[str, list[tuple[f
         places = np.flatnonzero(mask)
         distance = (np.abs(values - rule.bound) if rule.margins is None else rule.margins(verdicts.columns))[places]
         order = np.lexsort((verdicts.rows[places], distance))[:most]
-        found[name] = [(float(distance[at]), int(verdicts.rows[places[at]]), float(values[places[at]]))
-                       for at in order]
+        found[name] = [(float(distance[at]), int(verdicts.rows[places[at]]), float(values[places[at]])) for at in order]
     return found

@@ -42,8 +42,11 @@ def read_matching(path: Path, column: str, values: Sequence[Any], columns: Seque
     """
     wanted = sorted(set(values))
     with open_table(path) as file:
-        groups = [number for number in range(file.metadata.num_row_groups)
-                  if _may_hold(file.metadata.row_group(number), column, wanted)]
+        groups = [
+            number
+            for number in range(file.metadata.num_row_groups)
+            if _may_hold(file.metadata.row_group(number), column, wanted)
+        ]
         read = None if columns is None else list(dict.fromkeys((column, *columns)))
         table = file.read_row_groups(groups, read, use_threads=is_local(path))
     hits = table.filter(pc.is_in(table[column], value_set=_array_of(wanted, table.schema.field(column).type)))
@@ -58,8 +61,9 @@ def read_rows(path: Path, rows: Sequence[int], columns: Sequence[str] | None = N
         numbers = np.asarray(rows, dtype=np.int64)
         groups = np.searchsorted(ends, numbers, side="right") - 1
         used = np.unique(groups)
-        table = file.read_row_groups(used.tolist(), None if columns is None else list(columns),
-                                     use_threads=is_local(path))
+        table = file.read_row_groups(
+            used.tolist(), None if columns is None else list(columns), use_threads=is_local(path)
+        )
     starts = np.cumsum([0, *(sizes[group] for group in used.tolist())])
     return table.take(integers(starts[np.searchsorted(used, groups)] + numbers - ends[groups]))
 
@@ -128,7 +132,11 @@ def read_document_rows(
 
 
 def read_annotation_rows(
-    inputs: Mapping[str, Path], shard: str, stage: str, rows: Sequence[int], ids: pa.ChunkedArray,
+    inputs: Mapping[str, Path],
+    shard: str,
+    stage: str,
+    rows: Sequence[int],
+    ids: pa.ChunkedArray,
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
     """What a stage says of documents of a shard by their row: `id` and its columns, all or some.

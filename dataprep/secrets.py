@@ -24,8 +24,10 @@ VARIABLE = "GRISTMILL_SECRETS"
 """Holds, for a stage's process and its children, what the file that describes the stage lacks."""
 SHORTEST_ALONE = 8
 """Characters: a shorter password is masked in its place only, since it may be an ordinary word elsewhere."""
-_KEY = (r"(?:pass|passwd|password|passphrase|passcode|pwd|secret|signature|credential|auth|authorization|"
-        r"(?:api|access|account|secret|private|auth)[_-]?key|connection[_-]?string)s?")
+_KEY = (
+    r"(?:pass|passwd|password|passphrase|passcode|pwd|secret|signature|credential|auth|authorization|"
+    r"(?:api|access|account|secret|private|auth)[_-]?key|connection[_-]?string)s?"
+)
 _TOKEN = r"(?:auth|access|security|session|bearer|refresh|id|api|hf)[_-]?token"
 """Only these: `eot_token` and `special_tokens` are not secrets of a language model."""
 _COLON, _SLASHES = "(?::|%3A)", "(?:://|%3A%2F%2F)"
@@ -36,10 +38,14 @@ _USER = re.compile(
     # Keys of object stores may hold a slash; a port is not a password.
     r"|[^/\s@:'\"\[]*:(?!\d{1,5}/)[^\s@'\"]*(?=@)"
     # What stands alone is a name (abfs://container@account), unless it is as long as an access token of the web.
-    r"|(?<=https://)[^/\s@:'\"]{20,}(?=@)|(?<=http://)[^/\s@:'\"]{20,}(?=@))", re.IGNORECASE)
+    r"|(?<=https://)[^/\s@:'\"]{20,}(?=@)|(?<=http://)[^/\s@:'\"]{20,}(?=@))",
+    re.IGNORECASE,
+)
 _QUERY = re.compile(
     rf"(?:[?&;#]|%3F|%26)(?:(?:[\w.\[\]-]|%5B|%5D)*?(?:{_KEY}|token|jwt|sessionid)(?:\]|%5D)?|sig|key|code|sid|sas)"
-    r"(?:=|%3D)(?P<found>(?:(?!%26)[^&;\s'\"#])+)", re.IGNORECASE)
+    r"(?:=|%3D)(?P<found>(?:(?!%26)[^&;\s'\"#])+)",
+    re.IGNORECASE,
+)
 """Signed links: X-Amz-Signature, X-Amz-Credential, X-Amz-Security-Token (S3), X-Goog-Signature (GCS), sig (Azure)."""
 _NAME = re.compile(rf"(?:^|[._-])(?:{_KEY}|{_TOKEN})$|(?:^|\.)token$", re.IGNORECASE)
 _known: set[str] = set()
@@ -175,4 +181,3 @@ def _hidden(value: Any, masked: Any, at: Sequence[str | int]) -> Iterator[tuple[
             yield from _hidden(inner, masked[index], (*at, index))
     elif value != masked:
         yield list(at), value
-

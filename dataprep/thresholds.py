@@ -47,8 +47,9 @@ def bounds_of(section: BaseModel) -> Iterator[Bound]:
             continue
         value, of_side = getattr(section, name), cast(Side, side)
         if isinstance(value, Mapping):
-            yield from (Bound(f"{side}_{inner}", f"{side}.{inner}", of_side, inner, bound)
-                        for inner, bound in value.items())
+            yield from (
+                Bound(f"{side}_{inner}", f"{side}.{inner}", of_side, inner, bound) for inner, bound in value.items()
+            )
         elif isinstance(value, int | float):
             yield Bound(name, name, of_side, statistic, value)
 

@@ -34,13 +34,13 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
 
     inputs = committed_inputs(session, session.plan)
     if MIX not in inputs:
-        raise NothingToExportError(
-            f"the mixture is not packed yet; run: {session.command('run', '--until', MIX)}")
+        raise NothingToExportError(f"the mixture is not packed yet; run: {session.command('run', '--until', MIX)}")
     try:
         folder: Path = as_path(out)
     except (ValueError, ImportError) as error:
-        raise NothingToExportError(f"{out}: {error}; give a folder, or a URL of a kind that fsspec opens here, such as "
-                                   "s3://bucket/folder") from error
+        raise NothingToExportError(
+            f"{out}: {error}; give a folder, or a URL of a kind that fsspec opens here, such as s3://bucket/folder"
+        ) from error
     return export_tokens(PackedSet(inputs[MIX]), folder, form, split, _seed(session, order, split), shard_tokens)
 
 
@@ -48,6 +48,8 @@ def _seed(session: Session, order: str, split: str) -> int | None:
     if order == "stored" or split == "validation":
         return None
     if PRETRAIN not in session.plan:
-        raise NothingToExportError(f"{session.manifest_file} has no `pretrain:` section, whose seed gives the training "
-                                   "order; use --order stored")
+        raise NothingToExportError(
+            f"{session.manifest_file} has no `pretrain:` section, whose seed gives the training "
+            "order; use --order stored"
+        )
     return int(session.plan[PRETRAIN].config["seed"])

@@ -175,8 +175,13 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
         with record.until_end(), server as forking:
             runner = session.runner(observer, forking)
             carried.set(Carried(session, runner, force))
-            run_jobs(jobs_of(session.plan, stages, runner.engine), runner.engine.workers, start,
-                     finish, runner.processes.stop)
+            run_jobs(
+                jobs_of(session.plan, stages, runner.engine),
+                runner.engine.workers,
+                start,
+                finish,
+                runner.processes.stop,
+            )
     except CancelledRun:
         # What the task was ended by; how the run ends is up to whoever has started it.
         raise TerminationSignal(signal.SIGTERM) from None

@@ -99,7 +99,7 @@ _MODULES = {
     "dataprep.expressions": "ExpressionError",
     "dataprep.replay": "NotReplayableError",
     "flows.python.answers": "Answer DocumentTrace Explanation Judgement SearchHits Size StepTrace TextTrace "
-                            "Threshold WhatIf",
+    "Threshold WhatIf",
     "flows.python.document_frames": "Documents",
     "flows.python.finished_run": "Report Run StageOutput Store",
     "flows.python.made_manifest": "Manifest",

@@ -7,8 +7,23 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-RESERVED = ("id", "keep", "reason", "error", "edits", "source", "locator", "url", "licence", "text", "metadata", "kept",
-            "dropped_by", "tokens", "bytes")
+RESERVED = (
+    "id",
+    "keep",
+    "reason",
+    "error",
+    "edits",
+    "source",
+    "locator",
+    "url",
+    "licence",
+    "text",
+    "metadata",
+    "kept",
+    "dropped_by",
+    "tokens",
+    "bytes",
+)
 """Names of columns that mean something else."""
 _COLUMN = re.compile(r"^[A-Za-z_]\w*$")
 

@@ -13,8 +13,11 @@ from pydantic import Field, model_validator
 from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Section
 
 ADDRESSES = {
-    "dask": "tcp://host:8786", "spark": "spark://host:7077", "flink": "host:8081", "prism": "host:8073",
-}  # fmt: skip
+    "dask": "tcp://host:8786",
+    "spark": "spark://host:7077",
+    "flink": "host:8081",
+    "prism": "host:8073",
+}
 """Engines that are somewhere else, and what an address of each looks like."""
 ENGINES = ("local", *ADDRESSES, "dataflow")
 """What `runner` may be, beside the names of Beam's own runners."""
@@ -35,8 +38,10 @@ def check_engine(runner: str, address: str | None, options: Mapping[str, Any]) -
         options: what it is told besides.
     """
     if runner not in ENGINES and not runner.endswith("Runner"):
-        raise ValueError(f"there is no engine {runner}; there are {', '.join(ENGINES)}, and Beam's by their own names, "
-                         "as in PortableRunner")
+        raise ValueError(
+            f"there is no engine {runner}; there are {', '.join(ENGINES)}, and Beam's by their own names, "
+            "as in PortableRunner"
+        )
     if runner not in ADDRESSES and address is not None:
         raise ValueError(f"address is for runner {', '.join(ADDRESSES)}, not for {runner}; remove it")
     if runner in ADDRESSES and runner != "prism" and address is None and FOUND_OTHERWISE.get(runner) not in options:
@@ -45,8 +50,10 @@ def check_engine(runner: str, address: str | None, options: Mapping[str, Any]) -
         raise ValueError(f"options ({', '.join(options)}) are for a runner other than local; remove them")
     foreign = [name for name in options if not name.startswith("spark.")] if runner == "spark" else []
     if foreign:
-        raise ValueError(f"options of runner spark are Spark's settings (spark.executor.memory, ...), but there is "
-                         f"{', '.join(foreign)}; Beam's own runner for Spark is SparkRunner")
+        raise ValueError(
+            f"options of runner spark are Spark's settings (spark.executor.memory, ...), but there is "
+            f"{', '.join(foreign)}; Beam's own runner for Spark is SparkRunner"
+        )
     line = str(options.get("flink_version", FLINK_VERSIONS[-1]))
     if line not in FLINK_VERSIONS:
         raise ValueError(f"flink_version is {line!r}, but Beam publishes a job server for {', '.join(FLINK_VERSIONS)}")
@@ -130,7 +137,8 @@ class Parallel(Section):
         if fixed * shard != ranks:
             raise ValueError(
                 f"parallel: pipeline {self.pipeline} x replicate {self.replicate} x shard {shard} x context "
-                f"{self.context} x tensor {self.tensor} are {fixed * shard} processes, but ranks is {ranks}")
+                f"{self.context} x tensor {self.tensor} are {fixed * shard} processes, but ranks is {ranks}"
+            )
         pipeline, context = (self.pipeline, self.context) if pipelined else (1, 1)
         tensor = self.tensor if split else 1
         return pipeline, self.replicate, ranks // (pipeline * self.replicate * context * tensor), context, tensor

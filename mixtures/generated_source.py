@@ -1,10 +1,10 @@
 """A source whose documents a language model writes, from documents of other sources of the same manifest.
 
-    sources:
-      web:    {path: web.jsonl}
-      taught:
-        generate: {parents: [web], style: textbook, model: {endpoint: "http://127.0.0.1:8000/v1", model: writer}}
-        weight: 0.2
+sources:
+  web:    {path: web.jsonl}
+  taught:
+    generate: {parents: [web], style: textbook, model: {endpoint: "http://127.0.0.1:8000/v1", model: writer}}
+    weight: 0.2
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.steps.quality import Quality
 
-Style = Literal["rephrase", "question_answer", "textbook", "summary", "translate", "continue", "instruction", "answer",
-                "persona"]
+Style = Literal[
+    "rephrase", "question_answer", "textbook", "summary", "translate", "continue", "instruction", "answer", "persona"
+]
 
 
 class ParentStep(Section):
@@ -45,8 +46,13 @@ class ParentStep(Section):
     def _bare_name(cls, value: Any) -> Any:
         if isinstance(value, dict) and len(value) > 1:  # as it was dumped, with those that it is not
             return {key: item for key, item in value.items() if item is not None}
-        return {value: {}} if isinstance(value, str) else (
-            {key: {} if item is None else item for key, item in value.items()} if isinstance(value, dict) else value)
+        return (
+            {value: {}}
+            if isinstance(value, str)
+            else (
+                {key: {} if item is None else item for key, item in value.items()} if isinstance(value, dict) else value
+            )
+        )
 
     @model_validator(mode="after")
     def _one_that_only_judges(self) -> Self:
@@ -133,13 +139,19 @@ class GeneratedSource(Mixed):
 
 def _tag_of(value: Any) -> str:
     if isinstance(value, dict):
-        return next((tag for key, tag in (("generate", GeneratedSource.TAG), ("tokens", TokenSource.TAG))
-                     if key in value), Source.TAG)
+        return next(
+            (tag for key, tag in (("generate", GeneratedSource.TAG), ("tokens", TokenSource.TAG)) if key in value),
+            Source.TAG,
+        )
     return next((kind.TAG for kind in (GeneratedSource, TokenSource) if isinstance(value, kind)), Source.TAG)
 
 
-AnySource = Annotated[Annotated[Source, Tag(Source.TAG)] | Annotated[TokenSource, Tag(TokenSource.TAG)]
-                      | Annotated[GeneratedSource, Tag(GeneratedSource.TAG)], Discriminator(_tag_of)]
+AnySource = Annotated[
+    Annotated[Source, Tag(Source.TAG)]
+    | Annotated[TokenSource, Tag(TokenSource.TAG)]
+    | Annotated[GeneratedSource, Tag(GeneratedSource.TAG)],
+    Discriminator(_tag_of),
+]
 """A source of documents, with the key `tokens` one of tokens, with the key `generate` one of new documents."""
 
 
@@ -147,8 +159,9 @@ def generation_order(sources: dict[str, GeneratedSource]) -> list[str]:
     """The generated sources, each behind those that it is made from; a valid manifest has no circles."""
     waiting, placed = dict(sources), list[str]()
     while waiting:
-        ready = next(name for name, source in waiting.items()
-                     if not any(parent in waiting for parent in source.generate.parents))
+        ready = next(
+            name for name, source in waiting.items() if not any(parent in waiting for parent in source.generate.parents)
+        )
         placed.append(ready)
         del waiting[ready]
     return placed

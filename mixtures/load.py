@@ -156,8 +156,12 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
 
 
 def check_manifest(
-    raw: dict[str, Any], file: str, folder: Path, overrides: Sequence[str] = (),
-    lines: Mapping[Location, int] | None = None, problems: Iterable[Problem] = (),
+    raw: dict[str, Any],
+    file: str,
+    folder: Path,
+    overrides: Sequence[str] = (),
+    lines: Mapping[Location, int] | None = None,
+    problems: Iterable[Problem] = (),
 ) -> tuple[Manifest, Written]:
     """Validate a manifest's content, which is changed: it gets today's names of keys, and the overrides.
 
@@ -173,8 +177,10 @@ def check_manifest(
         ManifestError: with all problems, before any work.
     """
     lines = lines or {}
-    renamed = [(Problem(file, lines.get(name.new, 1 if lines else 0), dotted(name.old), str(name)), name)
-               for name in take_current_names(raw)]
+    renamed = [
+        (Problem(file, lines.get(name.new, 1 if lines else 0), dotted(name.old), str(name)), name)
+        for name in take_current_names(raw)
+    ]
     found, settings, of_settings = _apply_overrides(raw, overrides)
     renamed += of_settings
     found += [problem for problem, name in renamed if name.is_twice]
@@ -276,8 +282,10 @@ def _apply_overrides(
             at += _put(target, last, new)
             settings[at] = key
             former = [FormerName(given, place, False)] if place != given else []
-            renamed += [(Problem(f"{SETTING}{key}", 0, key, f"{dotted(found.old)} {found}"), found)
-                        for found in (*former, *take_current_names(new, at))]
+            renamed += [
+                (Problem(f"{SETTING}{key}", 0, key, f"{dotted(found.old)} {found}"), found)
+                for found in (*former, *take_current_names(new, at))
+            ]
         except yaml.YAMLError as error:
             wrong(f"{shortened(value)} is not valid YAML: {why_invalid(error)[1]}")
         except LookupError as error:
@@ -360,8 +368,12 @@ def _field_problem(item: Any, written: Written) -> Problem:
     if item["type"] == "extra_forbidden":
         known = known_keys(item["loc"][:-1])
         name = str(location[-1])
-        hint = (_of_steps(location) or did_you_mean(name, known) or _where_it_belongs(name, written.raw)
-                or (f"; known here: {', '.join(known)}" if known else ""))
+        hint = (
+            _of_steps(location)
+            or did_you_mean(name, known)
+            or _where_it_belongs(name, written.raw)
+            or (f"; known here: {', '.join(known)}" if known else "")
+        )
         return written.problem(location, f"unknown key{hint}")
     if item["type"] == "missing":
         return written.problem(location, "required but absent")
@@ -387,8 +399,12 @@ def _of_steps(location: Location) -> str:
 def _where_it_belongs(name: str, raw: Any) -> str:
     """`, did you mean 'pretrain.steps'?` of a key that other sections have, those of this manifest first."""
     found = [".".join(key) for key in all_keys(Manifest) if key[-1] == name and key[0] not in ("prepare", "sources")]
-    found += [short_key(".".join((stage, *key)))
-              for stage, section in STEP_SECTIONS.items() for key in all_keys(section) if key[-1] == name]
+    found += [
+        short_key(".".join((stage, *key)))
+        for stage, section in STEP_SECTIONS.items()
+        for key in all_keys(section)
+        if key[-1] == name
+    ]
     used = {*raw, *(stage for stage, _ in written_steps(raw.get("prepare")))}
     near = sorted(found, key=lambda key: (key.partition(".")[0] not in used, key.count(".")))[:MOST_PLACES]
     return f", did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -406,8 +422,9 @@ def written_location(location: Sequence[str | int], raw: Any) -> Location:
             continue
         if isinstance(at, list) and isinstance(part, str):
             names = ((entry,) if isinstance(entry, str) else entry for entry in at)
-            found = next((index for index, name in enumerate(names) if isinstance(name, tuple | dict) and part in name),
-                         None)
+            found = next(
+                (index for index, name in enumerate(names) if isinstance(name, tuple | dict) and part in name), None
+            )
             if found is not None:
                 written += [found, part]
                 at = at[found][part] if isinstance(at[found], dict) else None
@@ -428,8 +445,12 @@ def _contradictions(written: Written) -> list[Problem]:
         problems.append(written.problem(("prepare", index, NAME), message))
     for location in dict.fromkeys((*written.lines, *_locations(written.raw))):
         if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
-            problems.append(written.problem(location, "secrets do not belong in a manifest, which is kept with every "
-                                                      "run; use environment variables"))
+            problems.append(
+                written.problem(
+                    location,
+                    "secrets do not belong in a manifest, which is kept with every run; use environment variables",
+                )
+            )
     return problems
 
 
@@ -458,8 +479,7 @@ def anchor(value: Any, folder: Path) -> Any:
         return value if "://" in value or Path(value).is_absolute() else OutsidePath(folder / value)
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in type(value).model_fields}
-        changed = {name: anchored for name, inner in fields.items()
-                   if (anchored := anchor(inner, folder)) is not inner}
+        changed = {name: anchored for name, inner in fields.items() if (anchored := anchor(inner, folder)) is not inner}
         return value.model_copy(update=changed) if changed else value
     if isinstance(value, dict):
         mapping = {name: anchor(inner, folder) for name, inner in value.items()}

@@ -124,8 +124,9 @@ class Engine(Section):
             raise ValueError(f"mode is for runner local, not for {self.runner}; remove it")
         self.parallel.sizes(self.ranks)
         if self.ranks % self.nodes and self.ranks > 1:
-            raise ValueError(f"ranks is {self.ranks}, which are all processes of a training; give a multiple of nodes, "
-                             f"{self.nodes}")
+            raise ValueError(
+                f"ranks is {self.ranks}, which are all processes of a training; give a multiple of nodes, {self.nodes}"
+            )
         if self.compute.compile == "model" and self.ranks > 1:
             raise ValueError(f"compute: compile: model is for one process, but ranks is {self.ranks}; say block")
         return self
@@ -208,15 +209,21 @@ class Manifest(Section):
     def licences(self) -> dict[str, str | None]:
         """What is noted of the licence of each source of documents; of a generated one without a note what is noted of
         the sources that it is made from."""
-        return {name: " and ".join(noted) or None for name, source in self.text_sources.items()
-                if (noted := sorted(self._noted(name, source, ()))) is not None}
+        return {
+            name: " and ".join(noted) or None
+            for name, source in self.text_sources.items()
+            if (noted := sorted(self._noted(name, source, ()))) is not None
+        }
 
     def _noted(self, name: str, source: Source | GeneratedSource, above: tuple[str, ...]) -> set[str]:
         if source.licence is not None or isinstance(source, Source):
             return set() if source.licence is None else {source.licence}
-        return {noted for parent in source.generate.parents
-                if parent in self.text_sources and parent not in (*above, name)
-                for noted in self._noted(parent, self.text_sources[parent], (*above, name))}
+        return {
+            noted
+            for parent in source.generate.parents
+            if parent in self.text_sources and parent not in (*above, name)
+            for noted in self._noted(parent, self.text_sources[parent], (*above, name))
+        }
 
     @property
     def token_sources(self) -> dict[str, TokenSource]:
@@ -233,9 +240,11 @@ CONTINUING = ("pretrain", "merge")
 
 def beyond_context(stage: str, length: int, trained: int) -> str:
     """What a person should know of a tuning whose rows are longer than all before."""
-    return (f"{stage}: its rows have {length} tokens, but the model was trained on {trained} at the most: the rotary "
-            f"positions behind those are new to it, and a short tuning may not teach them; look at long answers, lower "
-            f"{stage}.sequence_length, or stretch positions with pretrain.model.rope_scaling")
+    return (
+        f"{stage}: its rows have {length} tokens, but the model was trained on {trained} at the most: the rotary "
+        f"positions behind those are new to it, and a short tuning may not teach them; look at long answers, lower "
+        f"{stage}.sequence_length, or stretch positions with pretrain.model.rope_scaling"
+    )
 
 
 def context_warnings(manifest: Manifest, trained: int) -> dict[str, str]:
@@ -280,8 +289,11 @@ class FormerName:
 
     def __str__(self) -> str:
         name = dotted(self.new)
-        return (f"is the former name of {name}, which is given too; keep {name}" if self.is_twice else
-                f"is now called {name}; the next version does not read the former name")
+        return (
+            f"is the former name of {name}, which is given too; keep {name}"
+            if self.is_twice
+            else f"is now called {name}; the next version does not read the former name"
+        )
 
 
 def take_current_names(value: Any, at: Location = ()) -> Iterator[FormerName]:
@@ -342,8 +354,11 @@ def _models_at(location: Location) -> list[Any]:
             continue
         field = models[0].model_fields.get(part)
         # Where it is not a key, it is the kind that says which of several models a mapping is.
-        models = models_in(field.annotation) if field is not None else [
-            one for one in models if part in _kinds_of(one)] or models
+        models = (
+            models_in(field.annotation)
+            if field is not None
+            else [one for one in models if part in _kinds_of(one)] or models
+        )
     return models
 
 

@@ -71,9 +71,11 @@ class Continues(Section):
     def _is_a_beginning(self) -> Continues:
         total = sum(map(sum, self.phases))
         if any(len(rows) != len(self.sources) for rows in self.phases) or not 0 < self.rows <= total:
-            raise ValueError(f"keeps {self.rows} rows of a set with {total} in phases {self.phases} of the sources "
-                             f"{', '.join(self.sources)}, which is no beginning of it; let `gristmill continue` write "
-                             "this section")
+            raise ValueError(
+                f"keeps {self.rows} rows of a set with {total} in phases {self.phases} of the sources "
+                f"{', '.join(self.sources)}, which is no beginning of it; let `gristmill continue` write "
+                "this section"
+            )
         return self
 
 
@@ -154,8 +156,10 @@ class Mix(Seeded):
     @model_validator(mode="after")
     def _rows_are_those_of_the_stream(self) -> Mix:
         if self.continues is not None and self.packing == "best_fit":
-            raise ValueError("continues needs packing: stream, where a row does not depend on how many there are; "
-                             "those of best_fit do")
+            raise ValueError(
+                "continues needs packing: stream, where a row does not depend on how many there are; "
+                "those of best_fit do"
+            )
         return self
 
     @model_validator(mode="after")
@@ -164,12 +168,15 @@ class Mix(Seeded):
         if not ends:
             return self
         if any(end is None for end in ends[:-1]) or ends[-1] not in (None, 1.0):
-            raise ValueError("every phase but the last needs `end`, and the last ends with the set: [{end: 0.8, "
-                             "weights: ...}, {weights: ...}]")
+            raise ValueError(
+                "every phase but the last needs `end`, and the last ends with the set: [{end: 0.8, "
+                "weights: ...}, {weights: ...}]"
+            )
         inner = [end for end in ends[:-1] if end is not None]
         if inner != sorted(set(inner)) or inner[-1:] == [1.0]:
-            raise ValueError(f"the phases end at {inner} of the training set; each must end after the one before it, "
-                             "and before 1")
+            raise ValueError(
+                f"the phases end at {inner} of the training set; each must end after the one before it, and before 1"
+            )
         return self
 
 
@@ -223,22 +230,35 @@ def mix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
         yield ("sources",), "every weight is 0, so the mixture is empty; give at least one source a weight"
     for location, weights in weight_maps(mix):
         if isinstance(weights, Mapping) and list(weights) == [ALPHA] and ALPHA in sources:
-            yield (*location, ALPHA), ("is the exponent of shares by size, and also a source's name; rename the "
-                                       "source, or give a second source a weight (0 is one)")
+            yield (
+                (*location, ALPHA),
+                (
+                    "is the exponent of shares by size, and also a source's name; rename the "
+                    "source, or give a second source a weight (0 is one)"
+                ),
+            )
     if isinstance(mix, Mapping):
         tokens, length = mix.get("tokens"), mix.get("sequence_length", Mix.model_fields["sequence_length"].default)
         if isinstance(tokens, int) and isinstance(length, int) and length > tokens > 0:
-            yield ("mix", "sequence_length"), (
-                f"a row of {length} tokens is longer than all {tokens} that the mixture is to have; give shorter rows, "
-                "or more tokens (mix.tokens)")
+            yield (
+                ("mix", "sequence_length"),
+                (
+                    f"a row of {length} tokens is longer than all {tokens} that the mixture is to have; give shorter rows, "
+                    "or more tokens (mix.tokens)"
+                ),
+            )
         yield from _fim_tokens_missing(mix.get("fim"), raw.get("tokenizer"))
         continued = mix.get("continues")
         before = continued.get("sources") if isinstance(continued, Mapping) else None
         gone = [str(name) for name in before if name not in sources] if isinstance(before, list | tuple) else []
         if gone:
-            yield ("mix", "continues", "sources"), (
-                f"the set that is continued has rows of {', '.join(gone)}, which is no source now; give it again, with "
-                "a weight of 0 where it is no longer read")
+            yield (
+                ("mix", "continues", "sources"),
+                (
+                    f"the set that is continued has rows of {', '.join(gone)}, which is no source now; give it again, with "
+                    "a weight of 0 where it is no longer read"
+                ),
+            )
     yield from _reads_of_a_set_with_phases(mix, raw.get("pretrain"))
     yield from _phases_that_differ(mix, raw.get("pretrain"))
 
@@ -247,9 +267,13 @@ def _phases_that_differ(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str
     """Phases of the training that are not those of the mixture."""
     told, mixed = (section.get("phases") or () if isinstance(section, Mapping) else () for section in (pretrain, mix))
     if told and isinstance(told, list | tuple) and isinstance(mixed, list | tuple) and len(told) != len(mixed):
-        yield ("pretrain", "phases"), (
-            f"has {len(told)} entries, but mix.phases has {len(mixed)}: give one for each of them, {{}} where nothing "
-            "differs")
+        yield (
+            ("pretrain", "phases"),
+            (
+                f"has {len(told)} entries, but mix.phases has {len(mixed)}: give one for each of them, {{}} where nothing "
+                "differs"
+            ),
+        )
 
 
 def _fim_tokens_missing(fim: Any, tokenizer: Any) -> Iterator[tuple[Location, str]]:
@@ -260,8 +284,13 @@ def _fim_tokens_missing(fim: Any, tokenizer: Any) -> Iterator[tuple[Location, st
         return
     if not any(set(names) <= {str(name) for name in named} for names in FIM_TOKENS):
         listed = ", ".join(f'"{name}"' for name in FIM_TOKENS[0])
-        yield ("mix", "fim"), ("needs special tokens for prefix, suffix and middle, which the tokenizer does not have; "
-                               f"add `tokenizer: {{special_tokens: [{listed}]}}`")
+        yield (
+            ("mix", "fim"),
+            (
+                "needs special tokens for prefix, suffix and middle, which the tokenizer does not have; "
+                f"add `tokenizer: {{special_tokens: [{listed}]}}`"
+            ),
+        )
 
 
 def _reads_of_a_set_with_phases(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str]]:
@@ -272,13 +301,24 @@ def _reads_of_a_set_with_phases(mix: Any, pretrain: Any) -> Iterator[tuple[Locat
     if mix.get("packing", "stream") != "stream" or pretrain.get("batch_ramp"):
         return  # How many rows there are, or are read, is only known when the set is.
     defaults = {**Mix.model_fields, **Training.model_fields}
-    numbers = [section.get(key, defaults[key].default) for section, key in (
-        (mix, "tokens"), (mix, "sequence_length"), (pretrain, "steps"), (pretrain, "global_batch_size"))]
+    numbers = [
+        section.get(key, defaults[key].default)
+        for section, key in (
+            (mix, "tokens"),
+            (mix, "sequence_length"),
+            (pretrain, "steps"),
+            (pretrain, "global_batch_size"),
+        )
+    ]
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         return
     tokens, length, steps, batch = numbers
     if steps * batch > tokens // length:
-        yield ("pretrain", "steps"), (
-            f"{steps} steps of {batch} rows read {steps * batch} rows, but the set with phases has {tokens // length}, "
-            f"and is read once; take at most {tokens // length // batch} steps, or mix at least "
-            f"{steps * batch * length} tokens (mix.tokens)")
+        yield (
+            ("pretrain", "steps"),
+            (
+                f"{steps} steps of {batch} rows read {steps * batch} rows, but the set with phases has {tokens // length}, "
+                f"and is read once; take at most {tokens // length // batch} steps, or mix at least "
+                f"{steps * batch * length} tokens (mix.tokens)"
+            ),
+        )

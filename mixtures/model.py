@@ -22,13 +22,28 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama-350m": {"layers": 24, "width": 1024, "heads": 8},
     "llama-1b": {"layers": 16, "width": 2048, "heads": 32, "kv_heads": 8, "ffn_width": 8192, **_LLAMA_3},
     "llama-3b": {"layers": 28, "width": 3072, "heads": 24, "kv_heads": 8, "ffn_width": 8192, **_LLAMA_3},
-    "llama-8b": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn_width": 14336,
-                 "tied_embeddings": False, **_LLAMA_3},
+    "llama-8b": {
+        "layers": 32,
+        "width": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "ffn_width": 14336,
+        "tied_embeddings": False,
+        **_LLAMA_3,
+    },
     "moe-4m": {"layers": 4, "width": 128, "heads": 4, "moe": {"experts": 8}},
     "moe-8x125m": {"layers": 12, "width": 768, "heads": 6, "moe": {"experts": 8}},
-    "moe-8x7b": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn_width": 14336, "rope_theta": 1e6,
-                 "tied_embeddings": False, "moe": {"experts": 8}},
-}  # fmt: skip
+    "moe-8x7b": {
+        "layers": 32,
+        "width": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "ffn_width": 14336,
+        "rope_theta": 1e6,
+        "tied_embeddings": False,
+        "moe": {"experts": 8},
+    },
+}
 """Preset -> the keys that are not defaults.
 
 1m to 30m count the weights of the layers; 125m and 350m are the depths and widths of GPT-2 small and medium (Radford et
@@ -85,10 +100,16 @@ class RopeScaling(Section):
     def _keys_of_its_kind(self) -> RopeScaling:
         if self.kind != "linear" and self.original_length is None:
             raise ValueError(f"kind {self.kind} needs original_length, the tokens per row before the stretching")
-        own = {"linear": set[str](), "llama3": {"original_length", "low_freq_factor", "high_freq_factor"},
-               "yarn": {"original_length", "beta_fast", "beta_slow", "attention_factor"}}[self.kind]
-        changed = {name for name, field in type(self).model_fields.items()
-                   if name not in ("kind", "factor") and getattr(self, name) != field.default}
+        own = {
+            "linear": set[str](),
+            "llama3": {"original_length", "low_freq_factor", "high_freq_factor"},
+            "yarn": {"original_length", "beta_fast", "beta_slow", "attention_factor"},
+        }[self.kind]
+        changed = {
+            name
+            for name, field in type(self).model_fields.items()
+            if name not in ("kind", "factor") and getattr(self, name) != field.default
+        }
         if changed - own:
             raise ValueError(f"kind {self.kind} has no {', '.join(sorted(changed - own))}; remove it")
         return self
@@ -182,8 +203,11 @@ class Model(BuiltInOrOwn):
         if isinstance(values, dict) and values.get("init_from") is not None:
             # Defaults are what a dump of this section holds; only what differs was asked for.
             fields = cls.model_fields
-            given = [name for name, value in values.items()
-                     if name in fields and name not in NOT_OF_THE_SHAPE and value != fields[name].default]
+            given = [
+                name
+                for name, value in values.items()
+                if name in fields and name not in NOT_OF_THE_SHAPE and value != fields[name].default
+            ]
             if given:
                 raise ValueError(f"with init_from the checkpoint's config.json decides {', '.join(given)}; remove it")
         return expand(values)
@@ -191,8 +215,10 @@ class Model(BuiltInOrOwn):
     @model_validator(mode="after")
     def _own_has_its_options(self) -> Model:
         if unused := self.unused_beside_own("document_mask"):
-            raise ValueError(f"model.{unused[0]} means nothing to a model of your own; give it as an option, under "
-                             "`with`, or remove it")
+            raise ValueError(
+                f"model.{unused[0]} means nothing to a model of your own; give it as an option, under "
+                "`with`, or remove it"
+            )
         return self
 
     @model_validator(mode="after")
@@ -223,5 +249,6 @@ class Model(BuiltInOrOwn):
         channels = self.head_width or self.width // self.heads
         attention = 2 * self.width * channels * (self.heads + (self.kv_heads or self.heads))
         experts = (self.moe.experts_per_token, self.moe.experts) if self.moe else (1, 0)
-        return self.layers * (attention + 3 * self.width * self.feed_forward_width * experts[0]
-                              + self.width * experts[1])
+        return self.layers * (
+            attention + 3 * self.width * self.feed_forward_width * experts[0] + self.width * experts[1]
+        )

@@ -119,7 +119,8 @@ class OwnFunction:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            cls._validate, serialization=core_schema.plain_serializer_function_ser_schema(cls._serialize))
+            cls._validate, serialization=core_schema.plain_serializer_function_ser_schema(cls._serialize)
+        )
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -134,15 +135,19 @@ class OwnFunction:
             return cls(value["function"], module, name, value["files"], value["distribution"])
         written = _WRITTEN.match(value) if isinstance(value, str) else None
         if written is None:
-            raise ValueError(f"a function is written {FILE_FORM} (a file beside the manifest) or {MODULE_FORM} "
-                             "(installed)")
+            raise ValueError(
+                f"a function is written {FILE_FORM} (a file beside the manifest) or {MODULE_FORM} (installed)"
+            )
         path = written["path"]
         if "://" in path:
-            raise ValueError("code is taken from files beside the manifest and from installed packages only; download "
-                             f"it, read it, and write {FILE_FORM}")
+            raise ValueError(
+                "code is taken from files beside the manifest and from installed packages only; download "
+                f"it, read it, and write {FILE_FORM}"
+            )
         if not path.endswith(".py") and not _MODULE.match(path):
-            raise ValueError(f"{path!r} is neither a file that ends in .py nor a module; write {FILE_FORM} or "
-                             f"{MODULE_FORM}")
+            raise ValueError(
+                f"{path!r} is neither a file that ends in .py nor a module; write {FILE_FORM} or {MODULE_FORM}"
+            )
         return cls(value)
 
     def _serialize(self) -> Any:
@@ -226,8 +231,9 @@ class BuiltInOrOwn(OwnPlace):
     """Code of your own in place of a kind: `./FILE.py:NAME`, a file beside the manifest, or `PACKAGE.MODULE:NAME`,
     installed. Examples are in docs/own-training.md."""
     __annotations__["with"] = "dict[str, Any]"
-    vars()["with"] = Field(default_factory=dict, exclude_if=lambda value: not value,
-                           description="Its options, by name.")
+    vars()["with"] = Field(
+        default_factory=dict, exclude_if=lambda value: not value, description="Its options, by name."
+    )
 
     @property
     def own(self) -> Own | None:
@@ -247,9 +253,16 @@ class BuiltInOrOwn(OwnPlace):
             used: those that it does take notice of.
         """
         fields = type(self).model_fields
-        return [] if self.use is None else [
-            name for name, field in fields.items() if name not in ("use", "with", *used)
-            and getattr(self, name) != field.get_default(call_default_factory=True)]
+        return (
+            []
+            if self.use is None
+            else [
+                name
+                for name, field in fields.items()
+                if name not in ("use", "with", *used)
+                and getattr(self, name) != field.get_default(call_default_factory=True)
+            ]
+        )
 
 
 def stated_signature(own: OwnFunction) -> inspect.Signature | None:
@@ -271,10 +284,14 @@ def stated_signature(own: OwnFunction) -> inspect.Signature | None:
         return ast.arg(one.arg)
 
     arguments = ast.arguments(
-        [bare(one) for one in stated.posonlyargs], [bare(one) for one in stated.args],
-        stated.vararg and bare(stated.vararg), [bare(one) for one in stated.kwonlyargs],
+        [bare(one) for one in stated.posonlyargs],
+        [bare(one) for one in stated.args],
+        stated.vararg and bare(stated.vararg),
+        [bare(one) for one in stated.kwonlyargs],
         [None if one is None else nothing for one in stated.kw_defaults],  # type: ignore[misc]
-        stated.kwarg and bare(stated.kwarg), [nothing] * len(stated.defaults))
+        stated.kwarg and bare(stated.kwarg),
+        [nothing] * len(stated.defaults),
+    )
     expression = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, nothing)))
     parameters = list(inspect.signature(eval(compile(expression, own.file, "eval"))).parameters.values())
     return inspect.Signature(parameters[1:] if isinstance(definition, ast.ClassDef) else parameters)
@@ -306,8 +323,9 @@ def check_signature(
         by_name = f"{' and with' if given else ''}: {', '.join(options)}" if options else ""
         name = f"{own.name}.{method}" if method else own.name
         by_place = f" ({', '.join(given)})" if given else ""
-        raise OwnCodeError(f"{own.place}: {name}{signature} cannot be called with{by_place}{by_name}: "
-                           f"{error}") from error
+        raise OwnCodeError(
+            f"{own.place}: {name}{signature} cannot be called with{by_place}{by_name}: {error}"
+        ) from error
 
 
 OWN_TAG, NAME_TAG = "(own)", "(name)"
@@ -403,8 +421,10 @@ def imported_modules(tree: ast.Module, file: str) -> Iterator[str]:
 def _installed(written: str, module: str, name: str) -> OwnFunction:
     file = _find_module(module)
     if file is None:
-        raise OwnCodeError(f"there is no module {module!r} in this environment; install it, or name a file beside the "
-                           f"manifest: {FILE_FORM}")
+        raise OwnCodeError(
+            f"there is no module {module!r} in this environment; install it, or name a file beside the "
+            f"manifest: {FILE_FORM}"
+        )
     return OwnFunction(written, module, name, {}, _distribution(module, file))
 
 
@@ -469,12 +489,18 @@ def _parse(source: str, file: str) -> ast.Module:
 
 def _check_named(source: str, file: str, name: str) -> None:
     tree = _parse(source, file)
-    if _named(tree, name) is None and not any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
-                                              for node in tree.body):
-        defined = [node.name for node in tree.body
-                   if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")]
-        raise OwnCodeError(f"{file} defines no {name!r}{did_you_mean(name, defined)}"
-                           + (f"; it defines {', '.join(defined)}" if defined else ""))
+    if _named(tree, name) is None and not any(
+        isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body
+    ):
+        defined = [
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        ]
+        raise OwnCodeError(
+            f"{file} defines no {name!r}{did_you_mean(name, defined)}"
+            + (f"; it defines {', '.join(defined)}" if defined else "")
+        )
 
 
 def _named(tree: ast.Module, name: str) -> ast.stmt | None:
@@ -489,6 +515,7 @@ def _named(tree: ast.Module, name: str) -> ast.stmt | None:
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
                 found = node
         elif isinstance(node, ast.Import | ast.ImportFrom) and any(
-                (alias.asname or alias.name) == name for alias in node.names):
+            (alias.asname or alias.name) == name for alias in node.names
+        ):
             found = node
     return found

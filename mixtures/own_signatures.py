@@ -51,15 +51,17 @@ def signature_of(own: OwnFunction) -> Signature | None:
     named = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
     hint = placed[0].annotation if placed else None
     return Signature(
-        found.lineno, _kind_of(found),
+        found.lineno,
+        _kind_of(found),
         tuple(one.arg for one in (*placed[:split], *(one for one, default in named if default is None))),
         tuple(one.arg for one in (*placed[split:], *(one for one, default in named if default is not None))),
-        arguments.kwarg is not None, batch_type(None if hint is None else ast.unparse(hint)))
+        arguments.kwarg is not None,
+        batch_type(None if hint is None else ast.unparse(hint)),
+    )
 
 
 def misfit(own: Own, given: int) -> str | None:
-    """Why a function cannot be called with so many arguments by place and its options; None as far as its source shows.
-    """
+    """Why a function cannot be called with so many arguments by place and its options; None as far as its source shows."""
     found = signature_of(own.use)
     if found is None or found.kind == "class":
         return None
@@ -140,8 +142,11 @@ def _returned(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]
             for target in targets:
                 if isinstance(target, ast.Name) and target.id in names:
                     yield from _keys(node.value)
-                elif (isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)
-                      and target.value.id in names):
+                elif (
+                    isinstance(target, ast.Subscript)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id in names
+                ):
                     yield from _texts([target.slice])
 
 

@@ -48,8 +48,10 @@ class Lora(Section):
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> Self:
         if self.base is not None and self.dora:
-            raise ValueError("lora.dora takes the norms of the frozen weights' rows in every step, which lora.base has "
-                             "rounded; remove one of the two")
+            raise ValueError(
+                "lora.dora takes the norms of the frozen weights' rows in every step, which lora.base has "
+                "rounded; remove one of the two"
+            )
         return self
 
     @property
@@ -105,19 +107,23 @@ class Teach(TeacherKeys):
     """Rows per forward pass on one rank at the most."""
 
 
-PreferenceLoss = Literal[
-    "sigmoid", "cdpo", "robust", "hinge", "ipo", "ipo_sum", "sigmoid_norm", "simpo", "orpo", "kto"]
+PreferenceLoss = Literal["sigmoid", "cdpo", "robust", "hinge", "ipo", "ipo_sum", "sigmoid_norm", "simpo", "orpo", "kto"]
 
 
 class OwnLoss(Own):
     """A loss of your own: a function of log-probabilities, of which docs/own-training.md has an example."""
 
-    takes: ClassVar[tuple[str, ...] | None] = ("chosen_logps", "rejected_logps", "ref_chosen_logps",
-                                               "ref_rejected_logps")
+    takes: ClassVar[tuple[str, ...] | None] = (
+        "chosen_logps",
+        "rejected_logps",
+        "ref_chosen_logps",
+        "ref_rejected_logps",
+    )
 
 
-LossOfPairs = Annotated[Annotated[PreferenceLoss, Tag(NAME_TAG)] | Annotated[OwnLoss, Tag(OWN_TAG)],
-                        Discriminator(own_or_name)]
+LossOfPairs = Annotated[
+    Annotated[PreferenceLoss, Tag(NAME_TAG)] | Annotated[OwnLoss, Tag(OWN_TAG)], Discriminator(own_or_name)
+]
 
 
 class Examples(Section):
@@ -180,8 +186,9 @@ class WeightedPairs(PreferencePairs):
 def _check_weights(section: str, data: Sequence[Instructions | WeightedPairs]) -> None:
     without = [item.path for item in data if item.weight is None]
     if without and len(without) < len(data):
-        raise ValueError(f"{section}.data: {without[0]} has no weight, though others have one; give all of them one, "
-                         "or none")
+        raise ValueError(
+            f"{section}.data: {without[0]} has no weight, though others have one; give all of them one, or none"
+        )
 
 
 class ElasticConsolidation(Section):
@@ -260,15 +267,19 @@ class Tuning(Training):
     @model_validator(mode="after")
     def _holds_what_moves(self) -> Self:
         if self.ewc is not None and self.lora is not None:
-            raise ValueError("sft.ewc and sft.lora exclude each other: with adapters the model's own weights do not "
-                             "move; remove one of the two")
+            raise ValueError(
+                "sft.ewc and sft.lora exclude each other: with adapters the model's own weights do not "
+                "move; remove one of the two"
+            )
         return self
 
     @model_validator(mode="after")
     def _draws_from_one_model(self) -> Self:
         if self.distill is not None and self.optimizer.kind == "sophia":
-            raise ValueError("sft.optimizer.kind cannot be sophia together with sft.distill: it estimates curvature "
-                             "from labels that the model draws, and a teacher's distributions are none; choose another")
+            raise ValueError(
+                "sft.optimizer.kind cannot be sophia together with sft.distill: it estimates curvature "
+                "from labels that the model draws, and a teacher's distributions are none; choose another"
+            )
         return self
 
 
@@ -278,12 +289,13 @@ class Sft(SftData, Prepared, Tuning):
     seed: int | None = None
     """Seed of draws and of the order; the manifest's if absent."""
 
-
     @model_validator(mode="after")
     def _has_no_pairs(self) -> Self:
         if any(step.judge_pairs is not None for step in self.prepare):
-            raise ValueError("sft.prepare: judge_pairs compares the answers of pairs, which conversations are not; "
-                             "move it to dpo.prepare")
+            raise ValueError(
+                "sft.prepare: judge_pairs compares the answers of pairs, which conversations are not; "
+                "move it to dpo.prepare"
+            )
         return self
 
 
@@ -377,8 +389,10 @@ class Dpo(DpoData, Prepared, Training):
     @model_validator(mode="after")
     def _has_no_labels_to_draw(self) -> Dpo:
         if self.optimizer.kind == "sophia":
-            raise ValueError("dpo.optimizer.kind cannot be sophia, which estimates curvature from labels that the "
-                             "model draws: a loss over pairs has none; choose another kind")
+            raise ValueError(
+                "dpo.optimizer.kind cannot be sophia, which estimates curvature from labels that the "
+                "model draws: a loss over pairs has none; choose another kind"
+            )
         return self
 
     @property
@@ -389,15 +403,18 @@ class Dpo(DpoData, Prepared, Training):
     @model_validator(mode="after")
     def _smoothing_is_used(self) -> Dpo:
         if self.label_smoothing and self.loss not in ("cdpo", "robust"):
-            raise ValueError(f"label_smoothing means nothing to the loss {self.loss_name}; choose cdpo or robust, or "
-                             "remove it")
+            raise ValueError(
+                f"label_smoothing means nothing to the loss {self.loss_name}; choose cdpo or robust, or remove it"
+            )
         return self
 
     @model_validator(mode="after")
     def _kinds_are_weighed_by_kto(self) -> Dpo:
         if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
-            raise ValueError(f"desirable_weight and undesirable_weight mean nothing to the loss {self.loss_name}; "
-                             "choose kto, or remove them")
+            raise ValueError(
+                f"desirable_weight and undesirable_weight mean nothing to the loss {self.loss_name}; "
+                "choose kto, or remove them"
+            )
         if self.loss == "kto" and self.sft_weight:
             raise ValueError("sft_weight is for losses over pairs, not for kto; remove it, or raise desirable_weight")
         return self

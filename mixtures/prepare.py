@@ -53,8 +53,10 @@ class Step(Section):
             raise ValueError(f"one stage per entry, one of {', '.join(_ENTRIES)}")
         unknown = [key for key in entry if key not in (*_ENTRIES, NAME)]
         if unknown:
-            raise ValidationError.from_exception_data(cls.__name__, [
-                InitErrorDetails(type="extra_forbidden", loc=(key,), input=entry[key]) for key in unknown])
+            raise ValidationError.from_exception_data(
+                cls.__name__,
+                [InitErrorDetails(type="extra_forbidden", loc=(key,), input=entry[key]) for key in unknown],
+            )
         return _ENTRIES[stages[0]].model_validate(entry)
 
     @classmethod
@@ -79,8 +81,9 @@ class Step(Section):
 def register_step(stage: str, section: type[Judging]) -> None:
     """Let a stage stand in `prepare`, with settings of this model. What is registered later takes its place."""
     STEP_SECTIONS[stage] = section
-    _ENTRIES[stage] = create_model(f"{section.__name__}Step", __base__=Step, __doc__=section.__doc__,
-                                   **{stage: (section, Field())})  # type: ignore[call-overload]
+    _ENTRIES[stage] = create_model(
+        f"{section.__name__}Step", __base__=Step, __doc__=section.__doc__, **{stage: (section, Field())}
+    )  # type: ignore[call-overload]
 
 
 def step_fields() -> dict[str, FieldInfo]:
@@ -106,9 +109,15 @@ def take_bare_name(value: Any) -> Any:
 def written_steps(steps: Any) -> list[tuple[str, str | None]]:
     """Stage and given name of each entry of a list of steps as it was written; an entry that is none has no stage."""
     entries = [take_bare_name(step) for step in (steps if isinstance(steps, list) else [])]
-    return [(next((key for key in entry if key in STEP_SECTIONS), ""),
-             given if isinstance(given := entry.get(NAME), str) else None) if isinstance(entry, dict) else ("", None)
-            for entry in entries]
+    return [
+        (
+            next((key for key in entry if key in STEP_SECTIONS), ""),
+            given if isinstance(given := entry.get(NAME), str) else None,
+        )
+        if isinstance(entry, dict)
+        else ("", None)
+        for entry in entries
+    ]
 
 
 def name_steps(steps: Sequence[tuple[str, str | None]]) -> list[str]:
@@ -143,8 +152,9 @@ def wrong_step_names(steps: Sequence[tuple[str, str | None]], taken: Sequence[st
         if name != stage and name in taken:
             found[place] = f"{name!r} means something else in a manifest; take another name"
         elif column_prefix(name) in seen:
-            found[place] = (f"{name!r} is there already, as entry {seen[column_prefix(name)]} of `prepare`; take "
-                            "another name")
+            found[place] = (
+                f"{name!r} is there already, as entry {seen[column_prefix(name)]} of `prepare`; take another name"
+            )
         seen.setdefault(column_prefix(name), place)
     return found
 
@@ -187,8 +197,11 @@ class ExampleStep(Section):
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
         named = take_bare_name(value)
-        unable = [key for key in named if key in STEP_SECTIONS and key not in cls.model_fields] if isinstance(
-            named, dict) else []
+        unable = (
+            [key for key in named if key in STEP_SECTIONS and key not in cls.model_fields]
+            if isinstance(named, dict)
+            else []
+        )
         if unable:
             raise ValueError(f"{unable[0]} is for documents only; examples have {', '.join(example_steps())}")
         return named
@@ -222,8 +235,12 @@ class ExampleStep(Section):
 
 def example_steps() -> dict[str, Judged]:
     """The steps that examples may have, and what of an example each of them judges unless `judge` says otherwise."""
-    return {name: one.part for name, field in ExampleStep.model_fields.items()
-            for one in field.metadata if isinstance(one, Judges)}
+    return {
+        name: one.part
+        for name, field in ExampleStep.model_fields.items()
+        for one in field.metadata
+        if isinstance(one, Judges)
+    }
 
 
 class Prepared(Section):

@@ -51,8 +51,10 @@ class ReadingModel(Section):
     @model_validator(mode="after")
     def _windows_move_on(self) -> ReadingModel:
         if self.window_tokens is not None and 2 * self.overlap_tokens > self.window_tokens:
-            raise ValueError(f"windows of {self.window_tokens} tokens can have {self.window_tokens // 2} in common at "
-                             f"the most; overlap_tokens is {self.overlap_tokens}")
+            raise ValueError(
+                f"windows of {self.window_tokens} tokens can have {self.window_tokens // 2} in common at "
+                f"the most; overlap_tokens is {self.overlap_tokens}"
+            )
         return self
 
 
@@ -75,6 +77,7 @@ class ScoringModel(ReadingModel):
     @model_validator(mode="after")
     def _likeness_has_no_classes(self) -> ScoringModel:
         if self.like and not (self.name is None and self.classes is None and self.values is None):
-            raise ValueError("the columns of sentence embeddings are those of `like`; leave `name`, `classes` and "
-                             "`values` out")
+            raise ValueError(
+                "the columns of sentence embeddings are those of `like`; leave `name`, `classes` and `values` out"
+            )
         return self

@@ -114,7 +114,9 @@ class Format(AnswerReward):
     kind: Literal["format"]
     """Names this reward."""
     tags: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], ...], Field(min_length=1)] = (
-        "think", "answer")
+        "think",
+        "answer",
+    )
     """Names of the tags."""
 
 
@@ -141,7 +143,6 @@ class OwnReward(AnswerReward, OwnCall):
     """Keys of the prompts' records that it gets besides, a list of values each; `answer` is the right answer,
     `messages` the whole prompt."""
 
-
     def check_code(self, code: OwnFunction) -> None:
         """See that it takes its columns and options; see `OwnPlace.check_code`."""
         signature = stated_signature(code)
@@ -157,8 +158,12 @@ def kind_of_own(value: Any) -> Any:
 
 
 AnyReward = Annotated[
-    Annotated[Exact | Contains | Number | Mathematics | Regex | Length | Format | ModelReward | OwnReward,
-              Field(discriminator="kind")], BeforeValidator(kind_of_own)]
+    Annotated[
+        Exact | Contains | Number | Mathematics | Regex | Length | Format | ModelReward | OwnReward,
+        Field(discriminator="kind"),
+    ],
+    BeforeValidator(kind_of_own),
+]
 
 
 def name_of(reward: AnswerReward) -> str:
@@ -226,8 +231,10 @@ class Reward(Training):
     @model_validator(mode="after")
     def _has_no_labels_to_draw(self) -> Self:
         if self.optimizer.kind == "sophia":
-            raise ValueError("reward.optimizer.kind cannot be sophia, which estimates curvature from labels that the "
-                             "model draws: a loss over pairs has none; choose another kind")
+            raise ValueError(
+                "reward.optimizer.kind cannot be sophia, which estimates curvature from labels that the "
+                "model draws: a loss over pairs has none; choose another kind"
+            )
         return self
 
 
@@ -412,11 +419,15 @@ class Rl(Training):
     @model_validator(mode="after")
     def _groups_are_whole(self) -> Self:
         if self.algorithm == "grpo" and self.group_size < 2:
-            raise ValueError("rl.group_size is 1, but grpo compares the answers to a prompt with one another; give at "
-                             "least 2 (8 is usual), or choose algorithm: ppo")
+            raise ValueError(
+                "rl.group_size is 1, but grpo compares the answers to a prompt with one another; give at "
+                "least 2 (8 is usual), or choose algorithm: ppo"
+            )
         if self.global_batch_size % self.group_size:
-            raise ValueError(f"rl.global_batch_size ({self.global_batch_size}) answers per step are not whole groups "
-                             f"of group_size ({self.group_size}); make it a multiple")
+            raise ValueError(
+                f"rl.global_batch_size ({self.global_batch_size}) answers per step are not whole groups "
+                f"of group_size ({self.group_size}); make it a multiple"
+            )
         return self
 
     @model_validator(mode="after")
@@ -442,19 +453,27 @@ class Rl(Training):
     @model_validator(mode="after")
     def _estimator_has_a_gradient(self) -> Self:
         if self.algorithm == "grpo" and self.kl_estimator == "k1" and not self.kl_correction:
-            raise ValueError("rl.kl_estimator cannot be k1 with grpo and no kl_correction: in a loss its gradient is "
-                             "zero on average, so it would hold nothing; choose k2 or k3, or kl_correction: true")
+            raise ValueError(
+                "rl.kl_estimator cannot be k1 with grpo and no kl_correction: in a loss its gradient is "
+                "zero on average, so it would hold nothing; choose k2 or k3, or kl_correction: true"
+            )
         return self
 
     @model_validator(mode="after")
     def _fits_generation(self) -> Self:
         if self.optimizer.kind == "sophia":
-            raise ValueError("rl.optimizer.kind cannot be sophia, which estimates curvature from labels that the model "
-                             "draws: a reward has none; choose another kind")
+            raise ValueError(
+                "rl.optimizer.kind cannot be sophia, which estimates curvature from labels that the model "
+                "draws: a reward has none; choose another kind"
+            )
         if self.schedule.warmup_tokens is not None:
-            raise ValueError("rl.schedule.warmup_tokens: how many tokens a step has is known only once they are "
-                             "generated; give warmup_steps")
+            raise ValueError(
+                "rl.schedule.warmup_tokens: how many tokens a step has is known only once they are "
+                "generated; give warmup_steps"
+            )
         if self.spikes.rollback_after is not None:
-            raise ValueError("rl.spikes.rollback_after: going back would leave the answers that were learned from in "
-                             "between to another model; remove it")
+            raise ValueError(
+                "rl.spikes.rollback_after: going back would leave the answers that were learned from in "
+                "between to another model; remove it"
+            )
         return self

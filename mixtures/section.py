@@ -69,9 +69,11 @@ class Section(BaseModel):
             return dumped
         former = {new: old for old, new in self.renamed.items()}
         fields = type(self).model_fields
-        return {former.get(key, key): value for key, value in dumped.items()
-                if key not in self.added
-                or getattr(self, key) != fields[key].get_default(call_default_factory=True)}
+        return {
+            former.get(key, key): value
+            for key, value in dumped.items()
+            if key not in self.added or getattr(self, key) != fields[key].get_default(call_default_factory=True)
+        }
 
 
 @cache
@@ -98,8 +100,16 @@ def _written_below(section: type) -> Iterator[tuple[str, str | None]]:
     assert isinstance(definition, ast.ClassDef)
     for setting, below in pairwise([*definition.body, ast.Pass()]):
         if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name):
-            yield setting.target.id, (inspect.cleandoc(below.value.value) if isinstance(below, ast.Expr) and isinstance(
-                below.value, ast.Constant) and isinstance(below.value.value, str) else None)
+            yield (
+                setting.target.id,
+                (
+                    inspect.cleandoc(below.value.value)
+                    if isinstance(below, ast.Expr)
+                    and isinstance(below.value, ast.Constant)
+                    and isinstance(below.value.value, str)
+                    else None
+                ),
+            )
 
 
 def rename_keys(value: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:

@@ -126,18 +126,22 @@ class DocumentFiles(Section):
             try:
                 "".encode(value)
             except LookupError as error:
-                raise ValueError(f"{value!r} is not a text encoding; use `auto`, or a codec of Python such as cp1252"
-                                 ) from error  # fmt: skip
+                raise ValueError(
+                    f"{value!r} is not a text encoding; use `auto`, or a codec of Python such as cp1252"
+                ) from error
         return value
 
     @model_validator(mode="after")
     def _only_what_applies(self) -> Self:
         if self.split is not None and self.format not in ("hf", "text", "auto"):
-            raise ValueError(f"`split` cuts text files, or names a split of `format: hf`; format {self.format} has "
-                             "neither")
+            raise ValueError(
+                f"`split` cuts text files, or names a split of `format: hf`; format {self.format} has neither"
+            )
         if self.format != "hf" and isinstance(self.split, str) and self.split != "chapters":
-            raise ValueError(f"`split: {self.split}` is no way to cut a text; give `chapters` or "
-                             "`{paragraphs: 4000}`, or set `format: hf`")
+            raise ValueError(
+                f"`split: {self.split}` is no way to cut a text; give `chapters` or "
+                "`{paragraphs: 4000}`, or set `format: hf`"
+            )
         if self.format == "hf" and isinstance(self.split, Paragraphs):
             raise ValueError("`split` names a split of `format: hf`, such as train; rows are not cut")
         if self.split is not None and self.read is not None:

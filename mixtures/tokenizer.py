@@ -84,30 +84,38 @@ class Tokenizer(Seeded):
         if self.chat_formatter is not None and (self.chat_template, self.chat_template_path) != (None, None):
             raise ValueError("chat_formatter and a chat template both say how conversations are written; leave one out")
         if self.path is not None and self.pretokenizer != "gpt2":
-            raise ValueError(f"pretokenizer {self.pretokenizer} is for a tokenizer that is trained here; the file of "
-                             "path has its own")
+            raise ValueError(
+                f"pretokenizer {self.pretokenizer} is for a tokenizer that is trained here; the file of "
+                "path has its own"
+            )
         self._check_model()
         if len(set(self.special_tokens)) < len(self.special_tokens):
             twice = next(token for token in self.special_tokens if self.special_tokens.count(token) > 1)
             raise ValueError(f"special_tokens names {twice!r} twice")
         least = BYTES + OWN_SPECIAL_TOKENS + len(self.special_tokens)
         if self.path is None and self.vocab_size < least:
-            raise ValueError(f"vocab_size {self.vocab_size} has no room for the bytes and the special tokens: {least} "
-                             "is the least")
+            raise ValueError(
+                f"vocab_size {self.vocab_size} has no room for the bytes and the special tokens: {least} is the least"
+            )
         words = int(self.vocab_size * (self.transition_point or TRANSITION_POINT))
         if self.model == "superbpe" and words < least:
-            raise ValueError(f"the transition point is at {words} of vocab_size {self.vocab_size}, where there is no "
-                             f"room for the bytes and the special tokens: {least} is the least")
+            raise ValueError(
+                f"the transition point is at {words} of vocab_size {self.vocab_size}, where there is no "
+                f"room for the bytes and the special tokens: {least} is the least"
+            )
         return self
 
     def _check_model(self) -> None:
         """Settings that only some vocabularies have."""
         if self.path is not None and self.model != "bpe":
-            raise ValueError(f"model {self.model} is for a tokenizer that is trained here; the file of path has one of "
-                             "its own")
+            raise ValueError(
+                f"model {self.model} is for a tokenizer that is trained here; the file of path has one of its own"
+            )
         if self.model == "sentencepiece_bpe" and self.pretokenizer != "gpt2":
-            raise ValueError(f"pretokenizer {self.pretokenizer} is for models over bytes; sentencepiece_bpe has cuts "
-                             "of its own: leave pretokenizer out")
+            raise ValueError(
+                f"pretokenizer {self.pretokenizer} is for models over bytes; sentencepiece_bpe has cuts "
+                "of its own: leave pretokenizer out"
+            )
         for key, model in (("character_coverage", "sentencepiece_bpe"), ("transition_point", "superbpe")):
             if getattr(self, key) is not None and self.model != model:
                 raise ValueError(f"{key} is for model {model}, not for {self.model}; leave it out")

@@ -109,11 +109,15 @@ class Optimizer(BuiltInOrOwn):
     def _own_has_its_options(self) -> Self:
         unused = self.unused_beside_own("learning_rate", "clip", "clip_norm", "clip_factor")
         if unused:
-            raise ValueError(f"optimizer.{unused[0]} means nothing to an optimizer of your own; give it as an option, "
-                             "under `with`, or remove it")
+            raise ValueError(
+                f"optimizer.{unused[0]} means nothing to an optimizer of your own; give it as an option, "
+                "under `with`, or remove it"
+            )
         if "lr" in getattr(self, "with"):
-            raise ValueError("optimizer.with.lr: the learning rate is optimizer.learning_rate, which the schedule "
-                             "follows; remove it from `with`")
+            raise ValueError(
+                "optimizer.with.lr: the learning rate is optimizer.learning_rate, which the schedule "
+                "follows; remove it from `with`"
+            )
         return self
 
     @property
@@ -166,8 +170,10 @@ class Schedule(BuiltInOrOwn):
     @model_validator(mode="after")
     def _own_has_its_options(self) -> Self:
         if unused := self.unused_beside_own():
-            raise ValueError(f"schedule.{unused[0]} means nothing to a schedule of your own; give it as an option, "
-                             "under `with`, or remove it")
+            raise ValueError(
+                f"schedule.{unused[0]} means nothing to a schedule of your own; give it as an option, "
+                "under `with`, or remove it"
+            )
         return self
 
     def warmup_of(self, steps: int) -> int:
@@ -192,8 +198,15 @@ LOOK_EVERY_STEPS = 16
 """Steps after which the loop asks the device at the latest whether any of them was skipped."""
 
 
-HOW_KEYS = ("micro_batch_size", "log_every", "validate_every", "evaluate_every", "noise_scale_every",
-            "generation_rows", "samples_every")
+HOW_KEYS = (
+    "micro_batch_size",
+    "log_every",
+    "validate_every",
+    "evaluate_every",
+    "noise_scale_every",
+    "generation_rows",
+    "samples_every",
+)
 """Keys of a training that say how it computes, or what is measured on the way: they change no weight but by rounding,
 so they are in no fingerprint, and a training that is resumed may have others."""
 
@@ -225,8 +238,10 @@ class Spikes(Section):
     def _has_a_point_before(self) -> Spikes:
         least = (self.rollback_after or 0) + LOOK_EVERY_STEPS
         if self.rollback_after is not None and self.rollback_steps < least:
-            raise ValueError(f"spikes.rollback_steps must be at least rollback_after + {LOOK_EVERY_STEPS} = {least}, "
-                             f"not {self.rollback_steps}: a streak must not outlast the checkpoints before it")
+            raise ValueError(
+                f"spikes.rollback_steps must be at least rollback_after + {LOOK_EVERY_STEPS} = {least}, "
+                f"not {self.rollback_steps}: a streak must not outlast the checkpoints before it"
+            )
         return self
 
 
@@ -315,8 +330,11 @@ class Training(Seeded):
         """
         stopping = ("validate_every",) if getattr(self, "early_stopping", None) is not None else ()
         deciding = MEASURING_KEYS if self.callbacks else stopping
-        return {key: field.default for key, field in type(self).model_fields.items()
-                if key in HOW_KEYS and key not in deciding}
+        return {
+            key: field.default
+            for key, field in type(self).model_fields.items()
+            if key in HOW_KEYS and key not in deciding
+        }
 
 
 class BatchStage(Section):
@@ -375,8 +393,15 @@ def _steps_or_size(schema: dict[str, Any]) -> None:
 class Pretrain(Objectives, Training):
     """Training on the packed set: of a decoder that predicts the next token, unless another objective is given."""
 
-    added: ClassVar[tuple[str, ...]] = ("phases", "masked", "prefix_lm", "multi_token", "span_corruption",
-                                       "ul2", "blank_infilling")
+    added: ClassVar[tuple[str, ...]] = (
+        "phases",
+        "masked",
+        "prefix_lm",
+        "multi_token",
+        "span_corruption",
+        "ul2",
+        "blank_infilling",
+    )
 
     model_config = ConfigDict(json_schema_extra=_steps_or_size)
 
@@ -431,8 +456,10 @@ class Pretrain(Objectives, Training):
             raise ValueError(f"{name} gives the shape of the model, and so does model.{whole[0]}; remove one of them")
         kind = "your own" if self.optimizer.own is not None else self.optimizer.kind
         if kind not in AT_ADAMWS_SCALE and "learning_rate" not in self.optimizer.model_fields_set:
-            raise ValueError(f"{name} gives the learning rate of {', '.join(AT_ADAMWS_SCALE)}, and the optimizer is "
-                             f"{kind}; give optimizer.learning_rate")
+            raise ValueError(
+                f"{name} gives the learning rate of {', '.join(AT_ADAMWS_SCALE)}, and the optimizer is "
+                f"{kind}; give optimizer.learning_rate"
+            )
         return self
 
     @property
@@ -445,11 +472,15 @@ class Pretrain(Objectives, Training):
     def _has_mups_rule(self) -> Pretrain:
         kind = "one of your own" if self.optimizer.use is not None else self.optimizer.kind
         if self.model.mup_base_width is not None and kind not in MUP_KINDS:
-            raise ValueError(f"model.mup_base_width scales the rates of {', '.join(MUP_KINDS)}, and the optimizer is "
-                             f"{kind}; choose one of these, or remove it")
+            raise ValueError(
+                f"model.mup_base_width scales the rates of {', '.join(MUP_KINDS)}, and the optimizer is "
+                f"{kind}; choose one of these, or remove it"
+            )
         if self.model.mup_base_width is not None and self.masked is not None:
-            raise ValueError("model.mup_base_width knows the matrices of decoders, and `masked` trains an encoder; "
-                             "remove one of the two")
+            raise ValueError(
+                "model.mup_base_width knows the matrices of decoders, and `masked` trains an encoder; "
+                "remove one of the two"
+            )
         return self
 
     @model_validator(mode="after")
@@ -457,18 +488,22 @@ class Pretrain(Objectives, Training):
         if self.model.use is None:
             return self
         if self.float8 != "off":
-            raise ValueError("float8 needs the built-in decoder, whose layers it multiplies in 8 bits; remove it "
-                             "beside model.use")
+            raise ValueError(
+                "float8 needs the built-in decoder, whose layers it multiplies in 8 bits; remove it beside model.use"
+            )
         if self.optimizer.kind in ON_MATRICES and self.optimizer.use is None:
-            raise ValueError(f"optimizer.kind cannot be {self.optimizer.kind} beside model.use: it takes the matrices "
-                             "of the built-in decoder's layers; choose another kind")
+            raise ValueError(
+                f"optimizer.kind cannot be {self.optimizer.kind} beside model.use: it takes the matrices "
+                "of the built-in decoder's layers; choose another kind"
+            )
         return self
 
     @model_validator(mode="after")
     def _one_length_a_step(self) -> Pretrain:
         if self.length_ramp and any(phase.sequence_length is not None for phase in self.phases):
-            raise ValueError("length_ramp and the sequence_length of phases both say how long rows are; give one of "
-                             "them")
+            raise ValueError(
+                "length_ramp and the sequence_length of phases both say how long rows are; give one of them"
+            )
         return self
 
     @model_validator(mode="after")
@@ -481,15 +516,18 @@ class Pretrain(Objectives, Training):
     @model_validator(mode="after")
     def _tasks_are_likelihoods(self) -> Pretrain:
         if writing := [task.name for task in self.tasks if task.kind == "generate"]:
-            raise ValueError(f"tasks: {writing[0]} is of kind generate, which is not asked while training; move it to "
-                             "`evaluate:`")
+            raise ValueError(
+                f"tasks: {writing[0]} is of kind generate, which is not asked while training; move it to `evaluate:`"
+            )
         return self
 
     @model_validator(mode="after")
     def _ramps_ascend(self) -> Pretrain:
-        for name, key, stages in (("batch_ramp", "until_step", self.batch_ramp),
-                                  ("batch_ramp", "until_tokens", self.batch_ramp),
-                                  ("length_ramp", "until_step", self.length_ramp)):
+        for name, key, stages in (
+            ("batch_ramp", "until_step", self.batch_ramp),
+            ("batch_ramp", "until_tokens", self.batch_ramp),
+            ("length_ramp", "until_step", self.length_ramp),
+        ):
             ends = [end for stage in stages if (end := getattr(stage, key)) is not None]
             if any(after <= before for before, after in pairwise(ends)):
                 raise ValueError(f"{name}: {key} must increase from entry to entry, not {ends}")

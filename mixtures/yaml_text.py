@@ -68,8 +68,9 @@ def _count(node: yaml.Node, counted: dict[int, int | None]) -> int:
     if id(node) in counted:
         known = counted[id(node)]
         if known is None:
-            raise YamlLimitError(problem="a value contains itself; write out what is meant",
-                                 problem_mark=node.start_mark)
+            raise YamlLimitError(
+                problem="a value contains itself; write out what is meant", problem_mark=node.start_mark
+            )
         return known
     counted[id(node)] = None
     parts: list[yaml.Node] = []
@@ -78,12 +79,15 @@ def _count(node: yaml.Node, counted: dict[int, int | None]) -> int:
     elif isinstance(node, yaml.SequenceNode):
         parts = node.value
     elif node.tag.endswith((":int", ":float")) and len(node.value) > MOST_DIGITS:
-        raise YamlLimitError(problem=f"a number of {len(node.value)} digits; {MOST_DIGITS} are the most",
-                             problem_mark=node.start_mark)
+        raise YamlLimitError(
+            problem=f"a number of {len(node.value)} digits; {MOST_DIGITS} are the most", problem_mark=node.start_mark
+        )
     total = 1 + sum(_count(part, counted) for part in parts)
     if total > MOST_VALUES:
-        raise YamlLimitError(problem=f"with its aliases written out this has more than {MOST_VALUES} values; "
-                                     "write fewer", problem_mark=node.start_mark)
+        raise YamlLimitError(
+            problem=f"with its aliases written out this has more than {MOST_VALUES} values; write fewer",
+            problem_mark=node.start_mark,
+        )
     counted[id(node)] = total
     return total
 
@@ -93,15 +97,24 @@ def _too_deep() -> YamlLimitError:
 
 
 KINDS = {
-    "tuple_type": "must be a list", "list_type": "must be a list", "dict_type": "must be a mapping",
-    "model_type": "must be a mapping", "model_attributes_type": "must be a mapping", "extra_forbidden": "unknown key",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+    "extra_forbidden": "unknown key",
 }
 """What pydantic calls a wrong kind of value -> the same in words of YAML."""
 PLAINLY = (
-    ("expected <block end>", "this line begins in another column than the keys that it stands beside; indent them "
-                             "alike"),
-    ("mapping values are not allowed here", "a colon where none may be; give the line above its own colon, indent this "
-                                            "one as its neighbours, or quote a value that has one"),
+    (
+        "expected <block end>",
+        "this line begins in another column than the keys that it stands beside; indent them alike",
+    ),
+    (
+        "mapping values are not allowed here",
+        "a colon where none may be; give the line above its own colon, indent this "
+        "one as its neighbours, or quote a value that has one",
+    ),
     ("found character '\\t'", "a tab indents this line; use blanks"),
     ("found unexpected end of stream", "a quote or bracket is opened and never closed; close it"),
 )

@@ -88,7 +88,8 @@ class Endpoint:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._serve, "127.0.0.1", self._port), self._loop).result()
+            asyncio.start_server(self._serve, "127.0.0.1", self._port), self._loop
+        ).result()
         self._port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -150,11 +151,20 @@ class Endpoint:
         if isinstance(does, Raw):
             return await self._send(writer, 200, does.body)
         text = does if isinstance(does, str) else does.text
-        content = json.dumps({
-            "id": "1", "object": "chat.completion", "choices": [
-                {"index": 0, "message": {"role": "assistant", "content": text},
-                 "finish_reason": "length" if isinstance(does, Ended) else "stop"}],
-            "usage": {"prompt_tokens": len(prompt.split()), "completion_tokens": len(text.split())}}).encode()
+        content = json.dumps(
+            {
+                "id": "1",
+                "object": "chat.completion",
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": text},
+                        "finish_reason": "length" if isinstance(does, Ended) else "stop",
+                    }
+                ],
+                "usage": {"prompt_tokens": len(prompt.split()), "completion_tokens": len(text.split())},
+            }
+        ).encode()
         if isinstance(does, Cut):
             await self._send(writer, 200, content, half=True)
             return False
@@ -162,11 +172,19 @@ class Endpoint:
         return await self._send(writer, 200, content)
 
     async def _send(
-        self, writer: asyncio.StreamWriter, status: int, content: bytes, headers: Mapping[str, str] | None = None,
+        self,
+        writer: asyncio.StreamWriter,
+        status: int,
+        content: bytes,
+        headers: Mapping[str, str] | None = None,
         half: bool = False,
     ) -> bool:
-        lines = [f"HTTP/1.1 {status} {PHRASES.get(status, 'No')}", "content-type: application/json",
-                 f"content-length: {len(content)}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
+        lines = [
+            f"HTTP/1.1 {status} {PHRASES.get(status, 'No')}",
+            "content-type: application/json",
+            f"content-length: {len(content)}",
+            *(f"{name}: {value}" for name, value in (headers or {}).items()),
+        ]
         writer.write("\r\n".join((*lines, "", "")).encode() + content[: len(content) // 2 if half else None])
         await writer.drain()
         return True

@@ -37,8 +37,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # How fast examples are made, and how many of them fit, says nothing of what is tested; both change with the machine and
 # with which modules a worker happens to have loaded, whose constants hypothesis tries.
-settings.register_profile("same", deadline=None, derandomize=True,
-                          suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+settings.register_profile(
+    "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("explore" if os.environ.get("GRISTMILL_TEST_EXPLORE") else "same")
 
@@ -50,14 +51,25 @@ TORCHS_OWN_SEED = 67280421310721
 FOLDERS = {"tests/browser": "browser", "tests/referees": "referee"}
 """Folders that one worker runs, and the mark of their tests: they share a server and a browser, or slow imports."""
 LONGEST = (
-    "tests/flows/test_engines.py", "tests/browser", "tests/flows/test_survives.py", "tests/train/test_parallel.py",
-    "tests/flows/test_pipeline.py", "tests/flows/test_serving.py", "tests/referees", "tests/train/test_compute.py",
-    "tests/train/test_resume.py", "tests/train/test_tuning_parallel.py", "tests/train/test_post_training.py",
-    "tests/train/test_loop.py", "tests/flows/test_python_interface.py",
-)  # fmt: skip
+    "tests/flows/test_engines.py",
+    "tests/browser",
+    "tests/flows/test_survives.py",
+    "tests/train/test_parallel.py",
+    "tests/flows/test_pipeline.py",
+    "tests/flows/test_serving.py",
+    "tests/referees",
+    "tests/train/test_compute.py",
+    "tests/train/test_resume.py",
+    "tests/train/test_tuning_parallel.py",
+    "tests/train/test_post_training.py",
+    "tests/train/test_loop.py",
+    "tests/flows/test_python_interface.py",
+)
 """What takes longest is begun first, so that at the end no worker is left alone with one of them."""
-WARM = frozenset("""test_browse test_compare test_dialects test_distilled test_own_steps_guide test_python_interface
-                    test_python_reference""".split())
+WARM = frozenset(
+    """test_browse test_compare test_dialects test_distilled test_own_steps_guide test_python_interface
+                    test_python_reference""".split()
+)
 """Files of tests that look at what runs leave behind, and not at their processes: stages need not begin as programs."""
 
 

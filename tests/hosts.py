@@ -42,8 +42,19 @@ class Host:
             first: shell commands, each with its `&&`, that prepare what it sees of the file system.
             options: for Popen.
         """
-        inside = ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c",
-                  f'hostname "$0" && {first} exec "$@"', self.name, *command]
+        inside = [
+            "ip",
+            "netns",
+            "exec",
+            self.namespace,
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            f'hostname "$0" && {first} exec "$@"',
+            self.name,
+            *command,
+        ]
         return subprocess.Popen(inside, env=dict(environment), text=True, start_new_session=True, **options)
 
     def cut_off(self) -> None:
@@ -74,8 +85,10 @@ def hosts(*names: str) -> Iterator[list[Host]]:
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("network namespaces need the programs ip and unshare (iproute2, util-linux)")
     mark = f"gm{os.getpid() % 100_000}"
-    made = [Host(name, f"{mark}n{number}", f"{mark}v{number}", f"10.203.0.{number + 1}")
-            for number, name in enumerate(names)]
+    made = [
+        Host(name, f"{mark}n{number}", f"{mark}v{number}", f"10.203.0.{number + 1}")
+        for number, name in enumerate(names)
+    ]
     first = made[0]
     try:
         try:
@@ -87,16 +100,29 @@ def hosts(*names: str) -> Iterator[list[Host]]:
         for host in made:
             if host is not first:
                 port = f"{host.interface}p"
-                _ip("link", "add", host.interface, "netns", host.namespace, "type", "veth",
-                    "peer", "name", port, "netns", first.namespace)
+                _ip(
+                    "link",
+                    "add",
+                    host.interface,
+                    "netns",
+                    host.namespace,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    port,
+                    "netns",
+                    first.namespace,
+                )
                 _ip("-n", first.namespace, "link", "set", port, "master", first.interface, "up")
             _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
             for interface in ("lo", host.interface):
                 _ip("-n", host.namespace, "link", "set", interface, "up")
         for host in made:  # which `ip netns exec` shows as /etc/hosts
             (NAMES / host.namespace).mkdir(parents=True)
-            (NAMES / host.namespace / "hosts").write_text("127.0.0.1 localhost\n" + "".join(
-                f"{one.address} {one.name}\n" for one in made))
+            (NAMES / host.namespace / "hosts").write_text(
+                "127.0.0.1 localhost\n" + "".join(f"{one.address} {one.name}\n" for one in made)
+            )
         yield made
     finally:
         for host in made:
@@ -114,18 +140,48 @@ def store_beside(hosts: Sequence[Host], bucket: str) -> Iterator[dict[str, str]]
         _ip("-n", namespace, "link", "set", "lo", "up")
         for number, host in enumerate(hosts):
             ends = (namespace, f"{host.interface}t", 1), (host.namespace, f"{host.interface}s", 2)
-            _ip("link", "add", ends[0][1], "netns", namespace, "type", "veth", "peer", "name", ends[1][1],
-                "netns", host.namespace)
+            _ip(
+                "link",
+                "add",
+                ends[0][1],
+                "netns",
+                namespace,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                ends[1][1],
+                "netns",
+                host.namespace,
+            )
             for inside, interface, last in ends:
                 _ip("-n", inside, "address", "add", f"10.204.{number}.{last}/24", "dev", interface)
                 _ip("-n", inside, "link", "set", interface, "up")
         server = subprocess.Popen(
             ["ip", "netns", "exec", namespace, sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", "5000"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         make = f"import http.client as h; c = h.HTTPConnection('127.0.0.1', 5000); c.request('PUT', '/{bucket}')"
-        wait_for(lambda: subprocess.run(["ip", "netns", "exec", namespace, sys.executable, "-c",
-                                         f"{make}; assert c.getresponse().status == 200"],
-                                        check=False, capture_output=True).returncode == 0, "the store's answer")
+        wait_for(
+            lambda: (
+                subprocess.run(
+                    [
+                        "ip",
+                        "netns",
+                        "exec",
+                        namespace,
+                        sys.executable,
+                        "-c",
+                        f"{make}; assert c.getresponse().status == 200",
+                    ],
+                    check=False,
+                    capture_output=True,
+                ).returncode
+                == 0
+            ),
+            "the store's answer",
+        )
         yield {host.name: f"http://10.204.{number}.1:5000" for number, host in enumerate(hosts)}
     finally:
         if server is not None:

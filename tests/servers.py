@@ -60,15 +60,18 @@ def kept_password(home: str | Path) -> str:
     return (Path(home) / "gristmill-password").read_text().strip()
 
 
-def call_prefect(api: str, path: str, body: Any = None, method: str | None = None, password: str | None = None,
-                 **headers: str) -> Any:
+def call_prefect(
+    api: str, path: str, body: Any = None, method: str | None = None, password: str | None = None, **headers: str
+) -> Any:
     """Ask a Prefect server's API; a body makes it a POST."""
     if password is not None:
         headers["Authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
     request = urllib.request.Request(
-        f"{api}{path}", data=None if body is None else json.dumps(body).encode(),
+        f"{api}{path}",
+        data=None if body is None else json.dumps(body).encode(),
         headers={"Content-Type": "application/json", **headers},
-        method=method or ("GET" if body is None else "POST"))
+        method=method or ("GET" if body is None else "POST"),
+    )
     with urllib.request.urlopen(request, timeout=30) as reply:
         return json.loads(reply.read() or b"null")
 
@@ -85,8 +88,12 @@ def make_prefect_database(shared: Path) -> Path:
             making = shared / "prefect-made"
             making.mkdir()
             environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-            subprocess.run([sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"], check=True,
-                           env={**environment, "PREFECT_HOME": str(making)}, capture_output=True)
+            subprocess.run(
+                [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"],
+                check=True,
+                env={**environment, "PREFECT_HOME": str(making)},
+                capture_output=True,
+            )
             making.rename(database.parent)
     return database
 

@@ -72,8 +72,13 @@ class Machines:
         Raises:
             AssertionError: it failed.
         """
-        process = self.driver.start(command, {**os.environ, **self.store, **environment}, stdout=subprocess.PIPE,
-                                    stderr=subprocess.STDOUT, cwd=self.folder)
+        process = self.driver.start(
+            command,
+            {**os.environ, **self.store, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.folder,
+        )
         self.processes.append(process)
         text, _ = process.communicate()
         assert process.returncode == 0, f"{text}\n{self.said()}"
@@ -88,8 +93,15 @@ class Machines:
             environment: what it has beside its home and the store's address.
         """
         home = self.home(host)
-        told = {"PATH": f"{home / 'venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin", "HOME": str(home),
-                "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "TMPDIR": str(home / "tmp"), **self.store, **environment}
+        told = {
+            "PATH": f"{home / 'venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(home / "tmp"),
+            **self.store,
+            **environment,
+        }
         return self._started(host, command, told, self._seen_by(host))
 
     def home(self, host: Host) -> Path:
@@ -117,16 +129,25 @@ class Machines:
         hidden = [CHECKOUT, self.folder, self.hidden, cache_folder(), *others]
         for name in self.lent:
             (self.home(host) / name).mkdir(exist_ok=True)
-        return "".join([
-            *(f"mount --bind {folder} {self.home(host) / name} && " for name, folder in self.lent.items()),
-            *(f"mount -t tmpfs none {folder} && " for folder in hidden if folder.exists()),
-        ])  # fmt: skip
+        return "".join(
+            [
+                *(f"mount --bind {folder} {self.home(host) / name} && " for name, folder in self.lent.items()),
+                *(f"mount -t tmpfs none {folder} && " for folder in hidden if folder.exists()),
+            ]
+        )
 
     def _started(
         self, host: Host, command: tuple[str, ...], environment: Mapping[str, str], first: str
     ) -> subprocess.Popen[str]:
-        process = host.start(command, environment, first, stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
-                             cwd="/" if first else self.folder)
+        process = host.start(
+            command,
+            environment,
+            first,
+            stdout=self.log,
+            stderr=self.log,
+            stdin=subprocess.DEVNULL,
+            cwd="/" if first else self.folder,
+        )
         self.processes.append(process)
         return process
 
@@ -153,8 +174,16 @@ def machines(folder: Path, hidden: Path) -> Iterator[Machines]:
 
 def answers(made: Machines, port: int) -> bool:
     """Whether somebody listens on a port of the driver's host."""
-    asked = ["ip", "netns", "exec", made.driver.namespace, sys.executable, "-S", "-c",
-             f"import socket; socket.create_connection(({made.driver.address!r}, {port}), 1)"]
+    asked = [
+        "ip",
+        "netns",
+        "exec",
+        made.driver.namespace,
+        sys.executable,
+        "-S",
+        "-c",
+        f"import socket; socket.create_connection(({made.driver.address!r}, {port}), 1)",
+    ]
     return subprocess.run(asked, check=False, capture_output=True).returncode == 0
 
 
@@ -174,11 +203,33 @@ def start_dask(made: Machines) -> str:
     """A scheduler, and a worker on each stranger's host; what `engine` in the manifest says of it."""
     first = made.strangers[0]
     address = f"tcp://{first.address}:{SCHEDULER_PORT}"
-    made.start(first, "python", "-m", "distributed.cli.dask_scheduler", "--host", first.address, "--port",
-               str(SCHEDULER_PORT), "--no-dashboard")
+    made.start(
+        first,
+        "python",
+        "-m",
+        "distributed.cli.dask_scheduler",
+        "--host",
+        first.address,
+        "--port",
+        str(SCHEDULER_PORT),
+        "--no-dashboard",
+    )
     for host in made.strangers:
-        made.start(host, "python", "-m", "distributed.cli.dask_worker", address, "--host", host.address, "--nthreads",
-                   "1", "--no-nanny", "--no-dashboard", "--local-directory", str(made.home(host) / "tmp"))
+        made.start(
+            host,
+            "python",
+            "-m",
+            "distributed.cli.dask_worker",
+            address,
+            "--host",
+            host.address,
+            "--nthreads",
+            "1",
+            "--no-nanny",
+            "--no-dashboard",
+            "--local-directory",
+            str(made.home(host) / "tmp"),
+        )
     return json.dumps({"runner": "dask", "address": address, "workers": 2})
 
 
@@ -196,20 +247,56 @@ def start_spark(made: Machines) -> str:
     """A master on the driver's host, and a worker on each stranger's, which has Spark in its home."""
     made.lent["spark"] = distributions.find(distributions.spark()).parents[1]
     master = f"spark://{made.driver.address}:{MASTER_PORT}"
-    made.lead(str(made.lent["spark"] / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master", "--host",
-              made.driver.address, "--port", str(MASTER_PORT), "--webui-port", "0", SPARK_DAEMON_MEMORY="256m")
+    made.lead(
+        str(made.lent["spark"] / "bin" / "spark-class"),
+        "org.apache.spark.deploy.master.Master",
+        "--host",
+        made.driver.address,
+        "--port",
+        str(MASTER_PORT),
+        "--webui-port",
+        "0",
+        SPARK_DAEMON_MEMORY="256m",
+    )
     wait_for(lambda: answers(made, MASTER_PORT), "the master's answer")
     for host in made.strangers:
         home = made.home(host)
-        made.start(host, str(home / "spark" / "bin" / "spark-class"), "org.apache.spark.deploy.worker.Worker", "--host",
-                   host.address, "--webui-port", "0", "--cores", "1", "--memory", "512m", "--work-dir",
-                   str(home / "tmp" / "work"), master, SPARK_HOME=str(home / "spark"), SPARK_DAEMON_MEMORY="256m")
-    return json.dumps({"runner": "spark", "address": master, "options": {
-        "spark.driver.host": made.driver.address, "spark.driver.bindAddress": made.driver.address,
-        "spark.driver.memory": EXECUTOR_MEMORY, "spark.executor.memory": EXECUTOR_MEMORY,
-        "spark.executor.cores": "1", "spark.pyspark.python": "python3"}})
+        made.start(
+            host,
+            str(home / "spark" / "bin" / "spark-class"),
+            "org.apache.spark.deploy.worker.Worker",
+            "--host",
+            host.address,
+            "--webui-port",
+            "0",
+            "--cores",
+            "1",
+            "--memory",
+            "512m",
+            "--work-dir",
+            str(home / "tmp" / "work"),
+            master,
+            SPARK_HOME=str(home / "spark"),
+            SPARK_DAEMON_MEMORY="256m",
+        )
+    return json.dumps(
+        {
+            "runner": "spark",
+            "address": master,
+            "options": {
+                "spark.driver.host": made.driver.address,
+                "spark.driver.bindAddress": made.driver.address,
+                "spark.driver.memory": EXECUTOR_MEMORY,
+                "spark.executor.memory": EXECUTOR_MEMORY,
+                "spark.executor.cores": "1",
+                "spark.pyspark.python": "python3",
+            },
+        }
+    )
 
 
 CLUSTERS: Mapping[str, Callable[[Machines], str]] = {
-    "dask": start_dask, "prism": start_prism, "spark": start_spark,
-}  # fmt: skip
+    "dask": start_dask,
+    "prism": start_prism,
+    "spark": start_spark,
+}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,6 @@ LAYERS = ("mixtures", "dataprep", "tokenize", "train", "flows", "gristmill")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 VERSION = "gristmill.__version__"
 """What every layer may have of the highest one."""
-DESCRIPTIONS = (ROOT / "mixtures", ROOT / "mixtures" / "steps", ROOT / "flows" / "stages")
-ONE_EACH = "flows/stages"
-"""The folder with a file per stage, which is found by the stage's name."""
 OFFERED = [ROOT / "gristmill" / name for name in ("losses.py", "training.py")]
 """What the package offers beside the names of its own: groups of names, each called as users think of it."""
 
@@ -57,35 +53,23 @@ def test_imports_never_go_upwards() -> None:
         names = set(imported(path))
         # `from gristmill import x` names the package besides, whose own names these are.
         names -= {"gristmill"} if any(name.startswith("gristmill.") for name in names) else set()
-        upwards += [(str(path.relative_to(ROOT)), name) for name in sorted(names)
-                    if (layer := imported_layer(name)) and LAYERS.index(layer) > LAYERS.index(layer_of(path))]
+        upwards += [
+            (str(path.relative_to(ROOT)), name)
+            for name in sorted(names)
+            if (layer := imported_layer(name)) and LAYERS.index(layer) > LAYERS.index(layer_of(path))
+        ]
     assert upwards == []
 
 
 def test_no_file_imports_itself_through_others_not_even_within_a_function() -> None:
     files = {module_name(path) for path in MODULES}
     above = {module_name(path): {name for name in imported(path) if name in files} for path in MODULES}
-    while ends := [name for name in above if not above[name] & above.keys() or not any(
-            name in below for below in above.values())]:
+    while ends := [
+        name for name in above if not above[name] & above.keys() or not any(name in below for below in above.values())
+    ]:
         for name in ends:
             del above[name]
     assert sorted(above) == []  # each of these is in a circle, or between two
-
-
-def test_a_folder_with_more_than_twenty_files_has_rooms() -> None:
-    loose = Counter(str(path.parent.relative_to(ROOT)) for path in MODULES)
-    assert {folder: number for folder, number in loose.items() if number > 20 and folder != ONE_EACH} == {}
-
-
-def test_no_file_has_more_than_five_hundred_lines() -> None:
-    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in MODULES}
-    assert {name: number for name, number in lines.items() if number > 500} == {}
-
-
-def test_a_name_is_that_of_one_file() -> None:
-    """Beside the file that does its work, a stage and a section have one in which they are described."""
-    names = Counter(path.stem for path in MODULES if path.parent not in DESCRIPTIONS and path not in OFFERED)
-    assert {name for name, number in names.items() if number > 1} == set()
 
 
 def test_only_the_package_itself_is_a_regular_one_so_that_no_folder_shadows_the_standard_library() -> None:
@@ -99,20 +83,32 @@ def test_only_the_package_itself_is_a_regular_one_so_that_no_folder_shadows_the_
 def test_the_package_has_no_modules_but_its_names_and_the_command_line() -> None:
     """Public names that belong together have a module; it only imports them, and lists them in `__all__`."""
     assert sorted(path.name for path in MODULES if layer_of(path) == "gristmill") == [
-        "__init__.py", "__main__.py", *(path.name for path in OFFERED)]
+        "__init__.py",
+        "__main__.py",
+        *(path.name for path in OFFERED),
+    ]
     for path in OFFERED:
         tree = ast.parse(path.read_text())
-        names = [alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom)
-                 and node.module != "__future__" for alias in node.names]
+        names = [
+            alias.asname or alias.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+            for alias in node.names
+        ]
         (listed,) = (ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
-        assert (sorted(names), len(tree.body)) == (listed, 2 + sum(
-            isinstance(node, ast.ImportFrom) for node in tree.body))
+        assert (sorted(names), len(tree.body)) == (
+            listed,
+            2 + sum(isinstance(node, ast.ImportFrom) for node in tree.body),
+        )
 
 
 def modules_loaded_by(code: str) -> set[str]:
     run = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(' '.join(sys.modules))"],
-        capture_output=True, text=True, check=True, cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     )
     return set(run.stdout.split())
 
@@ -127,11 +123,13 @@ def test_a_manifest_is_opened_without_what_only_stages_need(tmp_path: Path) -> N
     (tmp_path / "m.yaml").write_text(
         "name: light\nsources: {docs: {path: 'python-docs://', limit: 80}}\n"
         "prepare: [{filter: {rules: [gopher_quality]}}, dedup, {langid: {keep: [en]}}]\n"
-        "tokenizer: {vocab_size: 512}\nmix: {tokens: 10_000, sequence_length: 64}\n")
+        "tokenizer: {vocab_size: 512}\nmix: {tokens: 10_000, sequence_length: 64}\n"
+    )
     loaded = modules_loaded_by(
         "from gristmill.flows.running.session import open_session\nimport gristmill.flows.running.launch\n"
         f"session = open_session({str(tmp_path / 'm.yaml')!r}, [], {str(tmp_path / 'store')!r})\n"
-        "assert list(session.plan) == ['ingest', 'filter', 'dedup', 'langid', 'tokenizer', 'tokenize', 'mix']")
+        "assert list(session.plan) == ['ingest', 'filter', 'dedup', 'langid', 'tokenizer', 'tokenize', 'mix']"
+    )
     assert loaded & {"torch", "apache_beam", "prefect", "numba", "matplotlib"} == set()
 
 

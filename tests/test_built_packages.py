@@ -25,8 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def build(kind: str, project: Path, out: Path) -> Path:
     out.mkdir(exist_ok=True)
-    done = subprocess.run([sys.executable, "-c", BUILD.format(kind), str(out)], cwd=project, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD.format(kind), str(out)], cwd=project, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return out / done.stdout.split()[-1]
 
@@ -67,18 +68,45 @@ def test_an_installed_wheel_runs_the_demo_in_an_empty_folder(wheel: Path, tmp_pa
     (packages,) = environment.glob("lib/python3*/site-packages")
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     python = str(environment / "bin" / "python")
-    subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index",
-                    "--disable-pip-version-check", "--ignore-installed", str(wheel)], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            python,
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--disable-pip-version-check",
+            "--ignore-installed",
+            str(wheel),
+        ],
+        check=True,
+    )
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GRISTMILL_STORE")}
 
     def said(*command: str) -> str:
-        done = subprocess.run([str(environment / "bin" / "gristmill"), *command], cwd=empty, env=variables,
-                              capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [str(environment / "bin" / "gristmill"), *command],
+            cwd=empty,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    where = subprocess.run([python, "-c", "import gristmill; print(gristmill.__path__[0])"], cwd=empty, env=variables,
-                           capture_output=True, text=True, check=True).stdout.strip()
+    where = subprocess.run(
+        [python, "-c", "import gristmill; print(gristmill.__path__[0])"],
+        cwd=empty,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
     assert where == str(packages / "gristmill")
     assert "pretrain" in said("demo", "--dry-run")
     assert "fineweb" in said("recipes")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-TESTS = '''
+TESTS = """
 import os, pytest
 @pytest.mark.parametrize("number", range(4))
 def test_it(number):
     with open({log!r}, "a") as log:
         print({name!r}, os.environ["PYTEST_XDIST_WORKER"], file=log)
-'''
+"""
 
 
 def test_a_file_and_a_folder_that_shares_a_server_stay_on_one_worker(tmp_path: Path) -> None:
@@ -28,10 +28,30 @@ def test_a_file_and_a_folder_that_shares_a_server_stay_on_one_worker(tmp_path: P
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(TESTS.format(log=str(log), name=name.partition("/")[0]))
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path / "tests")
-    environment = {**{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
-                   "PYTHONPATH": str(Path(__file__).parents[1])}  # what conftest.py imports
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider",
-                    "--rootdir", str(tmp_path), "tests"], cwd=tmp_path, env=environment, check=True)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }  # what conftest.py imports
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "2",
+            "--dist",
+            "loadfile",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(tmp_path),
+            "tests",
+        ],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+    )
     lines = log.read_text().splitlines()
     for line in lines:
         name, worker = line.split()

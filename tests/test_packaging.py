@@ -21,8 +21,12 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 
 def product_files() -> list[Path]:
     """Relative to the root, without what Python compiled."""
-    return [path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("*")
-            if path.is_file() and path.suffix not in (".pyc", ".nbc", ".nbi")]
+    return [
+        path.relative_to(ROOT)
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*")
+        if path.is_file() and path.suffix not in (".pyc", ".nbc", ".nbi")
+    ]
 
 
 def package_of(folder: Path) -> str:
@@ -36,8 +40,11 @@ def test_every_folder_with_modules_is_a_package_and_nothing_else_is() -> None:
 
 
 def test_files_that_are_no_modules_are_package_data() -> None:
-    patterns = [f"{package.removeprefix('gristmill.').replace('.', '/')}/{pattern}"
-                for package, of_one in SETUPTOOLS["package-data"].items() for pattern in of_one]
+    patterns = [
+        f"{package.removeprefix('gristmill.').replace('.', '/')}/{pattern}"
+        for package, of_one in SETUPTOOLS["package-data"].items()
+        for pattern in of_one
+    ]
     others = {file for file in product_files() if file.suffix != ".py"}
     assert others - {path.relative_to(ROOT) for pattern in patterns for path in ROOT.glob(pattern)} == set()
 
@@ -59,8 +66,13 @@ def test_both_ends_of_the_range_of_torch_are_tested() -> None:
     newest = Version(pinned)
     assert newest in torch.specifier
     assert Version(f"{newest.major}.{newest.minor + 1}") not in torch.specifier
-    done = subprocess.run(["make", "--dry-run", "--always-make", "build/oldest/installed"], cwd=ROOT, check=True,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "build/oldest/installed"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     (script,) = re.findall(r'"torch==\$\((sed .*?)\)"', done.stdout)
     oldest = Version(subprocess.run(script, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     assert oldest in torch.specifier
@@ -69,8 +81,14 @@ def test_both_ends_of_the_range_of_torch_are_tested() -> None:
 
 def in_a_new_process(code: str, cwd: Path, **variables: str) -> str:
     """What Python prints, without what this environment has installed of gristmill: only the standard library."""
-    done = subprocess.run([sys.executable, "-S", *code.split(" ", 1)], cwd=cwd, capture_output=True, text=True,
-                          check=True, env={**os.environ, **variables})
+    done = subprocess.run(
+        [sys.executable, "-S", *code.split(" ", 1)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **variables},
+    )
     return done.stdout.strip()
 
 
@@ -89,11 +107,14 @@ def test_an_installed_package_looks_only_inside_itself(tmp_path: Path) -> None:
     (tmp_path / "flows").mkdir()
     code = "-c import gristmill, gristmill.flows; print(*gristmill.__path__, *gristmill.flows.__path__)"
     assert in_a_new_process(code, ROOT.parent, PYTHONPATH=str(tmp_path)).split() == [
-        str(tmp_path / "gristmill"), str(tmp_path / "gristmill" / "flows")]
+        str(tmp_path / "gristmill"),
+        str(tmp_path / "gristmill" / "flows"),
+    ]
 
 
 def test_python_dash_m_is_the_command_line_and_both_tell_the_version(tmp_path: Path) -> None:
     for command in (["-m", "gristmill"], ["-m", "gristmill.flows.cli.main"]):
-        done = subprocess.run([sys.executable, *command, "--version"], cwd=tmp_path, capture_output=True, text=True,
-                              check=True)
+        done = subprocess.run(
+            [sys.executable, *command, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
         assert done.stdout == f"gristmill {gristmill.__version__}\n"

@@ -64,8 +64,9 @@ class WarmStages:
     def import_soon(self, modules: Sequence[str]) -> None:
         """All is imported."""
 
-    def start(self, environment: Mapping[str, str], modules: Sequence[str], output: int, command: Sequence[str] = ()
-              ) -> Forked:
+    def start(
+        self, environment: Mapping[str, str], modules: Sequence[str], output: int, command: Sequence[str] = ()
+    ) -> Forked:
         """Fork the process of a stage, a training's too."""
         return warm.start_module("gristmill.flows.running.execute", command, environment, output)
 
@@ -73,8 +74,16 @@ class WarmStages:
         """It is everybody's."""
 
 
-def gristmill_command(arguments: Sequence[str], folder: Path | None = None, columns: int = 80
-              ) -> subprocess.CompletedProcess[str]:
+def gristmill_command(
+    arguments: Sequence[str], folder: Path | None = None, columns: int = 80
+) -> subprocess.CompletedProcess[str]:
     """Run a command of gristmill to its end, in a folder or the current one; both outputs are kept, each by itself."""
-    return subprocess.run([commands_folder() / "gristmill", *arguments], cwd=folder, capture_output=True, text=True,
-                          check=False, stdin=subprocess.DEVNULL, env={**os.environ, "COLUMNS": str(columns)})
+    return subprocess.run(
+        [commands_folder() / "gristmill", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": str(columns)},
+    )

@@ -50,17 +50,26 @@ class LossMasks:
         for shard in shards:
             check_content(packed.folder, {name: shard["beside"][name] for name in [mask_name(shard["file"])]})
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
-        self.trained_per_row = np.concatenate([np.empty(0, dtype=np.int64), *(
-            np.bitwise_count(part[start : start + ROWS_AT_A_TIME]).sum(axis=1, dtype=np.int64)
-            for part in self._parts for start in range(0, len(part), ROWS_AT_A_TIME))])
+        self.trained_per_row = np.concatenate(
+            [
+                np.empty(0, dtype=np.int64),
+                *(
+                    np.bitwise_count(part[start : start + ROWS_AT_A_TIME]).sum(axis=1, dtype=np.int64)
+                    for part in self._parts
+                    for start in range(0, len(part), ROWS_AT_A_TIME)
+                ),
+            ]
+        )
         sums = [shard["beside"][mask_name(shard["file"])] for shard in shards]
         self.fingerprint = hashlib.blake2b(canonical_json([packed.fingerprint, sums]), digest_size=16).hexdigest()
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Which tokens of some rows have a loss: (n, L) bool, in the order asked for."""
         shards = np.searchsorted(self._ends, rows, side="right")
-        packed = [self._parts[shard][row - (self._ends[shard - 1] if shard else 0)]
-                  for shard, row in zip(shards.tolist(), np.asarray(rows).tolist(), strict=True)]
+        packed = [
+            self._parts[shard][row - (self._ends[shard - 1] if shard else 0)]
+            for shard, row in zip(shards.tolist(), np.asarray(rows).tolist(), strict=True)
+        ]
         bits = np.array(packed, dtype=np.uint8).reshape(len(rows), -1)
         return np.unpackbits(bits, axis=1, count=self._length, bitorder="little").astype(bool)
 
@@ -69,6 +78,7 @@ def _open(path: Path, rows: int, width: int) -> np.ndarray:
     found = path.stat().st_size if path.exists() else None
     if found != rows * width:
         state = "is missing" if found is None else f"has {found} bytes"
-        raise PackedSetError(f"{path}: {state}, but the masks of {rows} rows take {rows * width}; run the stage again "
-                             "that made the set")
+        raise PackedSetError(
+            f"{path}: {state}, but the masks of {rows} rows take {rows * width}; run the stage again that made the set"
+        )
     return np.memmap(path, dtype=np.uint8, mode="r").reshape(rows, width) if rows else np.empty((0, width), np.uint8)

@@ -110,8 +110,10 @@ class Order:
             ReadOnceError: it has fewer.
         """
         if self.has_phases and positions > self.total:
-            raise ReadOnceError(f"{positions} rows would be read, but the set with phases has {self.total}, and is "
-                                "read once; train for fewer steps, or mix more tokens (mix.tokens)")
+            raise ReadOnceError(
+                f"{positions} rows would be read, but the set with phases has {self.total}, and is "
+                "read once; train for fewer steps, or mix more tokens (mix.tokens)"
+            )
 
     def _places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Epochs, and places within them (both int64 of shape (n,)), of positions of any shape."""
@@ -187,8 +189,14 @@ class Order:
         for epoch in _distinct(epochs):
             chosen = epochs == epoch
             found = np.empty(int(chosen.sum()), dtype=np.int64)
-            reorder(counts, half_bits, _epoch_keys(self.seed, phase, epoch, len(counts), inverse), places[chosen],
-                    inverse, found)
+            reorder(
+                counts,
+                half_bits,
+                _epoch_keys(self.seed, phase, epoch, len(counts), inverse),
+                places[chosen],
+                inverse,
+                found,
+            )
             shuffled[chosen] = found
         return shuffled
 
@@ -266,8 +274,10 @@ def checked_counts(rows_per_source: Sequence[int] | np.ndarray) -> np.ndarray:
 def rows_before(rows_per_source: Sequence[int] | np.ndarray, place: int) -> list[int]:
     """How many rows of each source lie before a place of the merged order."""
     counts = checked_counts(rows_per_source)
-    return [bisect_left(range(count), place, key=lambda row: int(rank(counts, np.array(source), np.array(row))))
-            for source, count in enumerate(counts.tolist())]
+    return [
+        bisect_left(range(count), place, key=lambda row: int(rank(counts, np.array(source), np.array(row))))
+        for source, count in enumerate(counts.tolist())
+    ]
 
 
 def rank(rows_per_source: Sequence[int] | np.ndarray, sources: np.ndarray, index: np.ndarray) -> np.ndarray:

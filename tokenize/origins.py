@@ -60,33 +60,42 @@ def describe_documents(
             if description["id"] != entry["id"].hex():
                 raise MisalignedError(
                     f"{corpus[INGEST] / name}: row {entry['row']} is document {description['id']}, but the "
-                    f"packed set {packed.folder} says {entry['id'].hex()}; run the mix stage again")
+                    f"packed set {packed.folder} says {entry['id'].hex()}; run the mix stage again"
+                )
             found[entry["id"]] = description
     return found
 
 
 def _describe_shard(inputs: Mapping[str, Path], shard: str, rows: Sequence[int]) -> list[dict[str, Any]]:
     documents = read_rows(inputs[INGEST] / shard, rows, ["id", "source", "locator", "metadata"]).to_pylist()
-    described = [{"id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
-                  **_address(document)} for document in documents]
+    described = [
+        {"id": document["id"].hex(), "source": document["source"], "locator": document["locator"], **_address(document)}
+        for document in documents
+    ]
     for step in annotation_stages(inputs):
         names = set(column_names(inputs[step] / shard))
         if names & SCORES.keys():
             for one, values in zip(described, _measured(inputs[step] / shard, rows), strict=True):
                 one["quality"] = values
         if names & {LANGUAGE, *CLUSTER_COLUMNS}:
-            for one, values in zip(described, _measured(inputs[step] / shard, rows, (LANGUAGE, *CLUSTER_COLUMNS)),
-                                   strict=True):
+            for one, values in zip(
+                described, _measured(inputs[step] / shard, rows, (LANGUAGE, *CLUSTER_COLUMNS)), strict=True
+            ):
                 one.update(values)
     return described
 
 
 def _measured(path: Path, rows: Sequence[int], only: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """What an annotation table says of some rows, without what is null."""
-    names = [name for name in column_names(path)
-             if name not in (*JUDGEMENT_COLUMNS, EDITS) and (only is None or name in only)]
-    return [{name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()
-             if value is not None} for row in read_rows(path, rows, names).to_pylist()]
+    names = [
+        name
+        for name in column_names(path)
+        if name not in (*JUDGEMENT_COLUMNS, EDITS) and (only is None or name in only)
+    ]
+    return [
+        {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items() if value is not None}
+        for row in read_rows(path, rows, names).to_pylist()
+    ]
 
 
 def _address(document: Mapping[str, Any]) -> dict[str, str]:

@@ -98,8 +98,10 @@ class PackedSet:
             raise PackedSetError(f"{self.folder}: no {MANIFEST} there, so it is not a packed set")
         self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
         if self.manifest.get("format") not in READABLE_FORMATS:
-            raise PackedSetError(f"{self.folder / MANIFEST}: format {self.manifest.get('format')!r}, but this version "
-                                 f"reads formats {', '.join(map(str, READABLE_FORMATS))}; run the mix stage again")
+            raise PackedSetError(
+                f"{self.folder / MANIFEST}: format {self.manifest.get('format')!r}, but this version "
+                f"reads formats {', '.join(map(str, READABLE_FORMATS))}; run the mix stage again"
+            )
         train = self.manifest["train"]
         self.dtype = DTYPES[self.manifest["dtype"]]
         self.sequence_length: int = self.manifest["sequence_length"]
@@ -124,8 +126,10 @@ class PackedSet:
         with what it held before.
         """
         content = {
-            "dtype": self.manifest["dtype"], "sequence_length": self.sequence_length,
-            "tokenizer": self.manifest["tokenizer"].get("sha256"), "rows_per_source": self.rows_per_source,
+            "dtype": self.manifest["dtype"],
+            "sequence_length": self.sequence_length,
+            "tokenizer": self.manifest["tokenizer"].get("sha256"),
+            "rows_per_source": self.rows_per_source,
             "shards": [[shard["rows"], shard.get("whole_sha256", shard["sha256"])] for shard in self._entries],
         }
         return hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()
@@ -148,8 +152,13 @@ class PackedSet:
         if len(self.phases) == 1:
             return []
         begins = self._positions_of(np.cumsum([0, *(sum(rows) for rows in self.phases[:-1])]).tolist())
-        return [{"begin": begin, "shares": {name: number / sum(rows) for name, number in zip(
-            self.sources, rows, strict=True) if number}} for begin, rows in zip(begins, self.phases, strict=True)]
+        return [
+            {
+                "begin": begin,
+                "shares": {name: number / sum(rows) for name, number in zip(self.sources, rows, strict=True) if number},
+            }
+            for begin, rows in zip(begins, self.phases, strict=True)
+        ]
 
     def _positions_of(self, rows: list[int]) -> list[int]:
         """How many positions lie before each of some borders of phases, which are numbers of rows."""
@@ -204,8 +213,12 @@ class PackedSet:
         if not len(rows):
             return join([])
         used = np.unique(shards).tolist()
-        parts = [self._boundaries_of(self._entries[shard], self._shards.first(shard)).of(
-            rows[shards == shard] - self._shards.first(shard)) for shard in used]
+        parts = [
+            self._boundaries_of(self._entries[shard], self._shards.first(shard)).of(
+                rows[shards == shard] - self._shards.first(shard)
+            )
+            for shard in used
+        ]
         back = np.empty(len(rows), dtype=np.int64)
         back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = np.arange(len(rows))
         return parts[0] if len(parts) == 1 else join(parts).of(back)
@@ -229,14 +242,21 @@ class PackedSet:
     def pieces(self, rows: np.ndarray) -> pa.Table:
         """The document pieces of training rows (PIECES_SCHEMA), ordered by row and start; reads only their shards."""
         rows, shards = self._locate(rows)
-        return pa.concat_tables([NO_PIECES, *(
-            pieces_of_rows(self.folder, self._entries[shard]["file"], rows[shards == shard])
-            for shard in np.unique(shards).tolist())])
+        return pa.concat_tables(
+            [
+                NO_PIECES,
+                *(
+                    pieces_of_rows(self.folder, self._entries[shard]["file"], rows[shards == shard])
+                    for shard in np.unique(shards).tolist()
+                ),
+            ]
+        )
 
     def rows_of_documents(self, documents: Collection[bytes]) -> pa.Table:
         """Where documents were put: their pieces in the training rows (PIECES_SCHEMA), of all copies, by row."""
-        return pa.concat_tables([NO_PIECES, *(
-            pieces_of_documents(self.folder, entry["file"], documents) for entry in self._entries)])
+        return pa.concat_tables(
+            [NO_PIECES, *(pieces_of_documents(self.folder, entry["file"], documents) for entry in self._entries)]
+        )
 
     def rows_of_document(self, document: bytes) -> pa.Table:
         """Where a document was put: its pieces in the training rows (PIECES_SCHEMA), of all copies."""
@@ -279,13 +299,17 @@ class PackedSet:
         Args:
             compare: hold the tokens of each local one against its checksum first, which reads all of them.
         """
-        return [self._open_shard(shard, self._shards.first(number), compare)
-                for number, shard in enumerate(self._entries)]
+        return [
+            self._open_shard(shard, self._shards.first(number), compare) for number, shard in enumerate(self._entries)
+        ]
 
     def open_validation(self) -> list[OpenShard]:
         """The shards of the held-out rows, source by source."""
-        return [self._open_shard(entry, 0) for source in self.sources
-                if (entry := self.manifest["validation"].get(source)) and entry["rows"]]
+        return [
+            self._open_shard(entry, 0)
+            for source in self.sources
+            if (entry := self.manifest["validation"].get(source)) and entry["rows"]
+        ]
 
     def verify(self, deep: bool = False) -> None:
         """Check that all files are there with their sizes, and with `deep` their checksums.
@@ -305,13 +329,18 @@ class PackedSet:
     def _held_out(self, source: str) -> dict[str, Any]:
         entries: Mapping[str, dict[str, Any]] = self.manifest["validation"]
         if source not in entries:
-            raise PackedSetError(f"{self.folder}: no held-out rows of {source!r} "
-                                 f"(sources: {', '.join(entries) or 'none'})")
+            raise PackedSetError(
+                f"{self.folder}: no held-out rows of {source!r} (sources: {', '.join(entries) or 'none'})"
+            )
         return entries[source]
 
     def _open_shard(self, entry: Mapping[str, Any], first: int, compare: bool = True) -> OpenShard:
-        return OpenShard(entry["file"], self._shards.load(entry, compare), self._boundaries_of(entry, first),
-                         partial(all_pieces, self.folder, entry["file"]))
+        return OpenShard(
+            entry["file"],
+            self._shards.load(entry, compare),
+            self._boundaries_of(entry, first),
+            partial(all_pieces, self.folder, entry["file"]),
+        )
 
     def _boundaries_of(self, entry: Mapping[str, Any], first: int) -> Boundaries:
         name = entry["file"]

@@ -52,10 +52,17 @@ INDEX_GROUP_ROWS = 16_384
 """Larger than those of the other tables: an index is read for a few rows of it, and its groups are looked through."""
 LARGEST_UINT16_VOCAB = 65_536
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-PIECES_SCHEMA = pa.schema([
-    ("row", pa.int64()), ("start", pa.int32()), ("length", pa.int32()), ("id", pa.binary(ID_BYTES)),
-    ("source", pa.int32()), ("copy", pa.int32()), ("offset", pa.int64()),
-])
+PIECES_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("start", pa.int32()),
+        ("length", pa.int32()),
+        ("id", pa.binary(ID_BYTES)),
+        ("source", pa.int32()),
+        ("copy", pa.int32()),
+        ("offset", pa.int64()),
+    ]
+)
 CHECKSUM_DTYPE = np.dtype("<u8")
 """Of the checksum of a row."""
 NO_PIECES = pa.Table.from_batches([], PIECES_SCHEMA)
@@ -63,10 +70,16 @@ NO_PIECES = pa.Table.from_batches([], PIECES_SCHEMA)
 LEDGER = "documents.parquet"
 LEDGERS = "ledgers"
 """Key of packed.json: how many tables the ledger has, a power of two, where it is more than one."""
-LEDGER_SCHEMA = pa.schema([
-    ("id", pa.binary(ID_BYTES)), ("shard", pa.int32()), ("row", pa.int64()), ("source", pa.int32()),
-    ("held_out", pa.bool_()), ("reason", pa.dictionary(pa.int8(), pa.string())),
-])
+LEDGER_SCHEMA = pa.schema(
+    [
+        ("id", pa.binary(ID_BYTES)),
+        ("shard", pa.int32()),
+        ("row", pa.int64()),
+        ("source", pa.int32()),
+        ("held_out", pa.bool_()),
+        ("reason", pa.dictionary(pa.int8(), pa.string())),
+    ]
+)
 """`shard` and `row` say where the document is, `shard` counting ingest's sorted files, then those of `import_tokens`
 (`importing/corpora.py`); `source` is the number in packed.json; `reason` is why no row holds it
 (`mixing.ledger.RULES`), null where one does."""
@@ -161,8 +174,9 @@ def read_ahead(tokens: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> Non
     order = np.argsort(begins, kind="stable")
     begins, ends = begins[order], np.maximum.accumulate(ends[order])
     new = np.concatenate([[True], begins[1:] > ends[:-1]])
-    for begin, end in zip(begins[new].tolist(), ends[np.append(np.flatnonzero(new)[1:] - 1, len(ends) - 1)].tolist(),
-                          strict=True):
+    for begin, end in zip(
+        begins[new].tolist(), ends[np.append(np.flatnonzero(new)[1:] - 1, len(ends) - 1)].tolist(), strict=True
+    ):
         mapping.madvise(mmap.MADV_WILLNEED, begin * mmap.PAGESIZE, max(end - begin, 1) * mmap.PAGESIZE)
 
 
@@ -187,8 +201,10 @@ def check_content(folder: Path, checksums: Mapping[str, str]) -> None:
     """
     for name, expected in checksums.items():
         if (found := sha256_file(folder / name)) != expected:
-            raise PackedSetError(f"{folder / name}: SHA-256 is {found}, but {MANIFEST} says {expected}; the file is "
-                                 f"damaged: `{REPAIR}` and a run make it again")
+            raise PackedSetError(
+                f"{folder / name}: SHA-256 is {found}, but {MANIFEST} says {expected}; the file is "
+                f"damaged: `{REPAIR}` and a run make it again"
+            )
 
 
 PADDING = -1
@@ -277,8 +293,11 @@ def read_boundaries(path: Path, rows: int) -> Boundaries:
     Raises:
         ValueError: its size is not what its offsets say.
     """
-    raw = np.memmap(path, dtype=np.uint8, mode="r") if is_local(path) and path.stat().st_size else \
-        np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    raw = (
+        np.memmap(path, dtype=np.uint8, mode="r")
+        if is_local(path) and path.stat().st_size
+        else np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    )
     head = 8 * (rows + 1)
     offsets = raw[:head].view("<i8") if len(raw) >= head else np.zeros(1, dtype=np.int64)
     if len(offsets) != rows + 1 or len(raw) != head + 4 * int(offsets[-1]):

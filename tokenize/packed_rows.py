@@ -51,8 +51,13 @@ class Shards:
     """
 
     def __init__(
-        self, folder: Path, entries: Sequence[Mapping[str, Any]], sequence_length: int, dtype: np.dtype[Any],
-        stream: Stream | None, warn: Callable[[str], None],
+        self,
+        folder: Path,
+        entries: Sequence[Mapping[str, Any]],
+        sequence_length: int,
+        dtype: np.dtype[Any],
+        stream: Stream | None,
+        warn: Callable[[str], None],
     ) -> None:
         self.ends = np.cumsum([entry["rows"] for entry in entries], dtype=np.int64)
         self.local = is_local(folder)
@@ -66,8 +71,14 @@ class Shards:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_remote": None, "_lock": None,
-                "_addresses": np.zeros_like(self._addresses), "_sums": np.zeros_like(self._sums)}
+        return {
+            **self.__dict__,
+            "_open": {},
+            "_remote": None,
+            "_lock": None,
+            "_addresses": np.zeros_like(self._addresses),
+            "_sums": np.zeros_like(self._sums),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
@@ -116,8 +127,7 @@ class Shards:
         """
         if self.local:
             check_size(self._folder, entry, self._length * self._dtype.itemsize)
-        path = self._folder / entry["file"] if self.local and not compare else self.here(
-            entry["file"], entry["sha256"])
+        path = self._folder / entry["file"] if self.local and not compare else self.here(entry["file"], entry["sha256"])
         return self._opened(entry["file"], path)
 
     def _map(self, shard: int) -> None:
@@ -147,9 +157,11 @@ class Shards:
         """
         shard = int(np.searchsorted(self.ends, row, side="right"))
         name = self._entries[shard]["file"]
-        raise PackedSetError(f"{self._folder / name}: row {row - self.first(shard)} has another checksum than "
-                             f"{sums_name(name)} says; one of the two files is damaged: `{REPAIR}` and a run make "
-                             "it again")
+        raise PackedSetError(
+            f"{self._folder / name}: row {row - self.first(shard)} has another checksum than "
+            f"{sums_name(name)} says; one of the two files is damaged: `{REPAIR}` and a run make "
+            "it again"
+        )
 
     def here(self, name: str, sha256: str) -> Path:
         """The path of a file of the set on a local disk, where it is fetched to if it lies in a store.
@@ -176,11 +188,14 @@ class Shards:
             if self._remote is None:
                 missing = [entry["file"] for entry in self._entries if sums_name(entry["file"]) not in entry["beside"]]
                 if missing:
-                    raise PackedSetError(f"{self._folder}: {', '.join(missing)} have no checksums of their rows, so "
-                                         "they can't be read from a store; run the mix stage again, or copy the set "
-                                         "to a local disk")
-                self._remote = RemoteRows(self._folder, self._entries, self._length, self._dtype,
-                                          self._stream or Stream(), self._warn)
+                    raise PackedSetError(
+                        f"{self._folder}: {', '.join(missing)} have no checksums of their rows, so "
+                        "they can't be read from a store; run the mix stage again, or copy the set "
+                        "to a local disk"
+                    )
+                self._remote = RemoteRows(
+                    self._folder, self._entries, self._length, self._dtype, self._stream or Stream(), self._warn
+                )
                 if self._stream is not None:
                     self._remote.keep_shards()
             return self._remote

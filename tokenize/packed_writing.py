@@ -61,8 +61,12 @@ def write_blocks(path: Path, blocks: Iterable[np.ndarray], pieces: pa.Table, fir
         sink.write(to_bytes(boundaries_of(columns, first, len(written.checksums), written.sequence_length)))
     with atomic_write(sums) as sink:
         sink.write(written.checksums.tobytes())
-    return {"file": path.name, "rows": len(written.checksums), "sha256": written.sha256,
-            "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index, sums)}}
+    return {
+        "file": path.name,
+        "rows": len(written.checksums),
+        "sha256": written.sha256,
+        "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index, sums)},
+    }
 
 
 class _Written(NamedTuple):
@@ -122,14 +126,24 @@ def write_packed_set(
         raise PackedSetError(f"{folder}: {len(rows)} rows, but {dict(rows_per_source)} per source")
     for part in (rows, *checked.values()):
         if part.size and not 0 <= part.min() <= part.max() < tokenizer["vocab_size"]:
-            raise PackedSetError(f"{folder}: tokens {part.min()} to {part.max()} in a vocabulary of "
-                                 f"{tokenizer['vocab_size']}")
+            raise PackedSetError(
+                f"{folder}: tokens {part.min()} to {part.max()} in a vocabulary of {tokenizer['vocab_size']}"
+            )
     none = PIECES_SCHEMA.empty_table()
     shard = write_rows(folder / train_name(0), np.asarray(rows).astype(DTYPES[name]), none)
-    held_out = {source: write_rows(folder / validation_name(source), part.astype(DTYPES[name]), none)
-                for source, part in checked.items()}
-    write_json(folder / MANIFEST, {
-        "format": FORMAT, "dtype": name, "sequence_length": rows.shape[1], "sources": list(rows_per_source),
-        "tokenizer": dict(tokenizer), "validation": held_out,
-        "train": {"rows": len(rows), "rows_per_source": list(rows_per_source.values()), "shards": [shard]},
-    })
+    held_out = {
+        source: write_rows(folder / validation_name(source), part.astype(DTYPES[name]), none)
+        for source, part in checked.items()
+    }
+    write_json(
+        folder / MANIFEST,
+        {
+            "format": FORMAT,
+            "dtype": name,
+            "sequence_length": rows.shape[1],
+            "sources": list(rows_per_source),
+            "tokenizer": dict(tokenizer),
+            "validation": held_out,
+            "train": {"rows": len(rows), "rows_per_source": list(rows_per_source.values()), "shards": [shard]},
+        },
+    )

@@ -104,8 +104,7 @@ def gather_mapped(addresses, sums, ends, rows, out):  # type: ignore[no-untyped-
         target = out[place]
         for byte in range(size):
             target[byte] = source[byte]
-        if sums[shard] and hash_row(target) != carray(
-                pointer(sums[shard] + np.uint64(number * 8)), (1,), np.uint64)[0]:
+        if sums[shard] and hash_row(target) != carray(pointer(sums[shard] + np.uint64(number * 8)), (1,), np.uint64)[0]:
             return DAMAGED - place
     return ALL_THERE
 

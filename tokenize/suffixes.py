@@ -54,10 +54,17 @@ class MappedRows:
     """
 
     def __init__(self, shards: Sequence[OpenShard], length: int, dtype: np.dtype[Any]) -> None:
-        self._kept = [(np.ascontiguousarray(shard.tokens), np.ascontiguousarray(shard.boundaries.offsets),
-                       np.ascontiguousarray(shard.boundaries.bounds)) for shard in shards]
-        tokens, offsets, bounds = (np.array([kept[part].ctypes.data for kept in self._kept], np.uint64)
-                                   for part in range(3))
+        self._kept = [
+            (
+                np.ascontiguousarray(shard.tokens),
+                np.ascontiguousarray(shard.boundaries.offsets),
+                np.ascontiguousarray(shard.boundaries.bounds),
+            )
+            for shard in shards
+        ]
+        tokens, offsets, bounds = (
+            np.array([kept[part].ctypes.data for kept in self._kept], np.uint64) for part in range(3)
+        )
         ends = np.cumsum([len(kept[0]) for kept in self._kept], dtype=np.int64)
         self.rows, self.dtype = Rows(tokens, offsets, bounds, ends, length, dtype.itemsize == 4), dtype
 
@@ -71,8 +78,10 @@ class MappedRows:
         """Have the system read so many tokens from some places on (int64), and where their pieces end."""
         length = self.rows.length
         numbers = np.searchsorted(self.rows.ends, places // length, side="right")
-        of_shard = [places[numbers == number] - (self.rows.ends[number - 1] * length if number else 0)
-                    for number in range(len(self._kept))]
+        of_shard = [
+            places[numbers == number] - (self.rows.ends[number - 1] * length if number else 0)
+            for number in range(len(self._kept))
+        ]
         for (held, offsets, _), found in zip(self._kept, of_shard, strict=True):
             read_ahead(held, found, np.minimum(found + tokens, held.size))
             read_ahead(offsets, found // length, found // length + 2)
@@ -221,16 +230,19 @@ def sort_buckets(places, starts, n, rows, spare, prints):  # type: ignore[no-unt
         for first in range(0, end - begin, RUN):
             for at in range(first + 1, min(first + RUN, end - begin)):
                 moved, key, to = sorted_[at], keys[at], at
-                while to > first and (key < keys[to - 1] or (key == keys[to - 1] and _is_before(
-                        np.int64(moved), np.int64(sorted_[to - 1]), n, rows))):
+                while to > first and (
+                    key < keys[to - 1]
+                    or (key == keys[to - 1] and _is_before(np.int64(moved), np.int64(sorted_[to - 1]), n, rows))
+                ):
                     sorted_[to], keys[to] = sorted_[to - 1], keys[to - 1]
                     to -= 1
                 sorted_[to], keys[to] = moved, key
         width = RUN
         while width < end - begin:
             for first in range(0, end - begin - width, 2 * width):
-                _merge(sorted_, keys, first, first + width, min(first + 2 * width, end - begin), n, rows, spare,
-                       spare_keys)
+                _merge(
+                    sorted_, keys, first, first + width, min(first + 2 * width, end - begin), n, rows, spare, spare_keys
+                )
             width *= 2
         for at in range(begin, end):
             prints[at] = _print(_hash(_address(np.int64(places[at]), rows), n, rows.wide))
@@ -243,8 +255,10 @@ def _merge(places, keys, first, middle, last, n, rows, spare, spare_keys):  # ty
         spare[at], spare_keys[at] = places[first + at], keys[first + at]
     left, right, to = 0, middle, first
     while left < middle - first:
-        if right < last and (keys[right] < spare_keys[left] or (keys[right] == spare_keys[left] and _is_before(
-                np.int64(places[right]), np.int64(spare[left]), n, rows))):
+        if right < last and (
+            keys[right] < spare_keys[left]
+            or (keys[right] == spare_keys[left] and _is_before(np.int64(places[right]), np.int64(spare[left]), n, rows))
+        ):
             places[to], keys[to] = places[right], keys[right]
             right += 1
         else:

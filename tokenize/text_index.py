@@ -116,11 +116,21 @@ def run(inputs: Mapping[str, Path], config: Mapping[str, Any], out: Path, contex
     plan = Plan(packed, config["shortest_span"], bits, partition_bits, np.dtype(name).newbyteorder("<"), out)
     partitions = 1 << partition_bits
     _, sent = run_shuffle(GRAMS, _shards(packed), partial(send_places, plan=plan), context, {GRAMS: partitions})
-    sorted_ = run_tasks("sort", partition_tasks(partitions), partial(sort_partition, plan=plan, sent=sent[GRAMS]),
-                        context)
+    sorted_ = run_tasks(
+        "sort", partition_tasks(partitions), partial(sort_partition, plan=plan, sent=sent[GRAMS]), context
+    )
     places = sum(result["places"] for result in sorted_)
-    write_json(out / HEADER, {"format": FORMAT, "shortest_span": plan.shortest, "bits": bits,
-                              "partitions": partitions, "places": places, "dtype": name})
+    write_json(
+        out / HEADER,
+        {
+            "format": FORMAT,
+            "shortest_span": plan.shortest,
+            "bits": bits,
+            "partitions": partitions,
+            "places": places,
+            "dtype": name,
+        },
+    )
     return {"places": places, "partitions": partitions}
 
 
@@ -129,8 +139,13 @@ def _shards(packed: PackedSet) -> list[Task]:
     tasks, first = [], 0
     for entry in packed.manifest["train"]["shards"]:
         last = first + entry["rows"]
-        tasks.append(Task(entry["file"].removesuffix(".bin"), {"first": first, "last": last},
-                          entry["rows"] * packed.sequence_length * packed.dtype.itemsize))
+        tasks.append(
+            Task(
+                entry["file"].removesuffix(".bin"),
+                {"first": first, "last": last},
+                entry["rows"] * packed.sequence_length * packed.dtype.itemsize,
+            )
+        )
         first = last
     return tasks
 
@@ -262,37 +277,61 @@ class OpenIndex:
         owners, found = buckets // self._per_partition, np.zeros((len(buckets), 3), np.int64)
         for part in self._look_ahead(owners, buckets, prints):
             some = np.zeros((len(part.begins), 3), np.int64)
-            find_longest(address, size, part.begins, part.firsts, part.lasts, part.held.places, shortest,
-                         self._rows.rows, some)
+            find_longest(
+                address, size, part.begins, part.firsts, part.lasts, part.held.places, shortest, self._rows.rows, some
+            )
             found[part.begins] = some
         lengths = found[:, 0]
         # A passage that the token before it belongs to is a part of the one from there on.
         whole = (lengths > 0) & (np.concatenate([[0], lengths[:-1]]) != lengths + 1)
         kept = zip(np.flatnonzero(whole).tolist(), owners[whole].tolist(), found[whole].tolist(), strict=True)
-        return [Passage(begin, tokens, self._partition(owner).places[first:last])
-                for begin, owner, (tokens, first, last) in kept]
+        return [
+            Passage(begin, tokens, self._partition(owner).places[first:last])
+            for begin, owner, (tokens, first, last) in kept
+        ]
 
     def _look_ahead(self, owners: np.ndarray, buckets: np.ndarray, prints: np.ndarray) -> list[Part]:
         """Where a text's n-grams may be, which the system is then reading; those that are nowhere are left out."""
-        each = [(self._partition(number), np.flatnonzero(owners == number), number * self._per_partition)
-                for number in np.unique(owners).tolist()]
+        each = [
+            (self._partition(number), np.flatnonzero(owners == number), number * self._per_partition)
+            for number in np.unique(owners).tolist()
+        ]
         for held, begins, first in each:
             read_ahead(held.starts, buckets[begins] - first, buckets[begins] - first + 2)
-        parts = [Part(held, begins, held.starts[buckets[begins] - first].astype(np.int64),
-                      held.starts[buckets[begins] - first + 1].astype(np.int64)) for held, begins, first in each]
+        parts = [
+            Part(
+                held,
+                begins,
+                held.starts[buckets[begins] - first].astype(np.int64),
+                held.starts[buckets[begins] - first + 1].astype(np.int64),
+            )
+            for held, begins, first in each
+        ]
         for part in parts:
             short = part.lasts - part.firsts <= MOST_PRINTS
             read_ahead(part.held.prints, part.firsts[short], part.lasts[short])
         for part in parts:
             keep_alike(part.held.prints, prints[part.begins], MOST_PRINTS, part.firsts, part.lasts)
-        parts = [Part(part.held, part.begins[there], part.firsts[there], part.lasts[there]) for part in parts
-                 if (there := part.lasts > part.firsts).any()]
+        parts = [
+            Part(part.held, part.begins[there], part.firsts[there], part.lasts[there])
+            for part in parts
+            if (there := part.lasts > part.firsts).any()
+        ]
         short = [part.lasts - part.firsts <= MOST_ROWS for part in parts]
         for part in parts:
             read_ahead(part.held.places, part.firsts, np.minimum(part.lasts, part.firsts + MOST_PRINTS))
-        places = [part.held.places[np.concatenate([np.arange(first, last) for first, last in zip(
-            part.firsts[some].tolist(), part.lasts[some].tolist(), strict=True)])].astype(np.int64)
-                  for part, some in zip(parts, short, strict=True) if some.any()]
+        places = [
+            part.held.places[
+                np.concatenate(
+                    [
+                        np.arange(first, last)
+                        for first, last in zip(part.firsts[some].tolist(), part.lasts[some].tolist(), strict=True)
+                    ]
+                )
+            ].astype(np.int64)
+            for part, some in zip(parts, short, strict=True)
+            if some.any()
+        ]
         if places:
             self._rows.read_ahead(np.concatenate(places), AHEAD_TOKENS)
         return parts
@@ -301,8 +340,9 @@ class OpenIndex:
         if number not in self._open:
             names = (places_name(number), prints_name(number), buckets_name(number))
             dtypes = (self._dtype, np.dtype(np.uint8), self._dtype)
-            held = Partition(*(read_tokens(self._folder / name, dtype)
-                               for name, dtype in zip(names, dtypes, strict=True)))
+            held = Partition(
+                *(read_tokens(self._folder / name, dtype) for name, dtype in zip(names, dtypes, strict=True))
+            )
             for one in held:
                 expect_far_reads(one)
             self._open[number] = held

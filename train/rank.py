@@ -122,8 +122,11 @@ def run_stage(
     """Call the stage's function on this rank and return its summary; `following` sends its checkpoints."""
     stage, engine = description["stage"], description["engine"]
     context = Context(
-        work=folder / "work", stage=stage, checkpoint_every=engine["checkpoint_every"],
-        keep_checkpoints=engine["keep_checkpoints"], permanent_every=engine.get("permanent_every"),
+        work=folder / "work",
+        stage=stage,
+        checkpoint_every=engine["checkpoint_every"],
+        keep_checkpoints=engine["keep_checkpoints"],
+        permanent_every=engine.get("permanent_every"),
         stream=Stream.model_validate(engine.get("stream", {})),
         parallel=Parallel.model_validate(engine.get("parallel", {})),
         compute=Compute.model_validate(engine.get("compute", {})),
@@ -131,9 +134,13 @@ def run_stage(
         trackers=Trackers.model_validate({name: engine[name] for name in Trackers.model_fields if name in engine}),
         profile=None if engine.get("profile") is None else Profile.model_validate(engine["profile"]),
         origins={name: as_path(path) for name, path in description.get("origins", {}).items()},
-        began_with={name: fingerprint for name, fingerprint in input_fingerprints(description).items()
-                    if name in description.get("trained", ())},
-        following=following, apart=mirror.works_apart(),
+        began_with={
+            name: fingerprint
+            for name, fingerprint in input_fingerprints(description).items()
+            if name in description.get("trained", ())
+        },
+        following=following,
+        apart=mirror.works_apart(),
         emit=print_event if is_first else lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)
@@ -152,8 +159,10 @@ def warn_of_idle_gpus(context: Context) -> None:
 
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.cuda.is_available() and (gpus := torch.cuda.device_count()) > ranks:
-        context.warn(f"{context.stage}: this machine has {gpus} GPUs, and engine.ranks is {ranks}: set it to {gpus}, "
-                     "or name those to be used in CUDA_VISIBLE_DEVICES")
+        context.warn(
+            f"{context.stage}: this machine has {gpus} GPUs, and engine.ranks is {ranks}: set it to {gpus}, "
+            "or name those to be used in CUDA_VISIBLE_DEVICES"
+        )
 
 
 if __name__ == "__main__":

@@ -42,8 +42,9 @@ def next_token_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     inputs = {name: batch[name] for name in ("input_ids", "position_ids") if name in batch}
     found = model(**inputs)
     logits, labels = getattr(found, "logits", found), batch["labels"]
-    nll = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="none",
-                          ignore_index=IGNORED)
+    nll = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="none", ignore_index=IGNORED
+    )
     return F.pad(nll.view(len(labels), -1), (1, 0))
 
 
@@ -82,8 +83,11 @@ class _StreamObjective:
         losses = self._losses(model, placed) * float(batch.real)
         total = losses.sum()
         counted = placed["labels"] != IGNORED if isinstance(placed, dict) and "labels" in placed else None
-        apart = losses.detach() if counted is None or counted.shape != losses.shape else torch.where(
-            counted, losses.detach(), UNTRAINED)
+        apart = (
+            losses.detach()
+            if counted is None or counted.shape != losses.shape
+            else torch.where(counted, losses.detach(), UNTRAINED)
+        )
         return Measured(total * scale, total.detach().double()[None], apart.view(len(losses), -1))
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
@@ -99,17 +103,33 @@ class _StreamObjective:
             place = {"row": told["row"], "source": told["source"]}
             if "example" in told:
                 found.append({"id": told["example"], "loss": mean_of_trained(losses), **place})
-            found += [{"id": one["id"], "start": one["start"], "tokens": one["length"], **place,
-                       "loss": mean_of_trained(losses[one["start"] : one["start"] + one["length"]])}
-                      for one in told.get("documents", ())]
+            found += [
+                {
+                    "id": one["id"],
+                    "start": one["start"],
+                    "tokens": one["length"],
+                    **place,
+                    "loss": mean_of_trained(losses[one["start"] : one["start"] + one["length"]]),
+                }
+                for one in told.get("documents", ())
+            ]
         return found
 
 
 def train_loop(
-    model: nn.Module, rows: RowStream, *, steps: int, folder: str | Path, losses: TokenLosses = next_token_losses,
-    optimizer: Mapping[str, Any] | None = None, schedule: Mapping[str, Any] | None = None,
-    micro_batch_size: int | None = None, checkpoint_every: int = 100, log_every: int = 10,
-    after_step: Callable[[int], dict[str, Any] | None] = lambda step: None, **settings: Any,
+    model: nn.Module,
+    rows: RowStream,
+    *,
+    steps: int,
+    folder: str | Path,
+    losses: TokenLosses = next_token_losses,
+    optimizer: Mapping[str, Any] | None = None,
+    schedule: Mapping[str, Any] | None = None,
+    micro_batch_size: int | None = None,
+    checkpoint_every: int = 100,
+    log_every: int = 10,
+    after_step: Callable[[int], dict[str, Any] | None] = lambda step: None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Train a model in place with the loop of our trainings: what it has read, and when it stopped, changes nothing.
 
@@ -141,32 +161,54 @@ def train_loop(
         gristmill.train.loop.loop.OtherRowsError: the checkpoint has read other rows.
     """
     if rows.batch_size is None or rows.world_size > 1:
-        raise ValueError("train_loop deals batches out itself: give the stream batch_size (rows of a step on all "
-                         "ranks), and neither rank nor world_size")
-    section = Training.model_validate({
-        "steps": steps, "global_batch_size": rows.batch_size, "micro_batch_size": micro_batch_size or rows.batch_size,
-        "optimizer": dict(optimizer or {}), "schedule": dict(schedule or {}), "log_every": log_every, "seed": rows.seed,
-        **settings})
+        raise ValueError(
+            "train_loop deals batches out itself: give the stream batch_size (rows of a step on all "
+            "ranks), and neither rank nor world_size"
+        )
+    section = Training.model_validate(
+        {
+            "steps": steps,
+            "global_batch_size": rows.batch_size,
+            "micro_batch_size": micro_batch_size or rows.batch_size,
+            "optimizer": dict(optimizer or {}),
+            "schedule": dict(schedule or {}),
+            "log_every": log_every,
+            "seed": rows.seed,
+            **settings,
+        }
+    )
     if section.optimizer.kind == "sophia":
-        raise ValueError("sophia estimates curvature from labels that the model draws, and `losses` reads those of the "
-                         "rows: take another kind of optimizer")
+        raise ValueError(
+            "sophia estimates curvature from labels that the model draws, and `losses` reads those of the "
+            "rows: take another kind of optimizer"
+        )
     if section.precision != "auto":
-        raise ValueError("`losses` says in which precision the model computes, such as by torch.autocast: leave "
-                         "precision out")
+        raise ValueError(
+            "`losses` says in which precision the model computes, such as by torch.autocast: leave precision out"
+        )
     work = Path(folder)
     work.mkdir(parents=True, exist_ok=True)
     with _world() as world:
         device = next(model.parameters()).device
         if device.type != world.device.type:
-            raise ValueError(f"the model is on {device}, but this machine's trainings compute on {world.device}: move "
-                             "it there, or set CUDA_VISIBLE_DEVICES to nothing")
+            raise ValueError(
+                f"the model is on {device}, but this machine's trainings compute on {world.device}: move "
+                "it there, or set CUDA_VISIBLE_DEVICES to nothing"
+            )
         parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         objective = _StreamObjective(rows, losses, parameters, device)
         objective.order.check_reads(steps * rows.batch_size)
-        record, summary = train(Job(
-            section=section, objective=objective, model=model, world=world, after_step=after_step,
-            context=Context(work, "train_loop", checkpoint_every=checkpoint_every, emit=_quiet),
-            reading_threads=reading_threads(rows.kind.packed.local, device)))
+        record, summary = train(
+            Job(
+                section=section,
+                objective=objective,
+                model=model,
+                world=world,
+                after_step=after_step,
+                context=Context(work, "train_loop", checkpoint_every=checkpoint_every, emit=_quiet),
+                reading_threads=reading_threads(rows.kind.packed.local, device),
+            )
+        )
     return {**summary, "metrics": record.lines() if record is not None else []}
 
 

@@ -35,15 +35,21 @@ def files_of_one_machine() -> Iterator[list[str]]:
         os.environ[STORE_FILE] = str(Path(folder, "ranks"))
         # torchrun would open a store for the ranks: they have one.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        yield ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={Path(folder, 'torchrun')}",
-               "--local-addr=127.0.0.1"]
+        yield [
+            "--rdzv-backend=c10d",
+            "--rdzv-conf=store_type=file",
+            f"--rdzv-endpoint={Path(folder, 'torchrun')}",
+            "--local-addr=127.0.0.1",
+        ]
 
 
 def killed(rank: int, number: int) -> str:
     """What is said of a rank that a signal has ended."""
     if number == signal.SIGKILL:
-        return (f"rank {rank} was killed (most likely out of memory: lower micro_batch_size or engine.ranks; the "
-                "training resumes from its last checkpoint)")
+        return (
+            f"rank {rank} was killed (most likely out of memory: lower micro_batch_size or engine.ranks; the "
+            "training resumes from its last checkpoint)"
+        )
     return f"rank {rank} was ended by signal {number} ({signal.Signals(number).name})"
 
 
@@ -85,8 +91,11 @@ def run_on_hosts(options: list[str]) -> None:
         print_failure(str(error))
         sys.exit(1)
     except RendezvousTimeoutError:
-        print_failure(f"not all of {nodes} hosts came to {endpoint} in time (engine.network.join_seconds); run the "
-                      "same command on each of them, or say engine.nodes", is_consequence=True)
+        print_failure(
+            f"not all of {nodes} hosts came to {endpoint} in time (engine.network.join_seconds); run the "
+            "same command on each of them, or say engine.nodes",
+            is_consequence=True,
+        )
         sys.exit(1)
     except (RendezvousError, DistError) as error:
         # Where a rank has failed before, it has said why.

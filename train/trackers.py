@@ -62,8 +62,10 @@ def _client(key: str, module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"engine.{key} is set, but {key} is not installed; install it with: "
-                                  f"pip install 'gristmill[{key}]', or remove engine.{key}") from error
+        raise ModuleNotFoundError(
+            f"engine.{key} is set, but {key} is not installed; install it with: "
+            f"pip install 'gristmill[{key}]', or remove engine.{key}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ class _Wandb:
 
 def _open_wandb(section: Wandb, work: Path, name: str) -> Tracker:
     """Its axis is the training's step: by its own count it would drop what is logged again."""
-    run = _client("wandb", "wandb").init(project=section.project, name=section.name, mode=section.mode, dir=str(work),
-                                         id=name, resume="allow")
+    run = _client("wandb", "wandb").init(
+        project=section.project, name=section.name, mode=section.mode, dir=str(work), id=name, resume="allow"
+    )
     run.define_metric(STEP_AXIS)
     run.define_metric("*", step_metric=STEP_AXIS)
     return _Wandb(run)
@@ -128,6 +131,14 @@ class _Trackio:
 
 
 def _open_trackio(section: Trackio, name: str) -> Tracker:
-    return _Trackio(_client("trackio", "trackio").init(
-        section.project, name=section.name or name, server_url=section.server_url, resume="allow", embed=False,
-        auto_log_gpu=False, auto_log_cpu=False))
+    return _Trackio(
+        _client("trackio", "trackio").init(
+            section.project,
+            name=section.name or name,
+            server_url=section.server_url,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+    )

@@ -41,7 +41,9 @@ MEGA, GIGA, GIBI = 1e6, 1e9, 1 << 30
 
 
 def rows(
-    documents: Sequence[int] = DOCUMENTS, whole_peers: bool = False, flame: Path | None = None,
+    documents: Sequence[int] = DOCUMENTS,
+    whole_peers: bool = False,
+    flame: Path | None = None,
     folder: Path | None = None,
 ) -> Iterator[Row]:
     """Measure.
@@ -88,21 +90,30 @@ def run_afresh(
 def fixed_rows(folder: Path, models: Models) -> Iterator[Row]:
     """What a run costs on nearly nothing: starting, importing, loading kernels, recording."""
     corpus = write_corpus(folder / "corpus-few", FEW)
-    for name, options, settings in (("", (), OWN), (", without Prefect", ("--no-ui",), OWN),
-                                    (", datatrove's verdicts", (), VERDICTS)):
+    for name, options, settings in (
+        ("", (), OWN),
+        (", without Prefect", ("--no-ui",), OWN),
+        (", datatrove's verdicts", (), VERDICTS),
+    ):
         chain = write_chain(fresh(folder / "few"), corpus, models, settings)
         run = chain.run(*options)
         slowest = sorted(chain.stage_seconds().items(), key=lambda item: -item[1])
-        yield bounded(f"chain_fixed_cost{name}", run.seconds, FIXED_SECONDS, "s", (
-            f"{FEW} documents, {run.cpu_seconds:.1f} s of CPU; "
-            f"{', '.join(f'{stage} {seconds:.1f}' for stage, seconds in slowest[:4])}"))
-    yield bounded("chain_second_run, nearly nothing", chain.run().seconds, SECOND_RUN_SECONDS, "s",
-                  "everything is committed")
+        yield bounded(
+            f"chain_fixed_cost{name}",
+            run.seconds,
+            FIXED_SECONDS,
+            "s",
+            (
+                f"{FEW} documents, {run.cpu_seconds:.1f} s of CPU; "
+                f"{', '.join(f'{stage} {seconds:.1f}' for stage, seconds in slowest[:4])}"
+            ),
+        )
+    yield bounded(
+        "chain_second_run, nearly nothing", chain.run().seconds, SECOND_RUN_SECONDS, "s", "everything is committed"
+    )
 
 
-def peer_rows(
-    folder: Path, peer: Peer, corpora: Sequence[Corpus], models: Models, whole: bool
-) -> Iterator[Row]:
+def peer_rows(folder: Path, peer: Peer, corpora: Sequence[Corpus], models: Models, whole: bool) -> Iterator[Row]:
     """A peer: on the smallest corpus, and by its rate there on the others, unless `whole`."""
     row_name, rate = f"chain_vs_{peer.name.replace('-', '_')}", None
     python = peer.interpreter()
@@ -124,8 +135,13 @@ def peer_rows(
             yield row(name, size / run.seconds, None, "MB/s", f"{said}; {error}")
             return
         rate = size / sum(done.seconds.values())
-        yield row(name, size / run.seconds, rate, "MB/s", (
-            f"{said}; peer ({peer.does}): {described(done.seconds)}, {done.kept:,} kept{bound}"))
+        yield row(
+            name,
+            size / run.seconds,
+            rate,
+            "MB/s",
+            (f"{said}; peer ({peer.does}): {described(done.seconds)}, {done.kept:,} kept{bound}"),
+        )
         if peer.name == "datatrove":
             yield from agreement_rows(chain, folder / peer.name, corpus)
     for used in (chain.folder, folder / peer.name):
@@ -136,10 +152,20 @@ def agreement_rows(chain: Chain, out: Path, corpus: Corpus) -> Iterator[Row]:
     """Whether both keep the same documents."""
     found = compare(ours(chain, corpus.documents), datatroves(out, corpus.documents))
     yield row("chain_verdicts_vs_datatrove, rules", found.rules, 1.0, "of documents", found.why)
-    yield row("chain_verdicts_vs_datatrove, near duplicates", found.alike, 1.0, "of documents",
-              "of those that both sides' rules kept: both found a duplicate of it, or neither")
-    yield row("chain_verdicts_vs_datatrove, kept in the end", found.last, 1.0, "of documents",
-              f"{found.numbers[0]:,} are kept here, {found.numbers[1]:,} there")
+    yield row(
+        "chain_verdicts_vs_datatrove, near duplicates",
+        found.alike,
+        1.0,
+        "of documents",
+        "of those that both sides' rules kept: both found a duplicate of it, or neither",
+    )
+    yield row(
+        "chain_verdicts_vs_datatrove, kept in the end",
+        found.last,
+        1.0,
+        "of documents",
+        f"{found.numbers[0]:,} are kept here, {found.numbers[1]:,} there",
+    )
 
 
 def scale_rows(folder: Path, sizes: Sequence[int], models: Models) -> Iterator[Row]:
@@ -150,28 +176,60 @@ def scale_rows(folder: Path, sizes: Sequence[int], models: Models) -> Iterator[R
         chain, run = run_afresh(folder / "own", corpus, models, OWN, look=True)
         size, name = corpus.text_bytes / MEGA, f"{documents:,} documents"
         slowest = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in chain.stage_seconds().items())
-        yield row(f"chain_per_core, {name}", size / run.cpu_seconds, MB_PER_CORE_SECOND, "MB/s", (
-            f"{size:.0f} MB in {run.seconds:.1f} s and {run.cpu_seconds:.1f} s of CPU; {slowest}; peer: the bound, "
-            "for 1 GB"))
-        yield row(f"chain_wall, {name}", size / run.seconds, MB_PER_CORE_SECOND * WORKERS, "MB/s",
-                  f"{WORKERS} cores; peer: {WORKERS} times that bound")
-        yield bounded(f"chain_peak_memory, {name}", run.peak_bytes / GIBI, PEAK_GIBIBYTES, "GiB",
-                      "all processes together, mapped files included")
+        yield row(
+            f"chain_per_core, {name}",
+            size / run.cpu_seconds,
+            MB_PER_CORE_SECOND,
+            "MB/s",
+            (
+                f"{size:.0f} MB in {run.seconds:.1f} s and {run.cpu_seconds:.1f} s of CPU; {slowest}; peer: the bound, "
+                "for 1 GB"
+            ),
+        )
+        yield row(
+            f"chain_wall, {name}",
+            size / run.seconds,
+            MB_PER_CORE_SECOND * WORKERS,
+            "MB/s",
+            f"{WORKERS} cores; peer: {WORKERS} times that bound",
+        )
+        yield bounded(
+            f"chain_peak_memory, {name}",
+            run.peak_bytes / GIBI,
+            PEAK_GIBIBYTES,
+            "GiB",
+            "all processes together, mapped files included",
+        )
         corpora, runs = [*corpora, corpus], [*runs, run]
         if documents != sizes[-1]:
             remove_corpus(corpus)
     for one, next_one in zip(range(len(runs)), range(1, len(runs)), strict=False):
         grown = math.log(runs[next_one].cpu_seconds / runs[one].cpu_seconds)
         texts = math.log(corpora[next_one].text_bytes / corpora[one].text_bytes)
-        yield bounded(f"chain_exponent, {corpora[one].documents:,} to {corpora[next_one].documents:,} documents",
-                      grown / texts, EXPONENT, "of CPU time by size", "")
+        yield bounded(
+            f"chain_exponent, {corpora[one].documents:,} to {corpora[next_one].documents:,} documents",
+            grown / texts,
+            EXPONENT,
+            "of CPU time by size",
+            "",
+        )
     files, stored = chain.files()
-    yield row("chain_files", files / (corpus.text_bytes / GIGA), None, "files per GB",
-              f"{files} files of {stored / GIGA:.2f} GB hold {corpus.text_bytes / GIGA:.2f} GB of text")
+    yield row(
+        "chain_files",
+        files / (corpus.text_bytes / GIGA),
+        None,
+        "files per GB",
+        f"{files} files of {stored / GIGA:.2f} GB hold {corpus.text_bytes / GIGA:.2f} GB of text",
+    )
     alone = seconds_per_mb(corpus, models, OWN)
     inside = sum(alone.values()) * size
-    yield row("chain_outside_kernels", 1 - inside / run.cpu_seconds, None, "of CPU time", "kernels alone, MB/s: " + (
-        ", ".join(f"{what} {1 / seconds:.0f}" for what, seconds in alone.items())))
+    yield row(
+        "chain_outside_kernels",
+        1 - inside / run.cpu_seconds,
+        None,
+        "of CPU time",
+        "kernels alone, MB/s: " + (", ".join(f"{what} {1 / seconds:.0f}" for what, seconds in alone.items())),
+    )
     yield bounded(f"chain_second_run, {name}", chain.run().seconds, SECOND_RUN_SECONDS, "s", "everything is committed")
     remove_corpus(corpus)
     shutil.rmtree(chain.folder)

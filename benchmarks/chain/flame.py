@@ -25,11 +25,20 @@ SAMPLES_PER_SECOND = 50
 LEAST_SHARE = 0.003
 WIDTH, FRAME_HEIGHT, MARGIN, CHARACTER_WIDTH = 1200, 17, 30, 6.6
 """Pixels."""
-STYLE = (".page{fill:#fff}.title{fill:#222}"
-         "@media(prefers-color-scheme:dark){.page{fill:#1c1e21}.title{fill:#ddd}g{filter:brightness(.85)}}")
+STYLE = (
+    ".page{fill:#fff}.title{fill:#222}"
+    "@media(prefers-color-scheme:dark){.page{fill:#1c1e21}.title{fill:#ddd}g{filter:brightness(.85)}}"
+)
 """What is behind the frames, for whoever reads in the dark too; the frames are light either way, with dark names."""
-HIDDEN = ("process ", "<module> (<string>", "_run_module", "_run_code", "_bootstrap", "run (threading",
-          "main (multiprocessing")  # fmt: skip
+HIDDEN = (
+    "process ",
+    "<module> (<string>",
+    "_run_module",
+    "_run_code",
+    "_bootstrap",
+    "run (threading",
+    "main (multiprocessing",
+)
 """Names of processes, and frames of the interpreter's own start, which say nothing."""
 WAITING = ("Condition.wait (", "Thread.run (threading", "EpollSelector.select (", "_CompilerLock.acquire (")
 """Where a thread waits, although the system says for a moment that it runs; a thread's target may be no function of
@@ -52,8 +61,22 @@ def draw_flame(chain: Chain, path: Path) -> Row:
     if found is None:
         return row("chain_flame", None, None, "frames", "py-spy is not installed: pip install py-spy")
     folded = chain.folder / "samples"
-    chain.run("--no-ui", command=(found, "record", "--subprocesses", "--format", "raw", "--rate",
-                                  str(SAMPLES_PER_SECOND), "--output", str(folded), "--", sys.executable))
+    chain.run(
+        "--no-ui",
+        command=(
+            found,
+            "record",
+            "--subprocesses",
+            "--format",
+            "raw",
+            "--rate",
+            str(SAMPLES_PER_SECOND),
+            "--output",
+            str(folded),
+            "--",
+            sys.executable,
+        ),
+    )
     root = fold(read_samples(folded.read_text(encoding="utf-8", errors="replace")))
     with atomic_write(path) as sink:
         drawn = list(draw(root))
@@ -113,15 +136,20 @@ def draw(root: Frame) -> Iterator[tuple[float, int, float, Frame]]:
 def page(root: Frame, drawn: list[tuple[float, int, float, Frame]]) -> Iterator[str]:
     """An SVG with a title for each frame that is drawn, for whoever points at it."""
     height = (max(level for _, level, _, _ in drawn) + 1) * FRAME_HEIGHT + 2 * MARGIN
-    yield (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="monospace" '
-           f'font-size="11"><style>{STYLE}</style><rect class="page" width="{WIDTH}" height="{height}"/>'
-           f'<text class="title" x="{MARGIN}" y="18">gristmill run, by processor time: {root.samples} samples; '
-           f"branches below {LEAST_SHARE:.1%} are left out</text>")
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="monospace" '
+        f'font-size="11"><style>{STYLE}</style><rect class="page" width="{WIDTH}" height="{height}"/>'
+        f'<text class="title" x="{MARGIN}" y="18">gristmill run, by processor time: {root.samples} samples; '
+        f"branches below {LEAST_SHARE:.1%} are left out</text>"
+    )
     for left, level, share, frame in drawn:
         x, width = MARGIN + left * (WIDTH - 2 * MARGIN), share * (WIDTH - 2 * MARGIN)
         y, name = height - MARGIN - (level + 1) * FRAME_HEIGHT, html.escape(frame.name)
         shown = html.escape(frame.name[: int(width / CHARACTER_WIDTH)]) if width > 5 * CHARACTER_WIDTH else ""
-        yield (f'<g><title>{name}: {share:.1%}</title><rect x="{x:.1f}" y="{y}" width="{width:.1f}" '
-               f'height="{FRAME_HEIGHT - 1}" fill="hsl({crc32(frame.name.encode()) % 55},75%,65%)"/>'
-               + (f'<text x="{x + 2:.1f}" y="{y + 12}">{shown}</text>' if shown else "") + "</g>")
+        yield (
+            f'<g><title>{name}: {share:.1%}</title><rect x="{x:.1f}" y="{y}" width="{width:.1f}" '
+            f'height="{FRAME_HEIGHT - 1}" fill="hsl({crc32(frame.name.encode()) % 55},75%,65%)"/>'
+            + (f'<text x="{x + 2:.1f}" y="{y + 12}">{shown}</text>' if shown else "")
+            + "</g>"
+        )
     yield "</svg>"

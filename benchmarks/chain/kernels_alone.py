@@ -52,10 +52,16 @@ def seconds_per_mb(corpus: Corpus, models: Models, settings: Any) -> dict[str, f
         "JSON": lambda: [json.loads(line) for line in lines],
         "rules": partial(measure_rules, rows, rules),
         "MinHash": sketch,
-        "language": partial(langid.measure, load_model(str(models.language), MODEL_SHA256), languages,
-                            wanted_languages(languages), array),
-        "classifier": partial(score_texts, load_model(str(models.classifier), sha256_file(models.classifier)),
-                              array, classifier),
+        "language": partial(
+            langid.measure,
+            load_model(str(models.language), MODEL_SHA256),
+            languages,
+            wanted_languages(languages),
+            array,
+        ),
+        "classifier": partial(
+            score_texts, load_model(str(models.classifier), sha256_file(models.classifier)), array, classifier
+        ),
         "tokens": encoding(models, array),
     }
     size = sum(len(text.encode()) for text in texts) / 1e6

@@ -37,16 +37,25 @@ GOOD: Mapping[str, Any] = {"min_quality": MIN_QUALITY}
 CANDIDATES: Mapping[str, Any] = {"exact": False, "clusters": "connected", "minhash": {"verify": False}, "index": False}
 """Of `dedup`: every candidate pair of MinHash is a duplicate, and one of each chain of them is kept."""
 VERDICTS: Mapping[str, Any] = {
-    "filter": {"rules": {"gopher_repetition": DATATROVE, "gopher_quality": DATATROVE,
-                         "c4": {"constants": "paper", "max_document_characters": None},
-                         "fineweb": {"constants": "datatrove"}}},
-    "dedup": CANDIDATES, "langid": ENGLISH, "quality": GOOD,
-}  # fmt: skip
+    "filter": {
+        "rules": {
+            "gopher_repetition": DATATROVE,
+            "gopher_quality": DATATROVE,
+            "c4": {"constants": "paper", "max_document_characters": None},
+            "fineweb": {"constants": "datatrove"},
+        }
+    },
+    "dedup": CANDIDATES,
+    "langid": ENGLISH,
+    "quality": GOOD,
+}
 """The steps with the settings under which our verdicts are datatrove's: its dialect and words."""
 OWN: Mapping[str, Any] = {
     "filter": {"rules": ["gopher_repetition", "gopher_quality", {"c4": {"constants": "paper"}}, "fineweb"]},
-    "dedup": {"index": False}, "langid": ENGLISH, "quality": GOOD,
-}  # fmt: skip
+    "dedup": {"index": False},
+    "langid": ENGLISH,
+    "quality": GOOD,
+}
 """The same rules with the settings that gristmill has of its own: pairs are verified, equal texts go too."""
 
 
@@ -104,8 +113,16 @@ class Chain:
         Raises:
             RuntimeError: it failed.
         """
-        arguments = [*command, "-m", "gristmill.flows.cli.main", "run", str(self.manifest), "--store",
-                     str(self.store), *options]
+        arguments = [
+            *command,
+            "-m",
+            "gristmill.flows.cli.main",
+            "run",
+            str(self.manifest),
+            "--store",
+            str(self.store),
+            *options,
+        ]
         environment = {**os.environ, "PREFECT_HOME": str(self.folder / "prefect"), "COLUMNS": "120"}
         with open(self.folder / "log", "wb") as log:
             begun, before = time.perf_counter(), _children_seconds()
@@ -135,8 +152,11 @@ class Chain:
 
     def files(self) -> tuple[int, int]:
         """How many files the outputs have, and their bytes."""
-        sizes = [entry["bytes"] for _, folder in self.session().store.outputs()
-                 for entry in folder.manifest()["files"].values()]
+        sizes = [
+            entry["bytes"]
+            for _, folder in self.session().store.outputs()
+            for entry in folder.manifest()["files"].values()
+        ]
         return len(sizes), sum(sizes)
 
 
@@ -193,18 +213,25 @@ def write_chain(
     """
     folder.mkdir(parents=True, exist_ok=True)
     loads: dict[str, Any] = {
-        "langid": {"model": str(models.language)}, "quality": {"classifier": {"model": str(models.classifier)}},
-    }  # fmt: skip
-    ends: dict[str, Any] = {
-        "tokenizer": {"path": str(models.tokenizer)},
-        "mix": {"tokens": int(corpus.text_bytes * TOKENS_PER_BYTE), "sequence_length": 1024},
-    } if packed else {"documents": {"format": "jsonl"}}  # fmt: skip
+        "langid": {"model": str(models.language)},
+        "quality": {"classifier": {"model": str(models.classifier)}},
+    }
+    ends: dict[str, Any] = (
+        {
+            "tokenizer": {"path": str(models.tokenizer)},
+            "mix": {"tokens": int(corpus.text_bytes * TOKENS_PER_BYTE), "sequence_length": 1024},
+        }
+        if packed
+        else {"documents": {"format": "jsonl"}}
+    )
     manifest = {
-        "name": "chain", "seed": 1,
+        "name": "chain",
+        "seed": 1,
         "sources": {"web": {"path": str(corpus.folder / "*.jsonl"), "metadata_fields": [], "max_epochs": 4}},
         "prepare": [{step: {**section, **loads.get(step, {})}} for step, section in settings.items()],
-        "engine": {"workers": WORKERS}, **ends,
-    }  # fmt: skip
+        "engine": {"workers": WORKERS},
+        **ends,
+    }
     path = folder / "chain.yaml"
     path.write_text(yaml.safe_dump(manifest, sort_keys=False))
     return Chain(path, folder)
@@ -225,8 +252,10 @@ def make_models(folder: Path) -> Models | None:
         texts = [pages.text(number) for number in range(TRAINING_PAGES)]
         train_tokenizer(texts, models.tokenizer)
         section = Classifier(positive=("good",), negative=("bad",))
-        lines = ((kind_of(number) in ("prose", "near copy", "copy"), as_line(text, section))
-                 for number, text in enumerate(texts))
+        lines = (
+            (kind_of(number) in ("prose", "near copy", "copy"), as_line(text, section))
+            for number, text in enumerate(texts)
+        )
         models.classifier.write_bytes(train(lines, section, 1, None))
     return models
 
@@ -238,14 +267,18 @@ def train_tokenizer(texts: Iterable[str], path: Path) -> None:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[END_OF_TEXT], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    made.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY,
+            special_tokens=[END_OF_TEXT],
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     made.save(str(path))
 
 
 def real_text() -> str:
     """What the pages are made of, for notes."""
     return "books" if (data_folder() / "text" / "books.jsonl.zst").exists() else "made-up words"
-
-

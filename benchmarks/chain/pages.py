@@ -28,8 +28,16 @@ SHORTEST, LONGEST = 80, 1500
 MADE_UP_TEXTS = 4000
 MOST_EDITS = 6
 """Words that are replaced in a near copy."""
-KINDS = {"prose": 0.78, "near copy": 0.1, "copy": 0.02, "list": 0.03, "repeated": 0.02, "code": 0.02,
-         "placeholder": 0.01, "other language": 0.02}
+KINDS = {
+    "prose": 0.78,
+    "near copy": 0.1,
+    "copy": 0.02,
+    "list": 0.03,
+    "repeated": 0.02,
+    "code": 0.02,
+    "placeholder": 0.01,
+    "other language": 0.02,
+}
 """Kind of page -> its share."""
 OTHER_LANGUAGES = (
     "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Sie sind mit Vernunft und Gewissen begabt und "
@@ -108,8 +116,11 @@ class Pages:
         while sum(map(len, found)) < wanted:
             found.append(source.choice(self._paragraphs))
         name = "".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=8)).capitalize()
-        found.insert(source.randint(0, len(found)), f"Written by {name}, and read {source.randrange(10**6)} times "
-                                                    f"since number {number} of this collection came out.")
+        found.insert(
+            source.randint(0, len(found)),
+            f"Written by {name}, and read {source.randrange(10**6)} times "
+            f"since number {number} of this collection came out.",
+        )
         return "\n".join(found)
 
     def _words(self, source: random.Random) -> Sequence[str]:

@@ -66,8 +66,10 @@ class Classifier(BaseFilter):
 
             self._model = fasttext.load_model(self.path)
         line = doc.text.strip().replace("\n", " ") + "\n"
-        return any(label == self.label and score >= self.least
-                   for score, label in self._model.f.predict(line, -1, 0.0, "strict"))
+        return any(
+            label == self.label and score >= self.least
+            for score, label in self._model.f.predict(line, -1, 0.0, "strict")
+        )
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -76,32 +78,57 @@ def main(settings: dict[str, Any]) -> None:
     minhash = MinhashConfig(n_grams=5, num_buckets=14, hashes_per_bucket=8)
     ruled = str(out / "ruled")
     steps: dict[str, tuple[list[Any], int]] = {
-        "rules": ([
-            JsonlReader(corpus, glob_pattern="*.jsonl"), GopherRepetitionFilter(), GopherQualityFilter(),
-            C4QualityFilter(remove_citations=False, filter_no_terminal_punct=False, min_words_per_line=-1,
-                            max_word_length=-1, filter_javascript=False, filter_policy=False),
-            FineWebQualityFilter(), WriteIds(str(out / "ruled-ids")),
-            JsonlWriter(ruled, output_filename="${rank}.jsonl", compression=None),
-        ], tasks),
+        "rules": (
+            [
+                JsonlReader(corpus, glob_pattern="*.jsonl"),
+                GopherRepetitionFilter(),
+                GopherQualityFilter(),
+                C4QualityFilter(
+                    remove_citations=False,
+                    filter_no_terminal_punct=False,
+                    min_words_per_line=-1,
+                    max_word_length=-1,
+                    filter_javascript=False,
+                    filter_policy=False,
+                ),
+                FineWebQualityFilter(),
+                WriteIds(str(out / "ruled-ids")),
+                JsonlWriter(ruled, output_filename="${rank}.jsonl", compression=None),
+            ],
+            tasks,
+        ),
         "signatures": ([JsonlReader(ruled), MinhashDedupSignature(str(out / "signatures"), config=minhash)], tasks),
         "buckets": ([MinhashDedupBuckets(str(out / "signatures"), str(out / "buckets"), config=minhash)], 14),
-        "cluster": ([MinhashDedupCluster(str(out / "buckets"), str(out / "removed"), config=minhash,
-                                         save_cluster_id=True)], 1),
-        "filter and tokenise": ([
-            JsonlReader(ruled), MinhashDedupFilter(str(out / "removed")), WriteIds(str(out / "single-ids")),
-            Classifier(settings["language_model"], "en", 0.65),
-            Classifier(settings["classifier"], "positive", settings["min_quality"]),
-            WriteIds(str(out / "kept-ids")),
-            DocumentTokenizer(str(out / "tokens"), settings["tokenizer"], eos_token=settings["eos_token"], seed=1),
-        ], tasks),
-        "merge": ([DocumentTokenizerMerger(str(out / "tokens"), str(out / "merged"), "train", seed=1,
-                                           progress=False)], 1),
-    }  # fmt: skip
+        "cluster": (
+            [MinhashDedupCluster(str(out / "buckets"), str(out / "removed"), config=minhash, save_cluster_id=True)],
+            1,
+        ),
+        "filter and tokenise": (
+            [
+                JsonlReader(ruled),
+                MinhashDedupFilter(str(out / "removed")),
+                WriteIds(str(out / "single-ids")),
+                Classifier(settings["language_model"], "en", 0.65),
+                Classifier(settings["classifier"], "positive", settings["min_quality"]),
+                WriteIds(str(out / "kept-ids")),
+                DocumentTokenizer(str(out / "tokens"), settings["tokenizer"], eos_token=settings["eos_token"], seed=1),
+            ],
+            tasks,
+        ),
+        "merge": (
+            [DocumentTokenizerMerger(str(out / "tokens"), str(out / "merged"), "train", seed=1, progress=False)],
+            1,
+        ),
+    }
     seconds = {}
     for name, (pipeline, number) in steps.items():
         begun = time.perf_counter()
-        LocalPipelineExecutor(pipeline, tasks=number, workers=min(settings["workers"], number),
-                              logging_dir=str(out / "logs" / name.replace(" ", "-"))).run()
+        LocalPipelineExecutor(
+            pipeline,
+            tasks=number,
+            workers=min(settings["workers"], number),
+            logging_dir=str(out / "logs" / name.replace(" ", "-")),
+        ).run()
         seconds[name] = time.perf_counter() - begun
     print(json.dumps(seconds), flush=True)
 

@@ -32,5 +32,7 @@ class Classifier(BaseFastTextTagger):
     def predict_slice(self, text_slice: Any) -> list[Prediction]:
         """Every label with its score."""
         labels, scores = self.classifier.predict(" ".join(text_slice.text.split()), k=-1)
-        return [Prediction(label.removeprefix("__label__"), float(score))
-                for label, score in zip(labels, scores, strict=True)]
+        return [
+            Prediction(label.removeprefix("__label__"), float(score))
+            for label, score in zip(labels, scores, strict=True)
+        ]

@@ -41,8 +41,13 @@ BANDS, ROWS, NGRAM = 14, 8, 5
 """Of MinHash, on all sides."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """Where there is a process per core."""
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TRACK": "1", "PIP_NO_INDEX": "1",
-           "UV_OFFLINE": "1"}  # fmt: skip
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "PIP_NO_INDEX": "1",
+    "UV_OFFLINE": "1",
+}
 """Data-Juicer would install what it lacks while it runs."""
 GOPHER: Mapping[str, Any] = {"rules": ["gopher_repetition", "gopher_quality"]}
 
@@ -99,8 +104,14 @@ def call(command: Sequence[str], folder: Path, **environment: str) -> str:
         PeerError: it failed.
     """
     own = {"TMPDIR": str(folder), "HF_HOME": str(folder / "cache"), "COLUMNS": "200"}
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-                          env={**os.environ, **ONE_THREAD, **OFFLINE, **own, **environment})
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        env={**os.environ, **ONE_THREAD, **OFFLINE, **own, **environment},
+    )
     said = done.stdout.decode(errors="replace")
     (folder / "log").write_text(said)
     if done.returncode != 0:
@@ -122,10 +133,16 @@ def timed(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 def by_datatrove(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
     """All of the chain; what its verdicts are lies in the folder then."""
     settings = {
-        "out": str(folder), "corpus": str(corpus.folder), "tasks": len(list(corpus.folder.glob("*.jsonl"))),
-        "workers": WORKERS, "language_model": str(models.language), "classifier": str(models.classifier),
-        "min_quality": MIN_QUALITY, "tokenizer": str(models.tokenizer), "eos_token": END_OF_TEXT,
-    }  # fmt: skip
+        "out": str(folder),
+        "corpus": str(corpus.folder),
+        "tasks": len(list(corpus.folder.glob("*.jsonl"))),
+        "workers": WORKERS,
+        "language_model": str(models.language),
+        "classifier": str(models.classifier),
+        "min_quality": MIN_QUALITY,
+        "tokenizer": str(models.tokenizer),
+        "eos_token": END_OF_TEXT,
+    }
     path = folder / "settings.json"
     path.write_text(json.dumps(settings))
     printed = call([python, str(Path(__file__).with_name("peer_datatrove.py")), str(path)], folder)
@@ -143,31 +160,63 @@ def by_dolma(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
     sources, processes = f"{documents}/*.gz", ["--processes", str(WORKERS)]
     configs = {
         "dedupe": {
-            "documents": [sources], "processes": WORKERS,
+            "documents": [sources],
+            "processes": WORKERS,
             "dedupe": {"name": "equal", "documents": {"attribute_name": "equal", "key": "$.text"}},
-            "bloom_filter": {"file": str(folder / "bloom"), "read_only": False,
-                             "estimated_doc_count": corpus.documents, "desired_false_positive_rate": 1e-6},
+            "bloom_filter": {
+                "file": str(folder / "bloom"),
+                "read_only": False,
+                "estimated_doc_count": corpus.documents,
+                "desired_false_positive_rate": 1e-6,
+            },
         },
-        "mix": {"processes": WORKERS, "streams": [{
-            "name": "mixed", "documents": [sources], "attributes": ["judged", "equal"],
-            "output": {"path": str(folder / "mixed"), "max_size_in_bytes": 1 << 28},
-            "filter": {"syntax": "jq", "include": [], "exclude": [dolma_drops()]},
-        }]},
-    }  # fmt: skip
+        "mix": {
+            "processes": WORKERS,
+            "streams": [
+                {
+                    "name": "mixed",
+                    "documents": [sources],
+                    "attributes": ["judged", "equal"],
+                    "output": {"path": str(folder / "mixed"), "max_size_in_bytes": 1 << 28},
+                    "filter": {"syntax": "jq", "include": [], "exclude": [dolma_drops()]},
+                }
+            ],
+        },
+    }
     for name, config in configs.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
-    judged = ["--experiment", "judged", "--taggers", "gopher_v1", "c4_v2", "english", "classifier",
-              "--tagger_modules", str(Path(__file__).with_name("peer_dolma.py"))]  # fmt: skip
-    tokenizer = ["--tokenizer.name_or_path", str(models.tokenizer), "--tokenizer.eos_token_id", "0",
-                 "--dtype", "uint16", "--destination", str(folder / "tokens")]  # fmt: skip
+    judged = [
+        "--experiment",
+        "judged",
+        "--taggers",
+        "gopher_v1",
+        "c4_v2",
+        "english",
+        "classifier",
+        "--tagger_modules",
+        str(Path(__file__).with_name("peer_dolma.py")),
+    ]
+    tokenizer = [
+        "--tokenizer.name_or_path",
+        str(models.tokenizer),
+        "--tokenizer.eos_token_id",
+        "0",
+        "--dtype",
+        "uint16",
+        "--destination",
+        str(folder / "tokens"),
+    ]
     loads = {"BENCH_LANGUAGE_MODEL": str(models.language), "BENCH_CLASSIFIER": str(models.classifier)}
-    seconds = timed({
-        "tag": lambda: call([*dolma, "tag", "--documents", sources, *judged, *processes], folder, **loads),
-        "dedupe": lambda: call([*dolma, "-c", str(folder / "dedupe.yaml"), "dedupe"], folder),
-        "mix": lambda: call([*dolma, "-c", str(folder / "mix.yaml"), "mix"], folder),
-        "tokens": lambda: call([*dolma, "tokens", "--documents", f"{folder}/mixed/*.gz", *tokenizer, *processes],
-                               folder),
-    })
+    seconds = timed(
+        {
+            "tag": lambda: call([*dolma, "tag", "--documents", sources, *judged, *processes], folder, **loads),
+            "dedupe": lambda: call([*dolma, "-c", str(folder / "dedupe.yaml"), "dedupe"], folder),
+            "mix": lambda: call([*dolma, "-c", str(folder / "mix.yaml"), "mix"], folder),
+            "tokens": lambda: call(
+                [*dolma, "tokens", "--documents", f"{folder}/mixed/*.gz", *tokenizer, *processes], folder
+            ),
+        }
+    )
     kept = 0
     for file in (folder / "mixed").glob("*.gz"):
         with gzip.open(file) as lines:
@@ -180,32 +229,60 @@ def dolma_drops() -> str:
     are about a document, other languages, little quality, and a text that was there before.
     """
     bounds = {
-        "word_count": (50, 100_000), "median_word_length": (3, 10), "required_word_count": (2, None),
-        "fraction_of_words_with_alpha_character": (0.8, None), "symbol_to_word_ratio": (None, 0.1),
+        "word_count": (50, 100_000),
+        "median_word_length": (3, 10),
+        "required_word_count": (2, None),
+        "fraction_of_words_with_alpha_character": (0.8, None),
+        "symbol_to_word_ratio": (None, 0.1),
         "fraction_of_lines_starting_with_bullet_point": (None, 0.9),
-        "fraction_of_lines_ending_with_ellipsis": (None, 0.3), "fraction_of_duplicate_lines": (None, 0.3),
+        "fraction_of_lines_ending_with_ellipsis": (None, 0.3),
+        "fraction_of_duplicate_lines": (None, 0.3),
         "fraction_of_characters_in_duplicate_lines": (None, 0.2),
-        **{f"fraction_of_characters_in_most_common_{n}grams": (None, most) for n, most in (
-            (2, 0.2), (3, 0.18), (4, 0.16))},
-        **{f"fraction_of_characters_in_duplicate_{n}grams": (None, most) for n, most in (
-            (5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))},
-    }  # fmt: skip
+        **{
+            f"fraction_of_characters_in_most_common_{n}grams": (None, most)
+            for n, most in ((2, 0.2), (3, 0.18), (4, 0.16))
+        },
+        **{
+            f"fraction_of_characters_in_duplicate_{n}grams": (None, most)
+            for n, most in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))
+        },
+    }
     columns = {f"gopher_v1__{name}": found for name, found in bounds.items()} | {
-        "english__en": (ENGLISH["threshold"], None), "classifier__positive": (MIN_QUALITY, None)}
-    drops = [f"(.attributes.judged__{name} // [[0, 0, 0]])[0][2] {sign} {bound}"
-             for name, found in columns.items() for sign, bound in zip("<>", found, strict=True) if bound is not None]
-    drops += [f".attributes.{name} != null" for name in (
-        "judged__c4_v2__has_curly_brace", "judged__c4_v2__has_lorem_ipsum", "equal")]
+        "english__en": (ENGLISH["threshold"], None),
+        "classifier__positive": (MIN_QUALITY, None),
+    }
+    drops = [
+        f"(.attributes.judged__{name} // [[0, 0, 0]])[0][2] {sign} {bound}"
+        for name, found in columns.items()
+        for sign, bound in zip("<>", found, strict=True)
+        if bound is not None
+    ]
+    drops += [
+        f".attributes.{name} != null"
+        for name in ("judged__c4_v2__has_curly_brace", "judged__c4_v2__has_lorem_ipsum", "equal")
+    ]
     return " or ".join(f"({drop})" for drop in drops)
 
 
 def by_data_juicer(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
     """The filters of Data-Juicer's recipe for C4 (`redpajama-c4-refine.yaml`), without models, and its MinHash."""
-    minhash = {"tokenization": "space", "window_size": NGRAM, "lowercase": True, "num_permutations": BANDS * ROWS,
-               "num_bands": BANDS, "num_rows_per_band": ROWS, "jaccard_threshold": 0.75}  # fmt: skip
+    minhash = {
+        "tokenization": "space",
+        "window_size": NGRAM,
+        "lowercase": True,
+        "num_permutations": BANDS * ROWS,
+        "num_bands": BANDS,
+        "num_rows_per_band": ROWS,
+        "jaccard_threshold": 0.75,
+    }
     recipe = {
-        "project_name": "chain", "dataset_path": str(corpus.folder), "export_path": str(folder / "out.jsonl"),
-        "np": WORKERS, "text_keys": "text", "open_tracer": False, "use_cache": False,
+        "project_name": "chain",
+        "dataset_path": str(corpus.folder),
+        "export_path": str(folder / "out.jsonl"),
+        "np": WORKERS,
+        "text_keys": "text",
+        "open_tracer": False,
+        "use_cache": False,
         "process": [
             {"alphanumeric_filter": {"tokenization": False, "min_ratio": 0.65, "max_ratio": 0.9}},
             {"average_line_length_filter": {"max_len": 3000}},
@@ -216,7 +293,7 @@ def by_data_juicer(python: str, corpus: Corpus, models: Models, folder: Path) ->
             {"word_repetition_filter": {"tokenization": False, "rep_len": 10, "max_ratio": 0.231}},
             {"document_minhash_deduplicator": minhash},
         ],
-    }  # fmt: skip
+    }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     program = str(Path(python).with_name("dj-process"))
     seconds = timed({"process": lambda: call([program, "--config", str(folder / "recipe.yaml")], folder)})
@@ -226,10 +303,35 @@ def by_data_juicer(python: str, corpus: Corpus, models: Models, folder: Path) ->
 
 def by_text_dedup(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
     """text-dedup's MinHash."""
-    command = [python, "-m", "text_dedup.minhash", "--path", "json", "--data_files", f"{corpus.folder}/*.jsonl",
-               "--split", "train", "--cache_dir", str(folder / "cache"), "--output", str(folder / "out"), "--column",
-               "text", "--ngram", str(NGRAM), "--num_perm", str(BANDS * ROWS), "--b", str(BANDS), "--r", str(ROWS),
-               "--num_proc", str(WORKERS), "--batch_size", "10000"]  # fmt: skip
+    command = [
+        python,
+        "-m",
+        "text_dedup.minhash",
+        "--path",
+        "json",
+        "--data_files",
+        f"{corpus.folder}/*.jsonl",
+        "--split",
+        "train",
+        "--cache_dir",
+        str(folder / "cache"),
+        "--output",
+        str(folder / "out"),
+        "--column",
+        "text",
+        "--ngram",
+        str(NGRAM),
+        "--num_perm",
+        str(BANDS * ROWS),
+        "--b",
+        str(BANDS),
+        "--r",
+        str(ROWS),
+        "--num_proc",
+        str(WORKERS),
+        "--batch_size",
+        "10000",
+    ]
     seconds = timed({"minhash": lambda: call(command, folder)})
     found = re.search(r"After\s+: (\d+)", (folder / "log").read_text())
     if found is None:
@@ -239,14 +341,36 @@ def by_text_dedup(python: str, corpus: Corpus, models: Models, folder: Path) -> 
 
 PEERS = (
     Peer("datatrove", "datatrove", "all of the chain", VERDICTS, True, by_datatrove),
-    Peer("dolma", "dolma", "rules, equal texts, language, classifier, mixing, tokens; no near duplicates",
-         {"filter": {"rules": [*GOPHER["rules"], {"c4": {"constants": "paper"}}]},
-          "dedup": {"minhash": None, "index": False}, "langid": ENGLISH, "quality": GOOD}, True, by_dolma),
-    Peer("data-juicer", "data_juicer", "seven filters and MinHash, to JSON lines; ours: Gopher's rules and MinHash",
-         {"filter": GOPHER, "dedup": CANDIDATES}, False, by_data_juicer),
-    Peer("text-dedup", "text_dedup", "MinHash alone, to Arrow files; ours: to JSON lines", {"dedup": CANDIDATES}, False,
-         by_text_dedup),
-)  # fmt: skip
+    Peer(
+        "dolma",
+        "dolma",
+        "rules, equal texts, language, classifier, mixing, tokens; no near duplicates",
+        {
+            "filter": {"rules": [*GOPHER["rules"], {"c4": {"constants": "paper"}}]},
+            "dedup": {"minhash": None, "index": False},
+            "langid": ENGLISH,
+            "quality": GOOD,
+        },
+        True,
+        by_dolma,
+    ),
+    Peer(
+        "data-juicer",
+        "data_juicer",
+        "seven filters and MinHash, to JSON lines; ours: Gopher's rules and MinHash",
+        {"filter": GOPHER, "dedup": CANDIDATES},
+        False,
+        by_data_juicer,
+    ),
+    Peer(
+        "text-dedup",
+        "text_dedup",
+        "MinHash alone, to Arrow files; ours: to JSON lines",
+        {"dedup": CANDIDATES},
+        False,
+        by_text_dedup,
+    ),
+)
 
 
 def fresh(folder: Path) -> Path:

@@ -111,9 +111,16 @@ def compare(mine: Kept, theirs: Kept) -> Agreement:
     # Of a cluster each side keeps one, and not the same one.
     survivors = (mine.last != theirs.last) & both & mine.alike & theirs.alike
     same = (mine.last == theirs.last) | survivors
-    why = [f"rules differ on {len(differ)} documents" + (
-        f" ({', '.join(f'{rule} {number}' for rule, number in by_rule.most_common(3))})" if by_rule else ""),
+    why = [
+        f"rules differ on {len(differ)} documents"
+        + (f" ({', '.join(f'{rule} {number}' for rule, number in by_rule.most_common(3))})" if by_rule else ""),
         f"duplicates on {int((~alike).sum())} (hashes of other seeds and shingles)",
-        f"{int(survivors.sum())} are a cluster's survivor on one side, for which the other kept another member"]
-    return Agreement(1 - len(differ) / len(both), float(alike.mean()), float(same.mean()),
-                     (int(mine.last.sum()), int(theirs.last.sum())), "; ".join(why))
+        f"{int(survivors.sum())} are a cluster's survivor on one side, for which the other kept another member",
+    ]
+    return Agreement(
+        1 - len(differ) / len(both),
+        float(alike.mean()),
+        float(same.mean()),
+        (int(mine.last.sum()), int(theirs.last.sum())),
+        "; ".join(why),
+    )

@@ -40,8 +40,10 @@ from gristmill.flows.running.fork_server import Forked
 AT_ONCE = 4
 """Requests on their way: so many may be asked for again after a kill."""
 ENDPOINT = "http://127.0.0.1:9/v1"
-MODEL = (f'{{endpoint: "{ENDPOINT}", model: writer, concurrency: {AT_ONCE}, timeout_seconds: {TIMEOUT_SECONDS}, '
-         "seed: 1, temperature: 1.0}")
+MODEL = (
+    f'{{endpoint: "{ENDPOINT}", model: writer, concurrency: {AT_ONCE}, timeout_seconds: {TIMEOUT_SECONDS}, '
+    "seed: 1, temperature: 1.0}"
+)
 MANIFEST = f"""\
 name: asking
 seed: 5
@@ -69,7 +71,8 @@ examples:
 STAGES = ("generate", "judge", "examples-revised", "examples-compared")
 """What asks; of the example's sets one has a judge for its reward, and one a judge of pairs."""
 ASKED = {
-    "generate": ["sources.taught.generate.model"], "judge": ["prepare.0.judge.model"],
+    "generate": ["sources.taught.generate.model"],
+    "judge": ["prepare.0.judge.model"],
     "examples-revised": ["examples.revised.model", "examples.revised.rewards.0.model"],
     "examples-compared": ["examples.compared.model", "examples.compared.compare.model"],
 }
@@ -82,13 +85,20 @@ def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: 
     """Kill the stages that ask, and yield a row for all kills and one for each way to kill; see `chaos.rows`."""
     work = Path(tempfile.mkdtemp(prefix="gristmill-chaos-")) if folder is None else folder
     run = undisturbed_run(work)
-    chains = {f"asking {number}: {stage}": partial(run_chain, run, stage, number, seed, work)
-              for number in range(-(-points // KILLS_IN_CHAIN)) for stage in (STAGES[number % len(STAGES)],)}
+    chains = {
+        f"asking {number}: {stage}": partial(run_chain, run, stage, number, seed, work)
+        for number in range(-(-points // KILLS_IN_CHAIN))
+        for stage in (STAGES[number % len(STAGES)],)
+    }
     results = do_points(chains, work / f"asking-{seed}.jsonl", at_once)
     if folder is None and not any(result["wrong"] for result in results):
         shutil.rmtree(work)
-    yield from rows_of("asking: identical_after_kill", f"every byte as in the run that nothing disturbed, "
-                       f"{NOTHING_TWICE}", [(f"asking: {way.name}", way.promised) for way in WAYS], results)
+    yield from rows_of(
+        "asking: identical_after_kill",
+        f"every byte as in the run that nothing disturbed, {NOTHING_TWICE}",
+        [(f"asking: {way.name}", way.promised) for way in WAYS],
+        results,
+    )
 
 
 def undisturbed_run(folder: Path) -> Undisturbed:
@@ -190,8 +200,13 @@ def _compare(run: Undisturbed, stage: str, store: Path, endpoint: BadEndpoint, k
     double = [name for name, count in kept.items() if count > 1]
     lost = [name for name in endpoint.answered if name not in kept]
     again = endpoint.answered.total() - len(endpoint.answered)
-    return [*run.differences(store, [stage]),
-            *([f"{len(double)} answers are kept twice"] if double else []),
-            *([f"{len(lost)} answers were lost"] if lost else []),
-            *([f"{again} requests were answered again after {kills} kills, {AT_ONCE} at a time"]
-              if again > kills * AT_ONCE else [])]
+    return [
+        *run.differences(store, [stage]),
+        *([f"{len(double)} answers are kept twice"] if double else []),
+        *([f"{len(lost)} answers were lost"] if lost else []),
+        *(
+            [f"{again} requests were answered again after {kills} kills, {AT_ONCE} at a time"]
+            if again > kills * AT_ONCE
+            else []
+        ),
+    ]

@@ -103,9 +103,12 @@ class _Handler(BaseHTTPRequestHandler):
             server.act()
 
     def _reply(self, fault: str, name: str, text: str) -> None:
-        body = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": text},
-                                        "finish_reason": "stop"}],
-                           "usage": {"prompt_tokens": 100, "completion_tokens": len(text.split())}}).encode()
+        body = json.dumps(
+            {
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 100, "completion_tokens": len(text.split())},
+            }
+        ).encode()
         if fault in ("drop", "hang"):
             if fault == "hang":
                 self.server.done.wait(1.5 * TIMEOUT_SECONDS)
@@ -149,16 +152,37 @@ def reply_to(content: bytes) -> str:
 
 def _better(asked: str) -> str:
     """Which of two answers is preferred: the same one in either order."""
-    first, second = (seeded_key("better", asked.partition(f"<{one}>")[2].partition(f"</{one}>")[0])
-                     for one in ("first", "second"))
+    first, second = (
+        seeded_key("better", asked.partition(f"<{one}>")[2].partition(f"</{one}>")[0]) for one in ("first", "second")
+    )
     return "first" if first > second else "second"
 
 
-WORDS = ("rivers", "bridges", "letters", "winters", "carry", "follow", "remember", "measure", "old", "slow", "quiet",
-         "green", "near", "beyond", "without", "under")  # fmt: skip
+WORDS = (
+    "rivers",
+    "bridges",
+    "letters",
+    "winters",
+    "carry",
+    "follow",
+    "remember",
+    "measure",
+    "old",
+    "slow",
+    "quiet",
+    "green",
+    "near",
+    "beyond",
+    "without",
+    "under",
+)
 
 
 def kept_answers(store: Path, owner: str = "") -> Counter[str]:
     """Of which requests a store keeps answers, and how often: all, or those that the folder of a stage asked for."""
-    return Counter(name for path in (store / "answers").rglob(f"{owner.replace('~', '-')}*.jsonl")
-                   for line in path.read_text().splitlines() for name in NAME.findall(line)[:1])
+    return Counter(
+        name
+        for path in (store / "answers").rglob(f"{owner.replace('~', '-')}*.jsonl")
+        for line in path.read_text().splitlines()
+        for name in NAME.findall(line)[:1]
+    )

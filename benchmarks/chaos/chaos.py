@@ -42,29 +42,54 @@ class Fault:
 
 
 FAULTS = (
-    Fault("a committed file is deleted", "found by whoever needs it; made again",
-          partial(surroundings.damage_a_file, how="delete")),
-    Fault("a committed file is truncated", "found by its size; made again",
-          partial(surroundings.damage_a_file, how="truncate")),
-    Fault("a bit of a committed file is flipped", "`verify` names it; --repair and a run make it again",
-          partial(surroundings.damage_a_file, how="flip")),
-    Fault("the disk is full", "code 1 and the reason; with space the same command resumes it",
-          surroundings.fill_the_disk),
-    Fault("the store is read-only", "code 1 and the reason, nothing changes; later the same command resumes it",
-          surroundings.forbid_writing),
-    Fault("two runs at once", "one makes it, once; the other waits and uses it",
-          partial(surroundings.run_two_at_once, kill_one=False)),
-    Fault("two runs at once, one is killed", "the other takes over",
-          partial(surroundings.run_two_at_once, kill_one=True)),
+    Fault(
+        "a committed file is deleted",
+        "found by whoever needs it; made again",
+        partial(surroundings.damage_a_file, how="delete"),
+    ),
+    Fault(
+        "a committed file is truncated",
+        "found by its size; made again",
+        partial(surroundings.damage_a_file, how="truncate"),
+    ),
+    Fault(
+        "a bit of a committed file is flipped",
+        "`verify` names it; --repair and a run make it again",
+        partial(surroundings.damage_a_file, how="flip"),
+    ),
+    Fault(
+        "the disk is full", "code 1 and the reason; with space the same command resumes it", surroundings.fill_the_disk
+    ),
+    Fault(
+        "the store is read-only",
+        "code 1 and the reason, nothing changes; later the same command resumes it",
+        surroundings.forbid_writing,
+    ),
+    Fault(
+        "two runs at once",
+        "one makes it, once; the other waits and uses it",
+        partial(surroundings.run_two_at_once, kill_one=False),
+    ),
+    Fault(
+        "two runs at once, one is killed", "the other takes over", partial(surroundings.run_two_at_once, kill_one=True)
+    ),
     Fault("the clock is set back by 400 days", "the run continues to its end", surroundings.set_the_clock_back),
-    Fault("the object store is slow, and fails at times", "the run continues to its end",
-          servers.slow_and_failing_store),
-    Fault("the object store goes away", "code 1 and the reason; later the same command resumes it",
-          servers.store_goes_away),
-    Fault("the Prefect server is away, or silent", "the run says so, and continues to its end",
-          servers.no_prefect_server),
-    Fault("the Prefect server is killed, and comes back", "the run continues to its end, and the server hears of it",
-          servers.prefect_server_dies),
+    Fault(
+        "the object store is slow, and fails at times", "the run continues to its end", servers.slow_and_failing_store
+    ),
+    Fault(
+        "the object store goes away",
+        "code 1 and the reason; later the same command resumes it",
+        servers.store_goes_away,
+    ),
+    Fault(
+        "the Prefect server is away, or silent", "the run says so, and continues to its end", servers.no_prefect_server
+    ),
+    Fault(
+        "the Prefect server is killed, and comes back",
+        "the run continues to its end, and the server hears of it",
+        servers.prefect_server_dies,
+    ),
 )
 
 
@@ -83,8 +108,9 @@ def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: 
     if folder is None and not any(result["wrong"] for result in results):
         shutil.rmtree(work)
     promised = "every byte as in the run that nothing disturbed, nothing lost, nothing double, nothing left running"
-    yield from rows_of("identical_after_kill", promised, [(one.name, one.promised) for one in (*KILLS, *FAULTS)],
-                       results)
+    yield from rows_of(
+        "identical_after_kill", promised, [(one.name, one.promised) for one in (*KILLS, *FAULTS)], results
+    )
 
 
 def rows_of(
@@ -125,8 +151,12 @@ def do_points(points: Mapping[str, Callable[[], Result]], record: Path, at_once:
         with lock, record.open("a") as sink:
             sink.write(json.dumps(result) + "\n")
             done[item[0]] = result
-            print(f"{time.monotonic() - began:6.0f} s  {len(done)} points: {item[0]}: "
-                  f"{'; '.join(result['wrong']) or 'as promised'}", file=sys.stderr, flush=True)
+            print(
+                f"{time.monotonic() - began:6.0f} s  {len(done)} points: {item[0]}: "
+                f"{'; '.join(result['wrong']) or 'as promised'}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(work, todo.items()))
@@ -139,7 +169,8 @@ def all_points(
     """A name and the doing of every point, in an order drawn by hash: what is stopped has done some of each fault."""
     found: dict[str, Callable[[], Result]] = {
         f"kills {chain.number}: {chain.kill.name}, {chain.stage}": partial(run_chain, runs[chain.stage], chain, folder)
-        for chain in chains(runs, points, seed)}
+        for chain in chains(runs, points, seed)
+    }
     for number in range(max(1, points // KILLS_PER_SCENE)):
         for fault in FAULTS:
             stage = list(runs)[int(draw(seed, number, fault.name) * len(runs))]

@@ -79,15 +79,17 @@ class Fuse:
         role = own_role()
         if self.role not in ("any", role):
             return
-        change = f"{event.removeprefix('os.')} {str(path)[len(self.root) + 1:]}"
+        change = f"{event.removeprefix('os.')} {str(path)[len(self.root) + 1 :]}"
         if change.startswith(self.before) and self._count(f"{role} {change}") == self.at:
             self._burn()
 
     def changes(self) -> list[str]:
         """The changes until now: `role what path-in-the-store`."""
         content = Path(self.log).read_bytes() if Path(self.log).exists() else b""
-        return [content[at : at + RECORD_BYTES].decode(errors="replace").rstrip()
-                for at in range(0, len(content), RECORD_BYTES)]
+        return [
+            content[at : at + RECORD_BYTES].decode(errors="replace").rstrip()
+            for at in range(0, len(content), RECORD_BYTES)
+        ]
 
     def has_burnt(self) -> bool:
         """Whether the change has come at which it burns."""

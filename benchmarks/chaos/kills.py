@@ -57,14 +57,31 @@ class Kill:
 BEAM_STAGES = ("clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "decontaminate", "tokenize")
 KILLS = (
     Kill("SIGKILL of the flow", "its stage ends with it; the same command resumes it", "kill the flow", "any", (-9,)),
-    Kill("SIGKILL of the flow and what is below it", "the same command resumes it", "kill it and all above", "any",
-         (-9,)),
-    Kill("SIGTERM to the flow", "code 130, the stage has ended; the same command resumes it",
-         "terminate the flow", "any", (130,)),
-    Kill("SIGKILL of a Beam worker", "code 1, the stage and the signal are named; the same command resumes it",
-         "kill it", "worker", (1,), ("engine.mode=processes",)),
-    Kill("SIGKILL of a training rank", "code 1, the other ranks end; the same command resumes it", "kill it", "rank",
-         (1,)),
+    Kill(
+        "SIGKILL of the flow and what is below it", "the same command resumes it", "kill it and all above", "any", (-9,)
+    ),
+    Kill(
+        "SIGTERM to the flow",
+        "code 130, the stage has ended; the same command resumes it",
+        "terminate the flow",
+        "any",
+        (130,),
+    ),
+    Kill(
+        "SIGKILL of a Beam worker",
+        "code 1, the stage and the signal are named; the same command resumes it",
+        "kill it",
+        "worker",
+        (1,),
+        ("engine.mode=processes",),
+    ),
+    Kill(
+        "SIGKILL of a training rank",
+        "code 1, the other ranks end; the same command resumes it",
+        "kill it",
+        "rank",
+        (1,),
+    ),
 )
 
 
@@ -93,8 +110,9 @@ def chains(runs: Mapping[str, Undisturbed], kills: int, seed: int) -> Iterator[C
         able = [kill for kill in KILLS if stage in kill.stages(runs[stage])]
         kill = able[int(draw(seed, number, "kill") * len(able))]
         places = tuple(draw(seed, number, "place", attempt) for attempt in range(ATTEMPTS_IN_CHAIN))
-        lates = tuple(max(0.0, 2 * draw(seed, number, "late", attempt) - 1) * LATE_SECONDS
-                      for attempt in range(ATTEMPTS_IN_CHAIN))
+        lates = tuple(
+            max(0.0, 2 * draw(seed, number, "late", attempt) - 1) * LATE_SECONDS for attempt in range(ATTEMPTS_IN_CHAIN)
+        )
         yield Chain(number, kill, stage, places, lates)
 
 

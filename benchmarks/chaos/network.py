@@ -18,8 +18,13 @@ FAIL_EVERY = 7
 REFUSE_SECONDS = 60.0
 """For so long a store refuses everything."""
 INTERNAL_ERROR = b"<Error><Code>InternalError</Code></Error>"
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1",
-               "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "any",
+    "AWS_SECRET_ACCESS_KEY": "any",
+    "AWS_REGION": "us-east-1",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 
 
 class Ending(ThreadingHTTPServer):
@@ -102,8 +107,11 @@ class Handler(BaseHTTPRequestHandler):
             self.server.done.wait(60)
             self.close_connection = True
             return
-        status, headers, content = self._ask(body) if fault is None or not fault.isdecimal() else (
-            int(fault), [], b"" if self.command == "HEAD" else INTERNAL_ERROR)
+        status, headers, content = (
+            self._ask(body)
+            if fault is None or not fault.isdecimal()
+            else (int(fault), [], b"" if self.command == "HEAD" else INTERNAL_ERROR)
+        )
         with self.server.lock:
             self.server.received += len(body)
             self.server.sent += len(content)

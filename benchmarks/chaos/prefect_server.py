@@ -43,8 +43,13 @@ class PrefectServer:
         """
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, env={**os.environ, **DEFAULT_SETTINGS, "PREFECT_HOME": str(self.home)})
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **DEFAULT_SETTINGS, "PREFECT_HOME": str(self.home)},
+        )
         deadline = time.monotonic() + START_SECONDS
         while not answers(self.api):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -60,8 +65,9 @@ class PrefectServer:
 
     def states(self) -> list[str]:
         """The names of the states of all flow runs that it knows."""
-        question = urllib.request.Request(f"{self.api}/flow_runs/filter", data=b"{}", method="POST",
-                                          headers={"Content-Type": "application/json"})
+        question = urllib.request.Request(
+            f"{self.api}/flow_runs/filter", data=b"{}", method="POST", headers={"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(question, timeout=30) as reply:
             return [run["state_name"] for run in json.load(reply)]
 

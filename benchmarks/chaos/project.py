@@ -127,8 +127,13 @@ def write_project(folder: Path) -> Path:
     one that holds a question of the evaluation: every stage has something to decide.
     """
     random_ = random.Random(11)
-    files = {**_web(random_), **{f"books/{n}.txt": prose(random_, 40) for n in range(6)},
-             **{f"code/{n}.py": _code(random_) for n in range(8)}, **_examples(random_), "steps.py": STEPS}
+    files = {
+        **_web(random_),
+        **{f"books/{n}.txt": prose(random_, 40) for n in range(6)},
+        **{f"code/{n}.py": _code(random_) for n in range(8)},
+        **_examples(random_),
+        "steps.py": STEPS,
+    }
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,8 +157,9 @@ def prose(random_: random.Random, sentences: int = 24) -> str:
 
 def _code(random_: random.Random) -> str:
     names = [(random_.choice(WORDS), random_.randint(2, 99)) for _ in range(12)]
-    return "\n".join(f"def {name}_{n}(value):\n    return value * {factor} + {n}\n"
-                     for n, (name, factor) in enumerate(names))
+    return "\n".join(
+        f"def {name}_{n}(value):\n    return value * {factor} + {n}\n" for n, (name, factor) in enumerate(names)
+    )
 
 
 def _web(random_: random.Random) -> dict[str, str]:
@@ -165,8 +171,10 @@ def _web(random_: random.Random) -> dict[str, str]:
     return {f"web/{n}.jsonl": "\n".join(lines[n::4]) for n in range(4)}
 
 
-QUESTION = ("Which river runs below the old bridge near the market of the village where the captain met the doctor "
-            "on a winter evening")
+QUESTION = (
+    "Which river runs below the old bridge near the market of the village where the captain met the doctor "
+    "on a winter evening"
+)
 
 
 def _examples(random_: random.Random) -> dict[str, str]:
@@ -175,8 +183,11 @@ def _examples(random_: random.Random) -> dict[str, str]:
         question, answer = f"What is {WORDS[number % len(WORDS)]}?", _sentence(random_)
         chats.append({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]})
         pairs.append({"prompt": question, "chosen": answer, "rejected": _sentence(random_)})
-    return {"chats.jsonl": json_lines(chats), "pairs.jsonl": json_lines(pairs),
-            "questions.jsonl": json_lines([{"question": QUESTION}])}
+    return {
+        "chats.jsonl": json_lines(chats),
+        "pairs.jsonl": json_lines(pairs),
+        "questions.jsonl": json_lines([{"question": QUESTION}]),
+    }
 
 
 def json_lines(rows: Sequence[Mapping[str, object]]) -> str:
@@ -203,9 +214,12 @@ def _write_word_vectors(folder: Path) -> None:
 def _write_language_model(folder: Path, random_: random.Random) -> None:
     """A fastText model that tells the corpus's prose from noise: small, and of this machine alone."""
     examples = folder / "languages.txt"
-    examples.write_text("".join(
-        f"__label__en {_sentence(random_)}\n__label__xx {''.join(random_.choices('qxzjkw ', k=60))}\n"
-        for _ in range(200)))
+    examples.write_text(
+        "".join(
+            f"__label__en {_sentence(random_)}\n__label__xx {''.join(random_.choices('qxzjkw ', k=60))}\n"
+            for _ in range(200)
+        )
+    )
     settings = json.dumps({"dim": 4, "epoch": 3, "bucket": 1000, "thread": 1, "verbose": 0})
     command = [sys.executable, "-m", classifier.__name__, str(examples), str(folder / "languages.bin"), settings]
     subprocess.run(command, check=True, env={**os.environ, **classifier.ZEROED_MEMORY})

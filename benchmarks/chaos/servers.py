@@ -124,8 +124,13 @@ def _compare(scene: Scene, between: Network) -> list[str]:
 def _fetch(url: str, target: Path, endpoint: str) -> None:
     import s3fs  # type: ignore[import-untyped]
 
-    files = s3fs.S3FileSystem(key="any", secret="any", endpoint_url=endpoint,
-                              client_kwargs={"region_name": "us-east-1"}, skip_instance_cache=True)
+    files = s3fs.S3FileSystem(
+        key="any",
+        secret="any",
+        endpoint_url=endpoint,
+        client_kwargs={"region_name": "us-east-1"},
+        skip_instance_cache=True,
+    )
     root = url.removeprefix("s3://")
     for path in files.find(root):
         local = target / path.removeprefix(f"{root}/")

@@ -75,7 +75,7 @@ def damage_a_file(scene: Scene, how: str) -> list[str]:
     elif how == "truncate":
         file.write_bytes(content[:at])
     else:
-        file.write_bytes(content[:at] + bytes([content[at] ^ 1 << int(scene.place("bit") * 8)]) + content[at + 1:])
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1 << int(scene.place("bit") * 8)]) + content[at + 1 :])
         return [*_verify(scene, file), *scene.goes_on()]
     found = [] if folder.state() in ("corrupt", "unfinished") else [f"{file.name}: {how}d, and nobody noticed"]
     return [*found, *scene.goes_on()]
@@ -90,8 +90,11 @@ def _verify(scene: Scene, file: Path) -> list[str]:
 
 def fill_the_disk(scene: Scene) -> list[str]:
     """Make the stage on a disk that is too small, then with more space."""
-    needed = sum(-(-path.stat().st_size // PAGE_BYTES)
-                 for path in scene.run.session.folder(scene.stage).path.rglob("*") if path.is_file())
+    needed = sum(
+        -(-path.stat().st_size // PAGE_BYTES)
+        for path in scene.run.session.folder(scene.stage).path.rglob("*")
+        if path.is_file()
+    )
     pages = int((0.3 + 0.6 * scene.place("size")) * needed)
     with mounted(scene.store, pages * PAGE_BYTES) as remount:
         scene.run.lend(scene.store, scene.stage)
@@ -107,8 +110,10 @@ def forbid_writing(scene: Scene) -> list[str]:
     """Make the stage in a store that cannot be written, after a killed attempt; then let it be written."""
     with mounted(scene.store, 1 << 30) as remount:
         scene.run.lend(scene.store, scene.stage)
-        gristmill(scene.run.arguments(scene.store, scene.stage),
-                  burn_at(scene.fuse(scene.some_change(), "kill it and all above")))
+        gristmill(
+            scene.run.arguments(scene.store, scene.stage),
+            burn_at(scene.fuse(scene.some_change(), "kill it and all above")),
+        )
         before = _listing(scene.store)
         remount("ro")
         wrong = _is_told(scene.gristmill(), "Read-only file system")
@@ -170,8 +175,12 @@ def mounted(folder: Path, size: int) -> Iterator[Any]:
         CannotMountError: this process may not mount.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "gristmill-chaos", str(folder)],
-                           capture_output=True, text=True, check=False)
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "gristmill-chaos", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if mount.returncode:
         raise CannotMountError(mount.stderr.strip())
 

@@ -104,8 +104,11 @@ class Undisturbed:
         to be the shards.
         """
         lines = [line.split(maxsplit=2) for line in Fuse("", str(self.log)).changes()]
-        counted = Counter(path.partition("/")[0] for who, _, path in (line for line in lines if len(line) == 3)
-                          if role in ("any", who) or (role == "worker" and who == "stage" and "/part-" in path))
+        counted = Counter(
+            path.partition("/")[0]
+            for who, _, path in (line for line in lines if len(line) == 3)
+            if role in ("any", who) or (role == "worker" and who == "stage" and "/part-" in path)
+        )
         return {stage: counted[stage] for stage in self.stages}
 
     def arguments(self, store: Path | str, until: str | None = None, *more: str) -> list[str]:
@@ -137,9 +140,16 @@ class Undisturbed:
             if other.state() != "committed":
                 found.append(f"{stage} is {other.state()}")
                 continue
-            found += [f"{stage}: {sentence}" for sentence in (
-                *other.damage(deep=True), *_different_files(clean, other), *_different_counts(clean, other),
-                *_lost_or_double(clean, other), *_left_behind(clean, other))]
+            found += [
+                f"{stage}: {sentence}"
+                for sentence in (
+                    *other.damage(deep=True),
+                    *_different_files(clean, other),
+                    *_different_counts(clean, other),
+                    *_lost_or_double(clean, other),
+                    *_left_behind(clean, other),
+                )
+            ]
         return found
 
 
@@ -163,9 +173,11 @@ def gristmill(
 
 
 def start(
-    arguments: Sequence[str], environment: dict[str, str] | None = None, warmed: bool = True,
+    arguments: Sequence[str],
+    environment: dict[str, str] | None = None,
+    warmed: bool = True,
     within: Sequence[str] = (),
-) -> Started:  # fmt: skip
+) -> Started:
     """Start a command of gristmill: from an interpreter that has imported all if `warmed`, else from a new one, which
     the command `within` starts.
     """
@@ -173,9 +185,18 @@ def start(
     environment = dict(os.environ) if environment is None else environment
     if warmed:
         return Started(arguments, sink, warm.start(arguments, environment, sink.fileno()))
-    return Started(arguments, sink, subprocess.Popen(
-        [*within, sys.executable, "-m", "gristmill.flows.cli.main", *arguments], stdin=subprocess.DEVNULL, stdout=sink,
-        stderr=subprocess.STDOUT, env=environment, start_new_session=True))
+    return Started(
+        arguments,
+        sink,
+        subprocess.Popen(
+            [*within, sys.executable, "-m", "gristmill.flows.cli.main", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        ),
+    )
 
 
 def finish(started: Started, seconds: float = RUN_SECONDS) -> subprocess.CompletedProcess[str]:
@@ -196,10 +217,17 @@ def finish(started: Started, seconds: float = RUN_SECONDS) -> subprocess.Complet
 
 def _different_files(clean: StageFolder, other: StageFolder) -> list[str]:
     ours, theirs = (folder.manifest()["files"] for folder in (other, clean))
-    return [f"data/{name} differs" for name in sorted({*ours, *theirs})
-            if ours.get(name) != theirs.get(name)
-            and not (name in ours and name in theirs and name.endswith("metrics.jsonl")
-                     and _metrics(other.data / name) == _metrics(clean.data / name))]
+    return [
+        f"data/{name} differs"
+        for name in sorted({*ours, *theirs})
+        if ours.get(name) != theirs.get(name)
+        and not (
+            name in ours
+            and name in theirs
+            and name.endswith("metrics.jsonl")
+            and _metrics(other.data / name) == _metrics(clean.data / name)
+        )
+    ]
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
@@ -209,16 +237,20 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
 
 def _different_counts(clean: StageFolder, other: StageFolder) -> list[str]:
     ours, theirs = (_without_asked(folder.manifest()["summary"]) for folder in (other, clean))
-    return [f"its summary has another {name}" for name in sorted({*ours, *theirs})
-            if name not in TIMINGS and ours.get(name) != theirs.get(name)]
+    return [
+        f"its summary has another {name}"
+        for name in sorted({*ours, *theirs})
+        if name not in TIMINGS and ours.get(name) != theirs.get(name)
+    ]
 
 
 def _without_asked(value: Any) -> Any:
     """A summary without what asking came to in the attempt that ended well, which depends on those before."""
     if isinstance(value, list):
         return [_without_asked(one) for one in value]
-    return {key: _without_asked(one) for key, one in value.items() if key != "asked"} if isinstance(
-        value, dict) else value
+    return (
+        {key: _without_asked(one) for key, one in value.items() if key != "asked"} if isinstance(value, dict) else value
+    )
 
 
 def _lost_or_double(clean: StageFolder, other: StageFolder) -> list[str]:
@@ -239,8 +271,10 @@ def _documents(folder: StageFolder) -> Counter[bytes]:
 
 def _left_behind(clean: StageFolder, other: StageFolder) -> list[str]:
     ours, theirs = _names(other), _names(clean)
-    return [*(f"{name} was left behind" for name in sorted(ours - theirs)),
-            *(f"{name} is missing" for name in sorted(theirs - ours))]
+    return [
+        *(f"{name} was left behind" for name in sorted(ours - theirs)),
+        *(f"{name} is missing" for name in sorted(theirs - ours)),
+    ]
 
 
 def _names(folder: StageFolder) -> set[str]:

@@ -36,16 +36,36 @@ from gristmill.flows.running.fork_server import Forked, ForkServer, Server
 from gristmill.flows.stages.registry import STAGES
 
 FLOW = "gristmill.flows.cli.main"
-FORKED = (FLOW, "gristmill.flows.running.execute", "gristmill.flows.running.stage_server", "gristmill.train.torchrun",
-          "gristmill.train.rank")
+FORKED = (
+    FLOW,
+    "gristmill.flows.running.execute",
+    "gristmill.flows.running.stage_server",
+    "gristmill.train.torchrun",
+    "gristmill.train.rank",
+)
 """What a run starts as `python -m MODULE`."""
 IMPORTED = (
-    *FORKED, "gristmill.flows.running.launch", "gristmill.flows.report.summary", "gristmill.dataprep.jobs.engine",
+    *FORKED,
+    "gristmill.flows.running.launch",
+    "gristmill.flows.report.summary",
+    "gristmill.dataprep.jobs.engine",
     "apache_beam.runners.portability.fn_api_runner",
-    "torch.distributed.fsdp", "torch.distributed.checkpoint",
-    "torch.distributed.elastic.agent.server.local_elastic_agent", "transformers", "tokenizers", "safetensors.torch",
-    "datasketch", "fasttext", "pandas", "pyarrow.dataset", "scipy.sparse", "scipy.stats", "matplotlib.pyplot",
-    "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "transformers",
+    "tokenizers",
+    "safetensors.torch",
+    "datasketch",
+    "fasttext",
+    "pandas",
+    "pyarrow.dataset",
+    "scipy.sparse",
+    "scipy.stats",
+    "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg",
+)
 """What the server imports besides the stages, as far as it is installed."""
 PARENT = "GRISTMILL_PARENT"
 """The variable by which a stage's process knows its parent, with which it ends."""
@@ -54,9 +74,7 @@ CALLER = "GRISTMILL_WARM_CALLER"
 Request = Mapping[str, Any]
 
 
-def start(
-    arguments: Sequence[str], environment: Mapping[str, str], output: int, caller: int | None = None
-) -> Forked:
+def start(arguments: Sequence[str], environment: Mapping[str, str], output: int, caller: int | None = None) -> Forked:
     """Start a command of gristmill in a session of its own.
 
     Args:
@@ -139,11 +157,19 @@ def become(command: Sequence[str], environment: Mapping[str, str] | None, kept: 
             os.environ.update(found)
         hold()
         at = command.index("-m")
-        sys.argv = list(command[at + 1:])
+        sys.argv = list(command[at + 1 :])
         is_unbuffered = "-u" in command[:at] or bool(os.environ.get("PYTHONUNBUFFERED"))
         for stream, number in (("stdout", 1), ("stderr", 2)):
-            setattr(sys, stream, io.TextIOWrapper(io.FileIO(number, "w", closefd=False), errors="backslashreplace",
-                                                  line_buffering=True, write_through=is_unbuffered))
+            setattr(
+                sys,
+                stream,
+                io.TextIOWrapper(
+                    io.FileIO(number, "w", closefd=False),
+                    errors="backslashreplace",
+                    line_buffering=True,
+                    write_through=is_unbuffered,
+                ),
+            )
         warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
         runpy.run_module(command[at + 1], run_name="__main__", alter_sys=True)
         code = 0

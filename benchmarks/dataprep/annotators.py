@@ -46,8 +46,13 @@ def rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[Row]:
         for name, settings in (("float32", {}), ("bfloat16", {"dtype": "bfloat16"})):
             step = Annotate.model_validate({"model": {"path": str(folder / "edu"), **settings}})
             ours, peer = fastest(repeats, quietly(stage(step, folder)), loop)
-            yield row(f"annotate_vs_plain_loop, {name}", documents / ours, documents / peer, "documents/s",
-                      f"{tokens / ours:,.0f} and {tokens / peer:,.0f} tokens/s; the loop is in float32")
+            yield row(
+                f"annotate_vs_plain_loop, {name}",
+                documents / ours,
+                documents / peer,
+                "documents/s",
+                f"{tokens / ours:,.0f} and {tokens / peer:,.0f} tokens/s; the loop is in float32",
+            )
         yield embedding_row(source, texts, repeats)
 
 
@@ -66,12 +71,14 @@ def write_classifier(source: Path, folder: Path) -> None:
     logging.disable_progress_bar()
     torch.manual_seed(5)
     AutoModelForSequenceClassification.from_pretrained(source, num_labels=1, local_files_only=True).save_pretrained(
-        folder)
+        folder
+    )
     AutoTokenizer.from_pretrained(source, local_files_only=True).save_pretrained(folder)
 
 
 def quietly(work: Callable[[], None]) -> Callable[[], None]:
     """The same without what it prints."""
+
     def run() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             work()
@@ -91,8 +98,7 @@ def plain_loop(folder: Path, texts: list[str]) -> tuple[Callable[[], object], in
         found: list[float] = []
         with torch.inference_mode():
             for start in range(0, len(texts), LOOP_BATCH):
-                given = tokenizer(texts[start : start + LOOP_BATCH], return_tensors="pt", padding=True,
-                                  truncation=True)
+                given = tokenizer(texts[start : start + LOOP_BATCH], return_tensors="pt", padding=True, truncation=True)
                 found += model(**given).logits.squeeze(-1).float().tolist()
         return found
 
@@ -106,7 +112,13 @@ def embedding_row(source: Path, texts: list[str], repeats: int) -> Row:
     embedder = load_embedder(ReadingModel.model_validate({"path": str(source)}))
     peer = SentenceTransformer(str(source), device="cpu")
     apart = np.abs(embedder.embed(texts) - peer.encode(texts, normalize_embeddings=True)).max()
-    ours, theirs = fastest(repeats, lambda: embedder.embed(texts),
-                           lambda: peer.encode(texts, normalize_embeddings=True))
-    return row("embed_vs_sentence_transformers", len(texts) / ours, len(texts) / theirs, "documents/s",
-               f"vectors differ by {apart:.0e} at the most")
+    ours, theirs = fastest(
+        repeats, lambda: embedder.embed(texts), lambda: peer.encode(texts, normalize_embeddings=True)
+    )
+    return row(
+        "embed_vs_sentence_transformers",
+        len(texts) / ours,
+        len(texts) / theirs,
+        "documents/s",
+        f"vectors differ by {apart:.0e} at the most",
+    )

@@ -37,9 +37,12 @@ REPEATS, STAGE_REPEATS = 5, 3
 WORDS = "a text as long as a short document is, of some forty bytes a line " * 30
 SAID = json.dumps({"score": 3, "better": "first", "reason": "word " * 50})
 """Of the form that any of the stages wants."""
-ANSWER = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": SAID},
-                                  "finish_reason": "stop"}],
-                     "usage": {"prompt_tokens": 500, "completion_tokens": 60}}).encode()
+ANSWER = json.dumps(
+    {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": SAID}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 500, "completion_tokens": 60},
+    }
+).encode()
 
 
 def rows() -> Iterator[Row]:
@@ -54,9 +57,14 @@ def rows() -> Iterator[Row]:
 
         texts = [f"{number}: {WORDS}" for number in range(REQUESTS)]
         mine, plain = fastest(REPEATS, ours, lambda: asyncio.run(loop(url, texts, [lambda text, said: text])))
-        yield row("asking: requests/s", REQUESTS / mine, REQUESTS / plain, "requests/s",
-                  f"{REQUESTS:,} prompts of {len(WORDS):,} characters, {AT_ONCE} at a time; peer: an asyncio loop over "
-                  "httpx that keeps nothing")
+        yield row(
+            "asking: requests/s",
+            REQUESTS / mine,
+            REQUESTS / plain,
+            "requests/s",
+            f"{REQUESTS:,} prompts of {len(WORDS):,} characters, {AT_ONCE} at a time; peer: an asyncio loop over "
+            "httpx that keeps nothing",
+        )
         yield from stage_rows(url, Path(folder), texts[::2])
 
 
@@ -68,38 +76,80 @@ def stage_rows(url: str, folder: Path, texts: Sequence[str]) -> Iterator[Row]:
     write_shard(folder / "pairs", 0, pairs)
     (folder / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (folder / "asked.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts[::4]))
-    judged, compared, taught, criticised, revised = map(fill, (
-        "judge-educational", "compare-pairs", "generate-textbook", "critique", "revision"))
+    judged, compared, taught, criticised, revised = map(
+        fill, ("judge-educational", "compare-pairs", "generate-textbook", "critique", "revision")
+    )
     principles = ["Be kind."]
-    told = {"sources": {"web": {"path": str(folder / "web.jsonl")}}, "ingest": {}, "order": ["taught"],
-            "seed": 1, "generate": {"taught": {"parents": ["web"], "style": "textbook", "model": model}}}
-    orders = [(pair, *order) for pair in map(json.loads, pairs)
-              for order in (("chosen", "rejected"), ("rejected", "chosen"))]
+    told = {
+        "sources": {"web": {"path": str(folder / "web.jsonl")}},
+        "ingest": {},
+        "order": ["taught"],
+        "seed": 1,
+        "generate": {"taught": {"parents": ["web"], "style": "textbook", "model": model}},
+    }
+    orders = [
+        (pair, *order) for pair in map(json.loads, pairs) for order in (("chosen", "rejected"), ("rejected", "chosen"))
+    ]
     plans: list[tuple[str, str, dict[str, Path], dict[str, Any], Sequence[Any], Sequence[Step]]] = [
-        ("judge", "asking.judge", {"ingest": folder / "ingest"}, {"model": model}, texts,
-         [lambda text, said: judged(text=text, source="web", answer_schema="{}")]),
-        ("judge_pairs", "asking.judge_pairs", {"ingest": folder / "pairs"}, {"model": model}, orders,
-         [lambda one, said: compared(prompt=one[0]["prompt"], first=one[0][one[1]], second=one[0][one[2]],
-                                     answer_schema="{}")]),
+        (
+            "judge",
+            "asking.judge",
+            {"ingest": folder / "ingest"},
+            {"model": model},
+            texts,
+            [lambda text, said: judged(text=text, source="web", answer_schema="{}")],
+        ),
+        (
+            "judge_pairs",
+            "asking.judge_pairs",
+            {"ingest": folder / "pairs"},
+            {"model": model},
+            orders,
+            [
+                lambda one, said: compared(
+                    prompt=one[0]["prompt"], first=one[0][one[1]], second=one[0][one[2]], answer_schema="{}"
+                )
+            ],
+        ),
         ("generate", "asking.generated_documents", {}, told, texts, [lambda text, said: taught(text=text)]),
-        ("examples, one revision", "examples.make_examples", {},
-         {"name": "revised", "seed": 1, "section": {
-             "data": [{"path": str(folder / "asked.jsonl")}], "model": model,
-             "revise": {"principles": principles, "rounds": 1}}}, texts[::4],
-         [lambda text, said: text,
-          lambda text, said: criticised(prompt=text, answer=said[0], principle=principles[0]),
-          lambda text, said: revised(prompt=text, answer=said[0], principle=principles[0], critique=said[1])])]
+        (
+            "examples, one revision",
+            "examples.make_examples",
+            {},
+            {
+                "name": "revised",
+                "seed": 1,
+                "section": {
+                    "data": [{"path": str(folder / "asked.jsonl")}],
+                    "model": model,
+                    "revise": {"principles": principles, "rounds": 1},
+                },
+            },
+            texts[::4],
+            [
+                lambda text, said: text,
+                lambda text, said: criticised(prompt=text, answer=said[0], principle=principles[0]),
+                lambda text, said: revised(prompt=text, answer=said[0], principle=principles[0], critique=said[1]),
+            ],
+        ),
+    ]
     for name, module, inputs, config, items, steps in plans:
         requests = len(items) * len(steps)
-        mine, plain = fastest(STAGE_REPEATS, stage(module, inputs, config, folder),
-                              partial(lambda items, steps: asyncio.run(loop(url, items, steps)), items, steps))
-        yield row(f"asking, {name}: requests/s", requests / mine, requests / plain, "requests/s",
-                  f"{requests:,} requests; peer: Jinja and an asyncio loop over httpx that keeps nothing")
+        mine, plain = fastest(
+            STAGE_REPEATS,
+            stage(module, inputs, config, folder),
+            partial(lambda items, steps: asyncio.run(loop(url, items, steps)), items, steps),
+        )
+        yield row(
+            f"asking, {name}: requests/s",
+            requests / mine,
+            requests / plain,
+            "requests/s",
+            f"{requests:,} requests; peer: Jinja and an asyncio loop over httpx that keeps nothing",
+        )
 
 
-def stage(
-    module: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path
-) -> Callable[[], None]:  # fmt: skip
+def stage(module: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path) -> Callable[[], None]:
     """The whole work of a stage, in folders that are removed."""
     function, numbers = importlib.import_module(f"gristmill.dataprep.{module}").run, itertools.count()
 
@@ -143,9 +193,15 @@ async def loop(url: str, items: Sequence[Any], steps: Sequence[Step]) -> None:
             said: list[str] = []
             async with slots:
                 for step in steps:
-                    found = await client.post(f"{url}/chat/completions", json={
-                        "model": "bench", "messages": [{"role": "user", "content": step(item, said)}],
-                        "temperature": 0.0, "max_tokens": 512})
+                    found = await client.post(
+                        f"{url}/chat/completions",
+                        json={
+                            "model": "bench",
+                            "messages": [{"role": "user", "content": step(item, said)}],
+                            "temperature": 0.0,
+                            "max_tokens": 512,
+                        },
+                    )
                     said.append(str(found.json()["choices"][0]["message"]["content"]))
             json.loads(said[-1])
             return said

@@ -82,10 +82,13 @@ def found_by_datatrove(texts: Sequence[str], kind: PiiKind) -> list[list[tuple[i
     formatter = PIIFormatter()
     replacer = formatter.emails_replacer if kind == "email" else formatter.ip_replacer
     return [
-        [found.span() for found in replacer.regex.finditer(text)
-         if replacer.validator is None or replacer.validator(found[0])]
+        [
+            found.span()
+            for found in replacer.regex.finditer(text)
+            if replacer.validator is None or replacer.validator(found[0])
+        ]
         for text in texts
-    ]  # fmt: skip
+    ]
 
 
 def speed_rows() -> Iterator[Row]:

@@ -31,11 +31,20 @@ from gristmill.dataprep.reading.compression import read_lines
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 BOOKS = "text/books.jsonl.zst"
-CLEAN = (BOOKS, "text/peps.jsonl.zst", "text/18f_posts.jsonl.zst", "text/openlogic_tex.jsonl.zst",
-         "quality/dclm_human_quality.jsonl.zst", "quality/dolma/multiple_files_cc_en_head-0091.jsonl.gz",
-         "quality/dolma/multiple_files_cc_en_head-0174.jsonl.gz", "text/mixture/redpajama-c4-refined.jsonl",
-         "text/mixture/redpajama-cc-2023-06-refined.jsonl", "text/mixture/redpajama-pile-stackexchange-refined.jsonl",
-         "text/mixture/the-pile-nih-refined.jsonl", "text/mixture/the-pile-uspto-refined.jsonl")  # fmt: skip
+CLEAN = (
+    BOOKS,
+    "text/peps.jsonl.zst",
+    "text/18f_posts.jsonl.zst",
+    "text/openlogic_tex.jsonl.zst",
+    "quality/dclm_human_quality.jsonl.zst",
+    "quality/dolma/multiple_files_cc_en_head-0091.jsonl.gz",
+    "quality/dolma/multiple_files_cc_en_head-0174.jsonl.gz",
+    "text/mixture/redpajama-c4-refined.jsonl",
+    "text/mixture/redpajama-cc-2023-06-refined.jsonl",
+    "text/mixture/redpajama-pile-stackexchange-refined.jsonl",
+    "text/mixture/the-pile-nih-refined.jsonl",
+    "text/mixture/the-pile-uspto-refined.jsonl",
+)
 CLEAN_ARCHIVES = ("text/state_union.zip", "text/inaugural.zip", "text/movie_reviews.zip")
 LEAKS_PER_DISGUISE = 100
 """Of each kind of evaluation set."""
@@ -48,17 +57,17 @@ CHOICES = ((13, 0.5), (10, 0.4), (8, 0.3), (8, 0.5), (7, 0.4), (6, 0.4), (5, 0.4
 
 QUOTES = {
     "declaration": "We hold these truths to be self-evident, that all men are created equal, that they are endowed by "
-                   "their Creator with certain unalienable Rights, that among these are Life, Liberty and the pursuit "
-                   "of Happiness.",
+    "their Creator with certain unalienable Rights, that among these are Life, Liberty and the pursuit "
+    "of Happiness.",
     "hamlet": "To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer the slings and "
-              "arrows of outrageous fortune, or to take arms against a sea of troubles and by opposing end them.",
+    "arrows of outrageous fortune, or to take arms against a sea of troubles and by opposing end them.",
     "gettysburg": "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived "
-                  "in Liberty, and dedicated to the proposition that all men are created equal.",
+    "in Liberty, and dedicated to the proposition that all men are created equal.",
     "licence": "Permission is hereby granted, free of charge, to any person obtaining a copy of this software and "
-               "associated documentation files, to deal in the Software without restriction.",
+    "associated documentation files, to deal in the Software without restriction.",
     "formula": r"\int_a^b f(x)\,dx = \lim_{n \to \infty} \sum_{i=1}^{n} f(x_i) \Delta x, \quad "
-               r"\Delta x = \frac{b-a}{n}, \quad x_i = a + i \Delta x",
-}  # fmt: skip
+    r"\Delta x = \frac{b-a}{n}, \quad x_i = a + i \Delta x",
+}
 """What an evaluation item and an innocent page may both quote: public domain, and a licence's first sentence."""
 LONG_QUESTION = (
     "Read the passage above once more and then name the year in which it was first published, the place where the "
@@ -67,9 +76,10 @@ LONG_QUESTION = (
 )
 SHORT_QUESTION = "Who wrote the passage above, and when was it first read by others?"
 QUOTATIONS = {
-    "famous quotes": (40, 0, LONG_QUESTION), "rare quotes": (4, 5, LONG_QUESTION),
+    "famous quotes": (40, 0, LONG_QUESTION),
+    "rare quotes": (4, 5, LONG_QUESTION),
     "famous quotes, 70 % of an item": (40, 10, SHORT_QUESTION),
-}  # fmt: skip
+}
 """Kind -> innocent pages per quote (more than `max_document_frequency` of them, or fewer), by how many words the quote
 is turned so that each kind has its own, and what the item asks about it."""
 
@@ -88,8 +98,14 @@ def rows() -> Iterator[dict[str, Any]]:
     """Measure: the recall of each disguise and kind of set, and the share of innocent documents that stay."""
     folder = data_folder()
     if not (folder / BOOKS).exists():
-        yield {"name": "decontamination", "ours": None, "peer": None, "unit": "", "ratio": None,
-               "note": f"{folder} has no evaluation sets and books"}  # fmt: skip
+        yield {
+            "name": "decontamination",
+            "ours": None,
+            "peer": None,
+            "unit": "",
+            "ratio": None,
+            "note": f"{folder} has no evaluation sets and books",
+        }
         return
     corpus = make_corpus(folder)
     section = Decontaminate(against=("nothing",))  # type: ignore[arg-type]
@@ -111,16 +127,26 @@ def rows() -> Iterator[dict[str, Any]]:
 
 def _row(name: str, ours: np.ndarray, peer: np.ndarray) -> dict[str, Any]:
     mine, other = float(ours.mean()), float(peer.mean())
-    return {"name": name, "ours": mine, "peer": other, "unit": "share", "ratio": mine / other if other else None,
-            "note": f"{len(ours)} documents; peer: any {PEER_NGRAM}-gram drops"}  # fmt: skip
+    return {
+        "name": name,
+        "ours": mine,
+        "peer": other,
+        "unit": "share",
+        "ratio": mine / other if other else None,
+        "note": f"{len(ours)} documents; peer: any {PEER_NGRAM}-gram drops",
+    }
 
 
-def _choice(section: Decontaminate, ours: np.ndarray, peer: np.ndarray, leaked: np.ndarray, clean: np.ndarray
-            ) -> dict[str, Any]:  # fmt: skip
+def _choice(
+    section: Decontaminate, ours: np.ndarray, peer: np.ndarray, leaked: np.ndarray, clean: np.ndarray
+) -> dict[str, Any]:
     """Recall over all leaks, and beside it the false positives among clean documents."""
     row = _row(f"leaks found, {section.ngram}-grams, over {section.max_contamination:.0%}", ours[leaked], peer[leaked])
-    return {**row, "note": f"{int(leaked.sum())} leaks; clean documents dropped: {int(ours[clean].sum())} of "
-                           f"{int(clean.sum())}, by the peer {int(peer[clean].sum())}"}  # fmt: skip
+    return {
+        **row,
+        "note": f"{int(leaked.sum())} leaks; clean documents dropped: {int(ours[clean].sum())} of "
+        f"{int(clean.sum())}, by the peer {int(peer[clean].sum())}",
+    }
 
 
 def judge(corpus: Corpus, section: Decontaminate) -> np.ndarray:
@@ -185,14 +211,16 @@ def read_multiple_choice(folder: Path) -> list[str]:
     path = folder / "eval" / "arc_easy.jsonl.zst"
     prompts = json.loads((folder / "eval" / "mmlu_cot_prompts.json").read_text())
     return [item["query"] for item in read_items(path.name, path)] + [
-        question for prompt in prompts.values() for question in re.findall(r"^(Q: .*?)^A: ", prompt, re.DOTALL | re.M)]
+        question for prompt in prompts.values() for question in re.findall(r"^(Q: .*?)^A: ", prompt, re.DOTALL | re.M)
+    ]
 
 
 def read_passages(folder: Path) -> list[str]:
     """Passages of LAMBADA, with the labels that reading comprehension has."""
     path = folder / "eval" / "lambada_openai.jsonl.zst"
-    return [f"Passage: {item['context']}\nQuestion: which word comes next?\nAnswer:"
-            for item in read_items(path.name, path)]  # fmt: skip
+    return [
+        f"Passage: {item['context']}\nQuestion: which word comes next?\nAnswer:" for item in read_items(path.name, path)
+    ]
 
 
 def read_field(name: str, field: str, folder: Path) -> list[str]:
@@ -235,8 +263,9 @@ def insert(text: str, passage: str, source: random.Random) -> str:
     return f"{text[:at]}\n\n{passage}\n\n{text[at + 1 :]}"
 
 
-def planted(disguise: Callable[[str, random.Random], str], item: str, books: Sequence[str], source: random.Random
-            ) -> str:  # fmt: skip
+def planted(
+    disguise: Callable[[str, random.Random], str], item: str, books: Sequence[str], source: random.Random
+) -> str:
     """A page that holds an item in a disguise."""
     return insert(page(books, source), disguise(item, source), source)
 

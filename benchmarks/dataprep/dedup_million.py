@@ -65,15 +65,26 @@ def rows() -> Iterator[Row]:
         measured = measure(Path(folder))
         copies = int((originals >= 0).sum())
         alike = count_alike(Path(folder), originals)
-    bounds = {"dedup_million": ("seconds", "s", SECONDS * DOCUMENTS / 1_000_000),
-              "dedup_million, peak memory": ("gibibytes", "GiB", float(GIBIBYTES))}  # fmt: skip
-    note = (f"{DOCUMENTS} documents, {text_bytes / 1e6:.0f} MB of text, {WORKERS} workers, "
-            f"{measured['cpu_seconds']:.1f} s of CPU; peer: the bound")
+    bounds = {
+        "dedup_million": ("seconds", "s", SECONDS * DOCUMENTS / 1_000_000),
+        "dedup_million, peak memory": ("gibibytes", "GiB", float(GIBIBYTES)),
+    }
+    note = (
+        f"{DOCUMENTS} documents, {text_bytes / 1e6:.0f} MB of text, {WORKERS} workers, "
+        f"{measured['cpu_seconds']:.1f} s of CPU; peer: the bound"
+    )
     for name, (measure_name, unit, bound) in bounds.items():
         yield {**row(name, measured[measure_name], bound, unit, note), "ratio": bound / measured[measure_name]}
-    yield row("dedup_million, planted copies", 1 - alike / copies, RESOLVED, "of copies", (
-        f"that go, or are like nothing that stays: of {copies}, {alike} stay beside one of Jaccard {THRESHOLD} and "
-        f"more; {measured['dropped']:.0f} documents are dropped; peer: the bound"))
+    yield row(
+        "dedup_million, planted copies",
+        1 - alike / copies,
+        RESOLVED,
+        "of copies",
+        (
+            f"that go, or are like nothing that stays: of {copies}, {alike} stay beside one of Jaccard {THRESHOLD} and "
+            f"more; {measured['dropped']:.0f} documents are dropped; peer: the bound"
+        ),
+    )
     yield english_row()
 
 
@@ -110,8 +121,10 @@ def english_row() -> Row:
     with tempfile.TemporaryDirectory(prefix="gristmill-bench-") as folder:
         text_bytes, _ = generate(Path(folder) / "ingest", ENGLISH_DOCUMENTS, sentences(path))
         measured = measure(Path(folder))
-    note = (f"{ENGLISH_DOCUMENTS} documents, {text_bytes / 1e6:.0f} MB, {measured['cpu_seconds']:.1f} s of CPU, "
-            f"{measured['seconds']:.1f} s on {WORKERS} workers; peer: the bound")
+    note = (
+        f"{ENGLISH_DOCUMENTS} documents, {text_bytes / 1e6:.0f} MB, {measured['cpu_seconds']:.1f} s of CPU, "
+        f"{measured['seconds']:.1f} s on {WORKERS} workers; peer: the bound"
+    )
     return row(name, text_bytes / 1e6 / measured["cpu_seconds"], MB_PER_CORE_SECOND, unit, note)
 
 
@@ -132,8 +145,10 @@ def measure(folder: Path) -> dict[str, float]:
     """Run the stage on `folder/ingest` in a process of its own."""
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.dataprep.dedup_million", str(folder)],
-        check=True, stdout=subprocess.PIPE, cwd=ROOT,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
     measured: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
     return measured
 

@@ -48,15 +48,25 @@ def rows(documents: int = DOCUMENTS, sample: int = SAMPLE, repeats: int = REPEAT
         table = read_table(shard)
         said = pa.array([json.dumps({"score": score}) for score in scores], table.schema.field("metadata").type)
         write_table(shard, table.set_column(table.schema.get_field_index("metadata"), "metadata", said))
-        config = {"judge": {"metadata": "score", "at_least": AT_LEAST}, "sample": sample, "seed": SEED,
-                  "distil": "embedding+linear", "embedding": {"path": str(model)}, "min_quality": 0.5}
+        config = {
+            "judge": {"metadata": "score", "at_least": AT_LEAST},
+            "sample": sample,
+            "seed": SEED,
+            "distil": "embedding+linear",
+            "embedding": {"path": str(model)},
+            "min_quality": 0.5,
+        }
         numbers, found = itertools.count(), dict[str, np.ndarray]()
 
         def ours() -> None:
             work = folder / f"work{next(numbers)}"
             work.mkdir()
-            quality.run({"ingest": folder / "ingest"}, config, work / "out",
-                        Context(work=work, stage="quality", mode="memory", emit=lambda event: None))
+            quality.run(
+                {"ingest": folder / "ingest"},
+                config,
+                work / "out",
+                Context(work=work, stage="quality", mode="memory", emit=lambda event: None),
+            )
             found["ours"] = read_table(work / "out" / shard.name)["quality"].to_numpy()
             shutil.rmtree(work)
 
@@ -65,8 +75,13 @@ def rows(documents: int = DOCUMENTS, sample: int = SAMPLE, repeats: int = REPEAT
 
         taken, peer = fastest(repeats, ours, plain)
         same = ((found["ours"] >= 0.5) == (found["plain"] >= 0.5)).mean()
-        yield row("distil_vs_plain_scikit_learn", documents / taken, documents / peer, "documents/s",
-                  f"a sample of {sample:,} of {documents:,}; both say the same of {100 * same:.1f} % of them")
+        yield row(
+            "distil_vs_plain_scikit_learn",
+            documents / taken,
+            documents / peer,
+            "documents/s",
+            f"a sample of {sample:,} of {documents:,}; both say the same of {100 * same:.1f} % of them",
+        )
 
 
 def judged_texts(documents: int) -> tuple[list[str], list[float]]:
@@ -75,8 +90,10 @@ def judged_texts(documents: int) -> tuple[list[str], list[float]]:
     texts, scores = [], []
     for _ in range(documents):
         share = random_.random()
-        words = [random_.randrange(WORDS // 2) + (0 if random_.random() < share else WORDS // 2)
-                 for _ in range(WORDS_PER_DOCUMENT)]
+        words = [
+            random_.randrange(WORDS // 2) + (0 if random_.random() < share else WORDS // 2)
+            for _ in range(WORDS_PER_DOCUMENT)
+        ]
         texts.append(" ".join(f"w{word}" for word in words))
         scores.append(round(5 * share, 1))
     return texts, scores
@@ -90,9 +107,12 @@ def plain_distil(model: Path, texts: list[str], scores: np.ndarray, ids: list[by
     draws = draw(ids, SEED)
     chosen = np.argsort(draws[:, 1], kind="stable")[:sample]
     good = scores >= AT_LEAST
-    learnt = np.concatenate([
-        places[split_draws(draws[places], HELD_OUT, sample)[0]]
-        for places in (chosen[good[chosen]], chosen[~good[chosen]])])
+    learnt = np.concatenate(
+        [
+            places[split_draws(draws[places], HELD_OUT, sample)[0]]
+            for places in (chosen[good[chosen]], chosen[~good[chosen]])
+        ]
+    )
     linear = LogisticRegression(max_iter=MOST_ITERATIONS)
     linear.fit(embedder.embed([texts[place] for place in learnt]), good[learnt])
     found: np.ndarray = linear.predict_proba(embedder.embed(texts))[:, 1]

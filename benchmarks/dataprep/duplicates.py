@@ -64,8 +64,9 @@ def labelled_rows(folder: Path) -> Iterator[Row]:
     names = {identity: number for number, identity in enumerate(documents)}
     truth = {
         _pair(names[row["a"]], names[row["b"]])
-        for row in read_lines(folder / "pairs.jsonl.zst") if row["jaccard_w5"] >= SECTION.threshold
-    }  # fmt: skip
+        for row in read_lines(folder / "pairs.jsonl.zst")
+        if row["jaccard_w5"] >= SECTION.threshold
+    }
     texts = list(documents.values())
     ours, peer = found_pairs(texts), found_by_datasketch(texts)
     measures = {"recall": len(truth), "precision": None}
@@ -73,11 +74,21 @@ def labelled_rows(folder: Path) -> Iterator[Row]:
         our_share, peer_share = (len(truth & found) / (of or len(found)) for found in (ours, peer))
         yield row(f"near duplicates, revisions: {name}", our_share, peer_share, "of links", "peer: datasketch")
     (right, left), (right_peer, left_peer) = (judge_rule(texts, truth, rule) for rule in ("survivors", "connected"))
-    yield row("near duplicates, revisions: dropped for one that is alike", right, right_peer, "of dropped",
-              "peer: clusters: connected")
-    yield {"name": "near duplicates, revisions: alike and both kept", "ours": left, "peer": left_peer,
-           "unit": "of pairs", "ratio": left_peer / left if left else None,
-           "note": "peer: clusters: connected"}  # fmt: skip
+    yield row(
+        "near duplicates, revisions: dropped for one that is alike",
+        right,
+        right_peer,
+        "of dropped",
+        "peer: clusters: connected",
+    )
+    yield {
+        "name": "near duplicates, revisions: alike and both kept",
+        "ours": left,
+        "peer": left_peer,
+        "unit": "of pairs",
+        "ratio": left_peer / left if left else None,
+        "note": "peer: clusters: connected",
+    }
 
 
 def judge_rule(texts: Sequence[str], truth: set[Pair], rule: str) -> tuple[float, float]:
@@ -94,12 +105,17 @@ def judge_rule(texts: Sequence[str], truth: set[Pair], rule: str) -> tuple[float
         folder = Path(name)
         places = [f"{number}" for number in range(len(texts))]
         ids = [document_id("", place, text) for place, text in zip(places, texts, strict=True)]
-        table = pa.table({"id": ids, "source": [""] * len(texts), "locator": places, "text": texts,
-                          "metadata": ["{}"] * len(texts)})
+        table = pa.table(
+            {"id": ids, "source": [""] * len(texts), "locator": places, "text": texts, "metadata": ["{}"] * len(texts)}
+        )
         write_table(folder / "ingest" / "part-00000.parquet", table.cast(DOCUMENT_SCHEMA))
         (folder / "work").mkdir()
-        dedup.run({"ingest": folder / "ingest"}, {"clusters": rule, "index": False}, folder / "out",
-                  Context(work=folder / "work", emit=lambda event: None))
+        dedup.run(
+            {"ingest": folder / "ingest"},
+            {"clusters": rule, "index": False},
+            folder / "out",
+            Context(work=folder / "work", emit=lambda event: None),
+        )
         twins = read_table(folder / "out" / "clusters.parquet", ["member_locator", "survivor_locator"]).to_pylist()
     pairs = [(int(twin["member_locator"]), int(twin["survivor_locator"])) for twin in twins]
     gone = {member for member, _ in pairs}
@@ -120,11 +136,18 @@ def planted_rows() -> Iterator[Row]:
         theory = float((1 - (1 - jaccard**SECTION.rows) ** SECTION.bands).mean())
         errors.append((signature[left] == signature[left + 1]).mean(axis=1) - jaccard)
         variances.append(jaccard * (1 - jaccard) / PERMUTATIONS)
-        yield row(f"near duplicates, planted: recall at {jaccard.mean():.2f}", recall, theory, "of pairs",
-                  "peer: theory")
+        yield row(
+            f"near duplicates, planted: recall at {jaccard.mean():.2f}", recall, theory, "of pairs", "peer: theory"
+        )
     error, expected = (float(np.sqrt(np.concatenate(values).mean())) for values in (np.square(errors), variances))
-    yield {"name": "near duplicates, planted: estimate's error", "ours": error, "peer": expected,
-           "unit": "RMS", "ratio": expected / error, "note": "peer: theory"}  # fmt: skip
+    yield {
+        "name": "near duplicates, planted: estimate's error",
+        "ours": error,
+        "peer": expected,
+        "unit": "RMS",
+        "ratio": expected / error,
+        "note": "peer: theory",
+    }
 
 
 def plant(jaccard: float) -> Iterator[tuple[str, str]]:

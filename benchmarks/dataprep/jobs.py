@@ -140,9 +140,15 @@ def row(name: str, job: Job, tasks: Sequence[Task], size: float, folder: Path) -
             shutil.rmtree(out)
     ours, peer = (size / 1e6 / min(seconds[side]) for side in ("ours", "peer"))
     pool = "multiprocessing.Pool" if job.holds_gil else "ThreadPool"
-    return {"name": name, "ours": ours, "peer": peer, "unit": "MB/s", "ratio": ours / peer,
-            "note": f"{size / 1e6:.0f} MB of text in {len(tasks)} shards, {WORKERS} workers; peer: {pool}, "
-                    f"{min(seconds['peer']):.1f} s"}  # fmt: skip
+    return {
+        "name": name,
+        "ours": ours,
+        "peer": peer,
+        "unit": "MB/s",
+        "ratio": ours / peer,
+        "note": f"{size / 1e6:.0f} MB of text in {len(tasks)} shards, {WORKERS} workers; peer: {pool}, "
+        f"{min(seconds['peer']):.1f} s",
+    }
 
 
 def time_job(job: Job, work: Work, tasks: Sequence[Task], process: Process, out: Path) -> float:

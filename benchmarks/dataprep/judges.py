@@ -66,19 +66,24 @@ def quality_rows() -> Iterator[Row]:
     note = f"{len(judged)} documents judged by people; peer: the length of the text"
     for name, scores, more in (
         ("heuristic score", heuristic_scores(pa.array(texts, pa.large_string())), ""),
-        ("classifier of other texts", classify(elsewhere, texts, DEFAULTS),
-         "; learnt from speeches, books and posts against lists of clickbait headlines"),
+        (
+            "classifier of other texts",
+            classify(elsewhere, texts, DEFAULTS),
+            "; learnt from speeches, books and posts against lists of clickbait headlines",
+        ),
         ("classifier, five-fold", cross_validate(judged, DEFAULTS), "; learnt from the judgements of the other folds"),
         ("perplexity", -perplexity, "; 5-grams of the same speeches, books and posts"),
-    ):  # fmt: skip
+    ):
         yield row(f"{name}, AUC", auc(judged, scores), by_length, "share", note + more)
     yield from headline_rows(folder / "quality", bad)
 
 
 def headline_rows(folder: Path, bad: Sequence[str]) -> Iterator[Row]:
     """Tell clickbait from other headlines; the peer is the length with the cut that suits the held-out ones best."""
-    labelled = [*((True, line) for line in read_headlines(folder / "non_clickbait_data.gz")),
-                *((False, line) for line in bad)]  # fmt: skip
+    labelled = [
+        *((True, line) for line in read_headlines(folder / "non_clickbait_data.gz")),
+        *((False, line) for line in bad),
+    ]
     fold = folds(len(labelled))
     training = [one for one, number in zip(labelled, fold, strict=True) if number]
     held_out = [one for one, number in zip(labelled, fold, strict=True) if not number]
@@ -107,8 +112,9 @@ def cross_validate(examples: Labelled, section: Classifier) -> np.ndarray:
     fold, scores = folds(len(examples)), np.empty(len(examples))
     for number in range(FOLDS):
         learnt = [one for one, of_one in zip(examples, fold, strict=True) if of_one != number]
-        scores[fold == number] = classify(learnt, [text for (_, text), of_one in zip(examples, fold, strict=True)
-                                                   if of_one == number], section)  # fmt: skip
+        scores[fold == number] = classify(
+            learnt, [text for (_, text), of_one in zip(examples, fold, strict=True) if of_one == number], section
+        )
     return scores
 
 
@@ -125,11 +131,16 @@ def auc(examples: Labelled, scores: np.ndarray) -> float:
 def read_good(folder: Path) -> list[str]:
     """Pieces of speeches, books and posts about government software."""
     speeches = [text for name in ("state_union.zip", "inaugural.zip") for text in _read_zip(folder / name)]
-    posts = [re.sub(r"\A---\n.*?\n---\n", "", document["text"], flags=re.DOTALL)
-             for document in read_json_lines(folder / "18f_posts.jsonl.zst")]  # fmt: skip
+    posts = [
+        re.sub(r"\A---\n.*?\n---\n", "", document["text"], flags=re.DOTALL)
+        for document in read_json_lines(folder / "18f_posts.jsonl.zst")
+    ]
     books = [document["text"][5000:85_000] for document in read_json_lines(folder / "books.jsonl.zst")]
-    return [text[at : at + PIECE_CHARACTERS] for text in (*speeches, *posts, *books)
-            for at in range(0, len(text) - PIECE_CHARACTERS // 2, PIECE_CHARACTERS)]  # fmt: skip
+    return [
+        text[at : at + PIECE_CHARACTERS]
+        for text in (*speeches, *posts, *books)
+        for at in range(0, len(text) - PIECE_CHARACTERS // 2, PIECE_CHARACTERS)
+    ]
 
 
 def read_headlines(path: Path) -> list[str]:
@@ -184,7 +195,9 @@ def perplexity_vs_kenlm(texts: list[str]) -> Iterator[Row]:
             return
         bare, given = kenlm.Model(str(path)), load_scores(str(path), "flat")
         ours, through, peer = fastest(
-            REPEATS, partial(ngram_scores, tables, array), partial(given, array),
+            REPEATS,
+            partial(ngram_scores, tables, array),
+            partial(given, array),
             lambda: [bare.score(line) for text in texts for line in text.split("\n") if line.strip()],
         )
     yield row("perplexity, trained here, against kenlm", size / ours, size / peer, "MB/s")

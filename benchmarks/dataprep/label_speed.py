@@ -37,8 +37,10 @@ LANGUAGE_FLOOR, CLASSIFIER_FLOOR = 6, 3
 """How many times as fast as fastText's own prediction languages, and classes, are to be told."""
 SHARD, SHARD_TIMES = "part-00000.parquet", 4
 CLASSIFIERS: dict[str, dict[str, Any]] = {
-    "": {"loss": "softmax"}, ", hs": {"loss": "hs"}, ", 2 million buckets": {"bucket": 2_000_000, "dim": 64},
-}  # fmt: skip
+    "": {"loss": "softmax"},
+    ", hs": {"loss": "hs"},
+    ", 2 million buckets": {"bucket": 2_000_000, "dim": 64},
+}
 """What differs from the classifiers that the stage `quality` trains: 32 dimensions, word bigrams, softmax."""
 
 
@@ -64,21 +66,26 @@ def more_texts(folder: Path) -> dict[str, list[str]]:
     declarations = [text for _, text in read_declarations(folder / "langid" / "udhr2.zip")]
     pieces = [text[at : at + PIECE_CHARACTERS] for text in declarations for at in range(0, len(text), PIECE_CHARACTERS)]
     lines = [line for text in declarations for line in text.split("\n") if line.strip()]
-    return {", English": read_good(folder / "text")[: 2 * DOCUMENTS], ", many languages": pieces,
-            ", lines of many languages": lines}  # fmt: skip
+    return {
+        ", English": read_good(folder / "text")[: 2 * DOCUMENTS],
+        ", many languages": pieces,
+        ", lines of many languages": lines,
+    }
 
 
-def _language_rows(
-    name: str, texts: Sequence[str], path: Path, bare: Any, section: LanguageId
-) -> Iterator[Row]:
+def _language_rows(name: str, texts: Sequence[str], path: Path, bare: Any, section: LanguageId) -> Iterator[Row]:
     """What `langid` measures of documents: with their words in the cache already, and from an empty one."""
     array = pa.array(texts, pa.large_string())
     lines = [view(text, section.max_characters) for text in texts]
     warm, *fresh = (KernelPredictor(*read_model(path)) for _ in range(REPEATS + 1))
     waiting = iter(fresh)
     look(warm, section, array)
-    ours, cold, peer = fastest(REPEATS, lambda: look(warm, section, array),
-                               lambda: look(next(waiting), section, array), partial(bare.predict, lines))
+    ours, cold, peer = fastest(
+        REPEATS,
+        lambda: look(warm, section, array),
+        lambda: look(next(waiting), section, array),
+        partial(bare.predict, lines),
+    )
     size = sum(len(line.encode("utf-8")) for line in lines) / 1e6
     note = f"{len(texts)} texts; wanted: {LANGUAGE_FLOOR} times the peer"
     yield row(f"langid_vs_fasttext{name}", size / ours, size / peer, "MB/s", note)
@@ -105,14 +112,30 @@ def _stage_row(texts: Sequence[str], path: Path, section: LanguageId) -> Row:
     """What the stage does with a shard, reading and writing, against measuring its texts alone; in MB of all text."""
     documents = [(f"{number}", text) for number, text in enumerate(list(texts) * SHARD_TIMES)]
     table = pa.Table.from_pylist(
-        [{"id": document_id("web", locator, text), "source": "web", "locator": locator, "text": text, "metadata": "{}"}
-         for locator, text in documents], schema=DOCUMENT_SCHEMA)  # fmt: skip
+        [
+            {
+                "id": document_id("web", locator, text),
+                "source": "web",
+                "locator": locator,
+                "text": text,
+                "metadata": "{}",
+            }
+            for locator, text in documents
+        ],
+        schema=DOCUMENT_SCHEMA,
+    )
     section = section.model_copy(update={"model": str(path)})
     array = table["text"].combine_chunks()
     with tempfile.TemporaryDirectory() as folder:
         write_table(Path(folder) / "ingest" / SHARD, table)
-        stage = partial(identify_shard, Task(SHARD), {"ingest": Path(folder) / "ingest"},
-                        section.model_dump(mode="json"), Path(folder) / "out", MODEL_SHA256)  # fmt: skip
+        stage = partial(
+            identify_shard,
+            Task(SHARD),
+            {"ingest": Path(folder) / "ingest"},
+            section.model_dump(mode="json"),
+            Path(folder) / "out",
+            MODEL_SHA256,
+        )
         model = KernelPredictor(*read_model(path))
         stage()
         look(model, section, array)
@@ -129,9 +152,14 @@ def _classifier_rows(folder: Path) -> Iterator[Row]:
     texts = good[: 2 * DOCUMENTS]
     with tempfile.TemporaryDirectory() as work:
         examples, path = Path(work) / "lines.txt", Path(work) / "model.bin"
-        examples.write_text("".join(
-            f"__label__{label} {as_line(text, learnt)}\n" for label, some in (("positive", good), ("negative", lists))
-            for text in some[::2]), encoding="utf-8")  # fmt: skip
+        examples.write_text(
+            "".join(
+                f"__label__{label} {as_line(text, learnt)}\n"
+                for label, some in (("positive", good), ("negative", lists))
+                for text in some[::2]
+            ),
+            encoding="utf-8",
+        )
         for name, options in CLASSIFIERS.items():
             settings = {"dim": 32, "wordNgrams": 2, "bucket": 100_000, "epoch": 1, **options}
             fasttext.train_supervised(str(examples), thread=12, verbose=0, **settings).save_model(str(path))
@@ -144,5 +172,10 @@ def _classifier_row(name: str, path: Path, texts: Sequence[str], section: Classi
     score_texts(model, array, section)
     ours, peer = fastest(REPEATS, lambda: score_texts(model, array, section), lambda: bare.predict(lines, k=2))
     size = sum(len(line.encode("utf-8")) for line in lines) / 1e6
-    return row(f"classifier_vs_fasttext{name}", size / ours, size / peer, "MB/s",
-               f"{len(texts)} texts; wanted: {CLASSIFIER_FLOOR} times the peer")
+    return row(
+        f"classifier_vs_fasttext{name}",
+        size / ours,
+        size / peer,
+        "MB/s",
+        f"{len(texts)} texts; wanted: {CLASSIFIER_FLOOR} times the peer",
+    )

@@ -28,8 +28,16 @@ LIKE_THE_MODEL = {"nob": "no", "als": "sq", "nds": "nds"}
 """Codes for which lid.176, trained on Wikipedia, has a name of its own: its `als` is Alemannic, `no` is Bokmål."""
 
 
-WEAK = {"so": "Somali", "yo": "Yoruba", "bs": "Bosnian", "rm": "Romansh", "sc": "Sardinian", "su": "Sundanese",
-        "gn": "Guarani", "wa": "Walloon"}  # fmt: skip
+WEAK = {
+    "so": "Somali",
+    "yo": "Yoruba",
+    "bs": "Bosnian",
+    "rm": "Romansh",
+    "sc": "Sardinian",
+    "su": "Sundanese",
+    "gn": "Guarani",
+    "wa": "Walloon",
+}
 """Languages whose lines lid.176.ftz mostly takes for others."""
 
 
@@ -67,8 +75,9 @@ def _weakest_rows(model: Any, lines: Sequence[Sample]) -> Iterator[Row]:
     for language, name in WEAK.items():
         ours, english = recalls[language], recalls["en"]
         if ours is not None and english is not None:
-            yield row(f"line language recall, {name}", ours, english, "share",
-                      f"{MODEL_NAME}, lines; peer: English lines")
+            yield row(
+                f"line language recall, {name}", ours, english, "share", f"{MODEL_NAME}, lines; peer: English lines"
+            )
 
 
 def _document_rows(model: Any, documents: Sequence[Sample], section: LanguageId) -> Iterator[Row]:
@@ -79,9 +88,13 @@ def _document_rows(model: Any, documents: Sequence[Sample], section: LanguageId)
     yield row("document language accuracy", accuracy(found, truth), accuracy(fused, truth), "share", note)
     yield row("document language macro F1", macro_f1(found, truth), macro_f1(fused, truth), "share", note)
     sure = scores >= section.threshold
-    yield row(f"document language precision at {section.threshold}", accuracy(_pick(found, sure), _pick(truth, sure)),
-              accuracy(found, truth), "share",
-              f"{sure.mean():.0%} of the documents reach the threshold; peer: no threshold")
+    yield row(
+        f"document language precision at {section.threshold}",
+        accuracy(_pick(found, sure), _pick(truth, sure)),
+        accuracy(found, truth),
+        "share",
+        f"{sure.mean():.0%} of the documents reach the threshold; peer: no threshold",
+    )
 
 
 def _line_rows(model: Any, unit: str, samples: Sequence[Sample], section: LanguageId) -> Iterator[Row]:
@@ -114,8 +127,10 @@ def read_declarations(path: Path) -> list[Sample]:
     with zipfile.ZipFile(path) as archive:
         names = [name for name in sorted(archive.namelist()) if name.endswith(".txt")]
         texts = {name: archive.read(name).decode("utf-8").split("\n") for name in names}
-    return [Sample(_code(Path(name).stem.split("_")[0]), "\n".join(line.strip() for line in lines))
-            for name, lines in texts.items()]  # fmt: skip
+    return [
+        Sample(_code(Path(name).stem.split("_")[0]), "\n".join(line.strip() for line in lines))
+        for name, lines in texts.items()
+    ]
 
 
 def read_sentences(path: Path) -> list[Sample]:

@@ -50,25 +50,40 @@ def rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[Row]:
             work = folder / f"work{next(numbers)}"
             work.mkdir()
             found["ours"] = stage.run(
-                {"ingest": folder / "ingest"}, {"model": str(model), **settings},
-                work / "out", Context(work=work, stage="bench", mode="memory", emit=lambda event: None))
+                {"ingest": folder / "ingest"},
+                {"model": str(model), **settings},
+                work / "out",
+                Context(work=work, stage="bench", mode="memory", emit=lambda event: None),
+            )
             shutil.rmtree(work)
 
         def plain(program: Callable[[Path, list[str]], Any]) -> None:
             found["plain"] = program(model, texts)
 
         taken, peer = fastest(
-            repeats, partial(ours, dedup_semantic, {"threshold": THRESHOLD, "clusters": CLUSTERS}),
-            partial(plain, plain_semdedup))
+            repeats,
+            partial(ours, dedup_semantic, {"threshold": THRESHOLD, "clusters": CLUSTERS}),
+            partial(plain, plain_semdedup),
+        )
         dropped = found["ours"]["counts"]["dropped"]["semantic_duplicate"]
-        yield row("dedup_semantic_vs_plain_semdedup", documents / taken, documents / peer, "documents/s",
-                  f"{dropped:,} and {found['plain']:,} of {documents:,} documents are dropped")
+        yield row(
+            "dedup_semantic_vs_plain_semdedup",
+            documents / taken,
+            documents / peer,
+            "documents/s",
+            f"{dropped:,} and {found['plain']:,} of {documents:,} documents are dropped",
+        )
         taken, peer = fastest(repeats, partial(ours, cluster, {"k": CLUSTERS}), partial(plain, plain_clusters))
         sizes = sorted(one["documents"] for one in found["ours"]["domains"])
-        yield row("cluster_vs_scikit_learn", documents / taken, documents / peer, "documents/s",
-                  f"{CLUSTERS} clusters of {sizes[0]:,} to {sizes[-1]:,}, and of {min(found['plain']):,} to "
-                  f"{max(found['plain']):,} documents; ours learns from {found['ours']['sample']:,} of them, and draws "
-                  "a map")
+        yield row(
+            "cluster_vs_scikit_learn",
+            documents / taken,
+            documents / peer,
+            "documents/s",
+            f"{CLUSTERS} clusters of {sizes[0]:,} to {sizes[-1]:,}, and of {min(found['plain']):,} to "
+            f"{max(found['plain']):,} documents; ours learns from {found['ours']['sample']:,} of them, and draws "
+            "a map",
+        )
 
 
 def plain_semdedup(model: Path, texts: list[str]) -> int:
@@ -107,8 +122,11 @@ def texts_with_copies(documents: int) -> list[str]:
     draw = random.Random(6)
     texts: list[str] = []
     for number in range(documents):
-        words = draw.choice(texts).split() if number % 3 == 2 else [
-            f"w{draw.randrange(WORDS)}" for _ in range(WORDS_PER_DOCUMENT)]
+        words = (
+            draw.choice(texts).split()
+            if number % 3 == 2
+            else [f"w{draw.randrange(WORDS)}" for _ in range(WORDS_PER_DOCUMENT)]
+        )
         texts.append(" ".join(draw.sample(words, len(words))))
     return texts
 
@@ -119,8 +137,9 @@ def write_word_vectors(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder.mkdir()
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, **{f"w{number}": number + 1 for number in range(WORDS)}},
-                                           unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordLevel({"[UNK]": 0, **{f"w{number}": number + 1 for number in range(WORDS)}}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     vectors = np.random.default_rng(3).normal(size=(WORDS + 1, DIM)).astype(np.float32)

@@ -53,12 +53,22 @@ def rows(corpus_bytes: int = CORPUS_BYTES, limit_bytes: int = LIMIT_BYTES) -> It
             sizes[times] = write_corpus(Path(name) / "texts", times * corpus_bytes)
             peaks[times] = measure(Path(name), limit_bytes)
     small, large, limit = (f"{number / 1e6:.0f} MB" for number in (sizes[1], sizes[3], limit_bytes))
-    yield {"name": f"peak memory of preparing {large} of text, against that of preparing {small}",
-           "ours": peaks[3] / 1e6, "peer": peaks[1] / 1e6, "unit": "MB", "ratio": peaks[3] / peaks[1],
-           "note": f"ingest, filter and dedup on 2 workers under a limit of {limit}"}  # fmt: skip
-    yield {"name": f"text prepared under a limit of {limit} of memory, against that limit", "ours": sizes[3] / 1e6,
-           "peer": limit_bytes / 1e6, "unit": "MB", "ratio": sizes[3] / limit_bytes,
-           "note": f"the peak was {peaks[3] / 1e6:.0f} MB; past the limit the process is ended"}  # fmt: skip
+    yield {
+        "name": f"peak memory of preparing {large} of text, against that of preparing {small}",
+        "ours": peaks[3] / 1e6,
+        "peer": peaks[1] / 1e6,
+        "unit": "MB",
+        "ratio": peaks[3] / peaks[1],
+        "note": f"ingest, filter and dedup on 2 workers under a limit of {limit}",
+    }
+    yield {
+        "name": f"text prepared under a limit of {limit} of memory, against that limit",
+        "ours": sizes[3] / 1e6,
+        "peer": limit_bytes / 1e6,
+        "unit": "MB",
+        "ratio": sizes[3] / limit_bytes,
+        "note": f"the peak was {peaks[3] / 1e6:.0f} MB; past the limit the process is ended",
+    }
 
 
 def measure(folder: Path, limit_bytes: int) -> int:
@@ -122,8 +132,11 @@ def prepare(folder: Path) -> None:
         context = Context(work=folder / f"{name}-work", stage=name, workers=2, emit=lambda event: None)
         begin = time.perf_counter()
         summary = module.run(dict(inputs), config, folder / name, context)
-        print(f"{name}: {summary['counts']['read']} documents read, {summary['counts']['kept']} kept, "
-              f"{time.perf_counter() - begin:.1f} s", flush=True)  # fmt: skip
+        print(
+            f"{name}: {summary['counts']['read']} documents read, {summary['counts']['kept']} kept, "
+            f"{time.perf_counter() - begin:.1f} s",
+            flush=True,
+        )
         shutil.rmtree(context.work)
         inputs[name] = folder / name
 

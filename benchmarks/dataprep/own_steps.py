@@ -30,7 +30,7 @@ from gristmill.mixtures.steps.own_steps import Annotate
 SHARDS = 16
 DOCUMENTS_PER_SHARD = 4000
 MOST_WORDS = 600
-SOURCE = r'''
+SOURCE = r"""
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -42,7 +42,7 @@ def batch(texts: pa.RecordBatch):
 def document(text: str) -> dict:
     words = text.split()
     return {"words": len(words), "vowels": sum(map(text.count, "aeiou")) / len(text)}
-'''
+"""
 FORMS = {"batch": "a batch at a time", "document": "one document at a time"}
 
 
@@ -52,8 +52,10 @@ def rows(shards: int = SHARDS, documents: int = DOCUMENTS_PER_SHARD) -> Iterator
         folder = Path(place)
         (folder / "steps.py").write_text(SOURCE)
         write_documents(folder / "ingest", shards, documents)
-        megabytes = sum(pc.sum(pc.binary_length(pq.read_table(path)["text"])).as_py()
-                        for path in (folder / "ingest").iterdir()) / 1e6
+        megabytes = (
+            sum(pc.sum(pc.binary_length(pq.read_table(path)["text"])).as_py() for path in (folder / "ingest").iterdir())
+            / 1e6
+        )
         for name, form in FORMS.items():
             use = take_code(OwnFunction(f"./steps.py:{name}"), folder)
             step = Annotate(use=use, max={"words": MOST_WORDS})
@@ -72,10 +74,18 @@ def write_shard(folder: Path, shard: int, texts: Sequence[str]) -> None:
     """Write a shard of documents of one source."""
     n = len(texts)
     ids = [document_id("web", f"{shard}/{number}", text) for number, text in enumerate(texts)]
-    write_table(folder / f"part-{shard:05d}.parquet", pa.table({
-        "id": pa.array(ids, DOCUMENT_SCHEMA.field("id").type), "source": ["web"] * n,
-        "locator": [f"{shard}/{number}" for number in range(n)], "text": texts,
-        "metadata": ["{}"] * n}).cast(DOCUMENT_SCHEMA))
+    write_table(
+        folder / f"part-{shard:05d}.parquet",
+        pa.table(
+            {
+                "id": pa.array(ids, DOCUMENT_SCHEMA.field("id").type),
+                "source": ["web"] * n,
+                "locator": [f"{shard}/{number}" for number in range(n)],
+                "text": texts,
+                "metadata": ["{}"] * n,
+            }
+        ).cast(DOCUMENT_SCHEMA),
+    )
 
 
 def stage(step: Annotate, folder: Path) -> Callable[[], None]:
@@ -98,8 +108,10 @@ def plain_loop(step: Annotate, folder: Path, is_batch: bool) -> Callable[[], Non
 
     def measure(texts: pa.ChunkedArray) -> dict[str, pa.Array]:
         if is_batch:
-            parts = [call(pa.record_batch({"text": texts.slice(start, BATCH_ROWS).combine_chunks()}))
-                     for start in range(0, len(texts), BATCH_ROWS)]
+            parts = [
+                call(pa.record_batch({"text": texts.slice(start, BATCH_ROWS).combine_chunks()}))
+                for start in range(0, len(texts), BATCH_ROWS)
+            ]
             return {name: pa.concat_arrays([part[name] for part in parts]) for name in parts[0]}
         found = [call(text) for text in texts.to_pylist()]
         return {name: pa.array([one[name] for one in found]) for name in found[0]}
@@ -112,8 +124,12 @@ def plain_loop(step: Annotate, folder: Path, is_batch: bool) -> Callable[[], Non
             columns = measure(table["text"])
             keep = pc.less_equal(columns["words"], MOST_WORDS)
             reason = pc.if_else(keep, None, "max_words").dictionary_encode()
-            pq.write_table(pa.table({"id": table["id"], "keep": keep, "reason": reason, **columns}), out / path.name,
-                           compression="zstd", write_page_checksum=True)
+            pq.write_table(
+                pa.table({"id": table["id"], "keep": keep, "reason": reason, **columns}),
+                out / path.name,
+                compression="zstd",
+                write_page_checksum=True,
+            )
         shutil.rmtree(out)
 
     return run

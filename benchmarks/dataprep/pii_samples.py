@@ -19,12 +19,24 @@ from gristmill.mixtures.steps.clean import PiiKind
 Draw = Callable[[random.Random], str]
 
 FRAMES = (
-    "Please send it to {} before Friday.", "{}", "Contact: {}", "The entry ({}) was changed by the office.",
-    "We wrote down {}, and nothing came of it.", "- {}\n- another line", "It was {}.", '"{}" is what it says',
-)  # fmt: skip
+    "Please send it to {} before Friday.",
+    "{}",
+    "Contact: {}",
+    "The entry ({}) was changed by the office.",
+    "We wrote down {}, and nothing came of it.",
+    "- {}\n- another line",
+    "It was {}.",
+    '"{}" is what it says',
+)
 PHONE_FRAMES = (
-    "Tel: {}", "Phone {}", "tel. {} or by mail", "Mobile: {} (evenings)", "Fax {}.", "Telefon: {}", "Our hotline: {}",
-)  # fmt: skip
+    "Tel: {}",
+    "Phone {}",
+    "tel. {} or by mail",
+    "Mobile: {} (evenings)",
+    "Fax {}.",
+    "Telefon: {}",
+    "Our hotline: {}",
+)
 """What stands before the numbers of a country inside that country."""
 
 
@@ -48,8 +60,9 @@ def sentences(seed: int, per_spelling: int) -> list[Sentence]:
     source = random.Random(seed)
     made = [
         _frame(source, kind, draw(source), PHONE_FRAMES if draw is _national else FRAMES)
-        for kind, draw in _spellings() for _ in range(per_spelling)
-    ]  # fmt: skip
+        for kind, draw in _spellings()
+        for _ in range(per_spelling)
+    ]
     source.shuffle(made)
     return made
 
@@ -145,8 +158,11 @@ def _numbers(source: random.Random, form: str) -> str:
 
 POSITIVES: Mapping[PiiKind, Sequence[Draw]] = {
     "email": [partial(_email, local=local) for local in ("{a}", "{a}.{b}", "{a}_{b}", "{a}{n}", "{a}+{b}", "o'{a}")],
-    "ip": [_public_ipv4, partial(_public_ipv6, spelling=str),
-           partial(_public_ipv6, spelling=lambda address: address.exploded.upper())],
+    "ip": [
+        _public_ipv4,
+        partial(_public_ipv6, spelling=str),
+        partial(_public_ipv6, spelling=lambda address: address.exploded.upper()),
+    ],
     "iban": [partial(_iban, separator=separator) for separator in ("", " ", "-")],
     "card": [partial(_card, separator=separator) for separator in ("", " ", "-")],
     "phone": [
@@ -154,19 +170,49 @@ POSITIVES: Mapping[PiiKind, Sequence[Draw]] = {
         *(partial(_north_american, form=form) for form in ("({}) {}-{}", "{}-{}-{}", "{}.{}.{}", "+1 {}-{}-{}")),
         _national,
     ],
-}  # fmt: skip
+}
 """Kind -> its spellings."""
 
 NEGATIVES: Sequence[Draw] = [
-    _private_ipv4, partial(_iban, separator="", shift=1), partial(_card, separator=" ", shift=3),
-    *(partial(_numbers, form=form) for form in (
-        "version 3.1?.?.??", "v?.?.??.?", "section 1?.??.??.?", "2.?.1.?", "978-?-??-??????-?", "2012-1-2?",
-        "1?.12.2019", "1?:3?:??.??????", "$1,???,???.??",
-        "order ????????????????", "??????????", "#????????", "ticket-????-???-????",
-        "user@localhost", "pkg@1?.?.?", "@handle??", "3??x???@2x.png", "git@github.com:team/repo?.git",
-        "0x????????", "3.1415926????????", "std::vector<int> v?", "??:??:5e:??:53:??", "2001:db8::??", "fe80::??",
-        "ISSN ????-???", "1????????? bytes", "f(x) = ?????? + ????? - ????", "e83c5163316f89bf????ab23ca2e25604af290",
-        "1990-2000 (??? ??? ??? people)", "me??@example.com", "202-555-01??", "pages 1??-12?, 2??-???",
-    )),
-]  # fmt: skip
+    _private_ipv4,
+    partial(_iban, separator="", shift=1),
+    partial(_card, separator=" ", shift=3),
+    *(
+        partial(_numbers, form=form)
+        for form in (
+            "version 3.1?.?.??",
+            "v?.?.??.?",
+            "section 1?.??.??.?",
+            "2.?.1.?",
+            "978-?-??-??????-?",
+            "2012-1-2?",
+            "1?.12.2019",
+            "1?:3?:??.??????",
+            "$1,???,???.??",
+            "order ????????????????",
+            "??????????",
+            "#????????",
+            "ticket-????-???-????",
+            "user@localhost",
+            "pkg@1?.?.?",
+            "@handle??",
+            "3??x???@2x.png",
+            "git@github.com:team/repo?.git",
+            "0x????????",
+            "3.1415926????????",
+            "std::vector<int> v?",
+            "??:??:5e:??:53:??",
+            "2001:db8::??",
+            "fe80::??",
+            "ISSN ????-???",
+            "1????????? bytes",
+            "f(x) = ?????? + ????? - ????",
+            "e83c5163316f89bf????ab23ca2e25604af290",
+            "1990-2000 (??? ??? ??? people)",
+            "me??@example.com",
+            "202-555-01??",
+            "pages 1??-12?, 2??-???",
+        )
+    ),
+]
 """What only looks like personal data."""

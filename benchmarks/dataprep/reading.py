@@ -84,12 +84,22 @@ def jsonl_rows(folder: Path) -> Iterator[Row]:
     for name, suffix in (("JSONL", "jsonl"), ("JSONL with zstd", "jsonl.zst")):
         path = folder / f"texts.{suffix}"
         for peer, reads in (("DuckDB", read_with_duckdb), ("pyarrow.json", read_with_pyarrow)):
-            yield compare(f"{name} to records, against {peer}", RECORDS, partial(read_jsonl, path),
-                          partial(reads, path), "peer: five columns, the same; no locators, and a bad line ends it",
-                          "records/s")  # fmt: skip
+            yield compare(
+                f"{name} to records, against {peer}",
+                RECORDS,
+                partial(read_jsonl, path),
+                partial(reads, path),
+                "peer: five columns, the same; no locators, and a bad line ends it",
+                "records/s",
+            )
     seconds = min(ingest_seconds(folder / "texts.jsonl", folder / f"out-{repeat}") for repeat in range(REPEATS))
-    yield row("JSONL to document shards, of one core", len(content) / seconds / 1e6, INGEST_BOUND, "MB/s",
-              "the whole stage; peer: a bound, eight times what a whole chain must reach")  # fmt: skip
+    yield row(
+        "JSONL to document shards, of one core",
+        len(content) / seconds / 1e6,
+        INGEST_BOUND,
+        "MB/s",
+        "the whole stage; peer: a bound, eight times what a whole chain must reach",
+    )
 
 
 def compare(
@@ -164,10 +174,15 @@ def make_jsonl(number: int) -> bytes:
     """Lines of JSON, the same in every run."""
     texts = [text[:400] for text in synthetic_texts(100)]
     records = (
-        {"text": f"{at} {texts[at % len(texts)]}", "url": f"http://bench.example/{at}", "lang": "en",
-         "date": "2024-05-01T00:00:00Z", "score": at / number}
+        {
+            "text": f"{at} {texts[at % len(texts)]}",
+            "url": f"http://bench.example/{at}",
+            "lang": "en",
+            "date": "2024-05-01T00:00:00Z",
+            "score": at / number,
+        }
         for at in range(number)
-    )  # fmt: skip
+    )
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
@@ -231,8 +246,13 @@ def quality_rows() -> Iterator[Row]:
     for name, (extractor, options) in SETTINGS.items():
         found = score(labelled, extract_all(folder, extractor, options))
         for what in ("precision", "recall", "f1"):
-            yield row(f"{name}: {what}", getattr(found, what), getattr(everything, what), "share",
-                      f"{len(labelled)} pages; peer: all text of the page")
+            yield row(
+                f"{name}: {what}",
+                getattr(found, what),
+                getattr(everything, what),
+                "share",
+                f"{len(labelled)} pages; peer: all text of the page",
+            )
 
 
 def read_labels(path: Path) -> dict[str, Snippets]:

@@ -51,14 +51,22 @@ def gopher_rows() -> Iterator[Row]:
     texts = prose()
     peer = datatrove_rate(texts[:PEER_DOCUMENTS])
     missing = "" if peer else "datatrove with spaCy is not installed"
-    for words, note in (("dialect", "its own word rule"), ("exact", "spaCy's words, each run of text looked up"),
-                        ("language", "the tokenizer of each document's language, here spaCy's as above")):
+    for words, note in (
+        ("dialect", "its own word rule"),
+        ("exact", "spaCy's words, each run of text looked up"),
+        ("language", "the tokenizer of each document's language, here spaCy's as above"),
+    ):
         name = "filters_vs_datatrove" + ("" if words == "dialect" else f", words: {words}")
         yield row(name, verdict_rate(texts, "datatrove", words), peer, "MB/s", missing or note)
     for dialect in gopher.DIALECTS:
         if dialect != "datatrove":
-            yield row(f"filters_vs_datatrove, dialect {dialect}", verdict_rate(texts, dialect, "dialect"), peer, "MB/s",
-                      missing)
+            yield row(
+                f"filters_vs_datatrove, dialect {dialect}",
+                verdict_rate(texts, dialect, "dialect"),
+                peer,
+                "MB/s",
+                missing,
+            )
 
 
 def verdict_rate(texts: list[str], dialect: str, words: str) -> float | None:
@@ -128,19 +136,29 @@ def by_language() -> Row:
     The texts are the same English prose, whatever language they are said to be in, so that both sides do the same work.
     """
     texts = prose()
-    columns = {"text": pa.array(texts, pa.large_string()), "script": pa.nulls(len(texts), pa.string()),
-               "language": [LANGUAGES[row % 4] for row in range(len(texts))]}
+    columns = {
+        "text": pa.array(texts, pa.large_string()),
+        "script": pa.nulls(len(texts), pa.string()),
+        "language": [LANGUAGES[row % 4] for row in range(len(texts))],
+    }
     rows, sets = pa.table(columns), ["gopher_quality", "gopher_repetition", "fineweb"]
     plain = Filter.model_validate({"rules": sets})
-    own = Filter.model_validate({"rules": sets, "by_language": {
-        language: {"gopher_quality": {"min_words": 40 + number, "stop_words": ["the", "of", "and", language]}}
-        for number, language in enumerate(LANGUAGES)}})
+    own = Filter.model_validate(
+        {
+            "rules": sets,
+            "by_language": {
+                language: {"gopher_quality": {"min_words": 40 + number, "stop_words": ["the", "of", "and", language]}}
+                for number, language in enumerate(LANGUAGES)
+            },
+        }
+    )
     for section in (plain, own):
         judge(rows.slice(0, 8), section)  # compiles, or loads what an earlier run compiled
     ours, peer = fastest(REPEATS, lambda: judge(rows, own), lambda: judge(rows, plain))
     size = sum(len(text.encode()) for text in texts) / 1e6
-    return row("filter_by_language, 4 languages", size / ours, size / peer, "MB/s",
-               "peer: the same rules for all languages")
+    return row(
+        "filter_by_language, 4 languages", size / ours, size / peer, "MB/s", "peer: the same rules for all languages"
+    )
 
 
 def set_rows() -> Iterator[Row]:
@@ -156,8 +174,9 @@ def set_rows() -> Iterator[Row]:
 def of_set(name: str, rule_set: str, texts: list[str], peer: Peer | None) -> Row:
     """Time a rule set, and the peer if there is one."""
     rules = Rules.model_validate({rule_set: {}})
-    table = pa.table({"text": pa.array(texts, pa.large_string()), "locator": ["a.py"] * len(texts),
-                      "metadata": ["{}"] * len(texts)})  # fmt: skip
+    table = pa.table(
+        {"text": pa.array(texts, pa.large_string()), "locator": ["a.py"] * len(texts), "metadata": ["{}"] * len(texts)}
+    )
     measure(table.slice(0, 1), rules)  # compiles, or loads what an earlier run compiled
     ours = rate(lambda: measure(table, rules), texts)
     if peer is None:
@@ -180,8 +199,17 @@ def c4_of_datatrove(texts: list[str]) -> None:
     """C4's rules for documents, with the rules for lines that have a switch off."""
     from datatrove.pipeline.filters import C4QualityFilter
 
-    judge_all(C4QualityFilter(remove_citations=False, filter_no_terminal_punct=False, min_words_per_line=-1,
-                              max_word_length=-1, filter_javascript=False, filter_policy=False), texts)  # fmt: skip
+    judge_all(
+        C4QualityFilter(
+            remove_citations=False,
+            filter_no_terminal_punct=False,
+            min_words_per_line=-1,
+            max_word_length=-1,
+            filter_javascript=False,
+            filter_policy=False,
+        ),
+        texts,
+    )
 
 
 def mc4_of_datatrove(texts: list[str]) -> None:
@@ -210,5 +238,7 @@ def prose_texts(documents: int) -> list[str]:
         middle = " ".join(next(words) for _ in range(source.randint(4, 20)))
         return f"{middle.capitalize()}{source.choice('...?!')}"
 
-    return ["\n".join(" ".join(sentence() for _ in range(source.randint(1, 6))) for _ in range(LINES))
-            for _ in range(documents)]  # fmt: skip
+    return [
+        "\n".join(" ".join(sentence() for _ in range(source.randint(1, 6))) for _ in range(LINES))
+        for _ in range(documents)
+    ]

@@ -44,8 +44,9 @@ def drawn_texts(documents: int) -> list[str]:
     draw = random.Random(8)
     weights = [1 / (number + 3) for number in range(WORDS)]
     names = [f"w{number}" for number in range(WORDS)]
-    return [" ".join(draw.choices(names, weights, k=draw.randrange(20, 2 * WORDS_PER_DOCUMENT)))
-            for _ in range(documents)]
+    return [
+        " ".join(draw.choices(names, weights, k=draw.randrange(20, 2 * WORDS_PER_DOCUMENT))) for _ in range(documents)
+    ]
 
 
 def by_meaning(folder: Path, corpus: Corpus, documents: int, repeats: int) -> Row:
@@ -72,8 +73,13 @@ def by_meaning(folder: Path, corpus: Corpus, documents: int, repeats: int) -> Ro
 
     same(ours(), plain())
     taken, peer = fastest(repeats, ours, plain)
-    return row("search_by_meaning_vs_numpy", documents / taken, documents / peer, "documents/s",
-               f"{documents:,} vectors of {DIM} numbers in float16; peer: read_table and argsort, in float32")
+    return row(
+        "search_by_meaning_vs_numpy",
+        documents / taken,
+        documents / peer,
+        "documents/s",
+        f"{documents:,} vectors of {DIM} numbers in float16; peer: read_table and argsort, in float32",
+    )
 
 
 def by_words(folder: Path, corpus: Corpus, documents: int, repeats: int) -> Row:
@@ -84,13 +90,17 @@ def by_words(folder: Path, corpus: Corpus, documents: int, repeats: int) -> Row:
     terms = terms_of(" ".join(ASKED))
     counted = ", ".join(f"len(regexp_extract_all(lower(text), '\\b{one}\\b')) as n{at}" for at, one in enumerate(ASKED))
     totals = ", ".join(f"sum((n{at} > 0)::int) over () as d{at}" for at in range(len(ASKED)))
-    score = " + ".join(f"ln(1 + (n - d{at} + 0.5) / (d{at} + 0.5)) * n{at} * {K1 + 1} / "
-                       f"(n{at} + {K1} * ({1 - B} + {B} * size / mean))" for at in range(len(ASKED)))
-    query = (f"with counted as (select file_row_number as row, strlen(text) as size, {counted} from "
-             f"read_parquet('{corpus.inputs['ingest'] / shard}', file_row_number = true)), "
-             f"known as (select *, count(*) over () as n, avg(size) over () as mean, {totals} from counted) "
-             f"select row from known where {' + '.join(f'n{at}' for at in range(len(ASKED)))} > 0 "
-             f"order by {score} desc, row limit {MOST}")
+    score = " + ".join(
+        f"ln(1 + (n - d{at} + 0.5) / (d{at} + 0.5)) * n{at} * {K1 + 1} / (n{at} + {K1} * ({1 - B} + {B} * size / mean))"
+        for at in range(len(ASKED))
+    )
+    query = (
+        f"with counted as (select file_row_number as row, strlen(text) as size, {counted} from "
+        f"read_parquet('{corpus.inputs['ingest'] / shard}', file_row_number = true)), "
+        f"known as (select *, count(*) over () as n, avg(size) over () as mean, {totals} from counted) "
+        f"select row from known where {' + '.join(f'n{at}' for at in range(len(ASKED)))} > 0 "
+        f"order by {score} desc, row limit {MOST}"
+    )
     connection = duckdb.connect(config={"threads": 1})
     connection.execute("set enable_progress_bar = false")
 
@@ -102,8 +112,13 @@ def by_words(folder: Path, corpus: Corpus, documents: int, repeats: int) -> Row:
 
     same(ours(), plain())
     taken, peer = fastest(repeats, ours, plain)
-    return row("search_by_words_vs_duckdb", documents / taken, documents / peer, "documents/s",
-               f"BM25 of {len(ASKED)} words over {documents:,} texts; peer: one query with regular expressions")
+    return row(
+        "search_by_words_vs_duckdb",
+        documents / taken,
+        documents / peer,
+        "documents/s",
+        f"BM25 of {len(ASKED)} words over {documents:,} texts; peer: one query with regular expressions",
+    )
 
 
 def same(ours: list[bytes] | list[int], peer: list[bytes] | list[int]) -> None:

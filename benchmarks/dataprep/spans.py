@@ -46,8 +46,12 @@ def rows() -> Iterator[dict[str, Any]]:
     items = [" ".join(text.split()[:ITEM_WORDS]) for text in library_texts(ITEMS)[::2]]
     index = build_index(pa.array(items, pa.large_string()), NGRAM, MIN_WORDS)
     wanted = {ngram for item in items for ngram in _ngrams(item)}
-    yield compare("13-grams of evaluation items, against Python sets", texts,
-                  lambda array: find_ngrams(array, index), partial(ngrams_in_python, wanted=wanted))  # fmt: skip
+    yield compare(
+        "13-grams of evaluation items, against Python sets",
+        texts,
+        lambda array: find_ngrams(array, index),
+        partial(ngrams_in_python, wanted=wanted),
+    )
     yield substrings(library_texts(PASSAGE_DOCUMENTS // 2) + synthetic_texts(PASSAGE_DOCUMENTS // 2))
 
 
@@ -78,15 +82,30 @@ def substrings(texts: Sequence[str]) -> dict[str, Any]:
         ours = _megabytes(texts) / _seconds(lambda: cut_substrings(plan))
     data = "".join(texts).encode()[:PEER_BYTES]
     peer = len(data) / 1e6 / _seconds(lambda: repeated_bytes(data, REPEATED_BYTES))
-    return {"name": "repeated passages, against a NumPy suffix array", "ours": ours, "peer": peer, "unit": "MB/s",
-            "ratio": ours / peer, "note": f"the peer gets {PEER_BYTES} bytes"}  # fmt: skip
+    return {
+        "name": "repeated passages, against a NumPy suffix array",
+        "ours": ours,
+        "peer": peer,
+        "unit": "MB/s",
+        "ratio": ours / peer,
+        "note": f"the peer gets {PEER_BYTES} bytes",
+    }
 
 
 def write_shards(texts: Sequence[str], folder: Path) -> SubstringsPlan:
     """Write document shards, and plan the stage over them."""
     for shard in range(SHARDS):
-        rows = [{"id": document_id("bench", str(number), text), "source": "bench", "locator": str(number), "text": text,
-                 "metadata": "{}"} for number, text in enumerate(texts) if number % SHARDS == shard]  # fmt: skip
+        rows = [
+            {
+                "id": document_id("bench", str(number), text),
+                "source": "bench",
+                "locator": str(number),
+                "text": text,
+                "metadata": "{}",
+            }
+            for number, text in enumerate(texts)
+            if number % SHARDS == shard
+        ]
         write_table(folder / "ingest" / f"part-{shard:05d}.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
     numbering = number_documents(folder / "ingest")
     return SubstringsPlan(

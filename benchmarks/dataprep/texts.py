@@ -22,9 +22,7 @@ PEER_DOCUMENTS = 200
 REPEATS = 3
 
 
-def compare(
-    name: str, texts: list[str], ours: Callable[[pa.Array], Any], peer: Callable[[list[str]], Any]
-) -> Row:
+def compare(name: str, texts: list[str], ours: Callable[[pa.Array], Any], peer: Callable[[list[str]], Any]) -> Row:
     """Time both, each on texts as it takes them."""
     array = pa.array(texts, pa.large_string())
     ours(array.slice(0, 1))  # compiles, or loads what an earlier run compiled

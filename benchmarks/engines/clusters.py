@@ -29,9 +29,11 @@ EXECUTOR_MEMORY = "480m"
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 """Workers find tests and benchmarks there, which no installation has."""
 SPARK_SETTINGS = {
-    "spark.driver.memory": EXECUTOR_MEMORY, "spark.executor.memory": EXECUTOR_MEMORY, "spark.executor.cores": "1",
+    "spark.driver.memory": EXECUTOR_MEMORY,
+    "spark.executor.memory": EXECUTOR_MEMORY,
+    "spark.executor.cores": "1",
     "spark.executorEnv.PYTHONPATH": CHECKOUT,
-}  # fmt: skip
+}
 
 FLINK_SETTINGS = """\
 jobmanager.rpc.address: 127.0.0.1
@@ -63,11 +65,27 @@ classloader.resolve-order: parent-first
 """
 """On the loopback address, and patient. Flink's scripts, which the package lacks, would reckon what is said of memory.
 Beam's classes are in the job server's jar, which TaskManagers have too, and load once for all jobs."""
-FLINK_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", *(
-    f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in (
-        "lang", "lang.invoke", "lang.reflect", "io", "net", "nio", "text", "time", "util", "util.concurrent",
-        "util.concurrent.atomic", "util.concurrent.locks",
-    )))  # fmt: skip
+FLINK_JAVA = (
+    "-Xmx256m",
+    "-XX:+UseSerialGC",
+    *(
+        f"--add-opens=java.base/java.{name}=ALL-UNNAMED"
+        for name in (
+            "lang",
+            "lang.invoke",
+            "lang.reflect",
+            "io",
+            "net",
+            "nio",
+            "text",
+            "time",
+            "util",
+            "util.concurrent",
+            "util.concurrent.atomic",
+            "util.concurrent.locks",
+        )
+    ),
+)
 """Little memory, and what Flink takes of newer Javas' innards. Java compiles as it likes: held to its quick compiler it
 takes twice the time for a job, most of it for the SHA-1 of the jar that comes with each."""
 
@@ -89,10 +107,17 @@ class Cluster:
     def start(self, folder: Path, *command: str, **environment: str) -> None:
         """Start one more process, which ends with this one."""
         with open(folder / "cluster.log", "ab") as log:
-            self.processes.append(subprocess.Popen(
-                [sys.executable, "-c", ENDING, str(os.getpid()), *command], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, env={**os.environ, **environment}, cwd=CHECKOUT, start_new_session=True,
-            ))  # fmt: skip
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", ENDING, str(os.getpid()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **environment},
+                    cwd=CHECKOUT,
+                    start_new_session=True,
+                )
+            )
 
 
 @contextmanager
@@ -121,13 +146,33 @@ def start_dask(folder: Path) -> Cluster:
     file = folder / "scheduler.json"
     made = Cluster({"runner": "dask", "workers": 2}, "a scheduler and two workers")
     loopback = ("--host", "127.0.0.1", "--no-dashboard")
-    made.start(folder, sys.executable, "-m", "distributed.cli.dask_scheduler", *loopback, "--port", "0",
-               "--scheduler-file", str(file))
+    made.start(
+        folder,
+        sys.executable,
+        "-m",
+        "distributed.cli.dask_scheduler",
+        *loopback,
+        "--port",
+        "0",
+        "--scheduler-file",
+        str(file),
+    )
     wait_until(lambda: file.exists() and file.read_text().endswith("}"))
     made.engine["address"] = json.loads(file.read_text())["address"]
     for _ in range(2):
-        made.start(folder, sys.executable, "-m", "distributed.cli.dask_worker", made.engine["address"], *loopback,
-                   "--nthreads", "1", "--no-nanny", "--local-directory", str(folder))
+        made.start(
+            folder,
+            sys.executable,
+            "-m",
+            "distributed.cli.dask_worker",
+            made.engine["address"],
+            *loopback,
+            "--nthreads",
+            "1",
+            "--no-nanny",
+            "--local-directory",
+            str(folder),
+        )
     return made
 
 
@@ -141,13 +186,37 @@ def start_spark(folder: Path) -> Cluster:
     made = Cluster({"runner": "spark", "address": master, "options": SPARK_SETTINGS}, "a master and two workers")
     environment = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
     begin = str(home / "bin" / "spark-class")
-    made.start(folder, begin, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port),
-               "--webui-port", "0", **environment)
+    made.start(
+        folder,
+        begin,
+        "org.apache.spark.deploy.master.Master",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--webui-port",
+        "0",
+        **environment,
+    )
     wait_until(lambda: answers(port))
     for number in range(2):
-        made.start(folder, begin, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0",
-                   "--cores", "1", "--memory", "512m", "--work-dir", str(folder / f"worker-{number}"), master,
-                   **environment)
+        made.start(
+            folder,
+            begin,
+            "org.apache.spark.deploy.worker.Worker",
+            "--host",
+            "127.0.0.1",
+            "--webui-port",
+            "0",
+            "--cores",
+            "1",
+            "--memory",
+            "512m",
+            "--work-dir",
+            str(folder / f"worker-{number}"),
+            master,
+            **environment,
+        )
     return made
 
 
@@ -162,10 +231,20 @@ def start_flink(folder: Path) -> Cluster:
     rest, rpc = free_port(), free_port()
     (folder / "config.yaml").write_text(FLINK_SETTINGS.format(rest=rest, rpc=rpc, folder=folder))
     command = {"command": str(program()), "env": {"PYTHONPATH": CHECKOUT}}
-    made = Cluster({"runner": "flink", "address": f"127.0.0.1:{rest}", "options": {
-        "flink_version": line, "parallelism": 2, "environment_type": "PROCESS",
-        "environment_config": json.dumps(command), "job_server_jvm_properties": list(FLINK_JAVA[:2]),
-    }}, f"a JobManager and two TaskManagers of Flink {line}, a worker below each (PROCESS)")
+    made = Cluster(
+        {
+            "runner": "flink",
+            "address": f"127.0.0.1:{rest}",
+            "options": {
+                "flink_version": line,
+                "parallelism": 2,
+                "environment_type": "PROCESS",
+                "environment_config": json.dumps(command),
+                "job_server_jvm_properties": list(FLINK_JAVA[:2]),
+            },
+        },
+        f"a JobManager and two TaskManagers of Flink {line}, a worker below each (PROCESS)",
+    )
     begin = ("java", *FLINK_JAVA, "-cp", f"{jars}/*:{server}")
     config = ("--configDir", str(folder))
     made.start(folder, *begin, "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint", *config)
@@ -212,16 +291,21 @@ def start_prism_external(folder: Path) -> Cluster:
 def start_pool(made: Cluster, folder: Path) -> str:
     """Start a pool of workers; returns its address."""
     port = free_port()
-    made.start(folder, sys.executable, "-m", "gristmill.dataprep.jobs.worker", f"--pool=127.0.0.1:{port}",
-               PYTHONPATH=CHECKOUT)
+    made.start(
+        folder, sys.executable, "-m", "gristmill.dataprep.jobs.worker", f"--pool=127.0.0.1:{port}", PYTHONPATH=CHECKOUT
+    )
     wait_until(lambda: answers(port))
     return f"127.0.0.1:{port}"
 
 
 ENGINES: Mapping[str, Callable[[Path], Cluster]] = {
-    "dask": start_dask, "spark": start_spark, "prism": start_prism, "prism-external": start_prism_external,
-    "flink": start_flink, "flink-external": start_flink_external,
-}  # fmt: skip
+    "dask": start_dask,
+    "spark": start_spark,
+    "prism": start_prism,
+    "prism-external": start_prism_external,
+    "flink": start_flink,
+    "flink-external": start_flink_external,
+}
 
 
 def answers(port: int) -> bool:

@@ -67,8 +67,9 @@ def write_corpus(folder: Path, documents: int = 60) -> Path:
         (folder / name).mkdir(parents=True)
     for number in range(2):
         pages = texts[half + number :: 2]
-        (folder / "web" / f"{number}.warc.gz").write_bytes(b"".join(
-            _archived(f"http://a.example/{number}/{index}", text) for index, text in enumerate(pages)))
+        (folder / "web" / f"{number}.warc.gz").write_bytes(
+            b"".join(_archived(f"http://a.example/{number}/{index}", text) for index, text in enumerate(pages))
+        )
         lines = [json.dumps({"text": text}) for text in texts[number:half:2]] + ["{broken"] * number
         (folder / "books" / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "held.jsonl").write_text(json.dumps({"question": " ".join(texts[5].split()[:30])}) + "\n")
@@ -91,10 +92,13 @@ def _archived(url: str, text: str) -> bytes:
     content = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + page
     identity = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest()
     fields = {
-        "WARC-Type": "response", "WARC-Record-ID": f"<urn:uuid:{identity}>", "WARC-Target-URI": url,
-        "WARC-Date": "2024-05-18T01:58:10Z", "Content-Type": "application/http; msgtype=response",
+        "WARC-Type": "response",
+        "WARC-Record-ID": f"<urn:uuid:{identity}>",
+        "WARC-Target-URI": url,
+        "WARC-Date": "2024-05-18T01:58:10Z",
+        "Content-Type": "application/http; msgtype=response",
         "Content-Length": str(len(content)),
-    }  # fmt: skip
+    }
     head = "".join(["WARC/1.1\r\n", *(f"{name}: {value}\r\n" for name, value in fields.items()), "\r\n"]).encode()
     return gzip.compress(head + content + b"\r\n\r\n", mtime=0)
 
@@ -124,5 +128,6 @@ def sums(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file below a folder, but for what a killed worker was writing, which the store removes."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*")) if path.is_file() and TEMPORARY_MARK not in path.name
-    }  # fmt: skip
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and TEMPORARY_MARK not in path.name
+    }

@@ -85,8 +85,12 @@ def _measure(name: str, texts: Sequence[str], pattern: str, cold: bool = False) 
     library = _rate(text_bytes(some), lambda: tokenizer.encode_batch_fast(some, add_special_tokens=False), REPEATS)
     encoder = FastEncoder.for_tokenizer(tokenizer)
     if cold:
-        yield row(f"encode_{name}_cold_vs_tokenizers", _rate(size, lambda: [*map(encoder.encode, measured)], 1),
-                  library, "MB/s")
+        yield row(
+            f"encode_{name}_cold_vs_tokenizers",
+            _rate(size, lambda: [*map(encoder.encode, measured)], 1),
+            library,
+            "MB/s",
+        )
         encoder.forget()
     for batch in seen:
         encoder.encode(batch)
@@ -122,16 +126,21 @@ def _learn_sentencepiece(texts: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     single = [f"<0x{byte:02X}>" for byte in range(256)]
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=single, show_progress=False))
+    tokenizer.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=VOCAB_SIZE, special_tokens=single, show_progress=False)
+    )
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def _against_gigatoken(
-    name: str, tokenizer: Tokenizer, encoder: FastEncoder, seen: Sequence[pa.Array], measured: Sequence[pa.Array],
+    name: str,
+    tokenizer: Tokenizer,
+    encoder: FastEncoder,
+    seen: Sequence[pa.Array],
+    measured: Sequence[pa.Array],
     size: int,
-) -> Row:  # fmt: skip
+) -> Row:
     """The faster of gigatoken's calls, lists of texts or arrays of text, and ours as the stage makes it, which has
     looked for characters that only gigatoken knows while it counted (`_scan`); the note says what a look of its own
     makes of it. All have their input ready, and have seen the same."""
@@ -147,10 +156,12 @@ def _against_gigatoken(
     none = [np.zeros(len(batch), bool) for batch in measured]
     ours: list[Callable[[], object]] = [
         lambda: [encoder.encode_buffers(*batch, found) for batch, found in zip(buffers, none, strict=True)],
-        lambda: [encoder.encode_buffers(*batch) for batch in buffers]]
+        lambda: [encoder.encode_buffers(*batch) for batch in buffers],
+    ]
     works: list[Callable[[], object]] = [
         lambda peer=peer, call=call: [peer.encode_batch(batch, parallel=False) for batch in call]  # type: ignore[misc]
-        for peer, call in zip(peers, calls, strict=True)]
+        for peer, call in zip(peers, calls, strict=True)
+    ]
     # Ours in two rounds: the second of two calls in a row would find in the cache what the first one left there.
     (ours_rate, *rates), (looking, *again) = (_rates(size, [work, *works], CLOSE_REPEATS) for work in ours)
     note = f"{'lists of texts' if rates[0] > rates[1] else 'arrays of text'}; with a look: {looking / max(again):.2f}"
@@ -163,9 +174,11 @@ def _against_tiktoken(name: str, tokenizer: Any, pattern: str, texts: Sequence[s
     except ImportError:
         return row(f"encode_{name}_vs_tiktoken", None, None, "MB/s", "tiktoken is not installed")
     spelt = {character: byte for byte, character in enumerate(byte_characters())}
-    ranks = {bytes(spelt[character] for character in token): number
-             for token, number in tokenizer.get_vocab(with_added_tokens=False).items()
-             if all(character in spelt for character in token) and not token.startswith("<|")}
+    ranks = {
+        bytes(spelt[character] for character in token): number
+        for token, number in tokenizer.get_vocab(with_added_tokens=False).items()
+        if all(character in spelt for character in token) and not token.startswith("<|")
+    }
     encoding = tiktoken.Encoding("peer", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     peer = _rate(text_bytes(texts), lambda: [encoding.encode_ordinary(text) for text in texts], REPEATS)
     return row(f"encode_{name}_vs_tiktoken", ours, peer, "MB/s")
@@ -213,10 +226,17 @@ def _scan(name: str, texts: Sequence[str]) -> Row:
     data, offsets = text_buffers(column)
     filled = [np.empty(len(texts), kind) for kind in (np.int64, np.int64, np.bool_)]
     works: list[Callable[[], object]] = [
-        lambda: scan_texts(data, offsets, unlike(nfc=False), *filled), lambda: column.validate(full=True)]
+        lambda: scan_texts(data, offsets, unlike(nfc=False), *filled),
+        lambda: column.validate(full=True),
+    ]
     ours, peer = _rates(text_bytes(texts), works, CLOSE_REPEATS)
-    return row(f"scan_{name}_vs_arrow", ours, peer, "MB/s",
-               "ours: UTF-8, characters, words, characters that only gigatoken knows; peer: UTF-8")
+    return row(
+        f"scan_{name}_vs_arrow",
+        ours,
+        peer,
+        "MB/s",
+        "ours: UTF-8, characters, words, characters that only gigatoken knows; peer: UTF-8",
+    )
 
 
 def _stage(texts: Sequence[str]) -> Iterator[Row]:
@@ -236,8 +256,16 @@ def _stage(texts: Sequence[str]) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         inputs = {"ingest": Path(folder) / "ingest", "tokenizer": Path(folder) / "tokenizer"}
         write_tokenizer(tokenizer, inputs["tokenizer"])
-        documents = [{"id": document_id("books", str(number), text), "source": "books", "locator": str(number),
-                      "text": text, "metadata": "{}"} for number, text in enumerate(texts)]
+        documents = [
+            {
+                "id": document_id("books", str(number), text),
+                "source": "books",
+                "locator": str(number),
+                "text": text,
+                "metadata": "{}",
+            }
+            for number, text in enumerate(texts)
+        ]
         shard = "part-00000.parquet"
         write_table(inputs["ingest"] / shard, pa.Table.from_pylist(documents, schema=DOCUMENT_SCHEMA))
         task, names = Task("part-00000", {"shard": shard}), {name: str(path) for name, path in inputs.items()}
@@ -264,19 +292,35 @@ def _stage(texts: Sequence[str]) -> Iterator[Row]:
                 took[name] = min(took[name], time.perf_counter() - clock)
     size = text_bytes(texts) / MEGA
     most = used["alone"] / (used["alone"] + used["read"])
-    yield row("tokenize_stage_vs_encoder", size / used["stage"], size / used["alone"], "MB/s",
-              "one worker, by processor time, of its thread that encodes and the one that reads ahead; bound: "
-              f"{most:.2f}, for Arrow reads the text from Parquet at {size / used['read']:.0f} MB/s")
-    yield row("tokenize_stage_vs_reading_and_encoding", size / used["stage"], size / (used["alone"] + used["read"]),
-              "MB/s", "the same against that bound: Arrow's reading and the encoder alone, one after the other")
-    yield row("tokenize_stage_vs_encoder_by_the_clock", size / took["stage"], size / took["alone"], "MB/s",
-              "one worker, by the clock: it reads ahead where a core is free")
+    yield row(
+        "tokenize_stage_vs_encoder",
+        size / used["stage"],
+        size / used["alone"],
+        "MB/s",
+        "one worker, by processor time, of its thread that encodes and the one that reads ahead; bound: "
+        f"{most:.2f}, for Arrow reads the text from Parquet at {size / used['read']:.0f} MB/s",
+    )
+    yield row(
+        "tokenize_stage_vs_reading_and_encoding",
+        size / used["stage"],
+        size / (used["alone"] + used["read"]),
+        "MB/s",
+        "the same against that bound: Arrow's reading and the encoder alone, one after the other",
+    )
+    yield row(
+        "tokenize_stage_vs_encoder_by_the_clock",
+        size / took["stage"],
+        size / took["alone"],
+        "MB/s",
+        "one worker, by the clock: it reads ahead where a core is free",
+    )
 
 
 def _unique_words() -> str:
     source = random.Random(0)
-    return " ".join("".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(4, 14)))
-                    for _ in range(20_000))
+    return " ".join(
+        "".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(4, 14))) for _ in range(20_000)
+    )
 
 
 def _rate(size: int, work: Callable[[], object], repeats: int) -> float:

@@ -41,8 +41,13 @@ def rows() -> Iterator[Row]:
                 shutil.rmtree(folder / "out")
                 copied = min(copied, *fastest(1, partial(_copy, folder / "set" / train_name(0), folder / "copy.bin")))
             size = ROWS * LENGTH * 2 / MEGA
-            yield row(f"export: {form}, shuffled", size / ours, size / copied, "MB/s copy",
-                      "ours: shuffled, documents, SHA-256; peer: copied, synced")
+            yield row(
+                f"export: {form}, shuffled",
+                size / ours,
+                size / copied,
+                "MB/s copy",
+                "ours: shuffled, documents, SHA-256; peer: copied, synced",
+            )
 
 
 def _packed_set(folder: Path) -> PackedSet:
@@ -51,11 +56,20 @@ def _packed_set(folder: Path) -> PackedSet:
     write_packed_set(folder, tokens, {"all": ROWS}, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
     number, piece = ROWS * PIECES_PER_ROW, LENGTH // PIECES_PER_ROW
     ids = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(ID_BYTES), number, [None, pa.py_buffer(rng.bytes(number * ID_BYTES))])
+        pa.binary(ID_BYTES), number, [None, pa.py_buffer(rng.bytes(number * ID_BYTES))]
+    )
     zeros = np.zeros(number, dtype=np.int64)
-    pieces = pa.table({
-        "row": np.repeat(np.arange(ROWS), PIECES_PER_ROW), "start": np.tile(np.arange(0, LENGTH, piece), ROWS),
-        "length": np.full(number, piece), "id": ids, "source": zeros, "copy": zeros, "offset": zeros})
+    pieces = pa.table(
+        {
+            "row": np.repeat(np.arange(ROWS), PIECES_PER_ROW),
+            "start": np.tile(np.arange(0, LENGTH, piece), ROWS),
+            "length": np.full(number, piece),
+            "id": ids,
+            "source": zeros,
+            "copy": zeros,
+            "offset": zeros,
+        }
+    )
     manifest = read_json(folder / "packed.json")
     manifest["train"]["shards"] = [write_rows(folder / train_name(0), tokens.astype("<u2"), pieces)]
     write_json(folder / "packed.json", manifest)

@@ -82,10 +82,13 @@ def _gathering() -> Row:
     target, length, part = rng.permutation(origin), np.full(len(origin), piece), np.zeros_like(origin)
     where, begins = np.array([flat.ctypes.data], dtype=np.uint64), np.array([0, len(flat)])
     chosen = np.arange(len(origin))
-    ours = _rate(flat.nbytes, lambda: gather(where, begins, chosen, part, origin, target, length, length, 0,
-                                             np.zeros(1, np.int32), out))
-    return row("mix: pieces of half a row, gathered", ours, _rate(flat.nbytes, lambda: np.copyto(other, flat)),
-                "MB/s copy")
+    ours = _rate(
+        flat.nbytes,
+        lambda: gather(where, begins, chosen, part, origin, target, length, length, 0, np.zeros(1, np.int32), out),
+    )
+    return row(
+        "mix: pieces of half a row, gathered", ours, _rate(flat.nbytes, lambda: np.copyto(other, flat)), "MB/s copy"
+    )
 
 
 def _rearranging() -> Row:
@@ -105,8 +108,19 @@ def _rearranging() -> Row:
     def ours() -> None:
         runs = how.cut_pieces(one, words, time, 0, tokens, offset, length)
         chosen, part = np.arange(len(runs.piece)), np.zeros(len(runs.piece), dtype=np.int64)
-        gather(where, begins, chosen, part, first[runs.piece] + runs.source, begin[runs.piece] + runs.offset, runs.text,
-               runs.length, 0, runs.end, out)
+        gather(
+            where,
+            begins,
+            chosen,
+            part,
+            first[runs.piece] + runs.source,
+            begin[runs.piece] + runs.offset,
+            runs.text,
+            runs.length,
+            0,
+            runs.end,
+            out,
+        )
 
     lower, upper, spm = how.cuts(words, time, 0, tokens)
 
@@ -115,16 +129,21 @@ def _rearranging() -> Row:
         for start, number, low, high, is_spm in zip(first, tokens, lower, upper, spm, strict=True):
             document = flat[start : start + number]
             prefix, middle, suffix = document[:low], document[low:high], document[high:]
-            found.append(np.concatenate(
-                [[how.prefix, how.suffix], suffix, [how.middle], prefix, middle, [how.eos]] if is_spm else
-                [[how.prefix], prefix, [how.suffix], suffix, [how.middle], middle, [how.eos]]))
+            found.append(
+                np.concatenate(
+                    [[how.prefix, how.suffix], suffix, [how.middle], prefix, middle, [how.eos]]
+                    if is_spm
+                    else [[how.prefix], prefix, [how.suffix], suffix, [how.middle], middle, [how.eos]]
+                )
+            )
         return np.concatenate(found)
 
     ours()
     if not np.array_equal(out, permute()):
         raise AssertionError("the two sides give different tokens")
-    return row("mix: fill-in-the-middle, per document", _rate(flat.nbytes, ours), _rate(flat.nbytes, permute),
-               "MB/s permute")
+    return row(
+        "mix: fill-in-the-middle, per document", _rate(flat.nbytes, ours), _rate(flat.nbytes, permute), "MB/s permute"
+    )
 
 
 def _mixing(folder: Path) -> Row:
@@ -137,21 +156,34 @@ def _mixing(folder: Path) -> Row:
     words = rng.integers(0, 2**64, (number, 2), dtype=np.uint64)
     counts = (ROWS * 3 // 4, ROWS // 4)
     first = np.array([0, number * 3 // 4, number, number, number])
-    save(folder / SEGMENTS, segment_name(0, 0), Segment(
-        first, words, np.zeros(number, np.int32), np.zeros(number, np.int32), np.cumsum(tokens) - tokens, tokens))
+    save(
+        folder / SEGMENTS,
+        segment_name(0, 0),
+        Segment(
+            first, words, np.zeros(number, np.int32), np.zeros(number, np.int32), np.cumsum(tokens) - tokens, tokens
+        ),
+    )
     none = np.zeros((1, 1, 4), dtype=np.int64)
     save(folder, "bases", Bases(none, none, none))
     streams = Streams(folder, 0, Draws(2, 0, 0), Bases(none, none, none))
     shards = Shards(1, ("a", "b"), (counts,), ROWS, (1, 1))
-    plan = RowPlan(placed=Shuffled(folder / PLACE_JOB, 3, ["00000-0.arrow"]), out=str(folder),
-                   parts=(str(folder / "part.bin"),), dtype="uint16", eos=0, pad=1, sequence_length=LENGTH)
+    plan = RowPlan(
+        placed=Shuffled(folder / PLACE_JOB, 3, ["00000-0.arrow"]),
+        out=str(folder),
+        parts=(str(folder / "part.bin"),),
+        dtype="uint16",
+        eos=0,
+        pad=1,
+        sequence_length=LENGTH,
+    )
     ends = [[count * LENGTH] for count in (*counts, 0, 0)]
     task = Task("train-00000", {"file": "train-00000.bin", "partition": 0, "first": 0, "rows": ROWS})
     size = ROWS * LENGTH * 2
 
     def place_and_write() -> None:
-        sender = partial(place_segment, streams=streams, shards=shards, packing=Packing(LENGTH), ends=ends,
-                         plan=str(folder))
+        sender = partial(
+            place_segment, streams=streams, shards=shards, packing=Packing(LENGTH), ends=ends, plan=str(folder)
+        )
         send_to_files(sender, str(folder), {PLACE_JOB: 3}, Task("00000", {"pass": 0, "partition": 0}))
         write_train_shard(task, plan)
 
@@ -226,8 +258,9 @@ def packing_rows() -> Iterator[Row]:
     sizes = drawn.astype(np.int64) + 1
     rests = (sizes % PACKED_LENGTH)[sizes % PACKED_LENGTH > 0].astype(np.int32)
     best_fit_decreasing(rests[:10], PACKED_LENGTH)
-    ours, python = fastest(REPEATS, lambda: best_fit_decreasing(rests, PACKED_LENGTH),
-                           lambda: bisected(rests.tolist(), PACKED_LENGTH))
+    ours, python = fastest(
+        REPEATS, lambda: best_fit_decreasing(rests, PACKED_LENGTH), lambda: bisected(rests.tolist(), PACKED_LENGTH)
+    )
     million = len(rests) / 1e6
     yield row("pack_best_fit", million / ours, million / python, "M documents/s", "peer: a sorted list and bisect")
     starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -235,10 +268,17 @@ def packing_rows() -> Iterator[Row]:
     counted.add(starts)
     costs = counted.accounts()
     for name, found in costs.items():
-        note = (f"padding {found['padding_tokens'] / found['rows'] / PACKED_LENGTH:.3%}, dropped "
-                f"{found['dropped_tokens'] / tokens:.2%}; peer: stream")
-        yield row(f"documents cut: {name}", found["split_documents"] / PACKED_DOCUMENTS,
-                   costs["stream"]["split_documents"] / PACKED_DOCUMENTS, "share", note)
+        note = (
+            f"padding {found['padding_tokens'] / found['rows'] / PACKED_LENGTH:.3%}, dropped "
+            f"{found['dropped_tokens'] / tokens:.2%}; peer: stream"
+        )
+        yield row(
+            f"documents cut: {name}",
+            found["split_documents"] / PACKED_DOCUMENTS,
+            costs["stream"]["split_documents"] / PACKED_DOCUMENTS,
+            "share",
+            note,
+        )
 
 
 def bisected(lengths: list[int], capacity: int) -> int:
@@ -268,12 +308,15 @@ def remixing_rows() -> Iterator[Row]:
         for number in range(3 * REPEATS):  # By turns.
             ours = least(ours, mixed(Path(folder), inputs, seed=number))
             peer = least(peer, copied(Path(folder), inputs))
-        notes = (f"one worker, by processor time, of all its threads; bound: {BOUND_MB_PER_S} MB/s",
-                 "one worker, by the clock: it waits for the disk, and writes tokens beside its tables")
+        notes = (
+            f"one worker, by processor time, of all its threads; bound: {BOUND_MB_PER_S} MB/s",
+            "one worker, by the clock: it waits for the disk, and writes tokens beside its tables",
+        )
         names = ("remix_mb_per_s_per_core", "remix_mb_per_s")
         for name, own, other, note in zip(names, ours, peer, notes, strict=True):
-            yield row(name, size / own / 1e6, size / other / 1e6, "MB/s",
-                      f"{note}; peer: a copy with SHA-256 and fsync")
+            yield row(
+                name, size / own / 1e6, size / other / 1e6, "MB/s", f"{note}; peer: a copy with SHA-256 and fsync"
+            )
 
 
 def least(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
@@ -294,10 +337,20 @@ def prepare(folder: Path, documents: int) -> dict[str, Path]:
         tokens = rng.geometric(1 / MEAN_TOKENS, number)
         rng.integers(0, BYTE_VOCAB, int(tokens.sum()), dtype=np.uint16).tofile(inputs["tokenize"] / tokens_name(name))
         sources = pa.array(rng.choice(list(SOURCES), number, p=list(SOURCES.values()))).dictionary_encode()
-        write_table(inputs["tokenize"] / docs_name(name), pa.table({
-            "row": np.arange(number), "id": word_ids(rng.integers(0, 2**64, (number, 2), dtype=np.uint64)),
-            "source": sources.cast(DOCS_SCHEMA.field("source").type), "offset": np.cumsum(tokens) - tokens,
-            "tokens": tokens, "bytes": tokens * 4}, schema=DOCS_SCHEMA))
+        write_table(
+            inputs["tokenize"] / docs_name(name),
+            pa.table(
+                {
+                    "row": np.arange(number),
+                    "id": word_ids(rng.integers(0, 2**64, (number, 2), dtype=np.uint64)),
+                    "source": sources.cast(DOCS_SCHEMA.field("source").type),
+                    "offset": np.cumsum(tokens) - tokens,
+                    "tokens": tokens,
+                    "bytes": tokens * 4,
+                },
+                schema=DOCS_SCHEMA,
+            ),
+        )
     return inputs
 
 
@@ -310,11 +363,20 @@ def mixed(folder: Path, inputs: dict[str, Path], seed: int) -> tuple[float, floa
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir()
     size = sum(path.stat().st_size for path in inputs["tokenize"].glob("*.bin")) // 2
-    source: dict[str, Any] = {"weight": 1.0, "max_epochs": 4.0,
-                              **dict.fromkeys(("where", "epochs", "min_tokens", "max_tokens"))}
-    config = {"mix": {"tokens": size // PACKED_LENGTH * PACKED_LENGTH, "sequence_length": PACKED_LENGTH,
-                      "weights": {"alpha": 1.0}},
-              "sources": dict.fromkeys(SOURCES, source), "seed": seed}
+    source: dict[str, Any] = {
+        "weight": 1.0,
+        "max_epochs": 4.0,
+        **dict.fromkeys(("where", "epochs", "min_tokens", "max_tokens")),
+    }
+    config = {
+        "mix": {
+            "tokens": size // PACKED_LENGTH * PACKED_LENGTH,
+            "sequence_length": PACKED_LENGTH,
+            "weights": {"alpha": 1.0},
+        },
+        "sources": dict.fromkeys(SOURCES, source),
+        "seed": seed,
+    }
     begun, used = time.perf_counter(), time.process_time()
     mix.run(inputs, config, folder / "out", Context(work=folder / "work", stage="mix", emit=lambda event: None))
     return time.process_time() - used, time.perf_counter() - begun

@@ -38,12 +38,27 @@ def main() -> None:
     begun = time.perf_counter()
     resumed = loader(folder, batch, 0)
     epoch, position = divmod(step * batch, len(tokens))
-    resumed.dataset.load_state_dict({"epoch": epoch, "sample_in_epoch": position, "num_canonical_nodes": 1,
-                                     "shuffle_seed": SEED, "initial_physical_nodes": 1})
+    resumed.dataset.load_state_dict(
+        {
+            "epoch": epoch,
+            "sample_in_epoch": position,
+            "num_canonical_nodes": 1,
+            "shuffle_seed": SEED,
+            "initial_physical_nodes": 1,
+        }
+    )
     next(iter(resumed))
-    print(json.dumps({
-        "rows_per_second": max(rates), "start_seconds": start_seconds, "resume_seconds": time.perf_counter() - begun,
-        "memory_bytes": memory_bytes, "version": streaming.__version__}))
+    print(
+        json.dumps(
+            {
+                "rows_per_second": max(rates),
+                "start_seconds": start_seconds,
+                "resume_seconds": time.perf_counter() - begun,
+                "memory_bytes": memory_bytes,
+                "version": streaming.__version__,
+            }
+        )
+    )
 
 
 def write(tokens: np.ndarray, folder: Path) -> None:
@@ -60,8 +75,7 @@ def loader(folder: Path, batch: int, workers: int) -> Any:
     """Shuffled batches, by the library's own loader."""
     from streaming import StreamingDataLoader, StreamingDataset
 
-    data = StreamingDataset(local=str(folder), shuffle=True, batch_size=batch, shuffle_seed=SEED,
-                            num_canonical_nodes=1)
+    data = StreamingDataset(local=str(folder), shuffle=True, batch_size=batch, shuffle_seed=SEED, num_canonical_nodes=1)
     return StreamingDataLoader(data, batch_size=batch, num_workers=workers)
 
 

@@ -75,11 +75,15 @@ def rows() -> Iterator[dict[str, Any]]:
         ours, peer = by_turns(lambda: read_batches(packed, 0), plain)
         yield row("stream_vs_memmap", total / ours, total / peer, "M tokens/s")
         ours_cpu, peer_cpu = by_turns(lambda: read_batches(packed, 0), plain, time.process_time)
-        yield {**row("stream_vs_memmap_per_core", total / ours_cpu, total / peer_cpu, "M tokens/s"),
-               "note": "by processor time: the price of order and checks"}
+        yield {
+            **row("stream_vs_memmap_per_core", total / ours_cpu, total / peer_cpu, "M tokens/s"),
+            "note": "by processor time: the price of order and checks",
+        }
         ahead, peer = by_turns(lambda: read_batches(packed, 0, threads=READING_THREADS), plain)
-        yield {**row("stream_ahead_vs_memmap", total / ahead, total / peer, "M tokens/s"),
-               "note": f"ours with {READING_THREADS} threads, the loop with none"}
+        yield {
+            **row("stream_ahead_vs_memmap", total / ahead, total / peer, "M tokens/s"),
+            "note": f"ours with {READING_THREADS} threads, the loop with none",
+        }
         yield from _against_mosaic(folder, total / ours, memory)
         yield _order_at_hand()
 
@@ -90,8 +94,10 @@ def write_set(folder: Path) -> None:
     np.save(folder / "tokens.npy", tokens)
     counts = {"a": ROWS * 3 // 4, "b": ROWS // 4}
     write_packed_set(folder / "set", tokens[:ROWS], counts, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
-    shards = [write_rows(folder / "set" / train_name(number), part, PIECES_SCHEMA.empty_table())
-              for number, part in enumerate(np.array_split(tokens, SHARDS))]
+    shards = [
+        write_rows(folder / "set" / train_name(number), part, PIECES_SCHEMA.empty_table())
+        for number, part in enumerate(np.array_split(tokens, SHARDS))
+    ]
     manifest = read_json(folder / "set" / "packed.json")
     write_json(folder / "set" / "packed.json", {**manifest, "train": {**manifest["train"], "shards": shards}})
 
@@ -120,17 +126,24 @@ def _against_mosaic(folder: Path, rate: float, memory: int) -> Iterator[dict[str
     start, _ = by_turns(lambda: read_epoch(folder, 0, 1), lambda: None)
     resume, _ = by_turns(lambda: read_epoch(folder, RESUMED_STEP, 1), lambda: None)
     names = ("stream_vs_mosaicml", "stream_start_vs_mosaicml", "stream_resume_vs_mosaicml", "stream_memory_vs_mosaicml")
-    mine = ((rate, "M tokens/s", ""), (1 / start, "starts/s", f"ours takes {start:.4f} s to the first batch"),
-            (1 / resume, "resumes/s", f"ours takes {resume:.4f} s to the batch of step {RESUMED_STEP}"),
-            (max(memory, 0) / MEGA, "MB", "an epoch's growth of the process; less is better"))
+    mine = (
+        (rate, "M tokens/s", ""),
+        (1 / start, "starts/s", f"ours takes {start:.4f} s to the first batch"),
+        (1 / resume, "resumes/s", f"ours takes {resume:.4f} s to the batch of step {RESUMED_STEP}"),
+        (max(memory, 0) / MEGA, "MB", "an epoch's growth of the process; less is better"),
+    )
     found = measure_mosaic(folder)
     if found is None:
         note = f"mosaicml-streaming is not installed ({PYTHON_VARIABLE} can name another environment's Python)"
         for name, (value, unit, _) in zip(names, mine, strict=True):
             yield {"name": name, "ours": value, "peer": None, "unit": unit, "ratio": None, "note": note}
         return
-    theirs = (found["rows_per_second"] * LENGTH / MEGA, 1 / found["start_seconds"], 1 / found["resume_seconds"],
-              found["memory_bytes"] / MEGA)
+    theirs = (
+        found["rows_per_second"] * LENGTH / MEGA,
+        1 / found["start_seconds"],
+        1 / found["resume_seconds"],
+        found["memory_bytes"] / MEGA,
+    )
     for name, (value, unit, note), peer in zip(names, mine, theirs, strict=True):
         yield {**row(name, value, peer, unit), **({"note": note} if note else {})}
 
@@ -146,8 +159,15 @@ def measure_mosaic(folder: Path) -> dict[str, Any] | None:
         if importlib.util.find_spec("streaming") is None:
             return None
         python = sys.executable
-    command = [python, mosaic_peer.__file__, str(folder / "tokens.npy"), str(folder / "mds"), str(BATCH),
-               str(PEER_BATCHES), str(RESUMED_STEP)]
+    command = [
+        python,
+        mosaic_peer.__file__,
+        str(folder / "tokens.npy"),
+        str(folder / "mds"),
+        str(BATCH),
+        str(PEER_BATCHES),
+        str(RESUMED_STEP),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
@@ -160,10 +180,14 @@ def _order_at_hand() -> dict[str, Any]:
     """The first batch of an order of 10**12 rows, against drawing a permutation of 2 * 10**7."""
     positions, seeds = np.arange(BATCH), iter(range(10 * REPEATS))
     counts = [HUGE_ROWS * 3 // 4, HUGE_ROWS // 4]
-    ours, peer = by_turns(lambda: Order(counts, next(seeds)).rows(positions),
-                          lambda: np.random.default_rng(next(seeds)).permutation(KNOWN_ROWS))
-    return {**row("stream_order_start_vs_permutation", 1 / ours, 1 / peer, "orders/s"),
-            "note": f"ours of {HUGE_ROWS} rows, numpy's of {KNOWN_ROWS}"}
+    ours, peer = by_turns(
+        lambda: Order(counts, next(seeds)).rows(positions),
+        lambda: np.random.default_rng(next(seeds)).permutation(KNOWN_ROWS),
+    )
+    return {
+        **row("stream_order_start_vs_permutation", 1 / ours, 1 / peer, "orders/s"),
+        "note": f"ours of {HUGE_ROWS} rows, numpy's of {KNOWN_ROWS}",
+    }
 
 
 def by_turns(

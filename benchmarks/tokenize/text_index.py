@@ -62,8 +62,13 @@ def _of_size(folder: Path, size: int) -> Iterator[Row]:
     making, sorting = fastest(1, make), fastest(1, lambda: np.argsort(_hashes(tokens.reshape(-1)), kind="stable"))
     bytes_ = sum(path.stat().st_size for path in (folder / "index").iterdir())
     label = f"{size * 2 / MEGA:.0f} MB"
-    yield row(f"text_index_made, {label}", size / MEGA / making[0], size / MEGA / sorting[0], "M tokens/s",
-              f"{bytes_ / size:.1f} bytes per token; peer: numpy sorts the hashes alone")
+    yield row(
+        f"text_index_made, {label}",
+        size / MEGA / making[0],
+        size / MEGA / sorting[0],
+        "M tokens/s",
+        f"{bytes_ / size:.1f} bytes per token; peer: numpy sorts the hashes alone",
+    )
     text = _text(rng, tokens)
     index = OpenIndex(folder / "index", packed)
     found = {one.begin + at for one in index.passages(text) for at in range(one.tokens - SHORTEST + 1)}
@@ -71,14 +76,25 @@ def _of_size(folder: Path, size: int) -> Iterator[Row]:
         raise RuntimeError("the index and the scan find other n-grams of the text")
     opening = fastest(1, lambda: OpenIndex(folder / "index", PackedSet(folder / "set")).passages(text))[0]
     ours, peer = fastest(REPEATS, lambda: index.passages(text), lambda: _scan(tokens, text))
-    yield {"name": f"text_found_seconds, {label}", "ours": ours, "peer": peer, "unit": "s", "ratio": peer / ours,
-           "note": f"{TEXT_TOKENS} tokens; {opening:.3f} s with opening it; bound: {BOUND_SECONDS:g} s; peer: a scan"}
+    yield {
+        "name": f"text_found_seconds, {label}",
+        "ours": ours,
+        "peer": peer,
+        "unit": "s",
+        "ratio": peer / ours,
+        "note": f"{TEXT_TOKENS} tokens; {opening:.3f} s with opening it; bound: {BOUND_SECONDS:g} s; peer: a scan",
+    }
 
 
 def _making(folder: Path, packed: PackedSet) -> Callable[[], object]:
     (folder / "work").mkdir()
-    return partial(text_index.run, {"mix": packed.folder}, {"shortest_span": SHORTEST}, folder / "index",
-                   Context(work=folder / "work", emit=lambda event: None))
+    return partial(
+        text_index.run,
+        {"mix": packed.folder},
+        {"shortest_span": SHORTEST},
+        folder / "index",
+        Context(work=folder / "work", emit=lambda event: None),
+    )
 
 
 def gigabyte_rows(size: int = GIGABYTE_TOKENS) -> Iterator[Row]:
@@ -90,8 +106,13 @@ def gigabyte_rows(size: int = GIGABYTE_TOKENS) -> Iterator[Row]:
         making, held = _measured_making(_making(folder, packed))
         bytes_ = sum(path.stat().st_size for path in (folder / "index").iterdir())
         label = f"{size * 2 / MEGA:.0f} MB"
-        yield row(f"text_index_made, {label}", size / MEGA / making, None, "M tokens/s",
-                  f"one process, which held {held / MEGA:.0f} MB beside mapped rows; {bytes_ / size:.1f} bytes a token")
+        yield row(
+            f"text_index_made, {label}",
+            size / MEGA / making,
+            None,
+            "M tokens/s",
+            f"one process, which held {held / MEGA:.0f} MB beside mapped rows; {bytes_ / size:.1f} bytes a token",
+        )
         shutil.rmtree(folder / "work")
         asked = [planted_text(rng, packed) for _ in range(TEXTS)]
         for path in (*packed.folder.iterdir(), *(folder / "index").iterdir()):
@@ -102,20 +123,33 @@ def gigabyte_rows(size: int = GIGABYTE_TOKENS) -> Iterator[Row]:
             begun = time.perf_counter()
             found.append(index.passages(text))
             cold.append(time.perf_counter() - begun)
-        yield _seconds(f"text_found_seconds, {label}, from disk", max(cold), BOUND_SECONDS,
-                       f"the slowest of {TEXTS} texts of {TEXT_TOKENS} tokens; the first took {cold[0]:.3f} s, the "
-                       f"slowest of the others {max(cold[1:]):.3f} s, the median {np.median(cold):.3f} s; peer: the "
-                       "bound")
+        yield _seconds(
+            f"text_found_seconds, {label}, from disk",
+            max(cold),
+            BOUND_SECONDS,
+            f"the slowest of {TEXTS} texts of {TEXT_TOKENS} tokens; the first took {cold[0]:.3f} s, the "
+            f"slowest of the others {max(cold[1:]):.3f} s, the median {np.median(cold):.3f} s; peer: the "
+            "bound",
+        )
         planted = [(spans, passages) for (_, spans), passages in zip(asked, found, strict=True)]
         number = sum(len(spans) for spans, _ in planted)
         hit = sum(is_found(span, passages) for spans, passages in planted for span in spans)
-        yield row(f"planted_spans_found, {label}", hit, number, "spans",
-                  f"of {SHORTEST} to {PASSAGE_TOKENS} tokens, each with the place that it was cut from")
+        yield row(
+            f"planted_spans_found, {label}",
+            hit,
+            number,
+            "spans",
+            f"of {SHORTEST} to {PASSAGE_TOKENS} tokens, each with the place that it was cut from",
+        )
         warm = fastest(REPEATS, *(partial(index.passages, text) for text, _ in asked))
         shards = [np.memmap(path, "<u2", "r").reshape(-1, LENGTH) for path in sorted(packed.folder.glob("train-*.bin"))]
-        scan, = fastest(1, lambda: [_scan(tokens, asked[0][0]) for tokens in shards])
-        yield _seconds(f"text_found_seconds, {label}, in memory", float(np.median(warm)), scan,
-                       f"in the median, the slowest took {max(warm):.4f} s; peer: a scan")
+        (scan,) = fastest(1, lambda: [_scan(tokens, asked[0][0]) for tokens in shards])
+        yield _seconds(
+            f"text_found_seconds, {label}, in memory",
+            float(np.median(warm)),
+            scan,
+            f"in the median, the slowest took {max(warm):.4f} s; peer: a scan",
+        )
 
 
 def _seconds(name: str, ours: float, peer: float, note: str) -> Row:
@@ -129,9 +163,18 @@ def write_shards(folder: Path, rng: np.random.Generator, size: int) -> PackedSet
         tokens = _draw(rng, SHARD_TOKENS)
         shards.append(write_rows(folder / train_name(number), tokens, PIECES_SCHEMA.empty_table(), first))
         first += len(tokens)
-    write_json(folder / MANIFEST, {
-        "format": FORMAT, "dtype": "uint16", "sequence_length": LENGTH, "sources": ["all"], "tokenizer": TOKENIZER,
-        "validation": {}, "train": {"rows": first, "rows_per_source": [first], "shards": shards}})
+    write_json(
+        folder / MANIFEST,
+        {
+            "format": FORMAT,
+            "dtype": "uint16",
+            "sequence_length": LENGTH,
+            "sources": ["all"],
+            "tokenizer": TOKENIZER,
+            "validation": {},
+            "train": {"rows": first, "rows_per_source": [first], "shards": shards},
+        },
+    )
     return PackedSet(folder)
 
 
@@ -142,7 +185,7 @@ def _measured_making(make: Callable[[], object]) -> tuple[float, int]:
     pa.set_memory_pool(counting)
     tracemalloc.start()
     try:
-        seconds, = fastest(1, make)
+        (seconds,) = fastest(1, make)
         arrays = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -161,8 +204,10 @@ def planted_text(rng: np.random.Generator, packed: PackedSet) -> tuple[np.ndarra
         tokens = int(rng.integers(SHORTEST, PASSAGE_TOKENS + 1))
         number, at = int(rng.integers(packed.rows)), int(rng.integers(LENGTH - tokens))
         planted.append((size, tokens, number * LENGTH + at))
-        parts += [packed.read(np.array([number]))[0, at : at + tokens],
-                  rng.integers(VOCAB // 2, VOCAB, 2 * PASSAGE_TOKENS - tokens)]
+        parts += [
+            packed.read(np.array([number]))[0, at : at + tokens],
+            rng.integers(VOCAB // 2, VOCAB, 2 * PASSAGE_TOKENS - tokens),
+        ]
         size += 2 * PASSAGE_TOKENS
     return np.concatenate(parts).astype(np.uint16), planted
 
@@ -196,8 +241,10 @@ def _text(rng: np.random.Generator, tokens: np.ndarray) -> np.ndarray:
     parts = []
     for _ in range(TEXT_TOKENS // PASSAGE_TOKENS // 2):
         at = rng.integers(LENGTH - PASSAGE_TOKENS)
-        parts += [tokens[rng.integers(len(tokens)), at : at + PASSAGE_TOKENS],
-                  rng.integers(VOCAB // 2, VOCAB, PASSAGE_TOKENS)]
+        parts += [
+            tokens[rng.integers(len(tokens)), at : at + PASSAGE_TOKENS],
+            rng.integers(VOCAB // 2, VOCAB, PASSAGE_TOKENS),
+        ]
     return np.concatenate(parts).astype(np.uint16)
 
 
@@ -217,6 +264,7 @@ def _scan(tokens: np.ndarray, text: np.ndarray) -> np.ndarray:
     for begin in range(0, len(tokens), 1024):
         part = tokens[begin : begin + 1024]
         hashes = np.concatenate([_hashes(part.reshape(-1)), np.zeros(SHORTEST - 1, np.uint64)]).reshape(part.shape)
-        there |= np.isin(wanted, hashes[:, : LENGTH - SHORTEST + 1][np.isin(
-            hashes[:, : LENGTH - SHORTEST + 1], wanted)])
+        there |= np.isin(
+            wanted, hashes[:, : LENGTH - SHORTEST + 1][np.isin(hashes[:, : LENGTH - SHORTEST + 1], wanted)]
+        )
     return np.flatnonzero(there)

@@ -54,10 +54,13 @@ def _against_gigatoken(kind: str, size: int) -> Iterator[Row]:
         return
     assert ours is not None
     pairs = zip(ours["merges"], peer["merges"], strict=False)
-    agree = next((at for at, (one, other) in enumerate(pairs) if one != other),
-                 min(len(ours["merges"]), len(peer["merges"])))
-    note = (f"merges equal: {'yes' if ours['merges'] == peer['merges'] else 'no'}; the first {agree:,} of "
-            f"{len(ours['merges']):,} agree, the peer has {len(peer['merges']):,}")
+    agree = next(
+        (at for at, (one, other) in enumerate(pairs) if one != other), min(len(ours["merges"]), len(peer["merges"]))
+    )
+    note = (
+        f"merges equal: {'yes' if ours['merges'] == peer['merges'] else 'no'}; the first {agree:,} of "
+        f"{len(ours['merges']):,} agree, the peer has {len(peer['merges']):,}"
+    )
     yield row(name, ours["rate"], peer["rate"], "MB/s", note)
     yield row(f"{name}: memory", ours["memory"], peer["memory"], "MB")
 
@@ -69,8 +72,12 @@ def _models(kind: str) -> Iterator[Row]:
         if ours is None or theirs is None:
             yield row(f"train_{model}_{kind}_vs_{peer}", None, None, "MB/s", "sentencepiece is not installed")
             continue
-        for what, key, unit in (("train", "rate", "MB/s"), ("memory", "memory", "MB"),
-                                ("compression", "bytes_per_token", "bytes/token"), ("encode", "encoding", "MB/s")):
+        for what, key, unit in (
+            ("train", "rate", "MB/s"),
+            ("memory", "memory", "MB"),
+            ("compression", "bytes_per_token", "bytes/token"),
+            ("encode", "encoding", "MB/s"),
+        ):
             if key in ours and key in theirs:
                 note = f"by {ours['encoder']}, warm" if key == "encoding" else ""
                 yield row(f"{what}_{model}_{kind}_vs_{peer}", ours[key], theirs[key], unit, note)
@@ -80,9 +87,13 @@ def in_process(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
     """What one training took and gave; None where its package is not installed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
-        subprocess.run([sys.executable, "-m", __name__, kind, trainer, str(size), str(path)], check=True,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                       env={**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
+        subprocess.run(
+            [sys.executable, "-m", __name__, kind, trainer, str(size), str(path)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )
         found: dict[str, Any] | None = json.loads(path.read_text())
         return found
 
@@ -99,8 +110,7 @@ def _measure(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
     before, begun = _peak_mb(), time.process_time()
     tokenizer = train()
     seconds = time.process_time() - begun
-    found = {"rate": text_bytes(learnt) / MEGA / seconds,
-             "memory": _peak_mb() - before}
+    found = {"rate": text_bytes(learnt) / MEGA / seconds, "memory": _peak_mb() - before}
     if isinstance(tokenizer, list):
         return {**found, "merges": tokenizer}
     if trainer == "sentencepiece":
@@ -112,8 +122,13 @@ def _measure(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
     tokens = encode(held_out)
     seconds = time.process_time() - begun
     merges = json.loads(tokenizer.to_str())["model"].get("merges", [])
-    return {**found, "merges": merges, "bytes_per_token": text_bytes(held_out) / tokens,
-            "encoder": encoder, "encoding": text_bytes(held_out) / MEGA / seconds}
+    return {
+        **found,
+        "merges": merges,
+        "bytes_per_token": text_bytes(held_out) / tokens,
+        "encoder": encoder,
+        "encoding": text_bytes(held_out) / MEGA / seconds,
+    }
 
 
 def _encoder(tokenizer: Any) -> tuple[str, Callable[[Sequence[str]], int]]:
@@ -125,7 +140,8 @@ def _encoder(tokenizer: Any) -> tuple[str, Callable[[Sequence[str]], int]]:
         fast = FastEncoder.for_tokenizer(tokenizer)
     except NotKnownError:
         return "the library", lambda texts: sum(
-            len(one.ids) for one in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+            len(one.ids) for one in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        )
     return "gigatoken", lambda texts: len(fast.encode(pa.array(texts, pa.large_string()))[0])
 
 
@@ -170,10 +186,21 @@ def _sentencepiece(texts: Sequence[str], size: int) -> Any:
 
     found = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(line for text in texts for line in text.split("\n")), model_writer=found, model_type="bpe",
-        vocab_size=size, byte_fallback=True, character_coverage=CHARACTER_COVERAGE, split_digits=True,
-        normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True, num_threads=1, max_sentence_length=1 << 20, minloglevel=2)
+        sentence_iterator=(line for text in texts for line in text.split("\n")),
+        model_writer=found,
+        model_type="bpe",
+        vocab_size=size,
+        byte_fallback=True,
+        character_coverage=CHARACTER_COVERAGE,
+        split_digits=True,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        num_threads=1,
+        max_sentence_length=1 << 20,
+        minloglevel=2,
+    )
     return sentencepiece.SentencePieceProcessor(model_proto=found.getvalue())
 
 

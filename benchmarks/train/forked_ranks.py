@@ -24,8 +24,14 @@ from benchmarks.checkout import ROOT
 from gristmill.dataprep.files import read_json
 from gristmill.dataprep.processes import end_with_parent
 
-LOADED_LATE = ("torch._dynamo", "torch.distributed.checkpoint.state_dict_saver", "torch.distributed.fsdp",
-               "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch.utils.tensorboard")
+LOADED_LATE = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.utils.tensorboard",
+)
 """What a training loads when it needs it."""
 
 
@@ -48,8 +54,13 @@ def run_forking(module: str, *arguments: str, called: str) -> None:
         RuntimeError: a process failed; what it printed is in the message.
     """
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], check=False, cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+        [sys.executable, "-m", module, *arguments],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{called}: {done.stderr[-4000:]}")
 
@@ -75,8 +86,13 @@ def fork_ranks(ranks: int, work: Callable[[], object]) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(
+        WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+    )
     parent, running = os.getpid(), set()
     for rank in range(ranks):
         if (child := os.fork()) == 0:

@@ -48,14 +48,17 @@ def rows() -> Iterator[Row]:
 def measured_rows(setting: Setting, rounds: int) -> list[Row]:
     """Both rows; see `rows`."""
     sides = ["ours", "plain"]
-    if (has_peer := all(map(importlib.util.find_spec, ("transformers", "accelerate")))):
+    if has_peer := all(map(importlib.util.find_spec, ("transformers", "accelerate"))):
         sides.append("transformers")
     with tempfile.TemporaryDirectory() as folder:
         _write_rows(Path(folder) / "mix", setting)
         taken = [_one_round(sides, Path(folder), setting, number) for number in range(rounds)]
     found = [_row("loop_vs_plain", "plain", taken, setting)]
-    found.append(_row("loop_vs_transformers", "transformers", taken, setting) if has_peer else row(
-        "loop_vs_transformers", None, None, "tokens/s", "transformers or accelerate is not installed"))
+    found.append(
+        _row("loop_vs_transformers", "transformers", taken, setting)
+        if has_peer
+        else row("loop_vs_transformers", None, None, "tokens/s", "transformers or accelerate is not installed")
+    )
     return found
 
 
@@ -66,9 +69,14 @@ class Side:
         self._name, self._printed = name, printed
         environment = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.train.loop_sides", name, str(folder / "mix"),
-             json.dumps(vars(setting))], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=printed,
-            cwd=ROOT, env={**environment, "OMP_WAIT_POLICY": "PASSIVE"})
+            [sys.executable, "-m", "benchmarks.train.loop_sides", name, str(folder / "mix"), json.dumps(vars(setting))],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=printed,
+            cwd=ROOT,
+            env={**environment, "OMP_WAIT_POLICY": "PASSIVE"},
+        )
 
     def __enter__(self) -> Side:
         return self
@@ -101,8 +109,12 @@ def _one_round(names: Sequence[str], folder: Path, setting: Setting, number: int
     order = random.Random(number)
     taken: Taken = {name: [] for name in names}
     with ExitStack() as stack:
-        sides = {name: stack.enter_context(Side(
-            name, folder, setting, stack.enter_context(open(folder / f"{name}.log", "w+")))) for name in names}
+        sides = {
+            name: stack.enter_context(
+                Side(name, folder, setting, stack.enter_context(open(folder / f"{name}.log", "w+")))
+            )
+            for name in names
+        }
         for step in range(setting.steps):
             for name in order.sample(names, len(names)):
                 seconds = sides[name].step()
@@ -114,13 +126,19 @@ def _one_round(names: Sequence[str], folder: Path, setting: Setting, number: int
 def _row(name: str, peer: str, rounds: list[Taken], setting: Setting) -> Row:
     ratios = [_sum(one[peer]).wall / _sum(one["ours"]).wall for one in rounds]
     by_process = statistics.median(_sum(one[peer]).process / _sum(one["ours"]).process for one in rounds)
-    ours, theirs = (statistics.median(seconds.wall for one in rounds for seconds in one[side])
-                    for side in ("ours", peer))
+    ours, theirs = (
+        statistics.median(seconds.wall for one in rounds for seconds in one[side]) for side in ("ours", peer)
+    )
     tokens = setting.rows * setting.length
-    return {"name": name, "ours": tokens / ours, "peer": tokens / theirs, "unit": "tokens/s",
-            "ratio": statistics.median(ratios),
-            "note": f"median of {len(rounds)} rounds, {min(ratios):.2f} to {max(ratios):.2f}; "
-                    f"by process time {by_process:.3f}"}
+    return {
+        "name": name,
+        "ours": tokens / ours,
+        "peer": tokens / theirs,
+        "unit": "tokens/s",
+        "ratio": statistics.median(ratios),
+        "note": f"median of {len(rounds)} rounds, {min(ratios):.2f} to {max(ratios):.2f}; "
+        f"by process time {by_process:.3f}",
+    }
 
 
 def _sum(steps: Sequence[Seconds]) -> Seconds:

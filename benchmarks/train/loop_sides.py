@@ -101,16 +101,31 @@ class Turns:
 def ours(packed: PackedSet, setting: Setting, turns: Turns) -> None:
     """The loop as pre-training runs it, without validation and checkpoints."""
     shape, steps = setting.shape(), setting.steps
-    section = Pretrain.model_validate({
-        "steps": steps, "global_batch_size": setting.rows, "micro_batch_size": setting.rows,
-        "log_every": setting.log_every, "schedule": {"kind": "constant", "warmup_steps": 0},
-        "optimizer": {"learning_rate": LEARNING_RATE}})
+    section = Pretrain.model_validate(
+        {
+            "steps": steps,
+            "global_batch_size": setting.rows,
+            "micro_batch_size": setting.rows,
+            "log_every": setting.log_every,
+            "schedule": {"kind": "constant", "warmup_steps": 0},
+            "optimizer": {"learning_rate": LEARNING_RATE},
+        }
+    )
     with single_process() as world, tempfile.TemporaryDirectory() as work:
         model = sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device))
         objective = NextToken(packed, 0, torch.full((setting.vocab,), 4.0, device=world.device), shape)
         context = Context(Path(work), checkpoint_every=steps + 1, emit=lambda event: None)
-        train(Job(section=section, objective=objective, model=model, world=world, context=context,
-                  reading_threads=reading_threads(packed.local, world.device), after_step=turns.after))
+        train(
+            Job(
+                section=section,
+                objective=objective,
+                model=model,
+                world=world,
+                context=context,
+                reading_threads=reading_threads(packed.local, world.device),
+                after_step=turns.after,
+            )
+        )
 
 
 def plain(packed: PackedSet, setting: Setting, turns: Turns) -> None:
@@ -147,16 +162,37 @@ def transformers(packed: PackedSet, setting: Setting, turns: Turns) -> None:
     shape, device = setting.shape(), _device()
     rows = np.concatenate(list(_batches(packed, setting)))
     examples = [{"input_ids": row, "labels": row} for row in torch.from_numpy(packed.read(rows))]
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=shape.padded_vocab_size, hidden_size=shape.width, intermediate_size=shape.ffn_width,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=setting.length, tie_word_embeddings=shape.tied_embeddings, use_cache=False))
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=shape.padded_vocab_size,
+            hidden_size=shape.width,
+            intermediate_size=shape.ffn_width,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=setting.length,
+            tie_word_embeddings=shape.tied_embeddings,
+            use_cache=False,
+        )
+    )
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
-            output_dir=out, per_device_train_batch_size=setting.rows, max_steps=setting.steps,
-            learning_rate=LEARNING_RATE, lr_scheduler_type="constant", weight_decay=0.1, adam_beta2=0.95,
-            optim="adamw_torch_fused", max_grad_norm=1.0, logging_steps=setting.log_every, save_strategy="no",
-            report_to=[], disable_tqdm=True, use_cpu=device.type == "cpu", bf16=device.type == "cuda")
+            output_dir=out,
+            per_device_train_batch_size=setting.rows,
+            max_steps=setting.steps,
+            learning_rate=LEARNING_RATE,
+            lr_scheduler_type="constant",
+            weight_decay=0.1,
+            adam_beta2=0.95,
+            optim="adamw_torch_fused",
+            max_grad_norm=1.0,
+            logging_steps=setting.log_every,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=device.type == "cpu",
+            bf16=device.type == "cuda",
+        )
         Trainer(model=model, args=arguments, train_dataset=examples, callbacks=[OneByOne()]).train()
 
 

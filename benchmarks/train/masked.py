@@ -39,11 +39,11 @@ def rows() -> Iterator[Row]:
         numbers, none = np.arange(ROWS), np.zeros(ROWS, dtype=np.int64)
         read = Read(packed.tokens(numbers), np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)), numbers, none)
         collator, examples = peer_collator(), [torch.from_numpy(one) for one in packed.read(numbers)]
-        ours, peer = per_second(ROWS * LENGTH, world, lambda: how(read, 0),
-                                lambda: collator(examples))
+        ours, peer = per_second(ROWS * LENGTH, world, lambda: how(read, 0), lambda: collator(examples))
         yield row("masking, vs transformers' collator", ours, peer, "tokens/s")
-        ours, peer = per_second(ROWS * LENGTH, world, our_step(shape, packed, how, world),
-                                peer_step(shape, collator, examples, world))
+        ours, peer = per_second(
+            ROWS * LENGTH, world, our_step(shape, packed, how, world), peer_step(shape, collator, examples, world)
+        )
         yield row("masked step, vs transformers ModernBert", ours, peer, "tokens/s")
 
 
@@ -68,14 +68,16 @@ def peer_collator() -> Any:
     tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<eos>"))
     return DataCollatorForLanguageModeling(
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", mask_token="<mask>"),
-        mlm_probability=Masked().rate)
+        mlm_probability=Masked().rate,
+    )
 
 
 def our_step(shape: Shape, packed: PackedSet, how: Layout | None, world: World) -> Action:
     """Our step: read and lay out rows, forward, backward, clip, fused AdamW, losses by source."""
     model = sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device))
-    objective = NextToken(packed, 0, torch.full((VOCAB,), 4.0, device=world.device), shape, layout=how,
-                          further_weight=0.3)
+    objective = NextToken(
+        packed, 0, torch.full((VOCAB,), 4.0, device=world.device), shape, layout=how, further_weight=0.3
+    )
     section, batch = Optimizer(), np.arange(ROWS)
     optimizers, never = make_optimizers(model, section), torch.tensor(False, device=world.device)
 

@@ -34,16 +34,21 @@ def rows() -> Iterator[Row]:
     with single_process() as world, tempfile.TemporaryDirectory() as folder:
         packed, shape = packed_set(Path(folder)), shape_of(SECTION, VOCAB, LENGTH)
         numbers = np.arange(ROWS)
-        read = Read(packed.tokens(numbers), np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)), numbers,
-                    np.zeros(ROWS, dtype=np.int64))
+        read = Read(
+            packed.tokens(numbers),
+            np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
+            numbers,
+            np.zeros(ROWS, dtype=np.int64),
+        )
         prefixed, glm = replace(shape, prefix_lm=True), replace(shape, prefix_lm=True, qkv_bias=True, rotary_share=0.5)
         t5 = replace(shape, kv_heads=shape.heads, tied_embeddings=False, encoder_decoder=True)
         bert = replace(shape_of(SECTION, VOCAB, LENGTH, encoder=True), bert=True, ffn_width=BERT_FFN * shape.width)
         sentinels, modes = np.arange(VOCAB - SENTINELS, VOCAB), tuple(range(MODE, MODE + len(Ul2().denoisers)))
         spans = Corruption(SpanCorruption().denoisers, (), 0, sentinels, EOS, PAD)
         mixed = Corruption(Ul2().denoisers, modes, 0, sentinels, EOS, PAD)
-        blanks = Blanks(BlankInfilling(document_share=0.5), Marks(3, 4, 5, 6, 7, PAD), 0,
-                        np.zeros(VOCAB, dtype=bool), EOS)
+        blanks = Blanks(
+            BlankInfilling(document_share=0.5), Marks(3, 4, 5, 6, 7, PAD), 0, np.zeros(VOCAB, dtype=bool), EOS
+        )
         sides: dict[str, tuple[Shape, Layout, Peer]] = {
             "prefix step, vs transformers Llama given the mask": (prefixed, PrefixCut(PrefixLm(), 0), decoder_step),
             "blank step, vs transformers Glm given rows and mask": (glm, blanks, decoder_step),
@@ -53,14 +58,21 @@ def rows() -> Iterator[Row]:
             "masked step of a BERT, vs transformers Bert": (bert, masking(), bert_step),
         }
         for name, (one, how, peer_of) in sides.items():
-            ours, peer = per_second(ROWS * LENGTH, world, our_step(one, packed, how, world),
-                                    peer_of(one, how(read, 0), world))
+            ours, peer = per_second(
+                ROWS * LENGTH, world, our_step(one, packed, how, world), peer_of(one, how(read, 0), world)
+            )
             yield row(name, ours, peer, "tokens/s")
         further = replace(shape, multi_token=1)
-        ours, peer = per_second(ROWS * LENGTH, world, our_step(further, packed, None, world),
-                                our_step(shape, packed, None, world))
-        yield row("step with a further token, vs without", ours, peer, "tokens/s",
-                  f"arithmetic: {shape.flops_per_token(LENGTH) / further.flops_per_token(LENGTH):.2f}")
+        ours, peer = per_second(
+            ROWS * LENGTH, world, our_step(further, packed, None, world), our_step(shape, packed, None, world)
+        )
+        yield row(
+            "step with a further token, vs without",
+            ours,
+            peer,
+            "tokens/s",
+            f"arithmetic: {shape.flops_per_token(LENGTH) / further.flops_per_token(LENGTH):.2f}",
+        )
 
 
 def decoder_step(shape: Shape, laid: Laid, world: World) -> Action:
@@ -92,5 +104,6 @@ def t5_step(shape: Shape, laid: Laid, world: World) -> Action:
 
     asked = {"input_ids": torch.from_numpy(laid.inputs), "labels": torch.from_numpy(laid.targets)}
     placed = {name: part.to(world.device) for name, part in asked.items()}
-    return step_of(T5ForConditionalGeneration(T5Config(**hf_config(shape, "float32", [EOS], PAD))), world,
-                   lambda: placed)
+    return step_of(
+        T5ForConditionalGeneration(T5Config(**hf_config(shape, "float32", [EOS], PAD))), world, lambda: placed
+    )

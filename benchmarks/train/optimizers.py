@@ -34,9 +34,12 @@ CHOOSING_SEED, SEEDS = 0, (1, 2, 3)
 SECTION = Model(layers=3, width=128, heads=2)
 ADAMW = Optimizer(learning_rate=4e-3)
 SIDES: dict[str, dict[str, Any]] = {
-    "muon": {"kind": "muon"}, "muon, cautious decay": {"kind": "muon", "cautious_decay": True},
-    "normuon": {"kind": "normuon"}, "normuon, cautious decay": {"kind": "normuon", "cautious_decay": True},
-    "dion, rank 1/4": {"kind": "dion"}, "ademamix": {"kind": "ademamix"},
+    "muon": {"kind": "muon"},
+    "muon, cautious decay": {"kind": "muon", "cautious_decay": True},
+    "normuon": {"kind": "normuon"},
+    "normuon, cautious decay": {"kind": "normuon", "cautious_decay": True},
+    "dion, rank 1/4": {"kind": "dion"},
+    "ademamix": {"kind": "ademamix"},
     "lion": {"kind": "lion", "learning_rate": 5e-4, "weight_decay": 0.8},
     "adafactor": {"kind": "adafactor", "learning_rate": 1.6e-2},
 }
@@ -48,17 +51,24 @@ def rows() -> Iterator[Row]:
     shape, texts = shape_of(SECTION, VOCAB, LENGTH), source_rows()
     rate = best_rate(ADAMW, texts)
     adamw = [held_out_loss(ADAMW.model_copy(update={"learning_rate": rate}), texts, seed)[1] for seed in SEEDS]
-    told = (f"{shape.parameters:,} weights, {STEPS * ROWS * LENGTH:,} bytes; {len(SEEDS)} seeds; "
-            f"adamw: rate {rate:g}, deviation {statistics.stdev(adamw):.4f}")
+    told = (
+        f"{shape.parameters:,} weights, {STEPS * ROWS * LENGTH:,} bytes; {len(SEEDS)} seeds; "
+        f"adamw: rate {rate:g}, deviation {statistics.stdev(adamw):.4f}"
+    )
     for name, settings in SIDES.items():
         section = Optimizer.model_validate({**ADAMW.model_dump(exclude_unset=True), **settings})
         rate = best_rate(section, texts)
         found = [held_out_loss(section.model_copy(update={"learning_rate": rate}), texts, seed)[1] for seed in SEEDS]
         less = [one - other for one, other in zip(found, adamw, strict=True)]
-        yield row(f"loss of {name}, vs adamw", statistics.mean(found), statistics.mean(adamw), "nats/byte",
-                  f"rate {rate:g}, deviation {statistics.stdev(found):.4f}; less adamw's at the same seed: "
-                  f"{statistics.mean(less):+.4f}, deviation {statistics.stdev(less):.4f}, {min(less):+.4f} to "
-                  f"{max(less):+.4f}; {told}")
+        yield row(
+            f"loss of {name}, vs adamw",
+            statistics.mean(found),
+            statistics.mean(adamw),
+            "nats/byte",
+            f"rate {rate:g}, deviation {statistics.stdev(found):.4f}; less adamw's at the same seed: "
+            f"{statistics.mean(less):+.4f}, deviation {statistics.stdev(less):.4f}, {min(less):+.4f} to "
+            f"{max(less):+.4f}; {told}",
+        )
 
 
 def source_rows() -> Tensor:

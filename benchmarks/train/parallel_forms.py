@@ -33,14 +33,20 @@ from gristmill.train.parallel.sharding import sharded_model, whole_tensors
 from gristmill.train.parallel.world import make_world, process_group
 
 PRODUCTS: dict[int, list[dict[str, int]]] = {
-    8: [{"replicate": 2, "shard": 2, "tensor": 2}, {"pipeline": 2, "shard": 2, "tensor": 2},
-        {"pipeline": 2, "replicate": 2, "shard": 2}, {"pipeline": 2, "replicate": 2, "tensor": 2},
-        {"shard": 2, "context": 2, "tensor": 2}, {"pipeline": 2, "context": 2, "shard": 2}],
+    8: [
+        {"replicate": 2, "shard": 2, "tensor": 2},
+        {"pipeline": 2, "shard": 2, "tensor": 2},
+        {"pipeline": 2, "replicate": 2, "shard": 2},
+        {"pipeline": 2, "replicate": 2, "tensor": 2},
+        {"shard": 2, "context": 2, "tensor": 2},
+        {"pipeline": 2, "context": 2, "shard": 2},
+    ],
     16: [{"pipeline": 2, "replicate": 2, "shard": 2, "tensor": 2}],
 }
 """By the number of processes."""
 DEALT: dict[int, list[dict[str, int]]] = {
-    2: [{"shard": 2, "deal_experts": True}], 4: [{"shard": 4, "deal_experts": True}],
+    2: [{"shard": 2, "deal_experts": True}],
+    4: [{"shard": 4, "deal_experts": True}],
     8: [{"replicate": 2, "shard": 2, "context": 2, "deal_experts": True}],
 }
 """The same, of a mixture of experts."""
@@ -67,8 +73,13 @@ def _rows_of(forms: dict[int, list[dict[str, int]]], experts: int) -> Iterator[R
     for ranks, products in forms.items():
         for name, differences in differences_of(ranks, products, experts).items():
             equal = sum(all(difference <= ROUNDING[key] for key, difference in step.items()) for step in differences)
-            yield {"name": f"forms_equal, {name}", "ours": equal, "peer": len(differences), "unit": "steps",
-                   "ratio": equal / len(differences)}
+            yield {
+                "name": f"forms_equal, {name}",
+                "ours": equal,
+                "peer": len(differences),
+                "unit": "steps",
+                "ratio": equal / len(differences),
+            }
 
 
 def differences_of(
@@ -86,8 +97,13 @@ def differences_of(
     """
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder) / "products.json", list(products))
-        run_forking("benchmarks.train.parallel_forms", folder, str(ranks), str(experts),
-                    called=f"{ranks} processes, {list(products)}")
+        run_forking(
+            "benchmarks.train.parallel_forms",
+            folder,
+            str(ranks),
+            str(experts),
+            called=f"{ranks} processes, {list(products)}",
+        )
         found: dict[str, list[dict[str, float]]] = json.loads((Path(folder) / "differences.json").read_text())
     return found
 
@@ -108,11 +124,16 @@ def main(folder: Path, ranks: int, experts: int) -> None:
     alone, found = torch.load(folder / f"{ALONE}.pt"), {}
     for name in map(label, products):
         trained = torch.load(folder / f"{name}.pt")
-        found[name] = [{"loss": abs(ours["loss"] - theirs["loss"]),
-                        "grad_norm": abs(ours["grad_norm"] / theirs["grad_norm"] - 1.0)}
-                       for ours, theirs in zip(trained["lines"], alone["lines"], strict=True)]
-        found[name][-1]["weights"] = max(float((trained["weights"][key] - weight).abs().mean())
-                                         for key, weight in alone["weights"].items())
+        found[name] = [
+            {
+                "loss": abs(ours["loss"] - theirs["loss"]),
+                "grad_norm": abs(ours["grad_norm"] / theirs["grad_norm"] - 1.0),
+            }
+            for ours, theirs in zip(trained["lines"], alone["lines"], strict=True)
+        ]
+        found[name][-1]["weights"] = max(
+            float((trained["weights"][key] - weight).abs().mean()) for key, weight in alone["weights"].items()
+        )
     write_json(folder / "differences.json", found)
 
 
@@ -128,16 +149,43 @@ def _train(folder: Path, product: dict[str, int], experts: int, device: torch.de
     work = folder / f"work of {label(product)}"
     work.mkdir(exist_ok=True)
     packed = PackedSet(folder / "mix")
-    shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48, qk_norm=True, document_mask=True,
-                           tied_embeddings=False, moe=Moe(experts=experts) if experts else None), VOCAB, LENGTH)
+    shape = shape_of(
+        Model(
+            layers=2,
+            width=32,
+            heads=4,
+            kv_heads=2,
+            ffn_width=48,
+            qk_norm=True,
+            document_mask=True,
+            tied_embeddings=False,
+            moe=Moe(experts=experts) if experts else None,
+        ),
+        VOCAB,
+        LENGTH,
+    )
     # Batches of 11 rows divide among no number of processes.
-    section = Pretrain.model_validate({
-        "steps": STEPS, "global_batch_size": 11, "micro_batch_size": 2, "log_every": 1,
-        "schedule": {"kind": "constant", "warmup_steps": 0}, "optimizer": {"learning_rate": LEARNING_RATE}})
+    section = Pretrain.model_validate(
+        {
+            "steps": STEPS,
+            "global_batch_size": 11,
+            "micro_batch_size": 2,
+            "log_every": 1,
+            "schedule": {"kind": "constant", "warmup_steps": 0},
+            "optimizer": {"learning_rate": LEARNING_RATE},
+        }
+    )
     model = sharded_model(shape, drawn(shape, 0), world, torch.float32)
     objective = NextToken(packed, 0, torch.full((VOCAB,), 4.0, device=device), shape)
-    record, _ = train(Job(section=section, objective=objective, model=model, world=world,
-                          context=Context(work, checkpoint_every=STEPS + 1, emit=lambda event: None)))
+    record, _ = train(
+        Job(
+            section=section,
+            objective=objective,
+            model=model,
+            world=world,
+            context=Context(work, checkpoint_every=STEPS + 1, emit=lambda event: None),
+        )
+    )
     weights = whole_tensors(model)
     if record is not None:
         lines = [{key: line[key] for key in ("loss", "grad_norm")} for line in record.lines()]

@@ -41,11 +41,23 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
         words, theirs = tokenizer(), peer(folder).eval()
         asked = prompts()
         (folder / "asked.csv").write_text("goal,target\n" + "".join(f"{text},x\n" for text in asked))
-        reader = Reader(load_model(folder).eval(), lambda text: words.encode(text, add_special_tokens=False),
-                        lambda ids: str(words.decode(ids, skip_special_tokens=True)), 0, frozenset({0}), no_chat)
-        section = RedTeam.model_validate({
-            "sets": [{"format": "advbench", "path": str(folder / "asked.csv")}], "max_new_tokens": NEW_TOKENS,
-            "worst": PROMPTS, "refusals": REFUSING, "refusal_characters": 1000})
+        reader = Reader(
+            load_model(folder).eval(),
+            lambda text: words.encode(text, add_special_tokens=False),
+            lambda ids: str(words.decode(ids, skip_special_tokens=True)),
+            0,
+            frozenset({0}),
+            no_chat,
+        )
+        section = RedTeam.model_validate(
+            {
+                "sets": [{"format": "advbench", "path": str(folder / "asked.csv")}],
+                "max_new_tokens": NEW_TOKENS,
+                "worst": PROMPTS,
+                "refusals": REFUSING,
+                "refusal_characters": 1000,
+            }
+        )
         numbers, said, refused = itertools.count(), dict[str, set[tuple[str, str]]](), dict[str, int]()
 
         def ours() -> None:
@@ -61,16 +73,23 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
             said["plain"] = {(prompt, text.strip()) for prompt, text in zip(asked, texts, strict=True)}
 
         mine, other = fastest(repeats, ours, plain)
-    yield row("red_team_vs_transformers", PROMPTS / mine, PROMPTS / other, "prompts/s",
-              f"{len(said['ours'] & said['plain'])} of {PROMPTS} answers of {NEW_TOKENS} tokens are the same; "
-              f"{refused['ours']} refuse, of the loop's {refused['plain']}")
+    yield row(
+        "red_team_vs_transformers",
+        PROMPTS / mine,
+        PROMPTS / other,
+        "prompts/s",
+        f"{len(said['ours'] & said['plain'])} of {PROMPTS} answers of {NEW_TOKENS} tokens are the same; "
+        f"{refused['ours']} refuse, of the loop's {refused['plain']}",
+    )
 
 
 def prompts() -> list[str]:
     """Texts of drawn words."""
     draw = np.random.default_rng(0)
-    return [" ".join(f"w{word}" for word in draw.integers(6, VOCAB, int(length)))
-            for length in draw.integers(SHORTEST, LONGEST, PROMPTS)]
+    return [
+        " ".join(f"w{word}" for word in draw.integers(6, VOCAB, int(length)))
+        for length in draw.integers(SHORTEST, LONGEST, PROMPTS)
+    ]
 
 
 def no_chat() -> Any:
@@ -88,6 +107,10 @@ def generate(model: Any, words: Any, asked: list[str]) -> tuple[list[str], int]:
         found = model.generate(
             torch.tensor([[PAD] * (longest - len(one)) + one for one in ids]),
             attention_mask=torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in ids]),
-            do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=PAD, eos_token_id=0)
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            pad_token_id=PAD,
+            eos_token_id=0,
+        )
         texts += words.batch_decode(found[:, longest:], skip_special_tokens=True)
     return texts, sum(not {*REFUSING}.isdisjoint(text.split()) for text in texts)

@@ -46,8 +46,12 @@ def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as temporary, single_process() as world:
         folder = Path(temporary)
         shape = write_start(folder)
-        sampler = Sampler(sharded_model(shape, stored(folder), world, torch.float32), None,
-                          OwnEngine(shape, torch.float32, PROMPTS * GROUP, world.device), world)
+        sampler = Sampler(
+            sharded_model(shape, stored(folder), world, torch.float32),
+            None,
+            OwnEngine(shape, torch.float32, PROMPTS * GROUP, world.device),
+            world,
+        )
         sides, turns = {"ours": lambda: draw(sampler)}, {"ours": lambda: draw_turns(sampler)}
         note = "transformers is not installed"
         if find_spec("transformers") is not None:
@@ -63,8 +67,9 @@ def rows() -> Iterator[Row]:
 def prompts() -> list[list[int]]:
     """Random ids, of mixed length."""
     generator = np.random.default_rng(0)
-    return [generator.integers(6, VOCAB, int(length)).tolist()
-            for length in generator.integers(SHORTEST, LONGEST, PROMPTS)]
+    return [
+        generator.integers(6, VOCAB, int(length)).tolist() for length in generator.integers(SHORTEST, LONGEST, PROMPTS)
+    ]
 
 
 def fastest(sides: dict[str, Callable[[], int]]) -> dict[str, float]:
@@ -87,9 +92,12 @@ def fastest(sides: dict[str, Callable[[], int]]) -> dict[str, float]:
 def draw(sampler: Sampler) -> int:
     """Our answers, all at the same time; returns their tokens."""
     asked = [prompt for prompt in prompts() for _ in range(GROUP)]
-    answers = sampler.answer([
-        Asked(Request(tuple(ids), NEW_TOKENS, frozenset(), sampling_of(1.0, 0, 0, "prompt", place)))
-        for place, ids in enumerate(asked)])
+    answers = sampler.answer(
+        [
+            Asked(Request(tuple(ids), NEW_TOKENS, frozenset(), sampling_of(1.0, 0, 0, "prompt", place)))
+            for place, ids in enumerate(asked)
+        ]
+    )
     return sum(len(answer.tokens) for answer in answers)
 
 
@@ -136,9 +144,13 @@ def draw_turns(sampler: Sampler) -> int:
         drawn += sum(len(one.tokens) for one in found)
         return [Generated(one.tokens, True) for one in found]
 
-    Turns().answers(turn, [
-        Asked(Request(tuple(ids), 2 * NEW_TOKENS, frozenset(), sampling_of(1.0, 0, 0, "prompt", place)), ("tool",))
-        for place, ids in enumerate(asked)])
+    Turns().answers(
+        turn,
+        [
+            Asked(Request(tuple(ids), 2 * NEW_TOKENS, frozenset(), sampling_of(1.0, 0, 0, "prompt", place)), ("tool",))
+            for place, ids in enumerate(asked)
+        ],
+    )
     return drawn
 
 
@@ -151,8 +163,18 @@ def generate_turns(model: Any) -> int:
     ids = torch.tensor([[PAD] * (longest - len(one)) + one for one in asked])
     mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in asked])
     for _ in range(TURNS_OF_ANSWER):
-        found = model.generate(ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                               min_new_tokens=most, max_new_tokens=most, pad_token_id=PAD, eos_token_id=None)
+        found = model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            min_new_tokens=most,
+            max_new_tokens=most,
+            pad_token_id=PAD,
+            eos_token_id=None,
+        )
         drawn += int(found[:, ids.shape[1] :].numel())
         ids = torch.cat([found, torch.full((len(found), TOOL_TOKENS), 7)], dim=1)
         mask = torch.cat([mask, torch.ones(len(found), most + TOOL_TOKENS, dtype=mask.dtype)], dim=1)
@@ -166,7 +188,17 @@ def generate(model: Any) -> int:
     longest = max(map(len, asked))
     ids = torch.tensor([[PAD] * (longest - len(one)) + one for one in asked])
     mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in asked])
-    found = model.generate(ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                           num_return_sequences=GROUP, min_new_tokens=NEW_TOKENS, max_new_tokens=NEW_TOKENS,
-                           pad_token_id=PAD, eos_token_id=None)
+    found = model.generate(
+        ids,
+        attention_mask=mask,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        num_return_sequences=GROUP,
+        min_new_tokens=NEW_TOKENS,
+        max_new_tokens=NEW_TOKENS,
+        pad_token_id=PAD,
+        eos_token_id=None,
+    )
     return int(found[:, longest:].numel())

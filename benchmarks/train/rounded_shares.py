@@ -40,9 +40,14 @@ def rows() -> Iterator[Row]:
         for ranks in RANKS[1:]:
             ours = found[ranks][base]
             same = "are" if ours["logits"] == alone["logits"] else "are NOT"
-            yield {"name": f"rounded base, {base}, {ranks} processes", "ours": ours["bytes"] / 1e6,
-                   "peer": alone["bytes"] / 1e6, "unit": "MB", "ratio": ours["bytes"] / alone["bytes"],
-                   "note": f"frozen matrices on each, less is better; logits {same} those of one to the last bit"}
+            yield {
+                "name": f"rounded base, {base}, {ranks} processes",
+                "ours": ours["bytes"] / 1e6,
+                "peer": alone["bytes"] / 1e6,
+                "unit": "MB",
+                "ratio": ours["bytes"] / alone["bytes"],
+                "note": f"frozen matrices on each, less is better; logits {same} those of one to the last bit",
+            }
 
 
 def measure_all(file: Path) -> None:
@@ -57,13 +62,14 @@ def measure_all(file: Path) -> None:
 def measure(world: World, base: str, folder: Path) -> dict[str, Any]:
     """A model with adapters on rounded matrices: what these take here, and what it computes."""
     shape, lora = shape_of(MODEL, VOCAB, LENGTH), Lora.model_validate({"rank": 4, "base": base})
-    model = tuned_model(shape, drawn(shape, 0), lora, 0, world, torch.float32,
-                        Context(folder, emit=lambda event: None))
+    model = tuned_model(shape, drawn(shape, 0), lora, 0, world, torch.float32, Context(folder, emit=lambda event: None))
     ids = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = model(ids)
-    return {"bytes": describe_rounding(model, lora)["lora_base"]["bytes"],
-            "logits": hashlib.blake2b(logits.numpy().tobytes(), digest_size=16).hexdigest()}
+    return {
+        "bytes": describe_rounding(model, lora)["lora_base"]["bytes"],
+        "logits": hashlib.blake2b(logits.numpy().tobytes(), digest_size=16).hexdigest(),
+    }
 
 
 if __name__ == "__main__":

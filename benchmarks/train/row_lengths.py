@@ -41,10 +41,15 @@ def rows() -> Iterator[Row]:
         alone = found[1][length]
         for ranks in RANKS[1:]:
             ours = found[ranks][length]
-            yield {"name": f"row of {int(length):,} tokens, context {ranks}", "ours": ours["kept"] / 1e6,
-                   "peer": alone["kept"] / 1e6, "unit": "MB", "ratio": ours["kept"] / alone["kept"],
-                   "note": "kept for the backward pass, less is better; loss differs by "
-                           f"{abs(ours['loss'] - alone['loss']):.1e}"}
+            yield {
+                "name": f"row of {int(length):,} tokens, context {ranks}",
+                "ours": ours["kept"] / 1e6,
+                "peer": alone["kept"] / 1e6,
+                "unit": "MB",
+                "ratio": ours["kept"] / alone["kept"],
+                "note": "kept for the backward pass, less is better; loss differs by "
+                f"{abs(ours['loss'] - alone['loss']):.1e}",
+            }
 
 
 def measure_all(file: Path) -> None:

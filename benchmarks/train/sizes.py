@@ -66,12 +66,31 @@ class Size:
 
 
 ON_GPU = (
-    Size("124M, T=1024", Model(preset="llama-125m"), 50_304, 1024, 64, 512, 5, "model",
-         "nanochat 41 % (d12, dev/LOG.md), llm.c 41 % (modded-nanogpt, record 1)"),
-    Size("350M, T=1024", Model(preset="llama-350m"), 50_304, 1024, 32, 256, 5, "model",
-         "nanochat 46 % (d18, dev/LOG.md)"),
-    Size("1.1B, T=2048", Model(layers=22, width=2048, heads=16, kv_heads=4, ffn_width=5632, tied_embeddings=False),
-         32_000, 2048, 16, 64, 5, "model", "nanochat 49 % (d26, dev/LOG.md), torchtitan 39 % (Llama 3 8B, 8 H100)"),
+    Size(
+        "124M, T=1024",
+        Model(preset="llama-125m"),
+        50_304,
+        1024,
+        64,
+        512,
+        5,
+        "model",
+        "nanochat 41 % (d12, dev/LOG.md), llm.c 41 % (modded-nanogpt, record 1)",
+    ),
+    Size(
+        "350M, T=1024", Model(preset="llama-350m"), 50_304, 1024, 32, 256, 5, "model", "nanochat 46 % (d18, dev/LOG.md)"
+    ),
+    Size(
+        "1.1B, T=2048",
+        Model(layers=22, width=2048, heads=16, kv_heads=4, ffn_width=5632, tied_embeddings=False),
+        32_000,
+        2048,
+        16,
+        64,
+        5,
+        "model",
+        "nanochat 49 % (d26, dev/LOG.md), torchtitan 39 % (Llama 3 8B, 8 H100)",
+    ),
 )
 """1.1B is TinyLlama's shape with heads of 128 channels (Zhang et al. 2024). The published figures are those of one GPU
 of eight H100, which have the H200's peak: benchmarks/llama3_h100_202412_torchtitan.md, nanochat's and modded-nanogpt's
@@ -97,8 +116,9 @@ def rows_of(size: Size) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         steps = WINDOWS * size.window_steps
         ids = np.random.default_rng(0).integers(0, size.vocab, (size.rows * steps, size.length))
-        write_packed_set(Path(folder) / "mix", ids, {"all": len(ids)},
-                         {"vocab_size": size.vocab, "eos": 0, "pad": 1, "sha256": ""})
+        write_packed_set(
+            Path(folder) / "mix", ids, {"all": len(ids)}, {"vocab_size": size.vocab, "eos": 0, "pad": 1, "sha256": ""}
+        )
         installed = importlib.util.find_spec("transformers") is not None
         found, failed = _by_turns(["ours", *(["transformers"] if installed else [])], size, Path(folder))
     ours, peer = found.get("ours"), found.get("transformers")
@@ -106,21 +126,34 @@ def rows_of(size: Size) -> Iterator[Row]:
         raise RuntimeError(f"a training of {size.name} could not be measured: {failed['ours']}")
     missing = failed.get("transformers") or "failed" if installed else "it is not installed"
     beside = "" if peer is not None else f"transformers: {missing.splitlines()[-1]}"
-    yield {**_row(f"{size.name}, vs transformers", ours, peer, "tokens_per_second", "tokens/s", 1.0, beside),
-           **{key: ours[key] for key in ("mfu", "mfu_causal", "peak_memory_bytes", "data_wait_share",
-                                         "checkpoint_seconds")}}
-    yield row(f"{size.name}, arithmetic vs matmul", ours["flops"] / GIGA, ours["matmul"] / GIGA, "GFLOP/s",
-              describe(ours, size.published))
+    yield {
+        **_row(f"{size.name}, vs transformers", ours, peer, "tokens_per_second", "tokens/s", 1.0, beside),
+        **{
+            key: ours[key]
+            for key in ("mfu", "mfu_causal", "peak_memory_bytes", "data_wait_share", "checkpoint_seconds")
+        },
+    }
+    yield row(
+        f"{size.name}, arithmetic vs matmul",
+        ours["flops"] / GIGA,
+        ours["matmul"] / GIGA,
+        "GFLOP/s",
+        describe(ours, size.published),
+    )
     yield _row(f"{size.name}, peak memory", ours, peer, "peak_memory_bytes", "GB", GIGA, beside or "less is better")
 
 
 def describe(ours: Mapping[str, Any], published: str) -> str:
     """The figures that have no peer here, in words."""
-    mfu = "unknown" if ours["mfu"] == "unknown" else (
-        f"{ours['mfu']:.1%} ({ours['mfu_causal']:.1%} with causal attention halved)")
+    mfu = (
+        "unknown"
+        if ours["mfu"] == "unknown"
+        else (f"{ours['mfu']:.1%} ({ours['mfu_causal']:.1%} with causal attention halved)")
+    )
     pauses = ", ".join(f"{seconds:.2f} s" for seconds in ours["checkpoint_seconds"])
-    return (f"MFU {mfu}; data wait {ours['data_wait_share']:.2%}; checkpoint pauses {pauses}"
-            + (f"; published MFU: {published}" if published else ""))
+    return f"MFU {mfu}; data wait {ours['data_wait_share']:.2%}; checkpoint pauses {pauses}" + (
+        f"; published MFU: {published}" if published else ""
+    )
 
 
 def _row(
@@ -148,7 +181,12 @@ def _measured(side: str, size: Size, folder: Path) -> tuple[dict[str, Any] | Non
     wanted = {**vars(size), "model": size.model.model_dump(mode="json"), "windows": WINDOWS}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.train.whole_training", side, str(folder), json.dumps(wanted)],
-        check=False, text=True, capture_output=True, cwd=ROOT, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
+        check=False,
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+    )
     if done.returncode != 0:
         return None, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -110,19 +110,30 @@ def generations(shape: Shape, world: World) -> tuple[Action, Action]:
     peer = peer_model(shape, world).eval()
     prompts = torch.randint(6, VOCAB, (ROWS, 32), device=world.device)
     mask = torch.ones_like(prompts)
-    return (lambda: generate(ours, prompts.tolist(), NEW_TOKENS, ()),
-            lambda: peer.generate(prompts, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False,
-                                  eos_token_id=None, pad_token_id=1))
+    return (
+        lambda: generate(ours, prompts.tolist(), NEW_TOKENS, ()),
+        lambda: peer.generate(
+            prompts, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=1
+        ),
+    )
 
 
 def peer_model(shape: Shape, world: World) -> Any:
     """transformers' Llama of the same sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=shape.padded_vocab_size, hidden_size=shape.width, intermediate_size=shape.ffn_width,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=LENGTH, tie_word_embeddings=shape.tied_embeddings)).to(world.device)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=shape.padded_vocab_size,
+            hidden_size=shape.width,
+            intermediate_size=shape.ffn_width,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=LENGTH,
+            tie_word_embeddings=shape.tied_embeddings,
+        )
+    ).to(world.device)
 
 
 def per_second(amount: float, world: World, ours: Action, peer: Action) -> tuple[float, float]:
@@ -158,15 +169,21 @@ def memory_rows() -> Iterator[Row]:
     `ratio` is the share of the bytes that a budget leaves, of those that it is a share of.
     """
     if shutil.which("g++") is None and not torch.cuda.is_available():
-        yield row("memory_budget", None, None, "bytes",
-                  "compiling for a CPU needs a C++ compiler, and g++ is not installed")
+        yield row(
+            "memory_budget", None, None, "bytes", "compiling for a CPU needs a C++ compiler, and g++ is not installed"
+        )
         return
     whole = one_step(Compute(compile="block"))
     for budget in BUDGETS:
         found = one_step(Compute(compile="block", activation_checkpointing="budget", memory_budget=budget))
         furthest = float((found.gradients - whole.gradients).norm() / whole.gradients.norm())
-        yield row(f"memory_budget {budget:g}", found.kept, whole.kept, "bytes",
-                  f"loss differs by {float((found.loss - whole.loss).abs()):.1e}, gradients by {furthest:.1e}")
+        yield row(
+            f"memory_budget {budget:g}",
+            found.kept,
+            whole.kept,
+            "bytes",
+            f"loss differs by {float((found.loss - whole.loss).abs()):.1e}, gradients by {furthest:.1e}",
+        )
 
 
 def one_step(compute: Compute) -> Step:

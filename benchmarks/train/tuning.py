@@ -48,10 +48,20 @@ def rows() -> Iterator[Row]:
         examples = conversations(EXAMPLES_PER_UPDATE * (WARMUPS + UPDATES))
         packed, padded = ([batch(part, is_packed) for part in grouped(examples)] for is_packed in (True, False))
         real = float(np.mean([sum(len(ids) for ids, _ in part) for part in grouped(examples)[WARMUPS:]]))
-        seconds = by_turns({"packed": lambda: tune(folder, packed), "padded": lambda: tune(folder, padded),
-                            **({} if missing else {
-                                "trl": lambda: trl_tunes(folder, examples, packing=False),
-                                "trl packed": lambda: trl_tunes(folder, examples, packing=True)})})
+        seconds = by_turns(
+            {
+                "packed": lambda: tune(folder, packed),
+                "padded": lambda: tune(folder, padded),
+                **(
+                    {}
+                    if missing
+                    else {
+                        "trl": lambda: trl_tunes(folder, examples, packing=False),
+                        "trl packed": lambda: trl_tunes(folder, examples, packing=True),
+                    }
+                ),
+            }
+        )
         speed = {name: real / value for name, value in seconds.items()}
         yield row("fine-tuning, packed vs padded rows", speed["packed"], speed["padded"], "tokens/s")
         if missing:
@@ -63,8 +73,13 @@ def rows() -> Iterator[Row]:
         yield row("sft_vs_trl_packed", speed["packed"], speed["trl packed"], "tokens/s", "TRL packs too (bfd)")
         batches = trl_pairs(folder)
         seconds = by_turns({"ours": lambda: prefer(folder, batches), "trl": lambda: trl_prefers(folder)})
-        yield row("dpo_vs_trl", PAIRS_PER_UPDATE / seconds["ours"], PAIRS_PER_UPDATE / seconds["trl"], "pairs/s",
-                  "reference log-probabilities stored, TRL's computed in each update")
+        yield row(
+            "dpo_vs_trl",
+            PAIRS_PER_UPDATE / seconds["ours"],
+            PAIRS_PER_UPDATE / seconds["trl"],
+            "pairs/s",
+            "reference log-probabilities stored, TRL's computed in each update",
+        )
 
 
 def by_turns(sides: dict[str, Callable[[], list[float]]]) -> dict[str, float]:
@@ -98,8 +113,10 @@ def conversations(count: int) -> list[Example]:
     """Random ids; lengths are log-normal, as instruction sets' are, a third of each is a prompt."""
     generator = np.random.default_rng(0)
     lengths = np.clip(np.exp(generator.normal(4.0, 0.8, count)), 8, LENGTH).astype(int)
-    return [(generator.integers(6, VOCAB, length).tolist(), [int(place >= length // 3) for place in range(length)])
-            for length in lengths]
+    return [
+        (generator.integers(6, VOCAB, length).tolist(), [int(place >= length // 3) for place in range(length)])
+        for length in lengths
+    ]
 
 
 def grouped(examples: Sequence[Example]) -> list[Sequence[Example]]:
@@ -132,9 +149,7 @@ def learner(folder: Path) -> tuple[Llama, torch.optim.Optimizer]:
     return model.train(), torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
 
 
-def timed(
-    folder: Path, batches: Sequence[Any], loss_of: Callable[[Llama, Any], Tensor]
-) -> list[float]:
+def timed(folder: Path, batches: Sequence[Any], loss_of: Callable[[Llama, Any], Tensor]) -> list[float]:
     """Seconds of one update per batch."""
     model, optimizer = learner(folder)
     seconds = []
@@ -154,8 +169,9 @@ def tune(folder: Path, batches: Sequence[Batch]) -> list[float]:
     def loss_of(model: Llama, one: Batch) -> Tensor:
         ids, targets, positions = one
         counted = (targets != IGNORED).float()
-        loss: Tensor = model(ids, partial(weighted_nll, targets=targets, weights=counted / counted.sum()),
-                             positions=positions)[0]
+        loss: Tensor = model(
+            ids, partial(weighted_nll, targets=targets, weights=counted / counted.sum()), positions=positions
+        )[0]
         return loss
 
     return timed(folder, batches, loss_of)
@@ -179,11 +195,26 @@ def prefer(folder: Path, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float
 
 def trl_settings(folder: Path, per_update: int) -> dict[str, Any]:
     """The settings of both of TRL's trainers."""
-    return {"output_dir": str(folder / "trl"), "use_cpu": True, "bf16": False, "report_to": "none", "seed": 0,
-            "gradient_checkpointing": False, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1000,
-            "max_steps": WARMUPS + UPDATES, "per_device_train_batch_size": per_update, "learning_rate": RATE,
-            "lr_scheduler_type": "constant", "max_grad_norm": 1.0, "weight_decay": 0.0, "optim": "adamw_torch_fused",
-            "max_length": LENGTH, "dataloader_num_workers": 0}
+    return {
+        "output_dir": str(folder / "trl"),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "seed": 0,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_steps": 1000,
+        "max_steps": WARMUPS + UPDATES,
+        "per_device_train_batch_size": per_update,
+        "learning_rate": RATE,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 1.0,
+        "weight_decay": 0.0,
+        "optim": "adamw_torch_fused",
+        "max_length": LENGTH,
+        "dataloader_num_workers": 0,
+    }
 
 
 def peer(folder: Path) -> Any:
@@ -198,8 +229,9 @@ def tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.WordLevel({"</s>": 0, "<pad>": PAD, **{f"w{k}": k for k in range(2, VOCAB)}},
-                                      unk_token="w2"))
+    made = Tokenizer(
+        models.WordLevel({"</s>": 0, "<pad>": PAD, **{f"w{k}": k for k in range(2, VOCAB)}}, unk_token="w2")
+    )
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="<pad>")
 
@@ -247,11 +279,16 @@ def trl_trainer(folder: Path) -> Any:
     def words(most: int) -> str:
         return " ".join(f"w{k}" for k in generator.integers(6, VOCAB, generator.integers(8, most)))
 
-    data = Dataset.from_list([{"prompt": words(40), "chosen": " " + words(120), "rejected": " " + words(120)}
-                              for _ in range(PAIRS_PER_UPDATE * (WARMUPS + UPDATES))])
+    data = Dataset.from_list(
+        [
+            {"prompt": words(40), "chosen": " " + words(120), "rejected": " " + words(120)}
+            for _ in range(PAIRS_PER_UPDATE * (WARMUPS + UPDATES))
+        ]
+    )
     settings = trl.DPOConfig(**trl_settings(folder, PAIRS_PER_UPDATE), beta=BETA, loss_type=["sigmoid"])
-    return trl.DPOTrainer(model=peer(folder), ref_model=peer(folder), args=settings, train_dataset=data,
-                          processing_class=tokenizer())
+    return trl.DPOTrainer(
+        model=peer(folder), ref_model=peer(folder), args=settings, train_dataset=data, processing_class=tokenizer()
+    )
 
 
 def trl_prefers(folder: Path) -> list[float]:

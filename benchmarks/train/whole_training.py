@@ -37,27 +37,44 @@ LEARNING_RATE = 1e-4
 def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any]:
     """A pre-training as the stage runs it, with checkpoints and without validation."""
     window, steps = size["window_steps"], size["windows"] * size["window_steps"]
-    section = Pretrain.model_validate({
-        "steps": steps, "global_batch_size": size["rows"], "micro_batch_size": size["micro_rows"], "log_every": window,
-        "schedule": {"kind": "constant", "warmup_steps": 0}, "optimizer": {"learning_rate": LEARNING_RATE}})
+    section = Pretrain.model_validate(
+        {
+            "steps": steps,
+            "global_batch_size": size["rows"],
+            "micro_batch_size": size["micro_rows"],
+            "log_every": window,
+            "schedule": {"kind": "constant", "warmup_steps": 0},
+            "optimizer": {"learning_rate": LEARNING_RATE},
+        }
+    )
     compute, flops = Compute(compile=size["compile"]), flops_per_token(shape, packed.sequence_length)
     with single_process() as world, tempfile.TemporaryDirectory() as work:
         dtype = compute_dtype("auto", world.device)
         model = sharded_model(shape, drawn(shape, 0), world, dtype, compute)
         objective = NextToken(packed, 0, torch.full((shape.vocab_size,), 4.0, device=world.device), shape)
         context = Context(Path(work), checkpoint_every=3 * window, compute=compute, emit=lambda event: None)
-        record, summary = train(Job(
-            section=section, objective=objective, model=model, world=world, context=context,
-            peak_flops=peak_flops(world.device, dtype), causal_share=flops.causal / flops.whole,
-            reading_threads=reading_threads(packed.local, world.device)))
+        record, summary = train(
+            Job(
+                section=section,
+                objective=objective,
+                model=model,
+                world=world,
+                context=context,
+                peak_flops=peak_flops(world.device, dtype),
+                causal_share=flops.causal / flops.whole,
+                reading_threads=reading_threads(packed.local, world.device),
+            )
+        )
         assert record is not None  # the one process is the first
         timed = [line for line in record.lines() if line["step"] > window and "tokens_per_second" in line]
         best = max((line for line in timed if "checkpoint_seconds" not in line), key=_speed)
         return {
             **{key: best[key] for key in ("tokens_per_second", "mfu", "mfu_causal", "data_wait_share")},
             "checkpoint_seconds": [line["checkpoint_seconds"] for line in timed if "checkpoint_seconds" in line],
-            "flops": best["tokens_per_second"] * flops.whole, "matmul": matmul_rate(world.device, dtype),
-            "peak_memory_bytes": summary["peak_memory_bytes"]}
+            "flops": best["tokens_per_second"] * flops.whole,
+            "matmul": matmul_rate(world.device, dtype),
+            "peak_memory_bytes": summary["peak_memory_bytes"],
+        }
 
 
 def transformers(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any]:
@@ -66,10 +83,19 @@ def transformers(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[
 
     with single_process() as world:
         device, length, window = world.device, packed.sequence_length, size["window_steps"]
-        model: Any = LlamaForCausalLM(LlamaConfig(
-            vocab_size=shape.vocab_size, hidden_size=shape.width, intermediate_size=shape.ffn_width,
-            num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-            max_position_embeddings=length, tie_word_embeddings=shape.tied_embeddings, use_cache=False)).to(device)
+        model: Any = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=shape.vocab_size,
+                hidden_size=shape.width,
+                intermediate_size=shape.ffn_width,
+                num_hidden_layers=shape.layers,
+                num_attention_heads=shape.heads,
+                num_key_value_heads=shape.kv_heads,
+                max_position_embeddings=length,
+                tie_word_embeddings=shape.tied_embeddings,
+                use_cache=False,
+            )
+        ).to(device)
         run = model if size["compile"] == "off" else torch.compile(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True)
         order, dtype = np.random.default_rng(0).permutation(packed.rows), compute_dtype("auto", device)
@@ -88,8 +114,10 @@ def transformers(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[
                 optimizer.zero_grad(set_to_none=True)
             loss.item()  # waits for the device
             fastest = min(fastest, time.perf_counter() - started) if number else fastest
-        return {"tokens_per_second": window * size["rows"] * length / fastest,
-                "peak_memory_bytes": peak_memory_bytes(device, world)}
+        return {
+            "tokens_per_second": window * size["rows"] * length / fastest,
+            "peak_memory_bytes": peak_memory_bytes(device, world),
+        }
 
 
 def _speed(line: dict[str, Any]) -> float:

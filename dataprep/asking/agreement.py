@@ -22,8 +22,15 @@ def count_pairs(first: np.ndarray, second: np.ndarray) -> Counts:
     pairs: dict[str, int] = {}
     for one, other in zip(np.rint(x).astype(int).tolist(), np.rint(y).astype(int).tolist(), strict=True):
         pairs[f"{one} {other}"] = pairs.get(f"{one} {other}", 0) + 1
-    return {"pairs": pairs, "n": len(x), "x": float(x.sum()), "y": float(y.sum()), "xx": float((x * x).sum()),
-            "yy": float((y * y).sum()), "xy": float((x * y).sum())}
+    return {
+        "pairs": pairs,
+        "n": len(x),
+        "x": float(x.sum()),
+        "y": float(y.sum()),
+        "xx": float((x * x).sum()),
+        "yy": float((y * y).sum()),
+        "xy": float((x * y).sum()),
+    }
 
 
 def agreement(counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,8 +43,14 @@ def agreement(counts: Mapping[str, Any]) -> dict[str, Any]:
     """
     n = counts.get("n", 0)
     if not n:
-        return {"documents": 0, "same": None, "kappa": None, "weighted_kappa": None, "correlation": None,
-                "difference": None}
+        return {
+            "documents": 0,
+            "same": None,
+            "kappa": None,
+            "weighted_kappa": None,
+            "correlation": None,
+            "difference": None,
+        }
     pairs = {tuple(map(int, key.split())): number for key, number in counts["pairs"].items()}
     scores = sorted({score for pair in pairs for score in pair})
     observed = np.array([[pairs.get((one, other), 0) for other in scores] for one in scores], np.float64) / n
@@ -47,10 +60,12 @@ def agreement(counts: Mapping[str, Any]) -> dict[str, Any]:
     together = counts["xy"] - counts["x"] * counts["y"] / n
     by_chance = float(expected.trace())
     return {
-        "documents": n, "same": float(observed.trace()),
+        "documents": n,
+        "same": float(observed.trace()),
         "kappa": None if by_chance >= 1 else float((observed.trace() - by_chance) / (1 - by_chance)),
-        "weighted_kappa": None if not (apart * expected).sum() else float(
-            1 - (apart * observed).sum() / (apart * expected).sum()),
+        "weighted_kappa": None
+        if not (apart * expected).sum()
+        else float(1 - (apart * observed).sum() / (apart * expected).sum()),
         "correlation": None if spread <= 1e-12 else together / math.sqrt(spread),
         "difference": (counts["x"] - counts["y"]) / n,
     }

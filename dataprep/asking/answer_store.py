@@ -228,8 +228,13 @@ def forget_answers(root: Path, documents: Collection[str], remove: bool) -> dict
         `answers` about these documents, and `unknown`, those of which no document is known: kept by earlier versions,
         and not used since.
     """
-    files = [folder / name for folder in (sorted(root.iterdir()) if root.exists() else ()) if folder.is_dir()
-             for name in sorted(file_names(folder)) if name.endswith(END)]
+    files = [
+        folder / name
+        for folder in (sorted(root.iterdir()) if root.exists() else ())
+        if folder.is_dir()
+        for name in sorted(file_names(folder))
+        if name.endswith(END)
+    ]
     wanted, forgotten, known, unnamed = {one.encode() for one in documents}, set[bytes](), set[bytes](), set[bytes]()
     for path in files:
         for line in _lines(path):

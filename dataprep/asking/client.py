@@ -67,9 +67,7 @@ class _RefusedError(Exception):
     """The endpoint refuses this one request for good."""
 
 
-def ask(
-    requests: Iterable[Request], model: AskedModel, context: Context, total: int | None = None
-) -> Iterator[Answer]:
+def ask(requests: Iterable[Request], model: AskedModel, context: Context, total: int | None = None) -> Iterator[Answer]:
     """Answer requests, in their order.
 
     Args:
@@ -109,9 +107,17 @@ class Tally:
     def as_json(self, model: AskedModel) -> dict[str, Any]:
         """For a summary."""
         money = {"money": round(self.spent.money(model), 6)} if model.prompt_price or model.answer_price else {}
-        return {"model": model.called, "asked": self.asked, "kept": self.kept, "retried": self.retried,
-                "repaired": self.repaired, "unusable": self.unusable, "prompt_tokens": self.spent.prompt_tokens,
-                "answer_tokens": self.spent.answer_tokens, **money}
+        return {
+            "model": model.called,
+            "asked": self.asked,
+            "kept": self.kept,
+            "retried": self.retried,
+            "repaired": self.repaired,
+            "unusable": self.unusable,
+            "prompt_tokens": self.spent.prompt_tokens,
+            "answer_tokens": self.spent.answer_tokens,
+            **money,
+        }
 
 
 class Asking:
@@ -124,9 +130,7 @@ class Asking:
         identity: what tells the model from another one of the same name: its files.
     """
 
-    def __init__(
-        self, model: AskedModel, context: Context, total: int | None = None, identity: Any = None
-    ) -> None:
+    def __init__(self, model: AskedModel, context: Context, total: int | None = None, identity: Any = None) -> None:
         self.model, self.tally = model, Tally()
         self._context, self._total, self._done, self._told = context, total, 0, 0.0
         self._identity = identity if identity is not None or model.folder is None else _identify(model)
@@ -136,8 +140,11 @@ class Asking:
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             served_model = opened.enter_context(served(self.model, self._context))
-            self._kept = KeptAnswers(self._context.answers or self._context.work / "answers",
-                                     settings_of(self.model, self._identity), self._owner())
+            self._kept = KeptAnswers(
+                self._context.answers or self._context.work / "answers",
+                settings_of(self.model, self._identity),
+                self._owner(),
+            )
             opened.callback(self._kept.close)
             self.tally.spent = spending_of(self._kept.spent)
             self._named = canonical_json({"model": self.model.called, "identity": self._identity})
@@ -163,8 +170,9 @@ class Asking:
         import httpx
 
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.model.concurrency)
-        timeout = httpx.Timeout(self.model.timeout_seconds, connect=min(CONNECT_SECONDS, self.model.timeout_seconds),
-                                pool=None)
+        timeout = httpx.Timeout(
+            self.model.timeout_seconds, connect=min(CONNECT_SECONDS, self.model.timeout_seconds), pool=None
+        )
         # A proxy of the environment does not know this machine's own addresses.
         here = all(one.url.host in LOOPBACK for one in self._endpoints)
         self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not here)
@@ -197,11 +205,16 @@ class Asking:
         wanted: dict[str, Any] = {}
         if request.schema is not None and model.response_format != "none":
             of_schema = {"json_schema": {"name": "answer", "schema": request.schema}}
-            wanted = {"response_format": {"type": model.response_format, **(
-                of_schema if model.response_format == "json_schema" else {})}}
+            wanted = {
+                "response_format": {
+                    "type": model.response_format,
+                    **(of_schema if model.response_format == "json_schema" else {}),
+                }
+            }
         system = [] if model.system is None else [{"role": "system", "content": model.system}]
-        return canonical_json({"model": model.called, "messages": [*system, *messages], **_drawn(model, request.number),
-                               **wanted})
+        return canonical_json(
+            {"model": model.called, "messages": [*system, *messages], **_drawn(model, request.number), **wanted}
+        )
 
     def expect(self, requests: int) -> None:
         """So many more requests will come: progress, and messages about the budget, are out of all of them."""
@@ -332,9 +345,11 @@ class Asking:
         spent, limit = self.tally.spent, getattr(self.model.budget, key)
         of = f" of {self._total:,}" if self._total else ""
         money = f" for {spent.money(self.model):,.6g}" if key == "money" else ""
-        return (f"{self._context.stage}: the budget of {limit:,} {key} does not cover one more request: "
-                f"{spent.requests:,}{of} requests with {spent.tokens:,} tokens{money} are answered, and kept; raise "
-                f"`budget.{key}` and run again, which asks only for the others")
+        return (
+            f"{self._context.stage}: the budget of {limit:,} {key} does not cover one more request: "
+            f"{spent.requests:,}{of} requests with {spent.tokens:,} tokens{money} are answered, and kept; raise "
+            f"`budget.{key}` and run again, which asks only for the others"
+        )
 
     async def _insist(self, body: bytes) -> dict[str, Any]:
         """Send a request until it is answered.
@@ -365,8 +380,10 @@ class Asking:
             said += f", which wants to be asked again in {least:,.0f} s"
         if self.model.unanswered == "quarantine":
             raise _RefusedError(said)
-        raise AskingError(f"{self._context.stage}: {said}; all answers so far are kept: see that it runs, and run "
-                          "again, which asks only for the others (or give it more `patience_seconds`)")
+        raise AskingError(
+            f"{self._context.stage}: {said}; all answers so far are kept: see that it runs, and run "
+            "again, which asks only for the others (or give it more `patience_seconds`)"
+        )
 
     async def _pause(self, seconds: float) -> None:
         """Wait, unless asking has ended.
@@ -391,8 +408,13 @@ class Asking:
         """The answer, or why there is none yet and the seconds until it may be asked for again."""
         import httpx
 
-        request = httpx.Request("POST", endpoint.url, headers=self._headers, content=body,
-                                extensions={"timeout": self._client.timeout.as_dict()})
+        request = httpx.Request(
+            "POST",
+            endpoint.url,
+            headers=self._headers,
+            content=body,
+            extensions={"timeout": self._client.timeout.as_dict()},
+        )
         endpoint.on_their_way += 1
         try:
             async with asyncio.timeout(self.model.timeout_seconds):
@@ -422,11 +444,15 @@ class Asking:
         if status in REFUSED:
             raise _RefusedError(f"{endpoint.shown} refuses the request: {status} {said}")
         key = self.model.api_key_env
-        what = {401: f"correct the key in ${key}" if key else "name the variable of a key (`api_key_env`)",
-                403: f"the key in ${key} may not ask this model" if key else "it wants a key (`api_key_env`)",
-                404: f"see that the address is right, and that it has a model {self.model.called!r}"}
-        raise AskingError(f"{self._context.stage}: {endpoint.shown} refuses all requests: {status} {said}; "
-                          f"{what.get(status, 'correct `endpoint`')}")
+        what = {
+            401: f"correct the key in ${key}" if key else "name the variable of a key (`api_key_env`)",
+            403: f"the key in ${key} may not ask this model" if key else "it wants a key (`api_key_env`)",
+            404: f"see that the address is right, and that it has a model {self.model.called!r}",
+        }
+        raise AskingError(
+            f"{self._context.stage}: {endpoint.shown} refuses all requests: {status} {said}; "
+            f"{what.get(status, 'correct `endpoint`')}"
+        )
 
     def _progress(self, at_end: bool = False) -> None:
         self._done += not at_end
@@ -444,8 +470,13 @@ def settings_of(model: AskedModel, identity: Any) -> dict[str, Any]:
 def _drawn(model: AskedModel, number: int) -> dict[str, Any]:
     """The part of a request's body that is the same for all prompts."""
     seed = {} if model.seed is None else {"seed": model.seed + number}
-    return {**model.body, "temperature": model.temperature, "top_p": model.top_p, "max_tokens": model.max_tokens,
-            **seed}
+    return {
+        **model.body,
+        "temperature": model.temperature,
+        "top_p": model.top_p,
+        "max_tokens": model.max_tokens,
+        **seed,
+    }
 
 
 def _news(found: Mapping[str, Any], request: Request) -> str:
@@ -470,8 +501,10 @@ def _api_key(model: AskedModel) -> str | None:
         return None
     key = os.environ.get(model.api_key_env, "").strip()
     if not key:
-        raise AskingError(f"`api_key_env` names ${model.api_key_env}, which is not set here; set it in the environment "
-                          "of `gristmill run`")
+        raise AskingError(
+            f"`api_key_env` names ${model.api_key_env}, which is not set here; set it in the environment "
+            "of `gristmill run`"
+        )
     remember_secrets({"api_key": key})
     return key
 

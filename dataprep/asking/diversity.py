@@ -46,14 +46,17 @@ def describe(texts: Sequence[str], parents: Sequence[str]) -> dict[str, Any]:
         "distinct": distinct,
         "self_similarity": _mean([_jaccard(shingles[one], shingles[other]) for one, other in apart]),
         "parent_similarity": _mean([_jaccard(*both) for both in zip(shingles, of_parents, strict=True)]),
-        "parent_self_similarity": _mean([_jaccard(of_parents[one], of_parents[other]) for one, other in apart
-                                         if parents[one] != parents[other]]),
+        "parent_self_similarity": _mean(
+            [_jaccard(of_parents[one], of_parents[other]) for one, other in apart if parents[one] != parents[other]]
+        ),
     }
 
 
 def _shingles(words: Sequence[Sequence[str]]) -> list[set[int]]:
-    return [{hash(gram) for gram in zip(*(one[at:] for at in range(SHINGLE)), strict=False)} or {hash(tuple(one))}
-            for one in words]
+    return [
+        {hash(gram) for gram in zip(*(one[at:] for at in range(SHINGLE)), strict=False)} or {hash(tuple(one))}
+        for one in words
+    ]
 
 
 def _jaccard(one: set[int], other: set[int]) -> float:

@@ -48,9 +48,12 @@ SHARD_SAMPLE, SAMPLE_CHARACTERS = 50, 4000
 """Texts of a shard by which diversity is measured, and how much of each."""
 EMPTY, SHORT, CUT = "generate/empty", "generate/short", "generate/cut"
 STEPS = {
-    "filter": "gristmill.dataprep.filtering.filter", "dedup": "gristmill.dataprep.duplicates.dedup",
-    "langid": "gristmill.dataprep.judges.langid", "quality": "gristmill.dataprep.judges.quality",
-    "decontaminate": "gristmill.dataprep.passages.decontaminate", "annotate": "gristmill.dataprep.own.annotate",
+    "filter": "gristmill.dataprep.filtering.filter",
+    "dedup": "gristmill.dataprep.duplicates.dedup",
+    "langid": "gristmill.dataprep.judges.langid",
+    "quality": "gristmill.dataprep.judges.quality",
+    "decontaminate": "gristmill.dataprep.passages.decontaminate",
+    "annotate": "gristmill.dataprep.own.annotate",
     "judge": "gristmill.dataprep.asking.judge",
 }
 
@@ -117,26 +120,43 @@ class _Source:
         tasks = shard_tasks(inputs["ingest"])
         bound, parents, eligible = self._choose(inputs, tasks)
         total = min(eligible, self.section.limit or eligible) * self.section.per_document
-        results, asked = ask_tasks(f"generate-{self.name}", tasks, [self.section.model],
-                                   partial(self._read, inputs, bound), self._write, self.context, lambda shards: total)
+        results, asked = ask_tasks(
+            f"generate-{self.name}",
+            tasks,
+            [self.section.model],
+            partial(self._read, inputs, bound),
+            self._write,
+            self.context,
+            lambda shards: total,
+        )
         counts = add_counts(result["counts"] for result in results)
         check_conservation(counts, self.context.stage)
         self._write_quarantine(results)
         check_quarantine(counts, self.section.max_quarantined, self.context.stage)
         sample = sorted((one for result in results for one in result["sample"]), key=lambda one: one[0])[:SAMPLE_TEXTS]
-        return {"style": self.section.style if self.section.template is None else self.template.place,
-                "made_from": list(self.section.parents), "parents": parents, "eligible": eligible,
-                "used": sum(result["parents"] for result in results), "requests": counts.get("read", 0),
-                "kept": counts.get("kept", 0), "dropped": counts.get("dropped", {}),
-                "quarantined": counts.get("quarantined", 0), "bytes": counts.get("bytes_kept", 0),
-                "asked": asked[0] if asked else {},
-                "texts": describe([text for _, text, _ in sample], [parent for _, _, parent in sample])}
+        return {
+            "style": self.section.style if self.section.template is None else self.template.place,
+            "made_from": list(self.section.parents),
+            "parents": parents,
+            "eligible": eligible,
+            "used": sum(result["parents"] for result in results),
+            "requests": counts.get("read", 0),
+            "kept": counts.get("kept", 0),
+            "dropped": counts.get("dropped", {}),
+            "quarantined": counts.get("quarantined", 0),
+            "bytes": counts.get("bytes_kept", 0),
+            "asked": asked[0] if asked else {},
+            "texts": describe([text for _, text, _ in sample], [parent for _, _, parent in sample]),
+        }
 
     def _read_parents(self) -> dict[str, Path]:
         """The parents as documents, and what the steps said of them."""
-        sources = {name: self.config["sources"][name] if name in self.config["sources"] else (
-            ingest.generated_files(self.out / name))
-                   for name in self.section.parents}
+        sources = {
+            name: self.config["sources"][name]
+            if name in self.config["sources"]
+            else (ingest.generated_files(self.out / name))
+            for name in self.section.parents
+        }
         work = self.context.work / f"parents-{self.name}"
         inputs = {"ingest": work / "ingest"}
         self._run(ingest, {}, {"sources": sources, "ingest": self.config["ingest"]}, work / "ingest")
@@ -161,8 +181,12 @@ class _Source:
         work.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
         answers = self.context.answers or self.context.work / "answers"
-        module.run(inputs, dict(config), out, replace(
-            self.context, work=work, stage=f"{self.context.stage}, {out.name} of its parents", answers=answers))
+        module.run(
+            inputs,
+            dict(config),
+            out,
+            replace(self.context, work=work, stage=f"{self.context.stage}, {out.name} of its parents", answers=answers),
+        )
         with atomic_write(done) as sink:
             sink.write(b"")
 
@@ -198,11 +222,17 @@ class _Source:
             given = {**{key: row[key] for key in READS[1:]}, "text": self._shown(row), "metadata": metadata}
             for number in range(self.section.per_document):
                 others = self._others(rows, place, number)
-                filled = {**given, "language": self.section.language, "persona": self._persona(document, number),
-                          "number": number, "others": [self._shown(rows[one]) for one in others]}
+                filled = {
+                    **given,
+                    "language": self.section.language,
+                    "persona": self._persona(document, number),
+                    "number": number,
+                    "others": [self._shown(rows[one]) for one in others],
+                }
                 about = [rows[one]["id"] for one in (place, *others)]
-                wanted.append(((place, *others), number,
-                               self.template.request(filled, number=number, about=" ".join(about))))
+                wanted.append(
+                    ((place, *others), number, self.template.request(filled, number=number, about=" ".join(about)))
+                )
         return _Chosen(parents, wanted)
 
     def _shown(self, row: Mapping[str, Any]) -> str:
@@ -225,8 +255,13 @@ class _Source:
     def _write(self, task: Task, of_shard: _Chosen, answers: Sequence[Sequence[Answer]]) -> Done:
         given = iter(answers[0])
         lines, lineage, sample, errors = list[str](), list[tuple[str, str]](), list[Any](), list[dict[str, Any]]()
-        counts: dict[str, Any] = {"read": len(of_shard.wanted), "kept": 0, "dropped": {}, "quarantined": 0,
-                                  "bytes_kept": 0}
+        counts: dict[str, Any] = {
+            "read": len(of_shard.wanted),
+            "kept": 0,
+            "dropped": {},
+            "quarantined": 0,
+            "bytes_kept": 0,
+        }
         for places, number, request in of_shard.wanted:
             answer = next(given) if isinstance(request, Request) else Answer("", error=request)
             of_child = [of_shard.parents[place] for place in places]
@@ -254,8 +289,10 @@ class _Source:
         with atomic_write(kept) as sink:
             sink.write(json.dumps(lineage).encode())
         sample.sort()
-        return Done([path, kept], {"counts": counts, "parents": len(of_shard.parents), "errors": errors,
-                                   "sample": sample[:SHARD_SAMPLE]})
+        return Done(
+            [path, kept],
+            {"counts": counts, "parents": len(of_shard.parents), "errors": errors, "sample": sample[:SHARD_SAMPLE]},
+        )
 
     def _reason(self, text: str, answer: Answer) -> str | None:
         if not text:
@@ -267,8 +304,15 @@ class _Source:
     def _record(self, locator: str, text: str, parents: Sequence[tuple[bytes, str, str | None]]) -> dict[str, Any]:
         licences = dict.fromkeys(licence for *_, licence in parents if licence is not None)
         known = {"licence": " and ".join(licences)} if licences else {}
-        return {"locator": locator, "text": text, KIND: GENERATED, STYLE: self.section.style,
-                PARENTS: " ".join(parent.hex() for parent, *_ in parents), "model": self.section.model.called, **known}
+        return {
+            "locator": locator,
+            "text": text,
+            KIND: GENERATED,
+            STYLE: self.section.style,
+            PARENTS: " ".join(parent.hex() for parent, *_ in parents),
+            "model": self.section.model.called,
+            **known,
+        }
 
     def _write_quarantine(self, results: Sequence[Mapping[str, Any]]) -> None:
         errors = [one for result in results for one in result["errors"]]
@@ -281,6 +325,10 @@ def _read_lineage(folder: Path, name: str) -> Iterator[pa.Table]:
     """What the tasks of a source have written down."""
     for path in sorted(folder.glob("*.json")):
         rows = json.loads(path.read_bytes())
-        yield pa.table({"parent": pa.array([bytes.fromhex(parent) for parent, _ in rows], SCHEMA.field("parent").type),
-                        "child": pa.array([bytes.fromhex(child) for _, child in rows], SCHEMA.field("child").type),
-                        "source": pa.array([name] * len(rows), pa.string())})
+        yield pa.table(
+            {
+                "parent": pa.array([bytes.fromhex(parent) for parent, _ in rows], SCHEMA.field("parent").type),
+                "child": pa.array([bytes.fromhex(child) for _, child in rows], SCHEMA.field("child").type),
+                "source": pa.array([name] * len(rows), pa.string()),
+            }
+        )

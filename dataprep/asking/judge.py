@@ -61,27 +61,47 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     template = read_template(section.template, f"judge-{section.rubric}")
     template.check(GIVEN)
     results, asked = ask_tasks(
-        JOB, shard_tasks(inputs["ingest"]), section.models,
-        partial(read_prompts, dict(inputs), section, template, section.sources), partial(_write, section, out), context,
-        partial(count_judged, inputs, section.sources))
+        JOB,
+        shard_tasks(inputs["ingest"]),
+        section.models,
+        partial(read_prompts, dict(inputs), section, template, section.sources),
+        partial(_write, section, out),
+        context,
+        partial(count_judged, inputs, section.sources),
+    )
     unusable = sum(result["unusable"] for result in results)
     if unusable and section.unusable == "pass":
         context.warn(f"{unusable:,} documents have no usable answer, and pass (`unusable: pass`)")
-    found = {} if section.second is None else {"agreement": {
-        name: agreement(add_counts(result["agreement"][name] for result in results)) for name in section.scores}}
+    found = (
+        {}
+        if section.second is None
+        else {
+            "agreement": {
+                name: agreement(add_counts(result["agreement"][name] for result in results)) for name in section.scores
+            }
+        }
+    )
     return {
         "counts": balance(results, section.max_quarantined, context.stage, errors=out),
         "rules": add_counts(result["rules"] for result in results),
-        "histograms": {name: histograms.fit_histogram(counted) for name, counted in
-                       histograms.add_histograms(result["histograms"] for result in results).items()},
-        "asked": asked, "unusable": unusable, **found,
+        "histograms": {
+            name: histograms.fit_histogram(counted)
+            for name, counted in histograms.add_histograms(result["histograms"] for result in results).items()
+        },
+        "asked": asked,
+        "unusable": unusable,
+        **found,
     }
 
 
 def read_prompts(
-    inputs: Mapping[str, Path], question: Question, template: PromptTemplate, sources: Sequence[str] | None, shard: str,
+    inputs: Mapping[str, Path],
+    question: Question,
+    template: PromptTemplate,
+    sources: Sequence[str] | None,
+    shard: str,
     rows: np.ndarray | None = None,
-) -> ShardPrompts:  # fmt: skip
+) -> ShardPrompts:
     """Fill the template in for the documents of a shard that were kept so far: all, or those of some rows."""
     read = read_judged_columns(inputs, shard, sources, READS)
     if rows is not None:
@@ -91,21 +111,27 @@ def read_prompts(
     found: list[Request | str] = []
     for values in read.given.select(READS).to_pylist():
         document = values.pop("id")
-        given = {**values, "text": values["text"][: question.characters], "metadata": json.loads(values["metadata"]),
-                 "answer_schema": answer_schema}
+        given = {
+            **values,
+            "text": values["text"][: question.characters],
+            "metadata": json.loads(values["metadata"]),
+            "answer_schema": answer_schema,
+        }
         found.append(template.request(given, question.answer, about=document))
     return ShardPrompts(read, found)
 
 
-def _write(
-    section: Judge, out: Path, task: Task, of_shard: ShardPrompts, given: Sequence[Sequence[Answer]]
-) -> Done:  # fmt: skip
+def _write(section: Judge, out: Path, task: Task, of_shard: ShardPrompts, given: Sequence[Sequence[Answer]]) -> Done:
     answers = [with_problems(of_shard.prompts, found) for found in given]
-    problems = [next((one.error for one in of_document if one.error is not None), None)
-                for of_document in zip(*answers, strict=True)]
-    columns = {prefix + name: column_of(found, name, of["type"])
-               for prefix, found in zip(section.prefixes, answers, strict=True)
-               for name, of in section.answer["properties"].items()}
+    problems = [
+        next((one.error for one in of_document if one.error is not None), None)
+        for of_document in zip(*answers, strict=True)
+    ]
+    columns = {
+        prefix + name: column_of(found, name, of["type"])
+        for prefix, found in zip(section.prefixes, answers, strict=True)
+        for name, of in section.answer["properties"].items()
+    }
     numbers = {name: as_numbers(columns[name]) for name in section.numeric}
     errors = problems if section.unusable == "quarantine" else [None] * len(problems)
     usable = np.array([error is None for error in errors], bool)
@@ -114,18 +140,32 @@ def _write(
     read = of_shard.read
     table, counts = annotate(read.documents, read.rows, read.judged, reasons, columns, errors)
     write_table(out / task.name, table)
-    both = {} if section.second is None else {"agreement": {
-        name: count_pairs(numbers[FIRST + name], numbers[SECOND + name]) for name in section.scores}}
-    return Done([out / task.name], {
-        "counts": counts, "rules": count_failures(failed), "unusable": sum(one is not None for one in problems),
-        "histograms": {name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()},
-        **both})
+    both = (
+        {}
+        if section.second is None
+        else {
+            "agreement": {name: count_pairs(numbers[FIRST + name], numbers[SECOND + name]) for name in section.scores}
+        }
+    )
+    return Done(
+        [out / task.name],
+        {
+            "counts": counts,
+            "rules": count_failures(failed),
+            "unusable": sum(one is not None for one in problems),
+            "histograms": {
+                name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()
+            },
+            **both,
+        },
+    )
 
 
 def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:
     """A property of all answers; null where it is absent or the answer cannot be used."""
-    values = [answer.value.get(name) if answer.error is None and answer.value is not None else None
-              for answer in answers]
+    values = [
+        answer.value.get(name) if answer.error is None and answer.value is not None else None for answer in answers
+    ]
     if kind in ("number", "integer"):
         values = [None if value is None else float(value) for value in values]
     return pa.array(values, ARROW[kind])

@@ -35,7 +35,8 @@ QUESTION = "compare-pairs"
 GIVEN = ("prompt", "first", "second", "principle", "source", "answer_schema")
 """What templates get."""
 ANSWER: Mapping[str, Any] = {
-    "type": "object", "properties": {"better": {"enum": ["first", "second", "same"]}, "reason": {"type": "string"}},
+    "type": "object",
+    "properties": {"better": {"enum": ["first", "second", "same"]}, "reason": {"type": "string"}},
     "required": ["better"],
 }
 CHOSEN = "chosen"
@@ -78,20 +79,35 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     template = read_question(section)
     principles = read_lines(section.principles)
     results, asked = ask_tasks(
-        JOB, shard_tasks(inputs["ingest"]), section.models,
-        partial(_read_prompts, dict(inputs), section, template, principles), partial(_write, section, out), context,
-        lambda shards: 2 * count_judged(inputs, section.sources, shards))
-    both = {} if section.second is None else {
-        "agreement": agreement(add_counts(result["agreement"] for result in results))}
-    biases = [{"model": model.called, **biases_of(add_counts(result["biases"][number] for result in results))}
-              for number, model in enumerate(section.models)]
-    return {"counts": balance(results, section.max_quarantined, context.stage, errors=out), "asked": asked,
-            "unusable": sum(result["unusable"] for result in results), "biases": biases, **both}
+        JOB,
+        shard_tasks(inputs["ingest"]),
+        section.models,
+        partial(_read_prompts, dict(inputs), section, template, principles),
+        partial(_write, section, out),
+        context,
+        lambda shards: 2 * count_judged(inputs, section.sources, shards),
+    )
+    both = (
+        {}
+        if section.second is None
+        else {"agreement": agreement(add_counts(result["agreement"] for result in results))}
+    )
+    biases = [
+        {"model": model.called, **biases_of(add_counts(result["biases"][number] for result in results))}
+        for number, model in enumerate(section.models)
+    ]
+    return {
+        "counts": balance(results, section.max_quarantined, context.stage, errors=out),
+        "asked": asked,
+        "unusable": sum(result["unusable"] for result in results),
+        "biases": biases,
+        **both,
+    }
 
 
 def _read_prompts(
     inputs: Mapping[str, Path], section: JudgePairs, template: PromptTemplate, principles: Sequence[str], shard: str
-) -> ShardPrompts:  # fmt: skip
+) -> ShardPrompts:
     """Two requests a pair: the chosen answer first, and the rejected one first."""
     read = read_judged_columns(inputs, shard, section.sources, ("id", "text", "source"))
     found: list[Request | str] = []
@@ -120,36 +136,63 @@ def in_both_orders(
     """
     shown = {key: text[: section.characters] for key, text in pair.items()}
     schema = canonical_json(ANSWER).decode()
-    return [template.request({
-        "prompt": shown["prompt"], "first": shown[first], "second": shown[second], "principle": principle,
-        "source": source, "answer_schema": schema}, ANSWER, about=about)
-        for first, second in ((CHOSEN, REJECTED), (REJECTED, CHOSEN))]
+    return [
+        template.request(
+            {
+                "prompt": shown["prompt"],
+                "first": shown[first],
+                "second": shown[second],
+                "principle": principle,
+                "source": source,
+                "answer_schema": schema,
+            },
+            ANSWER,
+            about=about,
+        )
+        for first, second in ((CHOSEN, REJECTED), (REJECTED, CHOSEN))
+    ]
 
 
 def _write(
     section: JudgePairs, out: Path, task: Task, of_shard: ShardPrompts, given: Sequence[Sequence[Answer]]
-) -> Done:  # fmt: skip
+) -> Done:
     answers = [with_problems(of_shard.prompts, found) for found in given]
-    errors = [next((one.error for judge in answers for one in judge[2 * row : 2 * row + 2] if one.error is not None),
-                   None) for row in range(len(of_shard.prompts) // 2)]
-    takes = [[[answer.value["better"] if answer.error is None else "same" for answer in judge[order::2]]
-              for order in (0, 1)] for judge in answers]
+    errors = [
+        next((one.error for judge in answers for one in judge[2 * row : 2 * row + 2] if one.error is not None), None)
+        for row in range(len(of_shard.prompts) // 2)
+    ]
+    takes = [
+        [[answer.value["better"] if answer.error is None else "same" for answer in judge[order::2]] for order in (0, 1)]
+        for judge in answers
+    ]
     scores = [np.array([score_of(*both) for both in zip(*judge, strict=True)], np.int64) for judge in takes]
     usable = np.array([error is None for error in errors], bool)
-    columns = {f"{prefix}prefers": pa.array([_name(one) for one in judge.tolist()], pa.string())
-               for prefix, judge in zip((FIRST, SECOND), scores, strict=False)}
-    reasons = [f"{RULE}/{name}" if error is None and (name := _name(score)) in section.drop else None
-               for score, error in zip(scores[0].tolist(), errors, strict=True)]
+    columns = {
+        f"{prefix}prefers": pa.array([_name(one) for one in judge.tolist()], pa.string())
+        for prefix, judge in zip((FIRST, SECOND), scores, strict=False)
+    }
+    reasons = [
+        f"{RULE}/{name}" if error is None and (name := _name(score)) in section.drop else None
+        for score, error in zip(scores[0].tolist(), errors, strict=True)
+    ]
     read = of_shard.read
     pairs = [json.loads(text) for text in read.given["text"].to_pylist()]
     longer = np.array([np.sign(len(one.get(CHOSEN, "")) - len(one.get(REJECTED, ""))) for one in pairs], np.int64)
     table, counts = annotate(read.documents, read.rows, read.judged, reasons, columns, errors)
     write_table(out / task.name, table)
     both = {} if len(scores) == 1 else {"agreement": count_pairs(*(one[usable].astype(float) for one in scores))}
-    return Done([out / task.name], {
-        "counts": counts, "unusable": int((~usable).sum()), **both,
-        "biases": [count_biases(np.array(judge)[:, usable], score[usable], longer[usable])
-                   for judge, score in zip(takes, scores, strict=True)]})
+    return Done(
+        [out / task.name],
+        {
+            "counts": counts,
+            "unusable": int((~usable).sum()),
+            **both,
+            "biases": [
+                count_biases(np.array(judge)[:, usable], score[usable], longer[usable])
+                for judge, score in zip(takes, scores, strict=True)
+            ],
+        },
+    )
 
 
 def score_of(chosen_first: str, rejected_first: str) -> int:
@@ -172,10 +215,16 @@ def count_biases(takes: np.ndarray, scores: np.ndarray, longer: np.ndarray) -> d
         longer: int64 of shape (n,), 1 where the chosen answer has more characters, -1 where it has fewer.
     """
     of_lengths = (scores != 0) & (longer != 0)
-    return {"pairs": len(scores), "confirmed": int((scores == 1).sum()), "rejected": int((scores == -1).sum()),
-            "first": int((takes == "first").sum()), "second": int((takes == "second").sum()),
-            "unequal": int(of_lengths.sum()), "longer": int((scores == longer)[of_lengths].sum()),
-            "longer_chosen": int((longer == 1)[of_lengths].sum())}
+    return {
+        "pairs": len(scores),
+        "confirmed": int((scores == 1).sum()),
+        "rejected": int((scores == -1).sum()),
+        "first": int((takes == "first").sum()),
+        "second": int((takes == "second").sum()),
+        "unequal": int(of_lengths.sum()),
+        "longer": int((scores == longer)[of_lengths].sum()),
+        "longer_chosen": int((longer == 1)[of_lengths].sum()),
+    }
 
 
 def biases_of(counts: Mapping[str, int]) -> dict[str, Any]:
@@ -188,12 +237,17 @@ def biases_of(counts: Mapping[str, int]) -> dict[str, Any]:
         which the longer answer is preferred, and `longer_chosen` in which it was the chosen one beforehand (length
         bias: the one above the other).
     """
+
     def share(part: str, *whole: str) -> float | None:
         total = sum(counts.get(key, 0) for key in whole)
         return counts.get(part, 0) / total if total else None
 
     pairs = counts.get("pairs", 0)
-    return {"pairs": pairs, "confirmed": share("confirmed", "confirmed", "rejected"),
-            "decided": (counts["confirmed"] + counts["rejected"]) / pairs if pairs else None,
-            "first_taken": share("first", "first", "second"), "longer_taken": share("longer", "unequal"),
-            "longer_chosen": share("longer_chosen", "unequal")}
+    return {
+        "pairs": pairs,
+        "confirmed": share("confirmed", "confirmed", "rejected"),
+        "decided": (counts["confirmed"] + counts["rejected"]) / pairs if pairs else None,
+        "first_taken": share("first", "first", "second"),
+        "longer_taken": share("longer", "unequal"),
+        "longer_chosen": share("longer_chosen", "unequal"),
+    }

@@ -37,8 +37,11 @@ def descendants(inputs: Mapping[str, Path], ids: Collection[bytes]) -> set[bytes
     tables = [folder / LINEAGE for folder in inputs.values() if (folder / LINEAGE).exists()]
     found, new = set[bytes](), set(ids)
     while new and tables:
-        children = {child for table in tables
-                    for child in read_matching(table, "parent", list(new), ["child"])["child"].to_pylist()}
+        children = {
+            child
+            for table in tables
+            for child in read_matching(table, "parent", list(new), ["child"])["child"].to_pylist()
+        }
         new = children - found - set(ids)
         found |= new
     return found
@@ -50,5 +53,9 @@ def parents(inputs: Mapping[str, Path], child: bytes) -> set[bytes]:
     Args:
         inputs: committed stages.
     """
-    return {parent for folder in inputs.values() if (folder / LINEAGE).exists()
-            for parent in read_matching(folder / LINEAGE, "child", [child], ["parent"])["parent"].to_pylist()}
+    return {
+        parent
+        for folder in inputs.values()
+        if (folder / LINEAGE).exists()
+        for parent in read_matching(folder / LINEAGE, "child", [child], ["parent"])["parent"].to_pylist()
+    }

@@ -47,8 +47,9 @@ class PromptTemplate:
         from jinja2 import StrictUndefined, TemplateSyntaxError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-                                                    autoescape=False)  # prompts are no pages
+        environment = ImmutableSandboxedEnvironment(
+            undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
+        )  # prompts are no pages
         try:
             return environment.from_string(self.text)
         except TemplateSyntaxError as error:
@@ -65,8 +66,10 @@ class PromptTemplate:
         names = meta.find_undeclared_variables(self._compiled.environment.parse(self.text))
         unknown = next((name for name in sorted(names) if name not in known), None)
         if unknown is not None:
-            raise TemplateProblemError(f"{self.place}: there is no {unknown!r}{did_you_mean(unknown, list(known))}; "
-                                       f"templates get {', '.join(known)}")
+            raise TemplateProblemError(
+                f"{self.place}: there is no {unknown!r}{did_you_mean(unknown, list(known))}; "
+                f"templates get {', '.join(known)}"
+            )
 
     def fill(self, values: Mapping[str, Any]) -> str:
         """The prompt.
@@ -83,9 +86,12 @@ class PromptTemplate:
         return filled.strip()
 
     def request(
-        self, values: Mapping[str, Any], schema: Mapping[str, Any] | None = None, number: int = 0,
+        self,
+        values: Mapping[str, Any],
+        schema: Mapping[str, Any] | None = None,
+        number: int = 0,
         about: str | None = None,
-    ) -> Request | str:  # fmt: skip
+    ) -> Request | str:
         """The prompt as a request (see `prompting.Request`), or why it cannot be filled in."""
         try:
             return prompt(self.fill(values), schema, number=number, about=about)

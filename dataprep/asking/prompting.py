@@ -56,9 +56,12 @@ class Answer:
 
 
 def prompt(
-    text: str, schema: Mapping[str, Any] | None = None, system: str | None = None, number: int = 0,
+    text: str,
+    schema: Mapping[str, Any] | None = None,
+    system: str | None = None,
+    number: int = 0,
     about: str | None = None,
-) -> Request:  # fmt: skip
+) -> Request:
     """A request of one message."""
     before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     return Request((*before, {"role": "user", "content": text}), schema, number, about)
@@ -105,9 +108,15 @@ def _objects(text: str) -> list[Any]:
 
 def repair_messages(messages: Sequence[Message], text: str, error: str, schema: Mapping[str, Any]) -> list[Message]:
     """The conversation that asks once more for an answer of the right form."""
-    return [*messages, {"role": "assistant", "content": text or "(nothing)"},
-            {"role": "user", "content": f"This answer cannot be used: {error}. Answer again, with nothing but a JSON "
-                                        f"object of this schema:\n{json.dumps(schema, sort_keys=True)}"}]
+    return [
+        *messages,
+        {"role": "assistant", "content": text or "(nothing)"},
+        {
+            "role": "user",
+            "content": f"This answer cannot be used: {error}. Answer again, with nothing but a JSON "
+            f"object of this schema:\n{json.dumps(schema, sort_keys=True)}",
+        },
+    ]
 
 
 def json_schema_problem(schema: Mapping[str, Any]) -> str | None:

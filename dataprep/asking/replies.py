@@ -23,12 +23,17 @@ def read_completion(response: httpx.Response) -> dict[str, Any] | str:
         text, usage = choice["message"].get("content") or "", found.get("usage") or {}
         if not isinstance(text, str):
             raise TypeError(f"content is {type(text).__name__}")
-        return {"text": _whole_characters(text), "finish": str(choice.get("finish_reason") or "stop"),
-                "prompt_tokens": int(usage.get("prompt_tokens") or 0),
-                "answer_tokens": int(usage.get("completion_tokens") or 0)}
+        return {
+            "text": _whole_characters(text),
+            "finish": str(choice.get("finish_reason") or "stop"),
+            "prompt_tokens": int(usage.get("prompt_tokens") or 0),
+            "answer_tokens": int(usage.get("completion_tokens") or 0),
+        }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        return mask_text(f"it answers with what is no chat completion ({type(error).__name__}: {shorten(str(error))}): "
-                         f"{shorten(response.text)!r}")
+        return mask_text(
+            f"it answers with what is no chat completion ({type(error).__name__}: {shorten(str(error))}): "
+            f"{shorten(response.text)!r}"
+        )
 
 
 def _whole_characters(text: str) -> str:

@@ -21,9 +21,13 @@ from gristmill.mixtures.steps.quality import Judge
 
 
 def ask_scores(
-    inputs: Mapping[str, Path], judge: Judge, sources: Sequence[str] | None, shards: Sequence[str],
-    chosen: Sequence[np.ndarray], context: Context,
-) -> tuple[list[np.ndarray], dict[str, Any]]:  # fmt: skip
+    inputs: Mapping[str, Path],
+    judge: Judge,
+    sources: Sequence[str] | None,
+    shards: Sequence[str],
+    chosen: Sequence[np.ndarray],
+    context: Context,
+) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Ask about some documents, in the order of the shards.
 
     Args:
@@ -53,8 +57,10 @@ def ask_scores(
         found[shard] = [_scores(judge, with_problems(of_shard.prompts, given)) for given in answers]
 
     asked = ask_shards(judge.models, list(rows_of), read, use, context, sum(map(len, chosen)))
-    first, *second = [np.concatenate([np.empty(0), *(of_shard[number] for of_shard in found.values())])
-                      for number in range(len(judge.models))]
+    first, *second = [
+        np.concatenate([np.empty(0), *(of_shard[number] for of_shard in found.values())])
+        for number in range(len(judge.models))
+    ]
     told: dict[str, Any] = {"asked": asked, "unusable": int(np.isnan(first).sum())}
     if second:
         told["agreement"] = {judge.score_name: agreement(count_pairs(first, second[0]))}

@@ -43,8 +43,13 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
     port = _free_port()
     command = _vllm(model, port) if model.server == "vllm" else _gristmill(model, port)
     with (context.work / LOG).open("ab") as log:
-        child = subprocess.Popen([sys.executable, "-m", __name__, str(os.getpid()), *command],
-                                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        child = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
         try:
             _wait(child, port, model, context.work / LOG)
             yield model.model_copy(update={"endpoint": f"http://127.0.0.1:{port}/v1", "folder": None})
@@ -53,18 +58,42 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
 
 
 def _gristmill(model: AskedModel, port: int) -> list[str]:
-    return [sys.executable, "-m", "gristmill", "serve-model", str(model.folder), "--port", str(port),
-            "--name", model.called, "--batch", str(min(model.concurrency, 64)), *model.server_options]
+    return [
+        sys.executable,
+        "-m",
+        "gristmill",
+        "serve-model",
+        str(model.folder),
+        "--port",
+        str(port),
+        "--name",
+        model.called,
+        "--batch",
+        str(min(model.concurrency, 64)),
+        *model.server_options,
+    ]
 
 
 def _vllm(model: AskedModel, port: int) -> list[str]:
     beside = Path(sys.executable).with_name("vllm")
     program = str(beside) if beside.exists() else shutil.which("vllm")
     if program is None:
-        raise ServerError("`server: vllm` needs vLLM, which is not installed here; install it, on a machine with a "
-                          "GPU, with: pip install 'gristmill[vllm]', or leave `server` out")
-    return [program, "serve", str(model.folder), "--host", "127.0.0.1", "--port", str(port),
-            "--served-model-name", model.called, *model.server_options]
+        raise ServerError(
+            "`server: vllm` needs vLLM, which is not installed here; install it, on a machine with a "
+            "GPU, with: pip install 'gristmill[vllm]', or leave `server` out"
+        )
+    return [
+        program,
+        "serve",
+        str(model.folder),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--served-model-name",
+        model.called,
+        *model.server_options,
+    ]
 
 
 def _free_port() -> int:

@@ -54,9 +54,13 @@ class ShardPrompts:
 
 
 def ask_shards(
-    models: Sequence[AskedModel], shards: Sequence[str], read: Callable[[str], Of],
-    use: Callable[[str, Of, Sequence[Sequence[Answer]]], object], context: Context, total: int | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+    models: Sequence[AskedModel],
+    shards: Sequence[str],
+    read: Callable[[str], Of],
+    use: Callable[[str, Of, Sequence[Sequence[Answer]]], object],
+    context: Context,
+    total: int | None = None,
+) -> list[dict[str, Any]]:
     """Ask every model what every shard asks.
 
     Args:
@@ -87,10 +91,14 @@ def ask_shards(
 
 
 def ask_tasks(
-    job: str, tasks: Sequence[Task], models: Sequence[AskedModel], read: Callable[[str], Of],
-    write: Callable[[Task, Of, Sequence[Sequence[Answer]]], Done], context: Context,
+    job: str,
+    tasks: Sequence[Task],
+    models: Sequence[AskedModel],
+    read: Callable[[str], Of],
+    write: Callable[[Task, Of, Sequence[Sequence[Answer]]], Done],
+    context: Context,
     count: Callable[[Sequence[str]], int],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Ask about the shards that no attempt has finished yet, and write each of them.
 
     Args:
@@ -110,8 +118,9 @@ def ask_tasks(
     records = context.work / job
     records.mkdir(parents=True, exist_ok=True)
     names = [task.name for task in tasks]
-    pending = {task.name: task for task, found in zip(tasks, read_records(records, names), strict=True)
-               if found is None}
+    pending = {
+        task.name: task for task, found in zip(tasks, read_records(records, names), strict=True) if found is None
+    }
 
     def use(shard: str, of_shard: Of, answers: Sequence[Sequence[Answer]]) -> None:
         finish_task(pending[shard], lambda task: write(task, of_shard, answers), records)

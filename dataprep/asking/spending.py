@@ -21,8 +21,11 @@ class Spending:
     answer_tokens: int = 0
 
     def __add__(self, other: Spending) -> Spending:
-        return Spending(self.requests + other.requests, self.prompt_tokens + other.prompt_tokens,
-                        self.answer_tokens + other.answer_tokens)
+        return Spending(
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.answer_tokens + other.answer_tokens,
+        )
 
     @property
     def tokens(self) -> int:
@@ -50,9 +53,11 @@ def most_spent(model: AskedModel, body: bytes) -> Spending:
 def exceeded(model: AskedModel, spending: Spending) -> str | None:
     """The key of the budget that a spending would exceed, or None."""
     budget = model.budget
-    for key, limit, value in (("requests", budget.requests, spending.requests),
-                              ("tokens", budget.tokens, spending.tokens),
-                              ("money", budget.money, spending.money(model))):
+    for key, limit, value in (
+        ("requests", budget.requests, spending.requests),
+        ("tokens", budget.tokens, spending.tokens),
+        ("money", budget.money, spending.money(model)),
+    ):
         if limit is not None and value > limit:
             return key
     return None

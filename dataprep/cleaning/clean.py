@@ -94,10 +94,14 @@ def clean_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     measured, errors = measure_texts(documents["text"].take(judged), partial(clean_texts, section=section))
     reasons = spread(judge(measured, section), errors)
     applied = {
-        rule: {"documents": int(np.count_nonzero(measured[RULE_PREFIX + rule])),
-               "times": int(measured[RULE_PREFIX + rule].sum()), "bytes": int(measured.pop(SIZES + rule).sum())}
-        for step in steps(section) for rule in step.rules
-    }  # fmt: skip
+        rule: {
+            "documents": int(np.count_nonzero(measured[RULE_PREFIX + rule])),
+            "times": int(measured[RULE_PREFIX + rule].sum()),
+            "bytes": int(measured.pop(SIZES + rule).sum()),
+        }
+        for step in steps(section)
+        for rule in step.rules
+    }
     columns = {name: spread(values, errors) for name, values in measured.items()}
     table, counts = annotate(documents, rows, judged, reasons, columns, errors)
     write_table(out / task.name, table)

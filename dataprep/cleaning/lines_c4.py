@@ -38,8 +38,13 @@ from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, deco
 from gristmill.mixtures.steps.clean import C4Lines
 
 POLICY_PHRASES = (
-    "terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies",
-)  # fmt: skip
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
+    "use cookies",
+)
 RULES = ("c4_long_word", "c4_citations", "c4_no_terminal_punctuation", "c4_few_words", "c4_javascript", "c4_policy")
 LONG_WORD, CITATIONS, PUNCTUATION, FEW_WORDS, JAVASCRIPT, POLICY = range(len(RULES))
 KEPT = -1
@@ -60,20 +65,45 @@ def c4_lines(texts: pa.Array, options: C4Lines) -> tuple[pa.Array, np.ndarray, n
     """
     data, offsets = text_buffers(texts)
     rows, firsts, counts, sizes = _c4_lines(
-        data, offsets, code_point_flags(), character_classes(), lower_case(), options.max_word_characters,
-        options.citations, options.terminal_punctuation, options.dialect == "datatrove", options.min_words,
-        options.javascript, options.policy,
-        _PHRASE_BYTES, _PHRASE_OFFSETS, _EDIT, _CITATION_NEEDED,
-    )  # fmt: skip
+        data,
+        offsets,
+        code_point_flags(),
+        character_classes(),
+        lower_case(),
+        options.max_word_characters,
+        options.citations,
+        options.terminal_punctuation,
+        options.dialect == "datatrove",
+        options.min_words,
+        options.javascript,
+        options.policy,
+        _PHRASE_BYTES,
+        _PHRASE_OFFSETS,
+        _EDIT,
+        _CITATION_NEEDED,
+    )
     return rows_array(rows, firsts), counts, sizes
 
 
 @kernel
 def _c4_lines(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, classes: np.ndarray, lower: np.ndarray,
-    max_word: int, citations: bool, punctuation: bool, apostrophes: bool, min_words: int, javascript: bool,
-    policy: bool, phrases: np.ndarray, phrase_offsets: np.ndarray, edit: np.ndarray, needed: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    data: np.ndarray,
+    offsets: np.ndarray,
+    flags: np.ndarray,
+    classes: np.ndarray,
+    lower: np.ndarray,
+    max_word: int,
+    citations: bool,
+    punctuation: bool,
+    apostrophes: bool,
+    min_words: int,
+    javascript: bool,
+    policy: bool,
+    phrases: np.ndarray,
+    phrase_offsets: np.ndarray,
+    edit: np.ndarray,
+    needed: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     edits, made = new_rows(), 0
     firsts = np.zeros(number + 1, np.int64)
@@ -94,8 +124,9 @@ def _c4_lines(
                 elif min_words and not has_words(data, pieces[before:held], flags, min_words):
                     verdict = FEW_WORDS
                 elif javascript or policy:
-                    verdict = _phrase_verdict(data, pieces[before:held], lower, phrases, phrase_offsets,
-                                              javascript, policy)  # fmt: skip
+                    verdict = _phrase_verdict(
+                        data, pieces[before:held], lower, phrases, phrase_offsets, javascript, policy
+                    )
             if verdict != KEPT:
                 counts[text, verdict] += 1
                 sizes[text, verdict] += stop - at
@@ -146,9 +177,16 @@ def has_long_word(data: np.ndarray, begin: int, end: int, flags: np.ndarray, mos
 
 @kernel
 def _push_line(
-    pieces: np.ndarray, count: int, data: np.ndarray, begin: int, end: int, classes: np.ndarray, citations: bool,
-    edit: np.ndarray, needed: np.ndarray,
-) -> tuple[np.ndarray, int]:  # fmt: skip
+    pieces: np.ndarray,
+    count: int,
+    data: np.ndarray,
+    begin: int,
+    end: int,
+    classes: np.ndarray,
+    citations: bool,
+    edit: np.ndarray,
+    needed: np.ndarray,
+) -> tuple[np.ndarray, int]:
     """Add a line without its citations; a line of nothing but citations is one empty piece, and more."""
     mark, at = 1, begin
     while citations and at < end:
@@ -220,9 +258,14 @@ def has_words(data: np.ndarray, pieces: np.ndarray, flags: np.ndarray, least: in
 
 @kernel
 def _phrase_verdict(
-    data: np.ndarray, pieces: np.ndarray, lower: np.ndarray, phrases: np.ndarray, phrase_offsets: np.ndarray,
-    javascript: bool, policy: bool,
-) -> int:  # fmt: skip
+    data: np.ndarray,
+    pieces: np.ndarray,
+    lower: np.ndarray,
+    phrases: np.ndarray,
+    phrase_offsets: np.ndarray,
+    javascript: bool,
+    policy: bool,
+) -> int:
     """JAVASCRIPT before POLICY, wherever in the line; the phrases are `javascript` and POLICY_PHRASES."""
     verdict = KEPT
     first, last = 0 if javascript else 1, len(phrase_offsets) - 1 if policy else 1

@@ -46,9 +46,19 @@ from gristmill.dataprep.text.unicode_tables import SPACE, WORD, code_point_flags
 from gristmill.mixtures.steps.clean import DclmLines
 
 COUNTED = (
-    "likes", "shares", "comments", "retweets", "reposts", "quotes", "bookmarks", "upvotes", "downvotes", "downloads",
-    "views", "followers",
-)  # fmt: skip
+    "likes",
+    "shares",
+    "comments",
+    "retweets",
+    "reposts",
+    "quotes",
+    "bookmarks",
+    "upvotes",
+    "downvotes",
+    "downloads",
+    "views",
+    "followers",
+)
 RULES = ("dclm_uppercase", "dclm_digits", "dclm_counters", "dclm_few_words", "dclm_substrings")
 UPPERCASE, DIGITS, COUNTERS, FEW_WORDS, SUBSTRINGS = range(len(RULES))
 ANYWHERE, AT_END, AT_BEGIN = range(3)
@@ -72,28 +82,50 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> tuple[pa.Array, np.ndarra
     """
     data, offsets = text_buffers(texts)
     rows, firsts, counts, sizes = _drop_lines(
-        data, offsets, code_point_flags(), character_classes(), lower_case(),
+        data,
+        offsets,
+        code_point_flags(),
+        character_classes(),
+        lower_case(),
         NEVER if options.max_uppercase_ratio is None else options.max_uppercase_ratio,
         NEVER if options.max_digit_ratio is None else options.max_digit_ratio,
-        options.counters, options.min_words, _COUNTED_BYTES, _COUNTED_OFFSETS,
-    )  # fmt: skip
+        options.counters,
+        options.min_words,
+        _COUNTED_BYTES,
+        _COUNTED_OFFSETS,
+    )
     edits = rows_array(rows, firsts)
     for place, phrase in SUBSTRING_STEPS if options.substrings else ():
         data, offsets = text_buffers(apply_edits(texts, edits))
         rows, firsts = _cut_substrings(
-            data, offsets, code_point_flags(), ignored_case(), options.max_substring_words, place,
-            np.frombuffer(phrase.encode(), np.uint8), counts, sizes,
-        )  # fmt: skip
+            data,
+            offsets,
+            code_point_flags(),
+            ignored_case(),
+            options.max_substring_words,
+            place,
+            np.frombuffer(phrase.encode(), np.uint8),
+            counts,
+            sizes,
+        )
         edits = then(edits, rows_array(rows, firsts))
     return edits, counts, sizes
 
 
 @kernel
 def _drop_lines(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, classes: np.ndarray, lower: np.ndarray,
-    max_uppercase: float, max_digits: float, counters: bool, min_words: int,
-    counted: np.ndarray, counted_offsets: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    data: np.ndarray,
+    offsets: np.ndarray,
+    flags: np.ndarray,
+    classes: np.ndarray,
+    lower: np.ndarray,
+    max_uppercase: float,
+    max_digits: float,
+    counters: bool,
+    min_words: int,
+    counted: np.ndarray,
+    counted_offsets: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     edits, made = new_rows(), 0
     firsts = np.zeros(number + 1, np.int64)
@@ -158,9 +190,15 @@ def _ratio(data: np.ndarray, begin: int, end: int, classes: np.ndarray, wanted: 
 
 @kernel
 def is_counter(
-    data: np.ndarray, at: int, end: int, flags: np.ndarray, classes: np.ndarray, lower: np.ndarray,
-    counted: np.ndarray, counted_offsets: np.ndarray,
-) -> bool:  # fmt: skip
+    data: np.ndarray,
+    at: int,
+    end: int,
+    flags: np.ndarray,
+    classes: np.ndarray,
+    lower: np.ndarray,
+    counted: np.ndarray,
+    counted_offsets: np.ndarray,
+) -> bool:
     """Whether a line is a number of likes, views and so on, and nothing else; every character is looked at once."""
     at = _skip_others(data, at, end, flags, lower)
     if at == end or classes[decode(data, at)[0]] & DECIMAL == 0:
@@ -231,9 +269,16 @@ def more_words(data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: 
 
 @kernel
 def _cut_substrings(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, table: np.ndarray, most_words: int, place: int,
-    phrase: np.ndarray, counts: np.ndarray, sizes: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    data: np.ndarray,
+    offsets: np.ndarray,
+    flags: np.ndarray,
+    table: np.ndarray,
+    most_words: int,
+    place: int,
+    phrase: np.ndarray,
+    counts: np.ndarray,
+    sizes: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     edits, made = new_rows(), 0
     firsts = np.zeros(number + 1, np.int64)
@@ -263,9 +308,16 @@ def _cut_substrings(
 
 @kernel
 def _push_without(
-    pieces: np.ndarray, count: int, data: np.ndarray, begin: int, end: int, flags: np.ndarray, table: np.ndarray,
-    place: int, phrase: np.ndarray,
-) -> tuple[np.ndarray, int, int]:  # fmt: skip
+    pieces: np.ndarray,
+    count: int,
+    data: np.ndarray,
+    begin: int,
+    end: int,
+    flags: np.ndarray,
+    table: np.ndarray,
+    place: int,
+    phrase: np.ndarray,
+) -> tuple[np.ndarray, int, int]:
     """Add a line without the phrase; and how many bytes that took."""
     if place == AT_BEGIN:
         stop = after_phrase(data, begin, end, table, phrase)

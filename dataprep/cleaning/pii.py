@@ -59,11 +59,44 @@ REPOSITORY_USERS = (b"git", b"hg", b"svn", b"bzr")
 LEAST_OF_AN_ADDRESS = 10
 """Four numbers of which three are less are taken for a version: one address in five thousand is like that."""
 NUMBERED = (
-    "version", "versions", "ver", "v", "release", "releases", "rel", "revision", "rev", "build", "firmware", "driver",
-    "kernel", "patch", "update", "upgrade", "sdk", "api", "schema", "section", "sections", "sect", "sec", "chapter",
-    "clause", "paragraph", "para", "article", "art", "figure", "fig", "table", "appendix", "annex", "rule", "item",
+    "version",
+    "versions",
+    "ver",
+    "v",
+    "release",
+    "releases",
+    "rel",
+    "revision",
+    "rev",
+    "build",
+    "firmware",
+    "driver",
+    "kernel",
+    "patch",
+    "update",
+    "upgrade",
+    "sdk",
+    "api",
+    "schema",
+    "section",
+    "sections",
+    "sect",
+    "sec",
+    "chapter",
+    "clause",
+    "paragraph",
+    "para",
+    "article",
+    "art",
+    "figure",
+    "fig",
+    "table",
+    "appendix",
+    "annex",
+    "rule",
+    "item",
     "oid",
-)  # fmt: skip
+)
 """Words that are followed by numbers with dots that are not addresses."""
 
 _SSH = b"ssh://"
@@ -165,29 +198,120 @@ def _read(written: bytes) -> IPv4Address | IPv6Address | None:
 
 
 IBAN_LENGTHS = {
-    "AD": 24, "AE": 23, "AL": 28, "AT": 20, "AZ": 28, "BA": 20, "BE": 16, "BG": 22, "BH": 22, "BI": 27, "BR": 29,
-    "BY": 28, "CH": 21, "CR": 22, "CY": 28, "CZ": 24, "DE": 22, "DJ": 27, "DK": 18, "DO": 28, "EE": 20, "EG": 29,
-    "ES": 24, "FI": 18, "FK": 18, "FO": 18, "FR": 27, "GB": 22, "GE": 22, "GI": 23, "GL": 18, "GR": 27, "GT": 28,
-    "HN": 28, "HR": 21, "HU": 28, "IE": 22, "IL": 23, "IQ": 23, "IS": 26, "IT": 27, "JO": 30, "KW": 30, "KZ": 20,
-    "LB": 28, "LC": 32, "LI": 21, "LT": 20, "LU": 20, "LV": 21, "LY": 25, "MC": 27, "MD": 24, "ME": 22, "MK": 19,
-    "MN": 20, "MR": 27, "MT": 31, "MU": 30, "NI": 28, "NL": 18, "NO": 15, "OM": 23, "PK": 24, "PL": 28, "PS": 29,
-    "PT": 25, "QA": 29, "RO": 24, "RS": 22, "RU": 33, "SA": 24, "SC": 31, "SD": 18, "SE": 24, "SI": 19, "SK": 24,
-    "SM": 27, "SO": 23, "ST": 25, "SV": 28, "TL": 23, "TN": 24, "TR": 26, "UA": 29, "VA": 22, "VG": 24, "XK": 20,
+    "AD": 24,
+    "AE": 23,
+    "AL": 28,
+    "AT": 20,
+    "AZ": 28,
+    "BA": 20,
+    "BE": 16,
+    "BG": 22,
+    "BH": 22,
+    "BI": 27,
+    "BR": 29,
+    "BY": 28,
+    "CH": 21,
+    "CR": 22,
+    "CY": 28,
+    "CZ": 24,
+    "DE": 22,
+    "DJ": 27,
+    "DK": 18,
+    "DO": 28,
+    "EE": 20,
+    "EG": 29,
+    "ES": 24,
+    "FI": 18,
+    "FK": 18,
+    "FO": 18,
+    "FR": 27,
+    "GB": 22,
+    "GE": 22,
+    "GI": 23,
+    "GL": 18,
+    "GR": 27,
+    "GT": 28,
+    "HN": 28,
+    "HR": 21,
+    "HU": 28,
+    "IE": 22,
+    "IL": 23,
+    "IQ": 23,
+    "IS": 26,
+    "IT": 27,
+    "JO": 30,
+    "KW": 30,
+    "KZ": 20,
+    "LB": 28,
+    "LC": 32,
+    "LI": 21,
+    "LT": 20,
+    "LU": 20,
+    "LV": 21,
+    "LY": 25,
+    "MC": 27,
+    "MD": 24,
+    "ME": 22,
+    "MK": 19,
+    "MN": 20,
+    "MR": 27,
+    "MT": 31,
+    "MU": 30,
+    "NI": 28,
+    "NL": 18,
+    "NO": 15,
+    "OM": 23,
+    "PK": 24,
+    "PL": 28,
+    "PS": 29,
+    "PT": 25,
+    "QA": 29,
+    "RO": 24,
+    "RS": 22,
+    "RU": 33,
+    "SA": 24,
+    "SC": 31,
+    "SD": 18,
+    "SE": 24,
+    "SI": 19,
+    "SK": 24,
+    "SM": 27,
+    "SO": 23,
+    "ST": 25,
+    "SV": 28,
+    "TL": 23,
+    "TN": 24,
+    "TR": 26,
+    "UA": 29,
+    "VA": 22,
+    "VG": 24,
+    "XK": 20,
     "YE": 30,
-}  # fmt: skip
+}
 """Country -> characters of an IBAN (SWIFT's IBAN registry)."""
 
 CARD_PREFIXES = (
     (4, 4, (13, 16, 19)),  # Visa
-    (51, 55, (16,)), (2221, 2720, (16,)),  # Mastercard
-    (34, 34, (15,)), (37, 37, (15,)),  # American Express
-    (300, 305, (14, 16, 19)), (36, 36, (14, 16, 19)), (38, 39, (14, 16, 19)),  # Diners Club
-    (6011, 6011, (16, 19)), (644, 649, (16, 19)), (65, 65, (16, 19)),  # Discover
+    (51, 55, (16,)),
+    (2221, 2720, (16,)),  # Mastercard
+    (34, 34, (15,)),
+    (37, 37, (15,)),  # American Express
+    (300, 305, (14, 16, 19)),
+    (36, 36, (14, 16, 19)),
+    (38, 39, (14, 16, 19)),  # Diners Club
+    (6011, 6011, (16, 19)),
+    (644, 649, (16, 19)),
+    (65, 65, (16, 19)),  # Discover
     (3528, 3589, (16, 19)),  # JCB
     (62, 62, (16, 17, 18, 19)),  # UnionPay
-    (5018, 5018, (13, 16, 19)), (5020, 5020, (13, 16, 19)), (5038, 5038, (13, 16, 19)), (5893, 5893, (13, 16, 19)),
-    (6304, 6304, (13, 16, 19)), (6759, 6759, (13, 16, 19)), (6761, 6763, (13, 16, 19)),  # Maestro
-)  # fmt: skip
+    (5018, 5018, (13, 16, 19)),
+    (5020, 5020, (13, 16, 19)),
+    (5038, 5038, (13, 16, 19)),
+    (5893, 5893, (13, 16, 19)),
+    (6304, 6304, (13, 16, 19)),
+    (6759, 6759, (13, 16, 19)),
+    (6761, 6763, (13, 16, 19)),  # Maestro
+)
 """(first prefix, last prefix, lengths) of the issuers' ranges (ISO/IEC 7812; the networks' published rules)."""
 
 COUNTRY_CODES = frozenset(
@@ -202,11 +326,49 @@ COUNTRY_CODES = frozenset(
 )
 """The country codes that are assigned (ITU-T E.164, list of assigned codes)."""
 PHONE_WORDS = (
-    "telephone", "phone", "tel", "ph", "fax", "telefax", "mobile", "mob", "cell", "cellphone", "cellular",
-    "whatsapp", "sms", "hotline", "helpline", "landline", "telefon", "handy", "mobil", "téléphone", "portable",
-    "teléfono", "telefono", "móvil", "celular", "cellulare", "telefone", "telemóvel", "telefoon", "puhelin",
-    "tlf", "телефон", "тел", "моб", "факс", "τηλ", "电话", "電話", "手机", "전화", "☎", "📞",
-)  # fmt: skip
+    "telephone",
+    "phone",
+    "tel",
+    "ph",
+    "fax",
+    "telefax",
+    "mobile",
+    "mob",
+    "cell",
+    "cellphone",
+    "cellular",
+    "whatsapp",
+    "sms",
+    "hotline",
+    "helpline",
+    "landline",
+    "telefon",
+    "handy",
+    "mobil",
+    "téléphone",
+    "portable",
+    "teléfono",
+    "telefono",
+    "móvil",
+    "celular",
+    "cellulare",
+    "telefone",
+    "telemóvel",
+    "telefoon",
+    "puhelin",
+    "tlf",
+    "телефон",
+    "тел",
+    "моб",
+    "факс",
+    "τηλ",
+    "电话",
+    "電話",
+    "手机",
+    "전화",
+    "☎",
+    "📞",
+)
 """Words and signs that a telephone number follows, in the languages that most web text is written in."""
 CALL_WORDS = ("call", "dial", "text", "ring")
 
@@ -225,17 +387,28 @@ def _area(digits: bytes) -> bytes:
     return _AREA % (digits, digits)
 
 
-_NATIONAL = re.compile(rb"(?:" + rb"|".join((
-    _area(rb"02\d") + rb"[3-8]\d{3}" + _SPACE + rb"\d{4}",  # London, Cardiff, Belfast, ...
-    _area(rb"0(?:11\d|1\d1|3\d\d|8[047]\d)") + rb"\d{3}" + _SPACE + rb"\d{4}",  # other cities, services
-    _area(rb"01\d{3}") + rb"\d{3}" + _SPACE + rb"?\d{3}",  # other places
-    _area(rb"07[1-57-9]\d{2}") + rb"\d{3}" + _SPACE + rb"?\d{3}",  # British mobiles
-    _area(rb"0[2378]") + rb"[2-9]\d{3}" + _SPACE + rb"\d{4}",  # Australian areas
-    rb"04\d\d" + _SPACE + rb"\d{3}" + _SPACE + rb"\d{3}",  # Australian mobiles
-)) + rb")" + _AFTER + rb"(?!" + _SPACE + rb"\d)")
+_NATIONAL = re.compile(
+    rb"(?:"
+    + rb"|".join(
+        (
+            _area(rb"02\d") + rb"[3-8]\d{3}" + _SPACE + rb"\d{4}",  # London, Cardiff, Belfast, ...
+            _area(rb"0(?:11\d|1\d1|3\d\d|8[047]\d)") + rb"\d{3}" + _SPACE + rb"\d{4}",  # other cities, services
+            _area(rb"01\d{3}") + rb"\d{3}" + _SPACE + rb"?\d{3}",  # other places
+            _area(rb"07[1-57-9]\d{2}") + rb"\d{3}" + _SPACE + rb"?\d{3}",  # British mobiles
+            _area(rb"0[2378]") + rb"[2-9]\d{3}" + _SPACE + rb"\d{4}",  # Australian areas
+            rb"04\d\d" + _SPACE + rb"\d{3}" + _SPACE + rb"\d{3}",  # Australian mobiles
+        )
+    )
+    + rb")"
+    + _AFTER
+    + rb"(?!"
+    + _SPACE
+    + rb"\d)"
+)
 """Ofcom's National Telephone Numbering Plan; ACMA's Telecommunications Numbering Plan 2015."""
 _FILM_NUMBERS = re.compile(
-    rb"02079460\d{3}|0(?:11\d|1\d1)4960\d{3}|01632960\d{3}|07700900\d{3}|0[2378](?:5550|7010)\d{4}|0491570\d{3}")
+    rb"02079460\d{3}|0(?:11\d|1\d1)4960\d{3}|01632960\d{3}|07700900\d{3}|0[2378](?:5550|7010)\d{4}|0491570\d{3}"
+)
 """Numbers for use in drama: Ofcom's list, and ACMA's."""
 _SPACED = re.compile(rb"(?:1 )?(\d{3}) (\d{3}) (\d{4})" + _AFTER)
 _ANY_GROUPS = re.compile(rb"\(?\d(?:" + _GAP + rb"\d){6,12}" + _AFTER + rb"(?!" + _GAP + rb"\d)")

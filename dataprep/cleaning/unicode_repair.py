@@ -30,11 +30,22 @@ def ftfy_config() -> Any:
     from ftfy import TextFixerConfig
 
     return TextFixerConfig(
-        unescape_html="auto", remove_terminal_escapes=True, fix_encoding=True, restore_byte_a0=True,
-        replace_lossy_sequences=True, decode_inconsistent_utf8=True, fix_c1_controls=True, fix_latin_ligatures=False,
-        fix_character_width=False, uncurl_quotes=False, fix_line_breaks=False, fix_surrogates=True,
-        remove_control_chars=True, normalization=None, explain=False,
-    )  # fmt: skip
+        unescape_html="auto",
+        remove_terminal_escapes=True,
+        fix_encoding=True,
+        restore_byte_a0=True,
+        replace_lossy_sequences=True,
+        decode_inconsistent_utf8=True,
+        fix_c1_controls=True,
+        fix_latin_ligatures=False,
+        fix_character_width=False,
+        uncurl_quotes=False,
+        fix_line_breaks=False,
+        fix_surrogates=True,
+        remove_control_chars=True,
+        normalization=None,
+        explain=False,
+    )
 
 
 def fix_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:

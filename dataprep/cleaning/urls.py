@@ -17,12 +17,42 @@ import pyarrow as pa
 
 TRACKING_PREFIXES = ("utm_", "mtm_", "pk_", "hsa_")
 """How the parameters of Google's, Matomo's and HubSpot's campaign links begin (`utm_` is C4's)."""
-TRACKING_PARAMETERS = frozenset({
-    "ref", "ref_src", "ref_url", "referrer", "feed",  # C4 cuts the query where `ref` or `feed` begins it
-    "fbclid", "gclid", "gclsrc", "dclid", "gbraid", "wbraid", "msclkid", "yclid", "twclid", "ttclid", "igshid",
-    "li_fat_id", "mc_cid", "mc_eid", "mkt_tok", "oly_anon_id", "oly_enc_id", "vero_id", "_hsenc", "_hsmi", "_ga",
-    "_gl", "_openstat", "wickedid", "s_cid", "rb_clickid", "__s",
-})  # fmt: skip
+TRACKING_PARAMETERS = frozenset(
+    {
+        "ref",
+        "ref_src",
+        "ref_url",
+        "referrer",
+        "feed",  # C4 cuts the query where `ref` or `feed` begins it
+        "fbclid",
+        "gclid",
+        "gclsrc",
+        "dclid",
+        "gbraid",
+        "wbraid",
+        "msclkid",
+        "yclid",
+        "twclid",
+        "ttclid",
+        "igshid",
+        "li_fat_id",
+        "mc_cid",
+        "mc_eid",
+        "mkt_tok",
+        "oly_anon_id",
+        "oly_enc_id",
+        "vero_id",
+        "_hsenc",
+        "_hsmi",
+        "_ga",
+        "_gl",
+        "_openstat",
+        "wickedid",
+        "s_cid",
+        "rb_clickid",
+        "__s",
+    }
+)
 """Parameters that name the click and not the page (those that Firefox and Brave strip, and C4's two)."""
 
 _WEB = re.compile(r"(?:(?:https?:)?//+)+", re.IGNORECASE)

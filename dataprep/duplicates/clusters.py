@@ -59,8 +59,12 @@ def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, s
         measured: name of a step -> its columns, in the order of the steps.
     """
     uses = Counter(column for columns in measured.values() for column in columns)
-    own = {f"{column_prefix(step)}_{column}": (step, column) for step, columns in measured.items()
-           for column in columns if uses[column] > 1}
+    own = {
+        f"{column_prefix(step)}_{column}": (step, column)
+        for step, columns in measured.items()
+        for column in columns
+        if uses[column] > 1
+    }
     return {**{column: (step, column) for step, columns in measured.items() for column in columns}, **own}
 
 
@@ -181,9 +185,7 @@ def _starts(members: pa.Table) -> np.ndarray:
 def _order(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
     """Row numbers in the order of the keys."""
     columns = pa.table([members[key.column] for key in keys], names=[str(place) for place in range(len(keys))])
-    directions = [
-        (str(place), "descending" if key.descending else "ascending") for place, key in enumerate(keys)
-    ]
+    directions = [(str(place), "descending" if key.descending else "ascending") for place, key in enumerate(keys)]
     order: np.ndarray = pc.sort_indices(columns, sort_keys=directions).to_numpy()
     return order.astype(np.int64)
 

@@ -181,9 +181,7 @@ def find_components(
     return rounds, labels, sum(result["labels"] for result in labelled)
 
 
-def contract(
-    task: Task, plan: DedupPlan, links: Sequence[str], num_partitions: int
-) -> Generator[Sent, None, Done]:
+def contract(task: Task, plan: DedupPlan, links: Sequence[str], num_partitions: int) -> Generator[Sent, None, Done]:
     """Contract the links of some files to forests, one of LINKS_PER_RUN links at a time.
 
     Each edge goes to the partitions of both its ends. Of a single partition there is one forest.

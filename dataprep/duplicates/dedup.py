@@ -122,8 +122,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     plan = make_plan(inputs, section, out, context)
     shards = shard_tasks(inputs["ingest"])
     partitions = plan.partitions()
-    _, sketched = run_shuffle("sketch", sketch_tasks(plan), partial(sketch, plan=plan), context,
-                              {KEYS: plan.num_partitions})
+    _, sketched = run_shuffle(
+        "sketch", sketch_tasks(plan), partial(sketch, plan=plan), context, {KEYS: plan.num_partitions}
+    )
     find = partial(find_candidates, plan=plan, keys=sketched[KEYS])
     found, pairs, sketches = _find_pairs(plan, partitions, find, context)
     check = partial(verify, plan=plan, pairs=pairs, sketches=sketches)
@@ -132,8 +133,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     num_partitions = count_star_partitions(sum(result["linked"] for result in verified))
     rounds, labels, labelled = find_components(plan, links, num_partitions, context)
     tasks = partition_tasks(count_member_partitions(labelled + sum(result["matched"] for result in verified)))
-    gather = partial(gather_members, plan=plan, keys=keys, labels=labels, matches=checked[MATCHES],
-                     num_partitions=len(tasks))
+    gather = partial(
+        gather_members, plan=plan, keys=keys, labels=labels, matches=checked[MATCHES], num_partitions=len(tasks)
+    )
     _, members = run_shuffle("members", shards, gather, context, {MEMBERS: len(tasks)})
     choose = partial(decide, plan=plan, keys=keys, members=members[MEMBERS], num_ranges=len(tasks))
     decided, decisions = run_shuffle("decide", tasks, choose, context, {DECISIONS: len(shards), TWINS: len(tasks)})
@@ -172,16 +174,19 @@ def _find_pairs(
     found, sent = run_shuffle("candidates", partitions, find, context, {**numbers, WANTED: len(tasks)})
     if sent[WANTED].is_nothing:
         return found, sent[PAIRS], None
-    _, fetched = run_shuffle("fetch", tasks, partial(fetch, plan=plan, wanted=sent[WANTED]), context,
-                             {FETCHED: plan.num_partitions})
+    _, fetched = run_shuffle(
+        "fetch", tasks, partial(fetch, plan=plan, wanted=sent[WANTED]), context, {FETCHED: plan.num_partitions}
+    )
     return found, sent[PAIRS], fetched[FETCHED]
 
 
 def _warn_of_uncompared(documents: int, context: Context) -> None:
     if documents:
-        context.warn(f"{context.stage}: {documents:,} documents are in clusters too large to compare each with every "
-                     "survivor; they are kept but for equal texts. `clusters: connected` keeps one document of each "
-                     "cluster; clean or filter what makes such pages alike first (largest_clusters)")
+        context.warn(
+            f"{context.stage}: {documents:,} documents are in clusters too large to compare each with every "
+            "survivor; they are kept but for equal texts. `clusters: connected` keeps one document of each "
+            "cluster; clean or filter what makes such pages alike first (largest_clusters)"
+        )
 
 
 def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Context) -> DedupPlan:
@@ -192,8 +197,17 @@ def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Co
     numbering = number_rows(new, old)
     num_partitions = count_partitions(int(numbering.starts[-1]) * keys_per_document(section) * BYTES_PER_KEY)
     merged = merge_annotations(inputs, context)
-    return DedupPlan(merged, dict(inputs), section, indexes, numbering, num_partitions, context.work, out,
-                     sends_sketches=must_send(context))
+    return DedupPlan(
+        merged,
+        dict(inputs),
+        section,
+        indexes,
+        numbering,
+        num_partitions,
+        context.work,
+        out,
+        sends_sketches=must_send(context),
+    )
 
 
 def sketch_tasks(plan: DedupPlan) -> list[Task]:
@@ -247,8 +261,9 @@ def apply(task: Task, plan: DedupPlan, decisions: Shuffled) -> Done:
         "against_locator": pc.if_else(decided["against_index"].is_valid(), decided["survivor_locator"], None),
     }
     measures = {name: values.combine_chunks() for name, values in measures.items()}
-    table, counts = annotate(documents, rows, judged, decided["reason"].combine_chunks(), measures, errors,
-                             seen["bytes"])
+    table, counts = annotate(
+        documents, rows, judged, decided["reason"].combine_chunks(), measures, errors, seen["bytes"]
+    )
     write_table(plan.out / task.name, table)
     if not plan.section.index:
         return Done([plan.out / task.name], {"counts": counts})

@@ -122,9 +122,14 @@ def write_index_shard(work: Path, shard: str, kept: np.ndarray, out: Path) -> tu
     path = out / FOLDER / shard
     with atomic_write(path) as sink:
         pq.write_table(
-            table, sink, compression="zstd", row_group_size=ROW_GROUP_ROWS, use_dictionary=False,
-            write_page_checksum=True, column_encoding={"shingles.list.element": "DELTA_BINARY_PACKED"},
-        )  # fmt: skip
+            table,
+            sink,
+            compression="zstd",
+            row_group_size=ROW_GROUP_ROWS,
+            use_dictionary=False,
+            write_page_checksum=True,
+            column_encoding={"shingles.list.element": "DELTA_BINARY_PACKED"},
+        )
     return [path], sum_of_ids(table["id"])
 
 
@@ -185,9 +190,15 @@ class DedupPlan:
 
 
 MATCH_SCHEMA = pa.schema(
-    [("document", pa.int64()), ("match_id", pa.binary(ID_BYTES)), ("match_locator", pa.string()),
-     ("match_index", pa.string()), ("match_kind", pa.int64()), ("match_jaccard", pa.float64())]
-)  # fmt: skip
+    [
+        ("document", pa.int64()),
+        ("match_id", pa.binary(ID_BYTES)),
+        ("match_locator", pa.string()),
+        ("match_index", pa.string()),
+        ("match_kind", pa.int64()),
+        ("match_jaccard", pa.float64()),
+    ]
+)
 
 
 def spread_to_copies(matches: np.ndarray, jaccard: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -242,7 +253,6 @@ def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
     indexes = pa.array(np.array([index.name for index in plan.indexes])[index[place[best]]])
     take = pa.array(place[best])
     return pa.table(
-        [documents[best], named["id"].take(take), named["locator"].take(take), indexes,
-         kind[best], jaccard[best]],
+        [documents[best], named["id"].take(take), named["locator"].take(take), indexes, kind[best], jaccard[best]],
         schema=MATCH_SCHEMA,
-    )  # fmt: skip
+    )

@@ -19,9 +19,7 @@ def keys_per_document(section: Dedup) -> int:
     return int(section.exact) + int(section.url) + (section.minhash.bands if section.minhash else 0)
 
 
-def sent_keys(
-    documents: np.ndarray, ids: pa.Array, sketches: Sketches, section: Dedup, num_partitions: int
-) -> Sent:
+def sent_keys(documents: np.ndarray, ids: pa.Array, sketches: Sketches, section: Dedup, num_partitions: int) -> Sent:
     """The keys of some documents, each to the partition that its upper half names."""
     keys = key_table(documents, ids, sketches, section)
     return Sent(KEYS, keys, (keys["key"].to_numpy() >> np.uint64(32)).astype(np.int64) % num_partitions)

@@ -275,15 +275,18 @@ def describe_buckets(plan: DedupPlan, buckets: Iterable[Bucket]) -> list[dict[st
         (named,) = load_columns(source, example, ["id", "locator"]).to_pylist()
         bands = load_sketches(source, example).bands[0]
         described.append(
-            {"size": bucket.size, "key": f"{bucket.key:016x}", "band": int(np.argmax(bands == bucket.key)),
-             "id": named["id"].hex(), "locator": named["locator"]}
-        )  # fmt: skip
+            {
+                "size": bucket.size,
+                "key": f"{bucket.key:016x}",
+                "band": int(np.argmax(bands == bucket.key)),
+                "id": named["id"].hex(),
+                "locator": named["locator"],
+            }
+        )
     return described
 
 
-def verify(
-    task: Task, plan: DedupPlan, pairs: Shuffled, sketches: Shuffled | None
-) -> Generator[Sent, None, Done]:
+def verify(task: Task, plan: DedupPlan, pairs: Shuffled, sketches: Shuffled | None) -> Generator[Sent, None, Done]:
     """Keep the pairs of one partition that hold: links within this run, and matches with older documents.
 
     Matches go to the shards of the new documents, with the kind of likeness, the similarity, and the id and locator of

@@ -81,8 +81,13 @@ def sketch_shard(inputs: Mapping[str, Path], shard: str, section: Dedup) -> tupl
     documents = _take_rows(documents, np.flatnonzero(good))
     urls = digest_urls(documents) if section.url else np.zeros((len(documents), 2), np.uint64)
     of_documents = {name: documents[name].combine_chunks() for name in ("id", "locator")}
-    batch = {"row": pa.array(judged[good]), **of_documents, "length": pa.array(measured["length"]),
-             "digest": measured["digest"], "url": _binary(urls)}
+    batch = {
+        "row": pa.array(judged[good]),
+        **of_documents,
+        "length": pa.array(measured["length"]),
+        "digest": measured["digest"],
+        "url": _binary(urls),
+    }
     batch |= {name: measured[name] for name in ("bands", "shingles") if name in measured}
     return pa.record_batch(batch), seen
 
@@ -97,10 +102,12 @@ def describe_seen(documents: pa.Table, judged: np.ndarray, errors: Sequence[str 
     """
     places = np.full(len(documents), -1)
     places[judged] = np.arange(len(judged))
-    return pa.record_batch({
-        "bytes": pc.binary_length(documents["text"]).cast(pa.int64()).combine_chunks(),
-        "error": pa.array(errors, pa.string()).take(pa.array(places, mask=places < 0)),
-    })
+    return pa.record_batch(
+        {
+            "bytes": pc.binary_length(documents["text"]).cast(pa.int64()).combine_chunks(),
+            "error": pa.array(errors, pa.string()).take(pa.array(places, mask=places < 0)),
+        }
+    )
 
 
 def _take_rows(table: pa.Table, rows: np.ndarray) -> pa.Table:
@@ -198,9 +205,12 @@ def load_columns(source: Source, documents: np.ndarray, names: Sequence[str]) ->
         documents: int64, one at least, ascending and distinct.
         names: the columns; those that there are not are left out.
     """
-    return pa.concat_tables([
-        pa.table({name: batch[name].take(pa.array(rows)) for name in names if name in batch.schema.names})
-        for batch, rows in source.parts(documents)])
+    return pa.concat_tables(
+        [
+            pa.table({name: batch[name].take(pa.array(rows)) for name in names if name in batch.schema.names})
+            for batch, rows in source.parts(documents)
+        ]
+    )
 
 
 def load_sketches(source: Source, documents: np.ndarray) -> Sketches:
@@ -213,8 +223,12 @@ def load_sketches(source: Source, documents: np.ndarray) -> Sketches:
 
 def count_shingles(source: Source, documents: np.ndarray) -> np.ndarray:
     """How many shingles each of some documents has; they are ascending and distinct."""
-    return np.concatenate([np.empty(0, np.int64), *(
-        np.diff(batch["shingles"].offsets.to_numpy())[rows] for batch, rows in source.parts(documents))])
+    return np.concatenate(
+        [
+            np.empty(0, np.int64),
+            *(np.diff(batch["shingles"].offsets.to_numpy())[rows] for batch, rows in source.parts(documents)),
+        ]
+    )
 
 
 def unpack_sketches(table: pa.Table | pa.RecordBatch) -> Sketches:

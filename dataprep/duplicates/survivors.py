@@ -99,9 +99,18 @@ LINKED_BY = np.array(["exact", "url", "minhash", "chain"])
 MATCHED = "against"
 """Column of the members: 1 where a document matches an older one and cannot survive, else 0."""
 DUPLICATE_COLUMNS = [
-    "cluster", "survivor", "survivor_locator", "member", "member_locator", "jaccard", "linked_by", "against_index",
-    "decided_by", "survivor_value", "member_value",
-]  # fmt: skip
+    "cluster",
+    "survivor",
+    "survivor_locator",
+    "member",
+    "member_locator",
+    "jaccard",
+    "linked_by",
+    "against_index",
+    "decided_by",
+    "survivor_value",
+    "member_value",
+]
 
 
 MEMBERS_PER_PARTITION = 100_000
@@ -130,7 +139,8 @@ def gather_members(
     sketched = pa.Table.from_batches([read_sketches(plan.work, task.name)])
     names = ["id", "locator", "length", *(SKETCH_COLUMNS if plan.sends_sketches else ())]
     sketches = sketched.select([name for name in names if name in sketched.column_names]).take(
-        pa.array(np.searchsorted(sketched["row"].to_numpy(), rows)))
+        pa.array(np.searchsorted(sketched["row"].to_numpy(), rows))
+    )
     members = read_columns(plan.measured, task.name, rows, keys, sketches)
     position = np.full(len(documents), -1)
     position[np.searchsorted(documents, found["document"].to_numpy())] = np.arange(len(found))
@@ -138,12 +148,14 @@ def gather_members(
     members = pa.table(
         {
             **{f"{KEEP_PREFIX}{name}": members[name] for name in members.column_names},
-            "component": components, "document": documents, "locator": sketches["locator"],
+            "component": components,
+            "document": documents,
+            "locator": sketches["locator"],
             MATCHED: (position >= 0).astype(np.int8),
             **{name: found[name].take(take) for name in MATCH_SCHEMA.names if name != "document"},
             **{name: sketches[name] for name in sketches.column_names if name in SKETCH_COLUMNS},
         }
-    )  # fmt: skip
+    )
     yield Sent(MEMBERS, members, components % num_partitions)
     return Done()
 
@@ -224,7 +236,7 @@ def _decide(
 
 def _survivors(
     plan: DedupPlan, source: Source, members: pa.Table, values: pa.Table, keys: Sequence[KeepKey]
-) -> tuple[np.ndarray, dict[str, Any]]:  # fmt: skip
+) -> tuple[np.ndarray, dict[str, Any]]:
     """The row of each member's survivor by the rule of the section; what matches an older document comes last.
 
     Returns:
@@ -278,8 +290,10 @@ def write_duplicates(path: Path, twins: Shuffled) -> None:
     """Write `clusters.parquet`: one row per duplicate, by cluster and id; one range of ids is in memory at a time."""
     parts = _duplicates_in_order(twins)
     first = next(parts)
-    with atomic_write(path) as sink, pq.ParquetWriter(
-            sink, first.schema, compression="zstd", write_page_checksum=True) as writer:
+    with (
+        atomic_write(path) as sink,
+        pq.ParquetWriter(sink, first.schema, compression="zstd", write_page_checksum=True) as writer,
+    ):
         held = first
         for part in parts:
             held = pa.concat_tables([held, part])

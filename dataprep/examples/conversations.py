@@ -23,8 +23,14 @@ ROLES = ("system", "user", "assistant", "tool")
 OPENAI_ROLES = {**{role: role for role in ROLES}, "developer": "system"}
 """What OpenAI's API calls them; `developer` is its later name of `system`."""
 SHAREGPT_ROLES = {
-    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-    "function_call": "assistant", "observation": "tool", "tool": "tool",
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
 }
 """FastChat's names and those of LLaMA-Factory for calls of tools and their answers."""
 CALL = "function_call"
@@ -137,8 +143,11 @@ def _openai_message(where: str, message: Any) -> Message:
         content = _joined(where, message.get("content")) or ""
         if not isinstance(content, str):
             raise ValueError(f"{where}: content must be a string")
-        found = {"role": role, "content": _encodable(f"{where}: content", content),
-                 "tool_calls": [_call(where, call) for call in _list(f"{where}: tool_calls", calls)]}
+        found = {
+            "role": role,
+            "content": _encodable(f"{where}: content", content),
+            "tool_calls": [_call(where, call) for call in _list(f"{where}: tool_calls", calls)],
+        }
     if role == "assistant" and not _weight(where, message):
         found["trained"] = False
     if role == "tool":
@@ -157,8 +166,11 @@ def _sharegpt_message(where: str, message: Any) -> Message:
     if speaker != CALL:
         return {"role": role, "content": content}
     calls = _parsed(f"{where}: value", content)
-    return {"role": role, "content": "",
-            "tool_calls": [_call(where, call) for call in (calls if isinstance(calls, list) else [calls])]}
+    return {
+        "role": role,
+        "content": "",
+        "tool_calls": [_call(where, call) for call in (calls if isinstance(calls, list) else [calls])],
+    }
 
 
 def _call(where: str, call: Any) -> dict[str, Any]:
@@ -189,8 +201,10 @@ def _part(where: str, part: Any) -> str:
         raise ValueError(f"{where}: a part of its content is {form!r}; only text can be trained on")
     found = next((part[key] for key in PART_TEXTS if isinstance(part.get(key), str)), None)
     if found is None:
-        raise ValueError(f"{where}: a part of its content is of type text, but has no string under "
-                         f"{' or '.join(PART_TEXTS)}; its keys are {', '.join(part)}")
+        raise ValueError(
+            f"{where}: a part of its content is of type text, but has no string under "
+            f"{' or '.join(PART_TEXTS)}; its keys are {', '.join(part)}"
+        )
     return str(found)
 
 
@@ -227,8 +241,10 @@ def _encodable(key: str, value: str) -> str:
 
 def said(message: Mapping[str, Any]) -> list[str]:
     """What a message says, and what it calls tools with, as JSON."""
-    calls = [json.dumps(call["function"]["arguments"], ensure_ascii=False, sort_keys=True)
-             for call in message.get("tool_calls", [])]
+    calls = [
+        json.dumps(call["function"]["arguments"], ensure_ascii=False, sort_keys=True)
+        for call in message.get("tool_calls", [])
+    ]
     return [part for part in (message["content"], *calls) if part]
 
 
@@ -269,8 +285,10 @@ def form_of(row: Row) -> str:
         return "completion"
     if "instruction" in row and "output" in row:
         return "instruction"
-    raise ValueError(f"no known form: its keys are {', '.join(row) or 'none'}; needed are messages, or conversations, "
-                     "or prompt and completion, or instruction and output")
+    raise ValueError(
+        f"no known form: its keys are {', '.join(row) or 'none'}; needed are messages, or conversations, "
+        "or prompt and completion, or instruction and output"
+    )
 
 
 def _speakers(value: Any) -> bool:
@@ -316,5 +334,8 @@ def _history(value: Any) -> list[Message]:
 
 
 SFT_FORMS: dict[str, Callable[[Row], list[Message]]] = {
-    "messages": _messages, "sharegpt": _sharegpt, "completion": _completion, "instruction": _instruction,
+    "messages": _messages,
+    "sharegpt": _sharegpt,
+    "completion": _completion,
+    "instruction": _instruction,
 }

@@ -25,8 +25,11 @@ from gristmill.mixtures.steps.made_examples import AnyReward, JudgeReward
 
 EMPTY, CUT, REPEATED = "empty", "cut", "repeated"
 """Why an answer is dropped: it says nothing, it ended at `max_tokens`, the prompt has the same one already."""
-CRITIQUE, REVISION, SCORING = ("prompt", "answer", "principle"), ("prompt", "answer", "principle", "critique"), (
-    "prompt", "answer", "answer_schema")
+CRITIQUE, REVISION, SCORING = (
+    ("prompt", "answer", "principle"),
+    ("prompt", "answer", "principle", "critique"),
+    ("prompt", "answer", "answer_schema"),
+)
 """What templates get."""
 MODEL_SCORES = "gristmill.train.reinforcement.rewards:load_answer_scorer"
 """Where the scores of a reward model are. It is named, not imported: what prepares runs without torch, and imports
@@ -122,9 +125,15 @@ def answer_prompts(prompts: Sequence[Asked], number: int, model: AskedModel, kee
 
 
 def revise(
-    drafts: Sequence[Draft], principles: Sequence[str], templates: tuple[PromptTemplate, PromptTemplate], rounds: int,
-    seed: int, model: AskedModel, keeps_cut: bool, ask: Ask,
-) -> None:  # fmt: skip
+    drafts: Sequence[Draft],
+    principles: Sequence[str],
+    templates: tuple[PromptTemplate, PromptTemplate],
+    rounds: int,
+    seed: int,
+    model: AskedModel,
+    keeps_cut: bool,
+    ask: Ask,
+) -> None:
     """Let a model criticise each answer by a principle, and write it again (Bai et al. 2022, section 3.1).
 
     The principle of a round is chosen by the hash of the prompt, the answer's number and the round.
@@ -136,10 +145,13 @@ def revise(
             draft.principles.append(principles[key % len(principles)])
         critiques: list[str | None] = [None] * len(waiting)
         for template in templates:
-            requests = [_filled(template, draft, "" if said is None else said, draft.principles[-1])
-                        for draft, said in zip(waiting, critiques, strict=True)]
-            said_now = [draft.take(answer, keeps_cut)
-                        for draft, answer in zip(waiting, ask(model, requests), strict=True)]
+            requests = [
+                _filled(template, draft, "" if said is None else said, draft.principles[-1])
+                for draft, said in zip(waiting, critiques, strict=True)
+            ]
+            said_now = [
+                draft.take(answer, keeps_cut) for draft, answer in zip(waiting, ask(model, requests), strict=True)
+            ]
             going = [at for at, draft in enumerate(waiting) if draft.usable]
             waiting, critiques = [waiting[at] for at in going], [said_now[at] for at in going]
         for draft, text in zip(waiting, critiques, strict=True):
@@ -147,8 +159,11 @@ def revise(
 
 
 def _filled(template: PromptTemplate, draft: Draft, critique: str, principle: str) -> Request | str:
-    return template.request({"prompt": draft.asked.text, "answer": draft.text, "principle": principle,
-                             "critique": critique}, number=draft.number, about=draft.asked.about)
+    return template.request(
+        {"prompt": draft.asked.text, "answer": draft.text, "principle": principle, "critique": critique},
+        number=draft.number,
+        about=draft.asked.about,
+    )
 
 
 def reward(
@@ -181,8 +196,9 @@ def _values(
         return _judged(drafts, one, template, ask)
     if isinstance(one, OwnReward):
         columns = {name: [_column(draft, name) for draft in drafts] for name in one.columns}
-        return own_reward(one)([draft.asked.messages[-1]["content"] for draft in drafts],
-                               [draft.text for draft in drafts], columns)
+        return own_reward(one)(
+            [draft.asked.messages[-1]["content"] for draft in drafts], [draft.text for draft in drafts], columns
+        )
     if isinstance(one, ModelReward):
         module, _, function = MODEL_SCORES.partition(":")
         score = getattr(importlib.import_module(module), function)(one.path)
@@ -192,13 +208,19 @@ def _values(
     return [check(Checked(draft.text, 0, draft.asked.example.get("answer"))) for draft in drafts]
 
 
-def _judged(
-    drafts: Sequence[Draft], one: JudgeReward, template: PromptTemplate, ask: Ask
-) -> list[float | None]:
+def _judged(drafts: Sequence[Draft], one: JudgeReward, template: PromptTemplate, ask: Ask) -> list[float | None]:
     schema = canonical_json(SCORE).decode()
-    answers = ask(one.model, [template.request(
-        {"prompt": draft.asked.text, "answer": draft.text, "answer_schema": schema}, SCORE, about=draft.asked.about)
-        for draft in drafts])
+    answers = ask(
+        one.model,
+        [
+            template.request(
+                {"prompt": draft.asked.text, "answer": draft.text, "answer_schema": schema},
+                SCORE,
+                about=draft.asked.about,
+            )
+            for draft in drafts
+        ],
+    )
     for draft, answer in zip(drafts, answers, strict=True):
         draft.error = answer.error
     return [None if answer.error is not None else float(answer.value["score"]) for answer in answers]
@@ -211,9 +233,13 @@ def _column(draft: Draft, name: str) -> Any:
 
 
 def compare(
-    pairs: Sequence[tuple[Draft, Draft]], section: Comparison, template: PromptTemplate, principles: Sequence[str],
-    seed: int, ask: Ask,
-) -> list[int]:  # fmt: skip
+    pairs: Sequence[tuple[Draft, Draft]],
+    section: Comparison,
+    template: PromptTemplate,
+    principles: Sequence[str],
+    seed: int,
+    ask: Ask,
+) -> list[int]:
     """Which answer of each pair a language model prefers in both orders: 1 for the first one, -1 for the other, 0 where
     it is undecided (Bai et al. 2022, section 4.1; Zheng et al. 2023, section 3.4).
 

@@ -33,8 +33,7 @@ def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
     for path in paths:
         last = PurePosixPath(path.rstrip("/:")).name
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", last.split(".")[0]).strip("-") or "set"
-        taken = [name for name in (*names, *reserved)
-                 if name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+", name)]
+        taken = [name for name in (*names, *reserved) if name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+", name)]
         names.append(f"{stem}-{len(taken) + 1}" if taken else stem)
     return names
 
@@ -51,9 +50,11 @@ def check_records(where: str, counts: Mapping[str, Any]) -> None:
     parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")
     accounted = before + sum(counts[part] for part in parts)
     if accounted != counts["records"]:
-        raise ConservationError(f"{where}: {counts['records']} records were read but {accounted} are accounted for "
-                                f"({', '.join(f'{part} {counts[part]}' for part in parts)}, dropped before {before}); "
-                                "nothing was committed")
+        raise ConservationError(
+            f"{where}: {counts['records']} records were read but {accounted} are accounted for "
+            f"({', '.join(f'{part} {counts[part]}' for part in parts)}, dropped before {before}); "
+            "nothing was committed"
+        )
 
 
 def write_quarantined(path: Path, quarantined: Iterable[tuple[str, Sequence[Quarantined]]]) -> None:
@@ -66,9 +67,13 @@ def write_quarantined(path: Path, quarantined: Iterable[tuple[str, Sequence[Quar
 
 
 DOCUMENTS, RECORDS, PREPARED = "documents", "records", "prepared.json"
-RECORDS_SCHEMA = pa.schema([
-    pa.field("id", pa.binary(ID_BYTES), nullable=False), ("set", pa.dictionary(pa.int32(), pa.string())),
-    ("record", pa.large_string())])
+RECORDS_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.binary(ID_BYTES), nullable=False),
+        ("set", pa.dictionary(pa.int32(), pa.string())),
+        ("record", pa.large_string()),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -118,16 +123,20 @@ def usable_sets(
         counts["prepared_dropped"] = found["dropped"]
         examples = kept.get(found["name"], [])
         if len(examples) != found["kept"]:
-            raise ConservationError(f"{prepared}: {len(examples)} examples of {found['name']} are left, but its counts "
-                                    f"say {found['kept']}; run the stage again")
+            raise ConservationError(
+                f"{prepared}: {len(examples)} examples of {found['name']} are left, but its counts "
+                f"say {found['kept']}; run the stage again"
+            )
         yield UsableSet(examples, quarantined.get(found["name"], []), counts)
 
 
 def prepared_inputs(prepared: Path) -> dict[str, Path]:
     """What reading a prepared set's annotations takes: its documents, as `ingest`, and every step in its order."""
     steps = read_json(prepared / PREPARED)["steps"]
-    return {"ingest": prepared / DOCUMENTS / steps[0]["judges"],
-            **{step["stage"]: prepared / step["stage"] for step in steps}}
+    return {
+        "ingest": prepared / DOCUMENTS / steps[0]["judges"],
+        **{step["stage"]: prepared / step["stage"] for step in steps},
+    }
 
 
 def survivors(prepared: Path) -> dict[str, list[Example]]:
@@ -165,9 +174,16 @@ def least_alike(prepared: Path) -> list[dict[str, Any]]:
     near = table.filter(pc.less(table["jaccard"], 1.0)).sort_by([(name, "ascending") for name in reversed(columns)])
     found = near.slice(0, SHOWN).to_pylist()
     texts = _texts(prepared / DOCUMENTS / view, {one[name] for one in found for name in columns[:2]})
-    return [{"dropped": one["member_locator"], "kept": one["survivor_locator"], "jaccard": one["jaccard"],
-             "dropped_text": texts.get(one["member_locator"], ""), "kept_text": texts.get(one["survivor_locator"], "")}
-            for one in found]
+    return [
+        {
+            "dropped": one["member_locator"],
+            "kept": one["survivor_locator"],
+            "jaccard": one["jaccard"],
+            "dropped_text": texts.get(one["member_locator"], ""),
+            "kept_text": texts.get(one["survivor_locator"], ""),
+        }
+        for one in found
+    ]
 
 
 def _texts(documents: Path, locators: set[str]) -> dict[str, str]:
@@ -176,6 +192,8 @@ def _texts(documents: Path, locators: set[str]) -> dict[str, str]:
     for shard in shard_names(documents) if locators else ():
         table = read_table(documents / shard, ["locator", "text"])
         wanted = table.filter(pc.is_in(table["locator"], pa.array(sorted(locators), table["locator"].type)))
-        found |= {one["locator"]: one["text"][:EXCERPT] + ("..." if len(one["text"]) > EXCERPT else "")
-                  for one in wanted.to_pylist()}
+        found |= {
+            one["locator"]: one["text"][:EXCERPT] + ("..." if len(one["text"]) > EXCERPT else "")
+            for one in wanted.to_pylist()
+        }
     return found

@@ -129,9 +129,15 @@ class _Making:
     """A set that is being made."""
 
     def __init__(
-        self, name: str, section: MadeExamples, seed: int, inputs: Mapping[str, Path], out: Path, context: Context,
+        self,
+        name: str,
+        section: MadeExamples,
+        seed: int,
+        inputs: Mapping[str, Path],
+        out: Path,
+        context: Context,
         opened: ExitStack,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.section, self.seed, self.inputs, self.out = name, section, seed, inputs, out
         self.context, self._opened, self._asking = context, opened, dict[str, Asking]()
         self.templates = {}
@@ -160,12 +166,22 @@ class _Making:
         keeps_cut = section.cut == "keep"
         drafts = steps.answer_prompts(prompts, section.per_prompt, section.model, keeps_cut, self.ask)
         if section.revise is not None:
-            steps.revise(drafts, read_lines(section.revise.principles),
-                         (self.templates["revise.critique"], self.templates["revise.revision"]),
-                         section.revise.rounds, self.seed, section.model, keeps_cut, self.ask)
+            steps.revise(
+                drafts,
+                read_lines(section.revise.principles),
+                (self.templates["revise.critique"], self.templates["revise.revision"]),
+                section.revise.rounds,
+                self.seed,
+                section.model,
+                keeps_cut,
+                self.ask,
+            )
         if section.rewards:
-            of_judges = {name_of(one): self.templates[f"rewards.{number}.template"]
-                         for number, one in enumerate(section.rewards) if isinstance(one, JudgeReward)}
+            of_judges = {
+                name_of(one): self.templates[f"rewards.{number}.template"]
+                for number, one in enumerate(section.rewards)
+                if isinstance(one, JudgeReward)
+            }
             steps.reward(drafts, section.rewards, of_judges, self.ask)
         made = self.choose(drafts, refused)
         self.write(made)
@@ -177,8 +193,15 @@ class _Making:
         refused: dict[str, str] = {}
         columns = columns_of(self.section.rewards)
         for one in self.section.data:
-            read = read_set(made_path(one.path, self.inputs), "prompts", one.format, one.limit, one.max_quarantined,
-                            one.answer, columns)
+            read = read_set(
+                made_path(one.path, self.inputs),
+                "prompts",
+                one.format,
+                one.limit,
+                one.max_quarantined,
+                one.answer,
+                columns,
+            )
             if self.section.grow is None:
                 check_answers(f"examples.{self.name} data {one.path}", read.examples, self.section.rewards, one.answer)
             for example, origin in zip(read.examples, read.origins, strict=True):
@@ -203,24 +226,39 @@ class _Making:
         of_seeds = {one.id: one for one in seeds}
         shown = [new_prompts.Shown(one.id, one.text) for one in seeds]
         self.grown = new_prompts.grow(
-            shown, section, self.templates["grow.template"], self.seed,
-            lambda text: example_id(prompt_example({"prompt": text})), self.excluded.__contains__,
-            lambda requests: self.ask(self.section.model, requests))
+            shown,
+            section,
+            self.templates["grow.template"],
+            self.seed,
+            lambda text: example_id(prompt_example({"prompt": text})),
+            self.excluded.__contains__,
+            lambda requests: self.ask(self.section.model, requests),
+        )
         licences: dict[str, tuple[str, ...]] = {one.id: one.licences for one in seeds}
         found = []
         for one in self.grown.prompts:
             self.links += [(parent, one.id) for parent in one.parents]
             licences[one.id] = tuple(sorted({noted for parent in one.parents for noted in licences[parent]}))
             older = [parent for seed in one.parents if seed in of_seeds for parent in of_seeds[seed].parents]
-            found.append(Asked(one.id, [{"role": "user", "content": one.text}], (*one.parents, *dict.fromkeys(older)),
-                               licences=licences[one.id]))
+            found.append(
+                Asked(
+                    one.id,
+                    [{"role": "user", "content": one.text}],
+                    (*one.parents, *dict.fromkeys(older)),
+                    licences=licences[one.id],
+                )
+            )
         if not found:
-            raise ExamplesError(f"examples.{self.name}: {self.grown.requests} requests gave no new prompt "
-                                f"({_listed(self.grown.dropped)}); the model should answer with a numbered list: look "
-                                "at what it writes, or give grow.template")
+            raise ExamplesError(
+                f"examples.{self.name}: {self.grown.requests} requests gave no new prompt "
+                f"({_listed(self.grown.dropped)}); the model should answer with a numbered list: look "
+                "at what it writes, or give grow.template"
+            )
         if len(found) < section.number:
-            self.context.warn(f"{len(found)} of {section.number} new prompts were found in {self.grown.rounds} rounds "
-                              f"({_listed(self.grown.dropped)})")
+            self.context.warn(
+                f"{len(found)} of {section.number} new prompts were found in {self.grown.rounds} rounds "
+                f"({_listed(self.grown.dropped)})"
+            )
         return found
 
     def choose(self, drafts: Sequence[Draft], refused: Mapping[str, str]) -> _Made:
@@ -242,7 +280,8 @@ class _Making:
                 reason = next(one.dropped for one in group if one.dropped is not None)
             else:
                 reason = self._take_examples(
-                    asked, usable if self.section.compare is None else preferred.get(asked.id, []), made)
+                    asked, usable if self.section.compare is None else preferred.get(asked.id, []), made
+                )
             if reason is not None:
                 made.dropped[reason] += 1
         return made
@@ -253,8 +292,9 @@ class _Making:
         if section is None:
             return {}
         pairs = [(group[0], group[1]) for group in groups if all(one.usable for one in group)]
-        takes = steps.compare(pairs, section, self.templates["compare.template"], read_lines(section.principles),
-                              self.seed, self.ask)
+        takes = steps.compare(
+            pairs, section, self.templates["compare.template"], read_lines(section.principles), self.seed, self.ask
+        )
         return {pair[0].asked.id: list(pair[::take]) for pair, take in zip(pairs, takes, strict=True) if take}
 
     def _take_examples(self, asked: Asked, usable: Sequence[Draft], made: _Made) -> str | None:
@@ -267,8 +307,11 @@ class _Making:
             return BELOW
         if section.gives == "pairs":
             return self._take_pair(asked, usable, made)
-        taken = [one for one in enough[: section.best]
-                 if self._keep(asked, {"messages": [*asked.messages, answer_of(one.text)]}, [one], made)]
+        taken = [
+            one
+            for one in enough[: section.best]
+            if self._keep(asked, {"messages": [*asked.messages, answer_of(one.text)]}, [one], made)
+        ]
         made.kept += taken
         return None if taken else EXCLUDED
 
@@ -293,8 +336,16 @@ class _Making:
         known = {"licence": " and ".join(asked.licences)} if asked.licences else {}
         rewards = {"rewards": [one.rewards for one in drafts]} if self.section.rewards else {}
         principles = {"principles": drafts[0].principles} if drafts[0].principles else {}
-        made.records[id_] = {"id": id_, **content, KIND: GENERATED, "model": self.section.model.called,
-                             PARENTS: [asked.id, *asked.parents], **rewards, **principles, **known}
+        made.records[id_] = {
+            "id": id_,
+            **content,
+            KIND: GENERATED,
+            "model": self.section.model.called,
+            PARENTS: [asked.id, *asked.parents],
+            **rewards,
+            **principles,
+            **known,
+        }
         self.links.append((asked.id, id_))
         return True
 
@@ -308,18 +359,27 @@ class _Making:
         check_conservation(counts, self.context.stage)
         check_quarantine(counts, self.section.max_quarantined, self.context.stage)
         if not made.records:
-            raise ExamplesError(f"examples.{self.name}: none of {made.prompts} prompts gives an example "
-                                f"({_listed(made.dropped)}); loosen what drops them, or look at what the model writes")
+            raise ExamplesError(
+                f"examples.{self.name}: none of {made.prompts} prompts gives an example "
+                f"({_listed(made.dropped)}); loosen what drops them, or look at what the model writes"
+            )
         _write_lines(self.out / f"{self.name}.jsonl", [made.records[one] for one in sorted(made.records)])
         if made.errors:
-            _write_lines(self.out / QUARANTINE, [{"prompt": one, "error": error}
-                                                 for one, error in sorted(made.errors.items())])
+            _write_lines(
+                self.out / QUARANTINE, [{"prompt": one, "error": error} for one, error in sorted(made.errors.items())]
+            )
         links = sorted(set(self.links))
         of_ids = SCHEMA.field("parent").type
-        write_lineage(self.out, pa.table({
-            "parent": pa.array([bytes.fromhex(parent) for parent, _ in links], of_ids),
-            "child": pa.array([bytes.fromhex(child) for _, child in links], of_ids),
-            "source": pa.array([self.name] * len(links), pa.string())}))
+        write_lineage(
+            self.out,
+            pa.table(
+                {
+                    "parent": pa.array([bytes.fromhex(parent) for parent, _ in links], of_ids),
+                    "child": pa.array([bytes.fromhex(child) for _, child in links], of_ids),
+                    "source": pa.array([self.name] * len(links), pa.string()),
+                }
+            ),
+        )
 
     def summary(self, made: _Made, drafts: Sequence[Draft]) -> dict[str, Any]:
         """What the report shows.
@@ -335,13 +395,20 @@ class _Making:
         shown = [one for *_, one in sample[:SAMPLE_TEXTS]]
         groups = {"all": [one for one in drafts if one.usable], "chosen": made.kept, "rejected": made.rejected}
         return {
-            "set": self.name, "gives": self.section.gives, "prompts": _counts(made), "examples": len(made.records),
-            "answers": {"asked": len(drafts), "usable": len(groups["all"]),
-                        "dropped": _sorted(Counter(one.dropped for one in drafts if one.dropped is not None))},
+            "set": self.name,
+            "gives": self.section.gives,
+            "prompts": _counts(made),
+            "examples": len(made.records),
+            "answers": {
+                "asked": len(drafts),
+                "usable": len(groups["all"]),
+                "dropped": _sorted(Counter(one.dropped for one in drafts if one.dropped is not None)),
+            },
             **({} if self.grown is None else {"grown": self.grown.as_json()}),
             "asked": [one.tally.as_json(one.model) for one in self._asking.values()],
-            "texts": describe([one.text[:SAMPLE_CHARACTERS] for one in shown],
-                              [one.asked.text[:SAMPLE_CHARACTERS] for one in shown]),
+            "texts": describe(
+                [one.text[:SAMPLE_CHARACTERS] for one in shown], [one.asked.text[:SAMPLE_CHARACTERS] for one in shown]
+            ),
             "rewards": {name: _spread(group) for name, group in groups.items() if group and self.section.rewards},
             "principles": _sorted(Counter(principle for one in made.kept for principle in one.principles)),
             "licences": sorted({noted for one in made.kept for noted in one.asked.licences}),
@@ -349,8 +416,12 @@ class _Making:
 
 
 def _counts(made: _Made) -> dict[str, Any]:
-    return {"read": made.prompts, "kept": made.prompts - sum(made.dropped.values()) - len(made.errors),
-            "dropped": _sorted(made.dropped), "quarantined": len(made.errors)}
+    return {
+        "read": made.prompts,
+        "kept": made.prompts - sum(made.dropped.values()) - len(made.errors),
+        "dropped": _sorted(made.dropped),
+        "quarantined": len(made.errors),
+    }
 
 
 def _sorted(counted: Mapping[str, int]) -> dict[str, int]:
@@ -364,8 +435,11 @@ def _listed(counted: Mapping[str, int]) -> str:
 
 def _spread(drafts: Sequence[Draft]) -> dict[str, Any]:
     values = np.array([one.reward for one in drafts])
-    return {"answers": len(drafts), "mean": float(values.mean()),
-            "percentiles": [float(value) for value in np.percentile(values, PERCENTILES)]}
+    return {
+        "answers": len(drafts),
+        "mean": float(values.mean()),
+        "percentiles": [float(value) for value in np.percentile(values, PERCENTILES)],
+    }
 
 
 def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -52,14 +52,23 @@ class Grown:
 
     def as_json(self) -> dict[str, Any]:
         """For a summary."""
-        return {"kept": len(self.prompts), "rounds": self.rounds, "requests": self.requests,
-                "dropped": dict(sorted(self.dropped.items()))}
+        return {
+            "kept": len(self.prompts),
+            "rounds": self.rounds,
+            "requests": self.requests,
+            "dropped": dict(sorted(self.dropped.items())),
+        }
 
 
 def grow(
-    seeds: Sequence[Shown], section: Grow, template: PromptTemplate, seed: int, id_of: Callable[[str], str],
-    is_excluded: Callable[[str], bool], ask: Callable[[Sequence[Request]], Iterable[Answer]],
-) -> Grown:  # fmt: skip
+    seeds: Sequence[Shown],
+    section: Grow,
+    template: PromptTemplate,
+    seed: int,
+    id_of: Callable[[str], str],
+    is_excluded: Callable[[str], bool],
+    ask: Callable[[Sequence[Request]], Iterable[Answer]],
+) -> Grown:
     """Ask for new prompts until there are as many as are wanted, or no round is left.
 
     A request shows prompts that the hash of its number and of their ids chooses: who is left out changes those requests
@@ -78,10 +87,17 @@ def grow(
     for one in seeds:
         pool.add(one.text)
     while found.rounds < section.rounds and len(found.prompts) < section.number:
-        shown = [_shown(seeds, found.prompts, section.shown, seed, found.rounds, number)
-                 for number in range(ceil((section.number - len(found.prompts)) / section.shown))]
-        requests = [prompt(template.fill({"shown": [one.text for one in of_request], "wanted": section.shown}),
-                           about=" ".join(one.id for one in of_request)) for of_request in shown]
+        shown = [
+            _shown(seeds, found.prompts, section.shown, seed, found.rounds, number)
+            for number in range(ceil((section.number - len(found.prompts)) / section.shown))
+        ]
+        requests = [
+            prompt(
+                template.fill({"shown": [one.text for one in of_request], "wanted": section.shown}),
+                about=" ".join(one.id for one in of_request),
+            )
+            for of_request in shown
+        ]
         found.rounds += 1
         found.requests += len(requests)
         for of_request, answer in zip(shown, ask(requests), strict=True):
@@ -101,6 +117,7 @@ def _shown(
     seeds: Sequence[Shown], new: Sequence[Shown], wanted: int, seed: int, rounds: int, number: int
 ) -> list[Shown]:
     """What a request shows, ordered by the hashes that choose."""
+
     def first(prompts: Sequence[Shown], count: int) -> list[tuple[int, Shown]]:
         keyed = [(seeded_key(seed, "shown", rounds, number, one.id), one) for one in prompts]
         return sorted(keyed, key=lambda item: item[0])[:count]
@@ -154,8 +171,11 @@ class Likeness:
         for word, count in Counter(words).items():
             for number, held in self._holders.get(word, {}).items():
                 shared[number] += min(count, held)
-        return any(2 * most >= self.threshold * (len(words) + len(self._texts[number]))
-                   and rouge_l(words, self._texts[number]) >= self.threshold for number, most in shared.items())
+        return any(
+            2 * most >= self.threshold * (len(words) + len(self._texts[number]))
+            and rouge_l(words, self._texts[number]) >= self.threshold
+            for number, most in shared.items()
+        )
 
 
 def words_of(text: str) -> list[str]:

@@ -147,8 +147,10 @@ def _dialogue(key: str, value: Any) -> list[Message]:
     before, *parts = _TURN.split(text(key, value))
     if before.strip() or not parts:
         raise ValueError(f"{key} is not a transcript: it must begin with a blank line and Human:")
-    said = [{"role": _SPEAKERS[speaker], "content": text(f"{key}, turn {number} ({speaker})", content.strip())}
-            for number, (speaker, content) in enumerate(zip(parts[::2], parts[1::2], strict=True), start=1)]
+    said = [
+        {"role": _SPEAKERS[speaker], "content": text(f"{key}, turn {number} ({speaker})", content.strip())}
+        for number, (speaker, content) in enumerate(zip(parts[::2], parts[1::2], strict=True), start=1)
+    ]
     for number, (one, following) in enumerate(pairwise(said), start=1):
         if one["role"] == following["role"]:
             raise ValueError(f"{key}: turns {number} and {number + 1} are both the {one['role']}'s")
@@ -168,8 +170,13 @@ def _scored(row: Row) -> Pair:
     if len(set(scores)) < 2:
         raise ValueError(f"all {len(scores)} {key} have the same score, so that none is preferred")
     best, worst = scores.index(max(scores)), scores.index(min(scores))
-    return {"prompt": prompt, **{name: turns(f"{key}, answer {place + 1}", answers[place], "assistant")
-                                 for name, place in (("chosen", best), ("rejected", worst))}}
+    return {
+        "prompt": prompt,
+        **{
+            name: turns(f"{key}, answer {place + 1}", answers[place], "assistant")
+            for name, place in (("chosen", best), ("rejected", worst))
+        },
+    }
 
 
 def _labelled(row: Row) -> dict[str, Any]:
@@ -210,8 +217,10 @@ def _answer(where: str, answer: Any) -> Any:
 def _scores(row: Row, key: str) -> list[Any]:
     if isinstance(row.get("scores"), list):
         return list(row["scores"])
-    return [next((answer[name] for name in SCORES if name in answer), None) if isinstance(answer, dict) else None
-            for answer in row[key]]
+    return [
+        next((answer[name] for name in SCORES if name in answer), None) if isinstance(answer, dict) else None
+        for answer in row[key]
+    ]
 
 
 def _score(where: str, value: Any) -> float:
@@ -221,7 +230,11 @@ def _score(where: str, value: Any) -> float:
 
 
 DPO_FORMS: dict[str, Callable[[Row], dict[str, Any]]] = {
-    "pairs": _pairs, "transcripts": _transcripts, "scored": _scored, "labelled": _labelled}
+    "pairs": _pairs,
+    "transcripts": _transcripts,
+    "scored": _scored,
+    "labelled": _labelled,
+}
 
 
 Example = Mapping[str, Any]
@@ -245,43 +258,54 @@ def audit(examples: Sequence[Example]) -> dict[str, Any]:
         `near_identical`: pairs whose answers differ in case and blanks alone.
     """
     keys = [tuple(normalised(all_said(one[part])) for part in ("prompt", "chosen", "rejected")) for one in examples]
-    lengths = np.array([[len(all_said(one[part])) for part in ("chosen", "rejected")] for one in examples],
-                       dtype=np.int64).reshape(-1, 2)
+    lengths = np.array(
+        [[len(all_said(one[part])) for part in ("chosen", "rejected")] for one in examples], dtype=np.int64
+    ).reshape(-1, 2)
     known = set(keys)
     differ = lengths[:, 0] != lengths[:, 1]
     longer = float((lengths[differ, 0] > lengths[differ, 1]).mean()) if differ.any() else None
     return {
-        "pairs": len(keys), "prompts": len({prompt for prompt, _, _ in keys}),
+        "pairs": len(keys),
+        "prompts": len({prompt for prompt, _, _ in keys}),
         "duplicates": sum(number - 1 for number in Counter(keys).values()),
-        "contradictions": sum((prompt, rejected, chosen) in known and chosen != rejected
-                              for prompt, chosen, rejected in keys),
+        "contradictions": sum(
+            (prompt, rejected, chosen) in known and chosen != rejected for prompt, chosen, rejected in keys
+        ),
         "near_identical": sum(chosen == rejected for _, chosen, rejected in keys),
         "longer_chosen": longer,
-        "mean_characters": {name: float(lengths[:, column].mean()) if len(keys) else 0.0
-                            for column, name in enumerate(("chosen", "rejected"))},
+        "mean_characters": {
+            name: float(lengths[:, column].mean()) if len(keys) else 0.0
+            for column, name in enumerate(("chosen", "rejected"))
+        },
     }
 
 
 def warnings_of(name: str, found: Mapping[str, Any]) -> list[str]:
     """What a person should look at, a sentence each."""
     pairs, said_of = found["pairs"], []
-    for key, what in (("duplicates", "repeat another pair, so it counts twice"),
-                      ("contradictions", "have their opposite in the set: both are trained on and cancel out"),
-                      ("near_identical", "have two answers that differ in case and blanks alone"),
-                      ("same_answers", "have the same answer twice and are quarantined")):
+    for key, what in (
+        ("duplicates", "repeat another pair, so it counts twice"),
+        ("contradictions", "have their opposite in the set: both are trained on and cancel out"),
+        ("near_identical", "have two answers that differ in case and blanks alone"),
+        ("same_answers", "have the same answer twice and are quarantined"),
+    ):
         if number := found.get(key):
             said_of.append(f"{name}: {number:,} of {pairs:,} pairs {what}")
     for of_set, leaked in (found.get("leaks") or {}).items():
         if leaked["texts"]:
-            said_of.append(f"{name}: {leaked['texts']:,} of {pairs:,} pairs hold an item of the evaluation set "
-                           f"{of_set} in prompt or chosen answer ({leaked['leaked']:,} of its {leaked['items']:,} "
-                           "items), so that scores on it are too high; drop them with dpo.prepare: "
-                           "[decontaminate: ...]")
+            said_of.append(
+                f"{name}: {leaked['texts']:,} of {pairs:,} pairs hold an item of the evaluation set "
+                f"{of_set} in prompt or chosen answer ({leaked['leaked']:,} of its {leaked['items']:,} "
+                "items), so that scores on it are too high; drop them with dpo.prepare: "
+                "[decontaminate: ...]"
+            )
     longer = found["longer_chosen"]
     if longer is not None and abs(longer - 0.5) > LARGEST_BIAS:
-        said_of.append(f"{name}: the {'longer' if longer > 0.5 else 'shorter'} answer is preferred in "
-                       f"{max(longer, 1 - longer):.0%} of the pairs: length is what will be learned; compare with "
-                       "dpo.loss sigmoid_norm or simpo, which take means over tokens")
+        said_of.append(
+            f"{name}: the {'longer' if longer > 0.5 else 'shorter'} answer is preferred in "
+            f"{max(longer, 1 - longer):.0%} of the pairs: length is what will be learned; compare with "
+            "dpo.loss sigmoid_norm or simpo, which take means over tokens"
+        )
     return said_of
 
 

@@ -67,8 +67,11 @@ def view_text(view: str, example: Mapping[str, Any]) -> str:
     """
     if view == PAIRS:
         asked = _text(example["prompt"])
-        return pair_text(asked, _text(example["chosen"]), _text(example["rejected"])) if "chosen" in example else (
-            json.dumps({"prompt": asked}))
+        return (
+            pair_text(asked, _text(example["chosen"]), _text(example["rejected"]))
+            if "chosen" in example
+            else (json.dumps({"prompt": asked}))
+        )
     both = view.endswith(BOTH)
     if view.removesuffix(BOTH) == "answer":
         text = _text([message for message in _answers(example, both) if message["role"] == "assistant"])
@@ -90,9 +93,12 @@ def _text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 STAGES = {
-    "filter": "gristmill.dataprep.filtering.filter", "dedup": "gristmill.dataprep.duplicates.dedup",
-    "langid": "gristmill.dataprep.judges.langid", "decontaminate": "gristmill.dataprep.passages.decontaminate",
-    "annotate": "gristmill.dataprep.own.annotate", PAIRS: "gristmill.dataprep.asking.judge_pairs",
+    "filter": "gristmill.dataprep.filtering.filter",
+    "dedup": "gristmill.dataprep.duplicates.dedup",
+    "langid": "gristmill.dataprep.judges.langid",
+    "decontaminate": "gristmill.dataprep.passages.decontaminate",
+    "annotate": "gristmill.dataprep.own.annotate",
+    PAIRS: "gristmill.dataprep.asking.judge_pairs",
 }
 SHARD_BYTES = 16_000_000
 """Records of a shard, at the least of them one."""
@@ -119,8 +125,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     kind: Kind = config["kind"]
     section = Instructions if kind == "sft" else PreferencePairs
     data = [section.model_validate(item) for item in config["data"]]
-    steps = [ExampleStep.model_validate({key: value for key, value in step.items() if value is not None})
-             for step in config["prepare"]]
+    steps = [
+        ExampleStep.model_validate({key: value for key, value in step.items() if value is not None})
+        for step in config["prepare"]
+    ]
     names = set_names([one.path for one in data])
     check_sources(kind, steps, names)
     read = [read_set(made_path(one.path, inputs), kind, one.format, one.limit, one.max_quarantined) for one in data]
@@ -128,8 +136,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     views = [view_of(step, kind) for step in steps]
     write_documents(out, dict(zip(names, read, strict=True)), sorted(set(views)))
     summaries = list(run_steps(steps, views, out, context))
-    sets = [{"name": name, "path": one.path, **found.counts(), **_gone(name, summaries, len(found.examples))}
-            for name, one, found in zip(names, data, read, strict=True)]
+    sets = [
+        {"name": name, "path": one.path, **found.counts(), **_gone(name, summaries, len(found.examples))}
+        for name, one, found in zip(names, data, read, strict=True)
+    ]
     for one in sets:
         check_set(kind, one)
     described = [{"stage": step.stage, "judges": view} for step, view in zip(steps, views, strict=True)]
@@ -144,8 +154,10 @@ def check_sources(kind: Kind, steps: Sequence[ExampleStep], names: Sequence[str]
         asked = [*(step.config.sources or ()), *(name for of_set in rule_sources for name in of_set)]
         unknown = [name for name in asked if name not in names]
         if unknown:
-            raise ExamplesError(f"{kind}.prepare[{number}].{step.stage}: there is no set {unknown[0]!r} (sets, by "
-                                f"their files: {', '.join(names)})")
+            raise ExamplesError(
+                f"{kind}.prepare[{number}].{step.stage}: there is no set {unknown[0]!r} (sets, by "
+                f"their files: {', '.join(names)})"
+            )
 
 
 def write_documents(out: Path, sets: Mapping[str, ExampleSet], views: Sequence[str]) -> None:
@@ -154,17 +166,31 @@ def write_documents(out: Path, sets: Mapping[str, ExampleSet], views: Sequence[s
     for number, rows in enumerate(_shards(sets)):
         ids = [_document_id(example["id"], seen) for _, _, example, _ in rows]
         shard = f"part-{number:05d}.parquet"
-        columns = {"id": pa.array(ids, pa.binary(ID_BYTES)), "source": [name for name, *_ in rows],
-                   "locator": [place for _, place, _, _ in rows]}
-        metadata = [metadata_json({key: value for key, value in (("example", example["id"]), ("url", url)) if value})
-                    for _, _, example, url in rows]
+        columns = {
+            "id": pa.array(ids, pa.binary(ID_BYTES)),
+            "source": [name for name, *_ in rows],
+            "locator": [place for _, place, _, _ in rows],
+        }
+        metadata = [
+            metadata_json({key: value for key, value in (("example", example["id"]), ("url", url)) if value})
+            for _, _, example, url in rows
+        ]
         for view in views:
             texts = [view_text(view, example) for _, _, example, _ in rows]
-            write_table(out / DOCUMENTS / view / shard,
-                        pa.table({**columns, "text": texts, "metadata": metadata}).cast(DOCUMENT_SCHEMA))
-        write_table(out / RECORDS / shard, pa.table({
-            "id": columns["id"], "set": columns["source"],
-            "record": [json.dumps(example, ensure_ascii=False) for _, _, example, _ in rows]}).cast(RECORDS_SCHEMA))
+            write_table(
+                out / DOCUMENTS / view / shard,
+                pa.table({**columns, "text": texts, "metadata": metadata}).cast(DOCUMENT_SCHEMA),
+            )
+        write_table(
+            out / RECORDS / shard,
+            pa.table(
+                {
+                    "id": columns["id"],
+                    "set": columns["source"],
+                    "record": [json.dumps(example, ensure_ascii=False) for _, _, example, _ in rows],
+                }
+            ).cast(RECORDS_SCHEMA),
+        )
 
 
 Row = tuple[str, str, Example, str | None]
@@ -189,8 +215,11 @@ def _document_id(example: str, seen: dict[str, int]) -> bytes:
     """The example's own id where it comes for the first time, else a hash of it and of how often it came before."""
     before = seen.get(example, 0)
     seen[example] = before + 1
-    return bytes.fromhex(example) if not before else hashlib.blake2b(
-        f"{example}/{before}".encode(), digest_size=ID_BYTES).digest()
+    return (
+        bytes.fromhex(example)
+        if not before
+        else hashlib.blake2b(f"{example}/{before}".encode(), digest_size=ID_BYTES).digest()
+    )
 
 
 def run_steps(
@@ -202,8 +231,12 @@ def run_steps(
         work = context.work / step.stage
         work.mkdir(parents=True, exist_ok=True)
         stage = importlib.import_module(STAGES[step.stage])
-        yield stage.run({"ingest": out / DOCUMENTS / view, **before}, step.config.model_dump(mode="json"),
-                        out / step.stage, replace(context, work=work, stage=f"{context.stage}: {step.stage}"))
+        yield stage.run(
+            {"ingest": out / DOCUMENTS / view, **before},
+            step.config.model_dump(mode="json"),
+            out / step.stage,
+            replace(context, work=work, stage=f"{context.stage}: {step.stage}"),
+        )
         before[step.stage] = out / step.stage
 
 
@@ -227,10 +260,14 @@ def check_set(kind: Kind, found: Mapping[str, Any]) -> None:
     dropped = sum(found["dropped"].values())
     accounted = found["refused"] + found["beyond_limit"] + dropped + found["quarantined"] + found["kept"]
     if accounted != found["records"]:
-        raise ConservationError(f"{kind}_prepare: {found['path']}: {found['records']} records were read but "
-                                f"{accounted} are accounted for; nothing was committed")
+        raise ConservationError(
+            f"{kind}_prepare: {found['path']}: {found['records']} records were read but "
+            f"{accounted} are accounted for; nothing was committed"
+        )
     if not found["kept"]:
         worst = sorted(found["dropped"].items(), key=lambda item: (-item[1], item[0]))[:SHOWN_REASONS]
         reasons = ", ".join(f"{rule} {number}" for rule, number in worst)
-        raise ExamplesError(f"{found['path']}: {kind}.prepare leaves none of its {found['records']} records: "
-                            f"{reasons}; loosen these rules, or remove the set")
+        raise ExamplesError(
+            f"{found['path']}: {kind}.prepare leaves none of its {found['records']} records: "
+            f"{reasons}; loosen these rules, or remove the set"
+        )

@@ -54,9 +54,7 @@ ANSWER = "answer"
 Row = Mapping[str, Any]
 
 
-def prompt_example(
-    row: Row, form: str = "auto", answer: str = ANSWER, columns: Sequence[str] = ()
-) -> dict[str, Any]:
+def prompt_example(row: Row, form: str = "auto", answer: str = ANSWER, columns: Sequence[str] = ()) -> dict[str, Any]:
     """Bring a row into the shape of a prompt: `prompt`, messages that await an answer, and perhaps `answer`, a text.
 
     Args:
@@ -78,15 +76,20 @@ def prompt_example(
         raise ValueError("there is no message in front of the answer")
     check_answered("the prompt", [*messages, {"role": "assistant", "content": "..."}])
     tools = checked_tools(row.get("tools"))
-    return {"prompt": messages, **({} if right is None else {ANSWER: right}), **({"tools": tools} if tools else {}),
-            **({"columns": _columns(row, columns)} if columns else {})}
+    return {
+        "prompt": messages,
+        **({} if right is None else {ANSWER: right}),
+        **({"tools": tools} if tools else {}),
+        **({"columns": _columns(row, columns)} if columns else {}),
+    }
 
 
 def _columns(row: Row, columns: Sequence[str]) -> dict[str, Any]:
     missing = [name for name in columns if name not in row]
     if missing:
-        raise ValueError(f"has no {missing[0]!r}, which rl.rewards names among its columns; its keys are "
-                         f"{', '.join(row)}")
+        raise ValueError(
+            f"has no {missing[0]!r}, which rl.rewards names among its columns; its keys are {', '.join(row)}"
+        )
     found = {name: row[name] for name in columns}
     try:
         canonical_json(found)
@@ -106,8 +109,10 @@ def prompt_form_of(row: Row) -> str:
     try:
         return form_of(row)
     except ValueError:
-        raise ValueError(f"no known form: its keys are {', '.join(row) or 'none'}; needed are prompt (or question), "
-                         "or messages, or what instructions have") from None
+        raise ValueError(
+            f"no known form: its keys are {', '.join(row) or 'none'}; needed are prompt (or question), "
+            "or messages, or what instructions have"
+        ) from None
 
 
 def _alone(row: Row) -> list[Message]:
@@ -189,9 +194,12 @@ class ExampleSet:
     def counts(self) -> dict[str, Any]:
         """`records`, `refused` with the most frequent reasons, and `beyond_limit`; the rest are examples."""
         reasons = Counter(one.reason for one in self.quarantined)
-        return {"records": self.records, "refused": len(self.quarantined),
-                "beyond_limit": self.records - len(self.quarantined) - len(self.examples),
-                "refused_reasons": dict(reasons.most_common(SHOWN_REASONS))}
+        return {
+            "records": self.records,
+            "refused": len(self.quarantined),
+            "beyond_limit": self.records - len(self.quarantined) - len(self.examples),
+            "refused_reasons": dict(reasons.most_common(SHOWN_REASONS)),
+        }
 
 
 def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Example]:
@@ -200,8 +208,13 @@ def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Examp
 
 
 def read_set(
-    path: str, kind: Kind, form: str = "auto", limit: int | None = None, max_quarantined: float = 0.0,
-    answer: str = "answer", columns: Sequence[str] = (),
+    path: str,
+    kind: Kind,
+    form: str = "auto",
+    limit: int | None = None,
+    max_quarantined: float = 0.0,
+    answer: str = "answer",
+    columns: Sequence[str] = (),
 ) -> ExampleSet:
     """Read all examples of a file, glob, folder, URL or `python-docs://`.
 
@@ -219,8 +232,9 @@ def read_set(
             damaged.
     """
     if path == DOCS:
-        contents = [(content, Origin(f"{path}{number}"))
-                    for number, content in enumerate(_made(kind, columns), start=1)]
+        contents = [
+            (content, Origin(f"{path}{number}")) for number, content in enumerate(_made(kind, columns), start=1)
+        ]
         quarantined = list[Quarantined]()
     else:
         contents, quarantined = _read_files(path, _form_of(kind, form, answer, columns))
@@ -231,7 +245,8 @@ def read_set(
         raise ExamplesError(
             f"{path}: {len(quarantined)} of {records} records are no {kind} examples; correct or remove them, or "
             f"raise, beside its path, max_quarantined from {max_quarantined}:\n  "
-            + "\n  ".join(_by_reason(quarantined)))
+            + "\n  ".join(_by_reason(quarantined))
+        )
     found = [({"id": example_id(content), **content}, origin) for content, origin in contents]
     found.sort(key=lambda item: item[0]["id"])
     kept = found[:limit]
@@ -318,8 +333,11 @@ def _files(path: str) -> list[SourceFile]:
     errors = []
     for form in ("jsonl", "parquet"):
         try:
-            found.update((file.name, file) for file in find_files("examples", {"path": path, "format": form}).files
-                         if file.name not in found)
+            found.update(
+                (file.name, file)
+                for file in find_files("examples", {"path": path, "format": form}).files
+                if file.name not in found
+            )
         except SourceError as error:
             errors.append(str(error))
     if not found:
@@ -336,8 +354,9 @@ def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], li
                 record = _record(row)
                 found.append((form(record), _origin(f"{file.name}:{number}", record)))
             except CorruptFileError as error:
-                raise ExamplesError(f"{file.name}:{number}: {error}; the number of records lost after it is unknown: "
-                                    "replace the file") from error
+                raise ExamplesError(
+                    f"{file.name}:{number}: {error}; the number of records lost after it is unknown: replace the file"
+                ) from error
             except ValueError as error:
                 quarantined.append(Quarantined(f"{file.name}:{number}", str(error)))
     return found, quarantined
@@ -356,8 +375,12 @@ def _record(row: Any) -> dict[str, Any]:
 def _origin(place: str, record: Row) -> Origin:
     url, licence = record.get("url"), next((record[key] for key in LICENCE_KEYS if record.get(key)), None)
     own = record.get("id")
-    return Origin(place, url if isinstance(url, str) else None, None if licence is None else str(licence),
-                  own if isinstance(own, str) and OWN_ID.fullmatch(own) else None)
+    return Origin(
+        place,
+        url if isinstance(url, str) else None,
+        None if licence is None else str(licence),
+        own if isinstance(own, str) and OWN_ID.fullmatch(own) else None,
+    )
 
 
 def _parse(line: bytes) -> Any:

@@ -14,19 +14,42 @@ from gristmill.mixtures.evaluation import Documents
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 CONTEXT: dict[str, Any] = {
-    "@language": "en", "@vocab": "https://schema.org/",
-    "citeAs": "cr:citeAs", "column": "cr:column", "conformsTo": "dct:conformsTo",
-    "cr": "http://mlcommons.org/croissant/", "rai": "http://mlcommons.org/croissant/RAI/",
-    "data": {"@id": "cr:data", "@type": "@json"}, "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    "dct": "http://purl.org/dc/terms/", "equivalentProperty": "cr:equivalentProperty",
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "citeAs": "cr:citeAs",
+    "column": "cr:column",
+    "conformsTo": "dct:conformsTo",
+    "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "dct": "http://purl.org/dc/terms/",
+    "equivalentProperty": "cr:equivalentProperty",
     "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract", "field": "cr:field", "fileProperty": "cr:fileProperty", "fileObject": "cr:fileObject",
-    "fileSet": "cr:fileSet", "format": "cr:format", "includes": "cr:includes", "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath", "key": "cr:key", "md5": "cr:md5", "parentField": "cr:parentField", "path": "cr:path",
-    "recordSet": "cr:recordSet", "references": "cr:references", "regex": "cr:regex", "repeated": "cr:repeated",
-    "replace": "cr:replace", "samplingRate": "cr:samplingRate", "sc": "https://schema.org/",
-    "separator": "cr:separator", "source": "cr:source",
-    "subField": "cr:subField", "transform": "cr:transform",
+    "extract": "cr:extract",
+    "field": "cr:field",
+    "fileProperty": "cr:fileProperty",
+    "fileObject": "cr:fileObject",
+    "fileSet": "cr:fileSet",
+    "format": "cr:format",
+    "includes": "cr:includes",
+    "isLiveDataset": "cr:isLiveDataset",
+    "jsonPath": "cr:jsonPath",
+    "key": "cr:key",
+    "md5": "cr:md5",
+    "parentField": "cr:parentField",
+    "path": "cr:path",
+    "recordSet": "cr:recordSet",
+    "references": "cr:references",
+    "regex": "cr:regex",
+    "repeated": "cr:repeated",
+    "replace": "cr:replace",
+    "samplingRate": "cr:samplingRate",
+    "sc": "https://schema.org/",
+    "separator": "cr:separator",
+    "source": "cr:source",
+    "subField": "cr:subField",
+    "transform": "cr:transform",
 }
 """The context of the specification, section "Croissant JSON-LD context"."""
 PARQUET = "application/x-parquet"
@@ -38,32 +61,61 @@ def croissant(about: Mapping[str, Any], section: Documents, exported: Exported) 
     licences = sorted({one["licence"] or "not stated" for one in exported.sources})
     sources = [one["name"] for one in about["sources"]]
     which = "dropped by the steps" if section.dropped else "kept by every step"
-    files = [{"@type": "cr:FileObject", "@id": name, "name": name, "contentUrl": name, "encodingFormat": PARQUET,
-              "contentSize": f"{entry['bytes']} B", "sha256": entry["sha256"]}
-             for name, entry in exported.files.items()]
-    together = {"@type": "cr:FileSet", "@id": "documents-files", "name": "documents-files",
-                "encodingFormat": PARQUET, "includes": "data/train-*.parquet"}
+    files = [
+        {
+            "@type": "cr:FileObject",
+            "@id": name,
+            "name": name,
+            "contentUrl": name,
+            "encodingFormat": PARQUET,
+            "contentSize": f"{entry['bytes']} B",
+            "sha256": entry["sha256"],
+        }
+        for name, entry in exported.files.items()
+    ]
+    together = {
+        "@type": "cr:FileSet",
+        "@id": "documents-files",
+        "name": "documents-files",
+        "encodingFormat": PARQUET,
+        "includes": "data/train-*.parquet",
+    }
     return {
-        "@context": CONTEXT, "@type": "sc:Dataset", "conformsTo": CONFORMS_TO, "name": about["name"],
+        "@context": CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": CONFORMS_TO,
+        "name": about["name"],
         "description": f"{exported.documents:,} documents {which} of the gristmill run {about['name']}, with "
-                       f"{exported.text_bytes:,} bytes of text from {', '.join(sources)}; see README.md.",
-        "license": licences, "url": "README.md", "keywords": ["text", "language modelling", *exported.languages],
+        f"{exported.text_bytes:,} bytes of text from {', '.join(sources)}; see README.md.",
+        "license": licences,
+        "url": "README.md",
+        "keywords": ["text", "language modelling", *exported.languages],
         "version": "1.0.0",
         "distribution": [*files, together],
-        "recordSet": [{
-            "@type": "cr:RecordSet", "@id": "documents", "name": "documents",
-            "description": "One record for each document, in the order of the sources.", "key": {"@id": "documents/id"},
-            "field": [_field(one) for one in exported.columns],
-        }],
+        "recordSet": [
+            {
+                "@type": "cr:RecordSet",
+                "@id": "documents",
+                "name": "documents",
+                "description": "One record for each document, in the order of the sources.",
+                "key": {"@id": "documents/id"},
+                "field": [_field(one) for one in exported.columns],
+            }
+        ],
     }
 
 
 def _field(column: Mapping[str, Any]) -> dict[str, Any]:
     name = column["name"]
     measured = "" if column["step"] is None else f", measured by the step {column['step']}"
-    return {"@type": "cr:Field", "@id": f"documents/{name}", "name": name, "description": f"Column {name}{measured}.",
-            "dataType": data_type(column["type"]),
-            "source": {"fileSet": {"@id": "documents-files"}, "extract": {"column": name}}}
+    return {
+        "@type": "cr:Field",
+        "@id": f"documents/{name}",
+        "name": name,
+        "description": f"Column {name}{measured}.",
+        "dataType": data_type(column["type"]),
+        "source": {"fileSet": {"@id": "documents-files"}, "extract": {"column": name}},
+    }
 
 
 def data_type(kind: str) -> str:

@@ -15,18 +15,36 @@ import yaml
 
 from gristmill.mixtures.evaluation import Documents
 
-SIZES = (("n<1K", 1e3), ("1K<n<10K", 1e4), ("10K<n<100K", 1e5), ("100K<n<1M", 1e6), ("1M<n<10M", 1e7),
-         ("10M<n<100M", 1e8), ("100M<n<1B", 1e9), ("1B<n<10B", 1e10), ("10B<n<100B", 1e11), ("100B<n<1T", 1e12))
+SIZES = (
+    ("n<1K", 1e3),
+    ("1K<n<10K", 1e4),
+    ("10K<n<100K", 1e5),
+    ("100K<n<1M", 1e6),
+    ("1M<n<10M", 1e7),
+    ("10M<n<100M", 1e8),
+    ("100M<n<1B", 1e9),
+    ("1B<n<10B", 1e10),
+    ("10B<n<100B", 1e11),
+    ("100B<n<1T", 1e12),
+)
 """The hub's size categories, and what each is below."""
 HUB_LICENCES = {
-    "cc0": "cc0-1.0", "cc0-1-0": "cc0-1.0", "publicdomain": "pddl", "cc-by": "cc-by-4.0", "cc-by-sa": "cc-by-sa-4.0",
-    "apache": "apache-2.0", "apache-2": "apache-2.0", "odc-by-1-0": "odc-by", "mit-license": "mit",
+    "cc0": "cc0-1.0",
+    "cc0-1-0": "cc0-1.0",
+    "publicdomain": "pddl",
+    "cc-by": "cc-by-4.0",
+    "cc-by-sa": "cc-by-sa-4.0",
+    "apache": "apache-2.0",
+    "apache-2": "apache-2.0",
+    "odc-by-1-0": "odc-by",
+    "mit-license": "mit",
 }
 """What people write -> the hub's name."""
 KNOWN_LICENCES = frozenset(
     "apache-2.0 mit cc cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-4.0 "
     "cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-nc-nd-4.0 odc-by odbl pddl gpl-2.0 gpl-3.0 lgpl-3.0 agpl-3.0 bsd-2-clause "
-    "bsd-3-clause mpl-2.0 gfdl unlicense artistic-2.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0".split())
+    "bsd-3-clause mpl-2.0 gfdl unlicense artistic-2.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0".split()
+)
 """Of https://huggingface.co/docs/hub/repositories-licenses those that texts have."""
 LANGUAGE_CODE = re.compile(r"^[a-z]{2,3}$")
 MOST_LANGUAGES = 30
@@ -65,9 +83,23 @@ class Exported:
 
 def card(about: Mapping[str, Any], section: Documents, exported: Exported) -> str:
     """README.md of a folder that `datasets.load_dataset` loads."""
-    return "\n".join([*_header(about, exported), "", *_introduction(about, section, exported), *_sources(exported),
-                      *_steps(about), *_funnel(section, exported), *_languages(exported), *_columns(exported),
-                      *_limits(about, section, exported), *_rebuild(about, section)]) + "\n"
+    return (
+        "\n".join(
+            [
+                *_header(about, exported),
+                "",
+                *_introduction(about, section, exported),
+                *_sources(exported),
+                *_steps(about),
+                *_funnel(section, exported),
+                *_languages(exported),
+                *_columns(exported),
+                *_limits(about, section, exported),
+                *_rebuild(about, section),
+            ]
+        )
+        + "\n"
+    )
 
 
 def hub_licence(licence: str | None) -> str:
@@ -88,9 +120,11 @@ def _header(about: Mapping[str, Any], exported: Exported) -> list[str]:
     licences = sorted({hub_licence(one["licence"]) for one in exported.sources}) or ["unknown"]
     languages = [one for one in exported.languages if LANGUAGE_CODE.match(one)]
     header: dict[str, Any] = {
-        "pretty_name": about["name"], "license": licences[0] if len(licences) == 1 else licences,
+        "pretty_name": about["name"],
+        "license": licences[0] if len(licences) == 1 else licences,
         **({"language": languages[:MOST_LANGUAGES]} if languages else {}),
-        "size_categories": [size_category(exported.documents)], "task_categories": ["text-generation"],
+        "size_categories": [size_category(exported.documents)],
+        "task_categories": ["text-generation"],
         "tags": ["gristmill"],
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}],
     }
@@ -101,22 +135,33 @@ def _introduction(about: Mapping[str, Any], section: Documents, exported: Export
     yield f"# {about['name']}\n"
     which = "that were dropped, each with its reason," if section.dropped else "that every step kept"
     plural = "document" if exported.documents == 1 else "documents"
-    yield (f"{exported.documents:,} {plural} {which} with {_megabytes(exported.text_bytes)} of text, prepared with "
-           "gristmill. Texts are as the steps below have edited them, in the order of the sources; a document's `id` "
-           "is a hash of its source, its place there and its original text.\n")
+    yield (
+        f"{exported.documents:,} {plural} {which} with {_megabytes(exported.text_bytes)} of text, prepared with "
+        "gristmill. Texts are as the steps below have edited them, in the order of the sources; a document's `id` "
+        "is a hash of its source, its place there and its original text.\n"
+    )
     if section.where is not None:
         yield f"Only documents that meet `{section.where}`.\n"
-    yield ('```python\nfrom datasets import load_dataset\n\ndocuments = load_dataset("PATH/OF/THIS/FOLDER", '
-           'split="train")\n```\n')
+    yield (
+        '```python\nfrom datasets import load_dataset\n\ndocuments = load_dataset("PATH/OF/THIS/FOLDER", '
+        'split="train")\n```\n'
+    )
 
 
 def _sources(exported: Exported) -> Iterator[str]:
     yield "## Sources and licences\n"
-    yield from _table(["source", "licence", "documents", "text"],
-                      [[one["source"], one["licence"] or "not stated", f"{one['documents']:,}",
-                        _megabytes(one["text_bytes"])] for one in exported.sources], numeric=2)
-    yield ("The licence is a document's own where its metadata has one, otherwise what the manifest says of its "
-           "source; nobody has checked either.\n")
+    yield from _table(
+        ["source", "licence", "documents", "text"],
+        [
+            [one["source"], one["licence"] or "not stated", f"{one['documents']:,}", _megabytes(one["text_bytes"])]
+            for one in exported.sources
+        ],
+        numeric=2,
+    )
+    yield (
+        "The licence is a document's own where its metadata has one, otherwise what the manifest says of its "
+        "source; nobody has checked either.\n"
+    )
 
 
 def _steps(about: Mapping[str, Any]) -> Iterator[str]:
@@ -141,10 +186,19 @@ def _shorten(value: Any) -> str:
 def _funnel(section: Documents, exported: Exported) -> Iterator[str]:
     yield "## Funnel\n"
     if exported.funnel:
-        rows = [[one["step"], f"{one['read']:,}", f"{one['kept']:,}",
-                 ", ".join(f"{reason} {number:,}" for reason, number in sorted(
-                     one["dropped"].items(), key=lambda item: (-item[1], item[0]))) or "nothing"]
-                for one in exported.funnel]
+        rows = [
+            [
+                one["step"],
+                f"{one['read']:,}",
+                f"{one['kept']:,}",
+                ", ".join(
+                    f"{reason} {number:,}"
+                    for reason, number in sorted(one["dropped"].items(), key=lambda item: (-item[1], item[0]))
+                )
+                or "nothing",
+            ]
+            for one in exported.funnel
+        ]
         yield from _table(["step", "read", "kept", "dropped by"], rows, numeric=(1, 2))
     kind = "dropped" if section.dropped else "kept"
     yield f"{exported.documents:,} of the {kind} documents are in these files.\n"
@@ -162,8 +216,10 @@ def _languages(exported: Exported) -> Iterator[str]:
 
 def _columns(exported: Exported) -> Iterator[str]:
     yield "## Columns\n"
-    yield from _table(["column", "type", "measured by"],
-                      [[f"`{one['name']}`", one["type"], one["step"] or ""] for one in exported.columns])
+    yield from _table(
+        ["column", "type", "measured by"],
+        [[f"`{one['name']}`", one["type"], one["step"] or ""] for one in exported.columns],
+    )
     yield "A value is null where the step did not see the document, or the measure does not apply.\n"
 
 
@@ -171,8 +227,11 @@ def _limits(about: Mapping[str, Any], section: Documents, exported: Exported) ->
     yield "## Known limits\n"
     yield from (f"- {sentence}" for column, sentence in LIMITS.items() if column not in exported.measured)
     masks = any(key.partition(".")[0] == "mask" for step in about["steps"] for key, _ in step["settings"])
-    yield ("- Personal data were masked by patterns, which miss what they do not know." if masks else
-           "- Personal data were not removed.")
+    yield (
+        "- Personal data were masked by patterns, which miss what they do not know."
+        if masks
+        else "- Personal data were not removed."
+    )
     if any(one["licence"] is None for one in exported.sources):
         yield "- Some documents have no stated licence."
     if exported.languages:
@@ -196,8 +255,10 @@ def _rebuild(about: Mapping[str, Any], section: Documents) -> Iterator[str]:
     options += [f"--where {json.dumps(section.where, ensure_ascii=False)}"] if section.where is not None else []
     options += [f"--columns {','.join(section.columns)}"] if section.columns is not None else []
     options += [f"--shard-size {section.shard_bytes}"] if section.shard_bytes != Documents().shard_bytes else []
-    yield (f"```\ngristmill run {about['name']}.yaml --until {last}\ngristmill export-documents {about['name']}.yaml "
-           f"{' '.join(options)}\n```\n")
+    yield (
+        f"```\ngristmill run {about['name']}.yaml --until {last}\ngristmill export-documents {about['name']}.yaml "
+        f"{' '.join(options)}\n```\n"
+    )
     yield "The same sources give the same bytes. `_documents.json` has the SHA-256 of every file."
 
 

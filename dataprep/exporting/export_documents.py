@@ -71,14 +71,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Write the documents that all steps kept, or those that one dropped."""
     about = config["about"]
     licences = {one["name"]: one["licence"] for one in about["sources"] if one["licence"] is not None}
-    found = export_documents(Corpus(inputs, licences), Documents.model_validate(config["documents"]), about, out,
-                             context)
+    found = export_documents(
+        Corpus(inputs, licences), Documents.model_validate(config["documents"]), about, out, context
+    )
     return {key: found[key] for key in ("format", "documents", "text_bytes", "sources", "funnel")} | {
-        "files": len(found["files"])}
+        "files": len(found["files"])
+    }
 
 
 def export_documents(
-    corpus: Corpus, section: Documents, about: Mapping[str, Any], out: Path, context: Context,
+    corpus: Corpus,
+    section: Documents,
+    about: Mapping[str, Any],
+    out: Path,
+    context: Context,
     identity: str | None = None,
 ) -> dict[str, Any]:
     """Write documents as files; an interrupted call is resumed by the same one.
@@ -100,12 +106,21 @@ def export_documents(
     columns = list(section.columns or corpus.columns)
     corpus.check(columns)  # an unknown one is an error before any work
     sizes = context.work / "sizes"
-    measured = run_tasks("measure", shard_tasks(corpus.inputs[INGEST]),
-                         partial(measure_shard, corpus=corpus, section=section, out=sizes), context)
+    measured = run_tasks(
+        "measure",
+        shard_tasks(corpus.inputs[INGEST]),
+        partial(measure_shard, corpus=corpus, section=section, out=sizes),
+        context,
+    )
     cuts = plan_files((_read_sizes(sizes, shard) for shard in corpus.shards), section.shard_bytes)
     tasks = write_tasks(cuts)
-    written = run_tasks("write", tasks, partial(write_files, corpus=corpus, section=section, out=out,
-                                                total=len(cuts)), context, holds_gil=section.format == "jsonl")
+    written = run_tasks(
+        "write",
+        tasks,
+        partial(write_files, corpus=corpus, section=section, out=out, total=len(cuts)),
+        context,
+        holds_gil=section.format == "jsonl",
+    )
     files = {name: entry for one in written for name, entry in one["files"].items()}
     exported = _exported(corpus, section, columns, measured, files)
     _check_conservation(exported, cuts)
@@ -113,8 +128,13 @@ def export_documents(
         with atomic_write(out / "README.md") as sink:
             sink.write(card(about, section, exported).encode())
         write_json(out / "croissant.json", croissant(about, section, exported))
-    described = {**asdict(exported), "format": section.format, "dropped": section.dropped, "where": section.where,
-                 **({} if identity is None else {"identity": identity})}
+    described = {
+        **asdict(exported),
+        "format": section.format,
+        "dropped": section.dropped,
+        "where": section.where,
+        **({} if identity is None else {"identity": identity}),
+    }
     write_json(out / LIST, described)
     return described
 
@@ -132,15 +152,22 @@ def measure_shard(task: Task, corpus: Corpus, section: Documents, out: Path) -> 
         file.write(sink.getvalue())
     drops = Counter(zip(fates["dropped_by"].to_pylist(), fates["reason"].to_pylist(), strict=True))
     per_source: dict[tuple[str, str], list[int]] = {}
-    for source, licence, length in zip(chosen["source"].to_pylist(), chosen["licence"].to_pylist(), lengths.tolist(),
-                                       strict=True):
+    for source, licence, length in zip(
+        chosen["source"].to_pylist(), chosen["licence"].to_pylist(), lengths.tolist(), strict=True
+    ):
         entry = per_source.setdefault((source, licence or ""), [0, 0])
         entry[0] += 1
         entry[1] += length
     languages = Counter(one for one in chosen[language].to_pylist() if one is not None) if language else {}
-    return Done([out / f"{task.name}.npy"], {
-        "read": len(fates), "drops": [[*fate, number] for fate, number in drops.items() if fate[0] is not None],
-        "sources": [[*key, *entry] for key, entry in per_source.items()], "languages": dict(languages)})
+    return Done(
+        [out / f"{task.name}.npy"],
+        {
+            "read": len(fates),
+            "drops": [[*fate, number] for fate, number in drops.items() if fate[0] is not None],
+            "sources": [[*key, *entry] for key, entry in per_source.items()],
+            "languages": dict(languages),
+        },
+    )
 
 
 def _read_sizes(folder: Path, shard: str) -> np.ndarray:
@@ -298,7 +325,10 @@ def _finite(table: pa.Table) -> pa.Table:
 
 
 def _exported(
-    corpus: Corpus, section: Documents, columns: Sequence[str], measured: Sequence[Mapping[str, Any]],
+    corpus: Corpus,
+    section: Documents,
+    columns: Sequence[str],
+    measured: Sequence[Mapping[str, Any]],
     files: Mapping[str, Any],
 ) -> Exported:
     sources: dict[tuple[str, str], list[int]] = {}
@@ -319,13 +349,18 @@ def _exported(
     return Exported(
         documents=sum(one["documents"] for one in files.values()),
         text_bytes=sum(size for _, size in sources.values()),
-        columns=[{"name": name, "type": kinds[name], "step": corpus.measured.get(name, (None,))[0]}
-                 for name in columns],
-        sources=[{"source": source, "licence": licence or None, "documents": entry[0], "text_bytes": entry[1]}
-                 for (source, licence), entry in sorted(sources.items())],
-        funnel=funnel, measured=[column for _, column in corpus.measured.values()],
+        columns=[
+            {"name": name, "type": kinds[name], "step": corpus.measured.get(name, (None,))[0]} for name in columns
+        ],
+        sources=[
+            {"source": source, "licence": licence or None, "documents": entry[0], "text_bytes": entry[1]}
+            for (source, licence), entry in sorted(sources.items())
+        ],
+        funnel=funnel,
+        measured=[column for _, column in corpus.measured.values()],
         languages=dict(sorted(languages.items(), key=lambda item: (-item[1], item[0]))),
-        files=dict(files))
+        files=dict(files),
+    )
 
 
 def _check_conservation(exported: Exported, cuts: Sequence[Cut]) -> None:
@@ -336,8 +371,10 @@ def _check_conservation(exported: Exported, cuts: Sequence[Cut]) -> None:
         if (entry["documents"], size) != (cut.documents, cut.text_bytes):
             raise ConservationError(
                 f"documents: {name} has {entry['documents']} documents with {size} bytes of text, but "
-                f"{cut.documents} with {cut.text_bytes} were chosen; nothing was committed")
+                f"{cut.documents} with {cut.text_bytes} were chosen; nothing was committed"
+            )
     chosen = sum(one["documents"] for one in exported.sources)
     if exported.documents != chosen:
-        raise ConservationError(f"documents: {exported.documents} were written, but {chosen} were chosen; nothing was "
-                                "committed")
+        raise ConservationError(
+            f"documents: {exported.documents} were written, but {chosen} were chosen; nothing was committed"
+        )

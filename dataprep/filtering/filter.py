@@ -97,10 +97,12 @@ def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any],
     good = judged[[error is None for error in found.errors]]
     sources = documents["source"].take(pa.array(good)).cast(pa.string()).to_numpy()
     shapes = {
-        source: {name: histograms.histogram(values[sources == source], edges(name))
-                 for name, values in found.statistics.items()}
+        source: {
+            name: histograms.histogram(values[sources == source], edges(name))
+            for name, values in found.statistics.items()
+        }
         for source in np.unique(sources).tolist()
-    }  # fmt: skip
+    }
     result = {"counts": counts, "rules": found.rules, "histograms_by_source": shapes}
     if section.by_language:
         result["by_language"] = _count_by_entry(found)
@@ -152,8 +154,13 @@ def judge(rows: pa.Table, section: Filter) -> Judged:
     if section.unlisted == "drop":
         reasons[entries == None] = UNLISTED  # noqa: E711 - of each
     measured = [error is None for error in errors]
-    return Judged({name: values[measured] for name, values in statistics.items()}, errors.tolist(), reasons.tolist(),
-                  add_counts(tallies), entries.tolist())
+    return Judged(
+        {name: values[measured] for name, values in statistics.items()},
+        errors.tolist(),
+        reasons.tolist(),
+        add_counts(tallies),
+        entries.tolist(),
+    )
 
 
 def _judge_by(rows: pa.Table, rules: Rules, section: Filter, prefix: str = "") -> Judged:

@@ -44,8 +44,12 @@ DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 BATCH_BYTES = 500_000
 """Texts are measured so many bytes at a time (at least one text), so that their words stay in the cache."""
 DCLM = GopherRules()
-_MEASURES = {"dclm": gopher_dclm.measure, "datatrove": gopher_datatrove.measure, "dolma": gopher_dolma.measure,
-             "curator": gopher_curator.measure}  # fmt: skip
+_MEASURES = {
+    "dclm": gopher_dclm.measure,
+    "datatrove": gopher_datatrove.measure,
+    "dolma": gopher_dolma.measure,
+    "curator": gopher_curator.measure,
+}
 
 Columns = dict[str, np.ndarray]
 
@@ -66,8 +70,7 @@ def measure(rows: pa.Table, rules: Rules) -> Columns:
         return statistics(rows["text"], quality, _languages(rows, quality), stop_words=stop_words)
     columns: Columns = {}
     if quality is not None:
-        columns |= statistics(rows["text"], quality, _languages(rows, quality), repetition=False,
-                              stop_words=stop_words)
+        columns |= statistics(rows["text"], quality, _languages(rows, quality), repetition=False, stop_words=stop_words)
     if repetition is not None:
         columns |= statistics(rows["text"], repetition, _languages(rows, repetition), quality=False)
     return columns
@@ -115,8 +118,15 @@ def statistics(
     of_quality = np.zeros((number if quality else 0, len(QUALITY_STATISTICS)))
     of_repetition = np.zeros((number if repetition else 0, len(REPETITION_STATISTICS)))
     for rows in _batches(offsets):
-        _measure(data, offsets[rows.start : rows.stop + 1], counting, spoken[rows], of_quality[rows],
-                 of_repetition[rows], stop_words)  # fmt: skip
+        _measure(
+            data,
+            offsets[rows.start : rows.stop + 1],
+            counting,
+            spoken[rows],
+            of_quality[rows],
+            of_repetition[rows],
+            stop_words,
+        )
     columns: Columns = {}
     if quality:
         columns |= zip(QUALITY_STATISTICS, of_quality.T.copy())
@@ -151,14 +161,20 @@ def _batches(offsets: np.ndarray) -> Iterator[slice]:
 
 
 def _measure(
-    data: np.ndarray, offsets: np.ndarray, counting: GopherRules, languages: Sequence[str | None],
-    quality: np.ndarray, repetition: np.ndarray, own_stop_words: tuple[str, ...] | None,
+    data: np.ndarray,
+    offsets: np.ndarray,
+    counting: GopherRules,
+    languages: Sequence[str | None],
+    quality: np.ndarray,
+    repetition: np.ndarray,
+    own_stop_words: tuple[str, ...] | None,
 ) -> None:
     """Write the rows of a batch; of one of the two where the other has none."""
     if counting.words == "language":
         cut = language_words(data, offsets, languages)
-        texts = Texts(cut.data, cut.offsets, code_point_flags(), cut.words, cut.places,
-                      np.ones(len(languages), np.uint8))
+        texts = Texts(
+            cut.data, cut.offsets, code_point_flags(), cut.words, cut.places, np.ones(len(languages), np.uint8)
+        )
     else:
         texts = Texts(data, offsets, code_point_flags(), *cut_words(data, offsets, counting, languages))
     stop_words = stop_words_of(languages, own_stop_words)

@@ -20,7 +20,7 @@ bullets and ellipses are looked for. Paragraphs lie between two newlines (`str.s
 Curator asks for the share that is *left* without copies (0.7, 0.8); here it is the share that goes. Where Curator
 divides by zero (a text without lines or of newlines alone) the share is 0. Of equally frequent n-grams Curator takes
 one by Python's hash seed; here it is the first in the text.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -129,7 +129,13 @@ def _later_copies(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tup
 
 @kernel
 def _ngram_shares(
-    data: np.ndarray, begin: int, end: int, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, per_word: int,
+    data: np.ndarray,
+    begin: int,
+    end: int,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    chars: np.ndarray,
+    per_word: int,
     shares: np.ndarray,
 ) -> None:
     total = count_code_points(data, begin, end)

@@ -25,7 +25,7 @@ Words are those of spaCy's blank English tokeniser with `words: exact`, and then
 datatrove's filters. By default they are those of `punctuated_words.take_apart`, which needs no package: given equal
 words all values are equal, and 99.9 % of the words are. Of 5,009 passages of books, web pages, posts, reviews, Python's
 proposals and TeX sections one got another verdict, which exact words drop.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -87,8 +87,15 @@ def measure(
 
 @kernel
 def _quality(
-    texts: Texts, text: int, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, seen: np.ndarray,
-    stop_words: StopWords, lower: np.ndarray, row: np.ndarray,
+    texts: Texts,
+    text: int,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    chars: np.ndarray,
+    seen: np.ndarray,
+    stop_words: StopWords,
+    lower: np.ndarray,
+    row: np.ndarray,
 ) -> None:
     data, begin, end = texts.data, texts.offsets[text], texts.offsets[text + 1]
     words, length = 0, 0

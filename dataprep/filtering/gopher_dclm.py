@@ -19,7 +19,7 @@ A share of nothing is 0.
 
 Two things are simpler than in DCLM's code: its `words` are those of fastText's tokeniser that begin with a letter or
 digit, and its n-grams consist of the words of Unicode's rules (UAX #29) that do; and it counts `. . .` as an ellipsis.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -111,7 +111,12 @@ def _copies(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[flo
 
 @kernel
 def ngram_shares(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, per_word: int, longest: bool,
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    chars: np.ndarray,
+    per_word: int,
+    longest: bool,
     shares: np.ndarray,
 ) -> None:
     """Write the shares of top (2 to 4) and duplicate (5 to 10) n-grams of one text's words.

@@ -18,7 +18,7 @@
 Lines lie between newlines (U+000A) and are not stripped; empty ones count, as lines and as copies of each other. A
 share of nothing is 0. Dolma's own mixing configurations cut `duplicate_line_char_ratio` at 0.30 (Gopher: 0.20), and
 those of v1.5 and v1.6 name the top n-grams in a way that no tagger wrote, so that there these three rules never fire.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ WordPunctTokenizer, `\\w+|[^\\w\\s]+`.
 
 Lines end with a newline (U+000A); empty ones count, and they are stripped where marks are looked for. Shares and mean
 lengths are rounded to eight decimal places, before they meet a threshold.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -57,7 +57,11 @@ _PUNCTUATION = string.punctuation.encode()
 
 
 def measure_normalized(
-    texts: Texts, counting: GopherRules, languages: Sequence[str | None], stop_words: StopWords, quality: np.ndarray,
+    texts: Texts,
+    counting: GopherRules,
+    languages: Sequence[str | None],
+    stop_words: StopWords,
+    quality: np.ndarray,
     repetition: np.ndarray,
 ) -> None:
     """Measure n texts; the arguments are those of `measure` and of `gopher_words.cut_words`."""
@@ -82,7 +86,11 @@ def normalize(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.nda
 
 @kernel
 def measure(
-    texts: Texts, normalized: Texts, stop_words: StopWords, lower: np.ndarray, quality: np.ndarray,
+    texts: Texts,
+    normalized: Texts,
+    stop_words: StopWords,
+    lower: np.ndarray,
+    quality: np.ndarray,
     repetition: np.ndarray,
 ) -> None:
     """Measure n texts, without rounding; the arguments are those of `gopher_dclm.measure`.

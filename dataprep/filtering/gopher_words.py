@@ -88,7 +88,12 @@ def text_words(texts: Texts, text: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 @kernel
 def find_stop_words(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, stop_words: StopWords, text: int,
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    chars: np.ndarray,
+    stop_words: StopWords,
+    text: int,
     lower: np.ndarray,
 ) -> tuple[int, int]:
     """Count the stop words among the words of a text.
@@ -152,9 +157,7 @@ def lower_ascii(key: np.uint64) -> np.uint64:
 
 
 @kernel
-def _compare(
-    data: np.ndarray, start: int, chars: int, stop_words: StopWords, language: int, lower: np.ndarray
-) -> int:
+def _compare(data: np.ndarray, start: int, chars: int, stop_words: StopWords, language: int, lower: np.ndarray) -> int:
     """The number of the stop word that a word of so many code points spells; -1 where it is none."""
     code, _ = decode(data, start)
     if len(lower):
@@ -401,7 +404,10 @@ CUTS: dict[str, Cut] = {
 
 
 def cut_words(
-    data: np.ndarray, offsets: np.ndarray, counting: GopherRules, languages: Sequence[str | None],
+    data: np.ndarray,
+    offsets: np.ndarray,
+    counting: GopherRules,
+    languages: Sequence[str | None],
     cut: Cut | None = None,
 ) -> tuple[Words, np.ndarray, np.ndarray]:
     """Cut n texts into words.

@@ -93,9 +93,14 @@ def count(texts: pa.Array | pa.ChunkedArray, automaton: Automaton, whole_words: 
 
 @kernel
 def _count(
-    data: np.ndarray, offsets: np.ndarray, following: np.ndarray, length: np.ndarray, shorter: np.ndarray,
-    flags: np.ndarray, whole_words: bool,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    data: np.ndarray,
+    offsets: np.ndarray,
+    following: np.ndarray,
+    length: np.ndarray,
+    shorter: np.ndarray,
+    flags: np.ndarray,
+    whole_words: bool,
+) -> tuple[np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     places, covered = np.zeros(number, np.int64), np.zeros(number, np.int64)
     for text in range(number):

@@ -87,9 +87,7 @@ def _is_copy(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: int,
 
 
 @kernel
-def keep_repeated(
-    at: np.ndarray, numbers: np.ndarray, copies: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def keep_repeated(at: np.ndarray, numbers: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of n-grams at some positions, those whose number occurs more than once; renumbered, in the same order."""
     renumbered = np.empty(len(copies), np.int32)
     groups = 0
@@ -202,9 +200,7 @@ def covered_chars(at: np.ndarray, chars: np.ndarray, n: int) -> int:
 
 
 @kernel
-def copied_segments(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first_counts: bool
-) -> tuple[int, int]:
+def copied_segments(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first_counts: bool) -> tuple[int, int]:
     """Number and code points of segments of which the text has several copies.
 
     Args:

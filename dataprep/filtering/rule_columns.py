@@ -14,11 +14,18 @@ Edges = Sequence[float]
 TOP_NGRAMS = (2, 3, 4)
 DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 QUALITY_STATISTICS = (
-    "words", "mean_word_length", "symbol_word_ratio", "bullet_line_ratio", "ellipsis_line_ratio", "alpha_word_ratio",
+    "words",
+    "mean_word_length",
+    "symbol_word_ratio",
+    "bullet_line_ratio",
+    "ellipsis_line_ratio",
+    "alpha_word_ratio",
     "stop_words",
 )
 REPETITION_STATISTICS = (
-    "duplicate_line_ratio", "duplicate_line_char_ratio", "duplicate_paragraph_ratio",
+    "duplicate_line_ratio",
+    "duplicate_line_char_ratio",
+    "duplicate_paragraph_ratio",
     "duplicate_paragraph_char_ratio",
     *(f"top_{n}gram_char_ratio" for n in TOP_NGRAMS),
     *(f"duplicate_{n}gram_char_ratio" for n in DUPLICATE_NGRAMS),
@@ -26,18 +33,33 @@ REPETITION_STATISTICS = (
 """These two are Gopher's. `words` is int64; `stop_words`, which can be NaN, is float64 like the rest."""
 C4_STATISTICS = ("document_characters", "sentences", "lorem_ipsum", "curly_brackets")
 FINEWEB_STATISTICS = (
-    "filled_lines", "terminal_line_ratio", "short_line_ratio", "repeated_line_char_ratio", "newline_word_ratio",
-)  # fmt: skip
+    "filled_lines",
+    "terminal_line_ratio",
+    "short_line_ratio",
+    "repeated_line_char_ratio",
+    "newline_word_ratio",
+)
 CURATOR_SHARES = (
-    "non_alphanumeric_ratio", "digit_ratio", "url_char_ratio", "whitespace_ratio", "bracket_ratio",
-    "boilerplate_paragraph_ratio", "unended_line_ratio",
-)  # fmt: skip
+    "non_alphanumeric_ratio",
+    "digit_ratio",
+    "url_char_ratio",
+    "whitespace_ratio",
+    "bracket_ratio",
+    "boilerplate_paragraph_ratio",
+    "unended_line_ratio",
+)
 CODE_INTEGERS = ("generated_markers", "minified", "code_lines", "longest_encoded_characters", "code_tokens")
 """Those of `code` that are whole numbers and never null (int64); all others of it are float64."""
 CODE_COUNTS = (
-    *CODE_INTEGERS, "xml_header", "data_lines", "data_characters", "longest_line_characters", "mean_line_characters",
-    "longest_markup_line_characters", "html_visible_characters",
-)  # fmt: skip
+    *CODE_INTEGERS,
+    "xml_header",
+    "data_lines",
+    "data_characters",
+    "longest_line_characters",
+    "mean_line_characters",
+    "longest_markup_line_characters",
+    "html_visible_characters",
+)
 CODE_SHARES = ("alphanumeric_ratio", "alphabetic_ratio", "encoded_ratio", "html_visible_ratio")
 URL_STATISTICS = ("url_blocked_domain", "url_blocked_page", "url_hard_words", "url_soft_words", "url_strict_words")
 
@@ -54,7 +76,10 @@ def counts(*names: str) -> dict[str, Edges]:
 
 RULE_COLUMNS: Mapping[str, Mapping[str, Edges]] = {
     "gopher_quality": {
-        **shares(*QUALITY_STATISTICS), **counts("words", "stop_words"), "mean_word_length": LENGTH_EDGES},
+        **shares(*QUALITY_STATISTICS),
+        **counts("words", "stop_words"),
+        "mean_word_length": LENGTH_EDGES,
+    },
     "gopher_repetition": shares(*REPETITION_STATISTICS),
     "c4": counts(*C4_STATISTICS),
     "mc4": counts("long_paragraphs"),

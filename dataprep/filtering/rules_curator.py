@@ -35,12 +35,19 @@ from gristmill.dataprep.text.spans import skip_to_newlines, strip
 from gristmill.dataprep.text.unicode_tables import decode
 
 BOILERPLATE = (
-    "terms of use", "privacy policy", "cookie policy", "uses cookies", "privacy overview", "use of cookies",
-    "use cookies", "privacy & cookies policy", "privacy and cookies policy",
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "privacy overview",
+    "use of cookies",
+    "use cookies",
+    "privacy & cookies policy",
+    "privacy and cookies policy",
     "necessary cookies are absolutely essential for the website to function properly.",
     "any cookies that may not be particularly necessary for the website to function",
     "if you continue to browse this site without changing your cookie settings, you agree to this use.",
-)  # fmt: skip
+)
 
 _BOILERPLATE = prepare_phrases(BOILERPLATE)
 _PLACEHOLDER = prepare_phrases(["lorem ipsum"])
@@ -53,9 +60,12 @@ def _byte_classes() -> np.ndarray:
     letters, digits = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
     classes = np.zeros(128, np.uint8)
     for flag, members in (
-        (_ALPHANUMERIC, letters + digits + "\n?!,."), (_DIGIT, digits), (_WHITESPACE, " \t\n\r\b"),
-        (_BRACKET, "()[]{}"), (_IN_URL, letters + digits + "$-_@.&+!*(),"),
-    ):  # fmt: skip
+        (_ALPHANUMERIC, letters + digits + "\n?!,."),
+        (_DIGIT, digits),
+        (_WHITESPACE, " \t\n\r\b"),
+        (_BRACKET, "()[]{}"),
+        (_IN_URL, letters + digits + "$-_@.&+!*(),"),
+    ):
         classes[[ord(member) for member in members]] |= flag
     return classes
 
@@ -85,9 +95,14 @@ def curator_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarra
 
 @kernel
 def _measure_texts(
-    data: np.ndarray, offsets: np.ndarray, classes: np.ndarray, boilerplate: Phrases, placeholder: Phrases,
-    values: np.ndarray, longest: np.ndarray,
-) -> None:  # fmt: skip
+    data: np.ndarray,
+    offsets: np.ndarray,
+    classes: np.ndarray,
+    boilerplate: Phrases,
+    placeholder: Phrases,
+    values: np.ndarray,
+    longest: np.ndarray,
+) -> None:
     for text in range(len(longest)):
         begin, end = offsets[text], offsets[text + 1]
         row = values[text]

@@ -67,9 +67,7 @@ def _count_other_words(
 
 
 @kernel
-def _measure_texts(
-    data: np.ndarray, offsets: np.ndarray, classes: np.ndarray, short: int, values: np.ndarray
-) -> None:
+def _measure_texts(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray, short: int, values: np.ndarray) -> None:
     for text in range(len(offsets) - 1):
         begin, end = offsets[text], offsets[text + 1]
         newlines = _count_newlines(data, begin, end)

@@ -113,8 +113,10 @@ def check_python(version: str) -> None:
     """
     here = ".".join(map(str, sys.version_info[:2]))
     if here != version:
-        raise RuntimeError(f"{REFUSES}{where()} has Python {here}, and the run Python {version}, whose functions no "
-                           f"other version can run; start workers with Python {version}")
+        raise RuntimeError(
+            f"{REFUSES}{where()} has Python {here}, and the run Python {version}, whose functions no "
+            f"other version can run; start workers with Python {version}"
+        )
 
 
 def have_package(job: Mapping[str, Any]) -> None:

@@ -63,12 +63,25 @@ def carry(function: Callable[..., Any]) -> Callable[..., Any]:
     wheel = _send_package(store)
     named = sorted(set(_local_files(function, store)))
     files = {str(path): _send_file(store, path, _stamp(path)) for path in named if path.is_file()}
-    folders = {str(path): {str(one.relative_to(path)): _send_file(store, one, _stamp(one))
-                           for one in sorted(path.rglob("*")) if one.is_file()} for path in named if path.is_dir()}
-    job = {"store": str(store), "package": digest, "wheel": wheel, "files": files, "folders": folders,
-           "python": ".".join(map(str, sys.version_info[:2])),
-           "options": {} if is_local(store) else dict(store.storage_options),  # type: ignore[attr-defined]
-           "function": cloudpickle.dumps(function)}
+    folders = {
+        str(path): {
+            str(one.relative_to(path)): _send_file(store, one, _stamp(one))
+            for one in sorted(path.rglob("*"))
+            if one.is_file()
+        }
+        for path in named
+        if path.is_dir()
+    }
+    job = {
+        "store": str(store),
+        "package": digest,
+        "wheel": wheel,
+        "files": files,
+        "folders": folders,
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "options": {} if is_local(store) else dict(store.storage_options),  # type: ignore[attr-defined]
+        "function": cloudpickle.dumps(function),
+    }
     text, name = _beginning()
     return begin_worker.Carried(text, name, job)
 
@@ -113,8 +126,9 @@ def _send_file(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
         ValueError: it is too large.
     """
     if path.stat().st_size > MOST_FILE_BYTES:
-        raise ValueError(f"{path} has more than {MOST_FILE_BYTES >> 30} GiB: put it where all workers see it, and name "
-                         "it by its URL")
+        raise ValueError(
+            f"{path} has more than {MOST_FILE_BYTES >> 30} GiB: put it where all workers see it, and name it by its URL"
+        )
     sha256 = sha256_file(path)
     target = store / FOLDER / "files" / sha256 / path.name
     if not target.exists():
@@ -134,7 +148,9 @@ def call_here(job: Mapping[str, Any], *arguments: Any) -> Any:
         return {path: store / FOLDER / "files" / sha256 / Path(path).name for path, sha256 in files.items()}
 
     files: dict[str, Path | Mapping[str, Path]] = {
-        **in_store(job["files"]), **{path: in_store(inside) for path, inside in job["folders"].items()}}
+        **in_store(job["files"]),
+        **{path: in_store(inside) for path, inside in job["folders"].items()},
+    }
     token = carried_files.set(files)
     try:
         result = function(*arguments)
@@ -177,8 +193,11 @@ def _local_files(value: Any, store: Path) -> Iterator[Path]:
         yield from _local_files([getattr(value, one.name) for one in fields(value)], store)
     elif isinstance(value, str | Path) and str(value).startswith("/"):
         path = Path(str(value))
-        if is_local(as_path(value)) and not path.is_relative_to(str(store)) and (
-                path.is_file() or (path / CONFIG_FILE).is_file()):
+        if (
+            is_local(as_path(value))
+            and not path.is_relative_to(str(store))
+            and (path.is_file() or (path / CONFIG_FILE).is_file())
+        ):
             yield path
 
 
@@ -194,7 +213,8 @@ def package() -> tuple[str, bytes]:
     except importlib.metadata.PackageNotFoundError:
         metadata = None
     contents[f"{about}/METADATA"] = (
-        metadata or f"Metadata-Version: 2.1\nName: gristmill\nVersion: {_version()}\n").encode()
+        metadata or f"Metadata-Version: 2.1\nName: gristmill\nVersion: {_version()}\n"
+    ).encode()
     contents[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: gristmill\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     record = [f"{name},sha256={_urlsafe(content)},{len(content)}" for name, content in contents.items()]
     contents[f"{about}/RECORD"] = "\n".join([*record, f"{about}/RECORD,,", ""]).encode()

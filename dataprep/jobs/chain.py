@@ -79,8 +79,10 @@ def read_chain(pipeline: Any) -> Chain:
 
         def visit_transform(self, node: Any) -> None:
             if self.inside is None and not take(node.transform):
-                raise UnknownStepError(f"the step {node.full_label!r} ({type(node.transform).__name__}) is none of "
-                                       "Create, ParDo, GroupByKey and Reshuffle, which this engine can do")
+                raise UnknownStepError(
+                    f"the step {node.full_label!r} ({type(node.transform).__name__}) is none of "
+                    "Create, ParDo, GroupByKey and Reshuffle, which this engine can do"
+                )
 
     pipeline.visit(Reader())
     return chain
@@ -90,8 +92,11 @@ def _check_parameters(transform: Any) -> None:
     """Raise UnknownStepError where Beam is to hand a DoFn more than its element: a window, a timer, a state."""
     from apache_beam.transforms.core import _DoFnParam
 
-    wanted = [name for name, found in inspect.signature(transform.fn.process).parameters.items()
-              if isinstance(found.default, _DoFnParam)]
+    wanted = [
+        name
+        for name, found in inspect.signature(transform.fn.process).parameters.items()
+        if isinstance(found.default, _DoFnParam)
+    ]
     if wanted:
         raise UnknownStepError(f"{transform.label!r} asks Beam for {', '.join(wanted)}, which this engine has not")
 
@@ -161,7 +166,12 @@ def as_metrics(counts: Mapping[tuple[str, str], int]) -> Any:
         def query(self, filter: Any = None) -> dict[str, list[Any]]:
             """The counters that a filter of Beam's lets pass."""
             found = [MetricResult(MetricKey("", MetricName(*key)), number, number) for key, number in counts.items()]
-            return {"counters": [one for one in found if self.matches(filter, one.key)],
-                    "distributions": [], "gauges": [], "string_sets": [], "bounded_tries": []}
+            return {
+                "counters": [one for one in found if self.matches(filter, one.key)],
+                "distributions": [],
+                "gauges": [],
+                "string_sets": [],
+                "bounded_tries": [],
+            }
 
     return Metrics()

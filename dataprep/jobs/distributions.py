@@ -101,13 +101,27 @@ LISTENS = 'net.Listen("tcp", fmt.Sprintf(":%d", port))'
 LISTENS_HERE = 'net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))'
 """How the one does that is built here (docs/patched.md)."""
 DATAFLOW = (
-    "google-cloud-dataflow-client==0.13.0", "google-auth==2.62.2", "google-api-core==2.44.0", "google-apitools==0.5.31",
-    "google-cloud-core==2.8.0", "google-cloud-monitoring==2.32.0", "google-cloud-storage==3.17.1",
-    "google-crc32c==1.9.0", "google-resumable-media==2.11.0", "googleapis-common-protos==1.76.0",
-    "grpcio-status==1.85.1", "google-auth-httplib2==0.4.4", "httplib2==0.32.1", "oauth2client==4.1.3",
-    "proto-plus==1.29.0", "cachetools==8.0.1", "fasteners==0.20", "pyasn1==0.6.5", "pyasn1-modules==0.4.2",
+    "google-cloud-dataflow-client==0.13.0",
+    "google-auth==2.62.2",
+    "google-api-core==2.44.0",
+    "google-apitools==0.5.31",
+    "google-cloud-core==2.8.0",
+    "google-cloud-monitoring==2.32.0",
+    "google-cloud-storage==3.17.1",
+    "google-crc32c==1.9.0",
+    "google-resumable-media==2.11.0",
+    "googleapis-common-protos==1.76.0",
+    "grpcio-status==1.85.1",
+    "google-auth-httplib2==0.4.4",
+    "httplib2==0.32.1",
+    "oauth2client==4.1.3",
+    "proto-plus==1.29.0",
+    "cachetools==8.0.1",
+    "fasteners==0.20",
+    "pyasn1==0.6.5",
+    "pyasn1-modules==0.4.2",
     "rsa==4.9.1",
-)  # fmt: skip
+)
 """Packages for a dry run of a Dataflow job; whoever runs one wants `apache-beam[gcp]` whole."""
 WHOLE = "whole.json"
 """Written last into a part's folder: SHA-256 by file."""
@@ -166,19 +180,32 @@ def spark() -> Part:
 def flink(line: str = FLINK_VERSION) -> Part:
     """Beam's job server for a line of Flink, such as `2.2`, which this machine hands jobs to."""
     jar = f"beam-runners-flink-{line}-job-server.jar"
-    return Part(f"flink-{line}", f"flink-{line}-beam-{beam_version()}", jar, "mvn", partial(_fetch_flink, line, jar),
-                instead=None if line in RUNNERS else flink(next(iter(RUNNERS))))
+    return Part(
+        f"flink-{line}",
+        f"flink-{line}-beam-{beam_version()}",
+        jar,
+        "mvn",
+        partial(_fetch_flink, line, jar),
+        instead=None if line in RUNNERS else flink(next(iter(RUNNERS))),
+    )
 
 
 def flink_cluster(line: str = FLINK_VERSION) -> Part:
     """Flink itself, to start a cluster for a trial: the distribution's Java, which the PyPI package has whole."""
-    return Part(f"flink-cluster-{line}", f"flink-cluster-{line}", "lib/flink-dist.jar", sys.executable,
-                partial(_fetch_flink_cluster, line), flink(line),
-                None if line in RUNNERS else flink_cluster(next(iter(RUNNERS))))
+    return Part(
+        f"flink-cluster-{line}",
+        f"flink-cluster-{line}",
+        "lib/flink-dist.jar",
+        sys.executable,
+        partial(_fetch_flink_cluster, line),
+        flink(line),
+        None if line in RUNNERS else flink_cluster(next(iter(RUNNERS))),
+    )
 
 
 def dataflow() -> Part:
     """What Beam's runner for Dataflow wants beside Beam, of its extra `gcp`: enough to describe a job, not to store."""
+
     def fetch(folder: Path) -> None:
         _call(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={folder}", *DATAFLOW)
 
@@ -186,13 +213,18 @@ def dataflow() -> Part:
 
 
 PARTS: dict[str, Callable[[], Part]] = {
-    "prism": prism, "spark": spark, "flink": flink, "flink-cluster": flink_cluster, "dataflow": dataflow,
-}  # fmt: skip
+    "prism": prism,
+    "spark": spark,
+    "flink": flink,
+    "flink-cluster": flink_cluster,
+    "dataflow": dataflow,
+}
 """Those that are fetched where none is named."""
 LINES: dict[str, Callable[[], Part]] = {
     f"{name}-{line}": partial(part, line)
-    for name, part in (("flink", flink), ("flink-cluster", flink_cluster)) for line in FLINK_VERSIONS
-}  # fmt: skip
+    for name, part in (("flink", flink), ("flink-cluster", flink_cluster))
+    for line in FLINK_VERSIONS
+}
 """Those of other lines of Flink."""
 
 
@@ -244,6 +276,7 @@ def lay(file: Path, part: Part) -> str:
         raise MissingEngineError(f"{part.name}: is more than one file, and is fetched whole")
     if not file.is_file():
         raise MissingEngineError(f"{part.name}: cannot be taken from {file}, which is no file")
+
     def copy(folder: Path) -> None:
         shutil.copy(file, folder / part.file)
 
@@ -284,9 +317,15 @@ def _call(*command: str, folder: Path | None = None, **environment: str) -> str:
         MissingEngineError: it failed; with the first line that says why.
     """
     ran = subprocess.run(
-        command, cwd=folder, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     if ran.returncode:
         lines = ran.stdout.strip().splitlines() or ["it printed nothing"]
         why = [line.partition("Could not find")[1:] for line in lines if "Could not find" in line]
@@ -301,8 +340,18 @@ def _fetch_spark(folder: Path) -> None:
     unpacked.mkdir()
     wanted = unpacked / "wanted.txt"
     wanted.write_text(f"pyspark=={SPARK_VERSION} --hash=sha256:{SPARK_SHA256}\n")
-    _call(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:", "--require-hashes",
-          f"--dest={unpacked}", f"--requirement={wanted}")
+    _call(
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary=:all:",
+        "--require-hashes",
+        f"--dest={unpacked}",
+        f"--requirement={wanted}",
+    )
     with tarfile.open(unpacked / f"pyspark-{SPARK_VERSION}.tar.gz") as archive:
         archive.extractall(unpacked, filter="data")
     root = unpacked / f"pyspark-{SPARK_VERSION}"
@@ -325,26 +374,36 @@ def _fetch_flink(line: str, jar: str, folder: Path) -> str | None:
             raise
         lacks = f"Maven's repository here has no {artifact}"
         if line not in RUNNERS:
-            raise MissingEngineError(f"flink-{line}: {lacks}; to take it from a file: "
-                                     f"`python -m {__spec__.name} flink-{line}=FILE`") from error
+            raise MissingEngineError(
+                f"flink-{line}: {lacks}; to take it from a file: `python -m {__spec__.name} flink-{line}=FILE`"
+            ) from error
         source = folder.parent / "source"
         source.mkdir()
         (source / "pom.xml").write_text(RUNNER_POM.format(line=line, beam=RUNNERS[line]))
         _call(*MAVEN, "package", folder=source)
         (source / "target" / "job-server-1.jar").rename(folder / jar)
         return f"; {lacks}, so that it was assembled from Beam {RUNNERS[line]}'s runner"
-    _call(*MAVEN, "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}",
-          "-Dmdep.stripVersion=true")
+    _call(
+        *MAVEN, "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}", "-Dmdep.stripVersion=true"
+    )
     return None
 
 
 def _fetch_flink_cluster(line: str, folder: Path) -> None:
-    """Lay the Java of the archive of `apache-flink-libraries` out, the distribution's jar under a name without version.
-    """
+    """Lay the Java of the archive of `apache-flink-libraries` out, the distribution's jar under a name without version."""
     unpacked = folder.parent / "archive"
     unpacked.mkdir()
-    _call(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:", f"--dest={unpacked}",
-          f"apache-flink-libraries=={line}.*")
+    _call(
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary=:all:",
+        f"--dest={unpacked}",
+        f"apache-flink-libraries=={line}.*",
+    )
     [archived] = unpacked.glob("*.tar.gz")
     with tarfile.open(archived) as archive:
         archive.extractall(unpacked, filter="data")
@@ -385,8 +444,9 @@ def main(names: list[str]) -> int:
     for part, file in wanted:
         try:
             if not names and part.needs is not None and not is_there(part.needs):
-                raise MissingEngineError(f"{part.name}: is not fetched, for {part.needs.name} is not there, without "
-                                         "which it is of no use")
+                raise MissingEngineError(
+                    f"{part.name}: is not fetched, for {part.needs.name} is not there, without which it is of no use"
+                )
             print(lay(Path(file), part) if file else fetch(part), flush=True)
         except MissingEngineError as error:
             print(error, file=sys.stderr, flush=True)

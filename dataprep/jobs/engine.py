@@ -122,8 +122,9 @@ def run_tasks(
         with Progress(context, job, total, lambda: before + len(left & file_names(records))):
             _run_to_the_end(job, pending, process, context, records, mode, direct)
         results = read_records(records, names)
-    return check_complete(f"{context.stage}/{job}", names, results, lambda: context.progress(
-        total, total, "shards", job=job))
+    return check_complete(
+        f"{context.stage}/{job}", names, results, lambda: context.progress(total, total, "shards", job=job)
+    )
 
 
 def check_complete(
@@ -278,9 +279,7 @@ def raising_what_was_noted(job: str, records: Path) -> Iterator[None]:
         raise failure
 
 
-def share_out(
-    job: str, context: Context, records: Path, mode: Mode, work: Work, elements: Sequence[Element]
-) -> None:
+def share_out(job: str, context: Context, records: Path, mode: Mode, work: Work, elements: Sequence[Element]) -> None:
     """Do tasks together with the other hosts that take part in the stage (`sharing.py`)."""
 
     def run(claimed: Work, free: Sequence[Element]) -> None:

@@ -48,12 +48,15 @@ def meet_workers(context: Context) -> None:
     try:
         write_json(question, token, durable=False)
         seconds = None if context.runner in STARTS_MACHINES else WORKER_SECONDS
-        run_there("probe", context, partial(answer_probe, str(question), str(answer)), [[("probe", token)]],
-                  seconds=seconds)
+        run_there(
+            "probe", context, partial(answer_probe, str(question), str(answer)), [[("probe", token)]], seconds=seconds
+        )
         answered = answer.exists() and read_json(answer) == token
     except TimeoutError as error:
-        raise WorkerError(f"{cluster}: no worker has done a task after {WORKER_SECONDS:g} s; start some, or see their "
-                          "log for why they do not come") from error
+        raise WorkerError(
+            f"{cluster}: no worker has done a task after {WORKER_SECONDS:g} s; start some, or see their "
+            "log for why they do not come"
+        ) from error
     except Exception as error:
         said = REFUSAL.findall(str(error))
         if not said:
@@ -63,8 +66,10 @@ def meet_workers(context: Context) -> None:
         question.unlink(missing_ok=True)
         answer.unlink(missing_ok=True)
     if not answered:
-        raise WorkerError(f"{cluster}: a worker does not see what this machine writes to {context.work}, or cannot "
-                          "write there; put the store where all have it under one name: a shared folder, or s3://")
+        raise WorkerError(
+            f"{cluster}: a worker does not see what this machine writes to {context.work}, or cannot "
+            "write there; put the store where all have it under one name: a shared folder, or s3://"
+        )
     _met.add(key)
 
 
@@ -80,9 +85,13 @@ def answer_probe(question: str, answer: str, group: Sequence[Element]) -> Iterat
 
 
 def run_on_cluster(
-    job: str, context: Context, records: Path, work: GroupWork, left: Callable[[], Sequence[Sequence[Element]]],
+    job: str,
+    context: Context,
+    records: Path,
+    work: GroupWork,
+    left: Callable[[], Sequence[Sequence[Element]]],
     receive: Receive | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run a job (`runner.run_there`); again, where the runner gives up because a worker was lost.
 
     Most do a lost worker's tasks again by themselves; Prism ends the job, and so does Flink unless told otherwise.

@@ -136,7 +136,8 @@ class Worker:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         with theirs, output:
             self._process = context.Process(
-                target=serve, args=(theirs, output, told, dict(os.environ), [os.getcwd(), *sys.path]))
+                target=serve, args=(theirs, output, told, dict(os.environ), [os.getcwd(), *sys.path])
+            )
             self._process.start()
         self._reader = threading.Thread(target=self._forward_output, args=(printed,), daemon=True)
         self._reader.start()

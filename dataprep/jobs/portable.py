@@ -67,12 +67,16 @@ def check_program(options: Mapping[str, Any]) -> None:
     try:
         command = json.loads(options["environment_config"])["command"]
     except (ValueError, TypeError, KeyError):
-        raise MissingEngineError(f"engine.options.environment_config is {options['environment_config']!r}; give "
-                                 f'{{"command": "/path/{PROGRAM}"}} as JSON') from None
+        raise MissingEngineError(
+            f"engine.options.environment_config is {options['environment_config']!r}; give "
+            f'{{"command": "/path/{PROGRAM}"}} as JSON'
+        ) from None
     if shutil.which(command) is None:
-        raise MissingEngineError(f"engine.options.environment_config names {command}, which is no program on this "
-                                 f"machine, nor on its PATH; give its whole path (that of this installation is "
-                                 f"{program()}), or leave environment_config out")
+        raise MissingEngineError(
+            f"engine.options.environment_config names {command}, which is no program on this "
+            f"machine, nor on its PATH; give its whole path (that of this installation is "
+            f"{program()}), or leave environment_config out"
+        )
 
 
 def _start_prism(_address: str | None, options: Mapping[str, Any]) -> str:
@@ -92,15 +96,24 @@ def _start_flink(address: str | None, options: Mapping[str, Any]) -> str:
     _check_there(jar, "flink_job_server_jar")
     java = shutil.which("java")
     if java is None:
-        raise MissingEngineError("Beam's job server for Flink needs Java, which is not on this machine; install a Java "
-                                 "of at least 11, or name a server that runs: engine.options.job_endpoint")
+        raise MissingEngineError(
+            "Beam's job server for Flink needs Java, which is not on this machine; install a Java "
+            "of at least 11, or name a server that runs: engine.options.job_endpoint"
+        )
 
     def command(port: int, folder: Path) -> Sequence[str]:
         return [
-            java, *options.get("job_server_jvm_properties", ["-Xmx512m"]), "-jar", str(jar),
-            f"--flink-master={address}", "--job-host=127.0.0.1", f"--job-port={port}", "--artifact-port=0",
-            "--expansion-port=0", f"--artifacts-dir={folder / 'artifacts'}",
-        ]  # fmt: skip
+            java,
+            *options.get("job_server_jvm_properties", ["-Xmx512m"]),
+            "-jar",
+            str(jar),
+            f"--flink-master={address}",
+            "--job-host=127.0.0.1",
+            f"--job-port={port}",
+            "--artifact-port=0",
+            "--expansion-port=0",
+            f"--artifacts-dir={folder / 'artifacts'}",
+        ]
 
     return job_server(f"Flink {line} at {address} ({jar})", command)
 

@@ -26,9 +26,11 @@ from gristmill.dataprep.jobs.servers import answers
 from gristmill.dataprep.processes import without_collection
 
 TRACEBACK_LOGGERS = (
-    "apache_beam.runners.common", "apache_beam.runners.worker.sdk_worker", "apache_beam.runners.worker.sdk_worker_main",
+    "apache_beam.runners.common",
+    "apache_beam.runners.worker.sdk_worker",
+    "apache_beam.runners.worker.sdk_worker_main",
     "apache_beam.runners.worker.data_plane",
-)  # fmt: skip
+)
 LOCAL_OPTIONS = {"runner": "FnApiRunner", "direct_running_mode": "in_memory"}
 EMBEDDED = "embed"
 """Beam's word for a job server inside of this process."""
@@ -37,9 +39,11 @@ LOOPBACK = "LOOPBACK"
 ANSWER_SECONDS = 30.0
 """For a job server to answer, unless `job_server_timeout` says otherwise."""
 BEAM_NAMES = {
-    "dask": "apache_beam.runners.dask.dask_runner.DaskRunner", "prism": "PortableRunner", "flink": "PortableRunner",
+    "dask": "apache_beam.runners.dask.dask_runner.DaskRunner",
+    "prism": "PortableRunner",
+    "flink": "PortableRunner",
     "dataflow": "DataflowRunner",
-}  # fmt: skip
+}
 CONNECT_SECONDS = 15
 """For a Dask scheduler to answer."""
 FIRST_WORKER_SECONDS = 60
@@ -77,9 +81,13 @@ def run_here(job: str, stage: str, pool: Pool, work: Work, elements: Sequence[El
 
 
 def run_there(
-    job: str, context: Context, work: GroupWork, groups: Sequence[Sequence[Element]], receive: Receive | None = None,
+    job: str,
+    context: Context,
+    work: GroupWork,
+    groups: Sequence[Sequence[Element]],
+    receive: Receive | None = None,
     seconds: float | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Run a job by another runner, which may retry each element.
 
     Args:
@@ -111,11 +119,15 @@ def run_there(
 
         options = portable_options(runner, context.address, options)
     with loopback_only(options):
-        pipeline = on_spark(context) if runner == "spark" else make_pipeline(
-            {**options, "runner": BEAM_NAMES.get(runner, runner)})
+        pipeline = (
+            on_spark(context)
+            if runner == "spark"
+            else make_pipeline({**options, "runner": BEAM_NAMES.get(runner, runner)})
+        )
         made = pipeline | f"{job}: shards" >> beam.Create(groups)
-        sent = made | f"{job}: process" >> carry_step(
-            partial(_do_group, context.stage, work)).with_output_types(tuple[int, bytes])
+        sent = made | f"{job}: process" >> carry_step(partial(_do_group, context.stage, work)).with_output_types(
+            tuple[int, bytes]
+        )
         if receive is not None:
             grouped = sent | f"{job}: shuffle" >> beam.GroupByKey()
             _ = grouped | f"{job}: receive" >> carry_step(partial(_receive, receive))
@@ -139,8 +151,7 @@ def _do_all(stage: str, pool: Pool, work: Work, elements: Sequence[Element], _im
 
 
 def _stop_sampling() -> None:
-    """Let Beam not ask which step this bundle is in: there is one, and its end waits for the last asking, up to 0.2 s.
-    """
+    """Let Beam not ask which step this bundle is in: there is one, and its end waits for the last asking, up to 0.2 s."""
     from apache_beam.runners.worker import statesampler
 
     if (sampler := statesampler.get_current_tracker()) is not None:
@@ -162,8 +173,7 @@ def _receive(receive: Receive, grouped: tuple[int, Iterable[bytes]]) -> Iterator
 
 
 def count(stage: str, counts: Mapping[str, Any]) -> None:
-    """Count decisions as Beam counters: `stage/rule` for each rule that dropped a document, and what was read and kept.
-    """
+    """Count decisions as Beam counters: `stage/rule` for each rule that dropped a document, and what was read and kept."""
     from apache_beam.metrics import Metrics
 
     for key in ("read", "kept", "quarantined"):
@@ -277,8 +287,10 @@ def check_job_server(endpoint: str, seconds: float) -> None:
     says nothing of it.
     """
     if not answers(endpoint, seconds):
-        raise WorkerError(f"no job server answers at {endpoint} within {seconds:g} s; start it, or correct "
-                          "engine.options.job_endpoint (job_server_timeout waits longer)")
+        raise WorkerError(
+            f"no job server answers at {endpoint} within {seconds:g} s; start it, or correct "
+            "engine.options.job_endpoint (job_server_timeout waits longer)"
+        )
 
 
 @contextmanager
@@ -347,8 +359,9 @@ def check_cluster(options: Mapping[str, Any]) -> None:
     try:
         from distributed import Client
     except ImportError as error:
-        raise WorkerError("engine.runner is dask, which is not installed; install it with: "
-                          "pip install 'gristmill[engines]'") from error
+        raise WorkerError(
+            "engine.runner is dask, which is not installed; install it with: pip install 'gristmill[engines]'"
+        ) from error
     address, file = options.get("dask_client_address"), options.get("dask_scheduler_file")
     where = address or file
     try:

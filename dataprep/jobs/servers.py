@@ -134,10 +134,17 @@ def free_port() -> int:
 def _start(make_command: Callable[[int, Path], Sequence[str]]) -> Server:
     folder, port = Path(tempfile.mkdtemp(prefix="gristmill-engine-")), free_port()
     with open(folder / "log", "wb") as log:
-        return Server(subprocess.Popen(
-            [sys.executable, "-c", ENDING, str(os.getpid()), *make_command(port, folder)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        ), port, folder)  # fmt: skip
+        return Server(
+            subprocess.Popen(
+                [sys.executable, "-c", ENDING, str(os.getpid()), *make_command(port, folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            ),
+            port,
+            folder,
+        )
 
 
 def _end(name: str) -> None:

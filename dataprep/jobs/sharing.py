@@ -143,9 +143,12 @@ def take_share(offer: Offer, host: str, run: Callable[[Work, Sequence[Element]],
         # Asked last: once it is withdrawn the records may be gone, and all tasks seem to be free.
         if not missing or not as_path(offer.file).exists():
             return
-        free = [element for element in missing
-                if (number := claimed.get(element[0])) is None
-                or watch.has_died((claims / f"{element[0]}.claim-{number}").read_text())]
+        free = [
+            element
+            for element in missing
+            if (number := claimed.get(element[0])) is None
+            or watch.has_died((claims / f"{element[0]}.claim-{number}").read_text())
+        ]
         if free:
             begin = int(place * len(free))
             run(partial(claim_and_do, offer.work, offer.claims, host, claimed), [*free[begin:], *free[:begin]])

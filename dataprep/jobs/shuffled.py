@@ -134,9 +134,7 @@ class Shuffled:
             return self.arrived.get(partition, 0)
         return sum(open_batches(self.folder / name).get_batch(partition).num_rows for name in self.files)
 
-    def _concat(
-        self, files: Sequence[str], partition: int, choose: Callable[[pa.Table], pa.Table] | None
-    ) -> pa.Table:
+    def _concat(self, files: Sequence[str], partition: int, choose: Callable[[pa.Table], pa.Table] | None) -> pa.Table:
         if len(files) <= MOST_MAPPED:
             found = (_batch_of(self.folder / name, partition) for name in files)
             return pa.concat_tables([piece if choose is None else choose(piece) for piece in found])
@@ -166,9 +164,14 @@ def must_send(context: Context) -> bool:
 
 
 def run_shuffle(
-    job: str, tasks: Sequence[Task], sender: Sender, context: Context, partitions: Mapping[str, int],
-    holds_gil: bool = False, direct: bool = False,
-) -> tuple[list[dict[str, Any]], dict[str, Shuffled]]:  # fmt: skip
+    job: str,
+    tasks: Sequence[Task],
+    sender: Sender,
+    context: Context,
+    partitions: Mapping[str, int],
+    holds_gil: bool = False,
+    direct: bool = False,
+) -> tuple[list[dict[str, Any]], dict[str, Shuffled]]:
     """Run every task that has not finished yet; return their results, and what they have sent by its name.
 
     Args:
@@ -188,10 +191,13 @@ def run_shuffle(
         results = run_tasks(job, tasks, process, context, holds_gil, direct)
         sent = [result.pop(SENT) for result in results]
         return results, {
-            name: Shuffled(context.work / name, number, [
-                f"{file}.arrow" for file in run_names(tasks, (runs.get(name, 0) for runs in sent))])
+            name: Shuffled(
+                context.work / name,
+                number,
+                [f"{file}.arrow" for file in run_names(tasks, (runs.get(name, 0) for runs in sent))],
+            )
             for name, number in partitions.items()
-        }  # fmt: skip
+        }
     return _run_by_engine(job, tasks, sender, context, partitions)
 
 
@@ -224,28 +230,38 @@ def _run_by_engine(
     results, arrived = read_records(records, names), {name: find_arrived(folder) for name, folder in folders.items()}
     total = len(tasks) + sum(partitions.values())
     if not all(result is not None for result in results) or _find_lost(results, arrived):
-        numbered = [Task(task.name, {"place": place, "payload": task.payload}, task.size_bytes)
-                    for place, task in enumerate(tasks)]
-        missing = {name: [place for place in range(number) if place not in arrived[name]]
-                   for name, number in partitions.items()}
+        numbered = [
+            Task(task.name, {"place": place, "payload": task.payload}, task.size_bytes)
+            for place, task in enumerate(tasks)
+        ]
+        missing = {
+            name: [place for place in range(number) if place not in arrived[name]]
+            for name, number in partitions.items()
+        }
         send = partial(send_group, sender, str(records), dict(partitions), missing)
-        receive = partial(receive_partition, [str(folder) for folder in folders.values()], list(partitions),
-                          str(records))
-        with Progress(context, job, total, partial(_count_done, [records, *folders.values()])), \
-                raising_what_was_noted(job, records):
+        receive = partial(
+            receive_partition, [str(folder) for folder in folders.values()], list(partitions), str(records)
+        )
+        with (
+            Progress(context, job, total, partial(_count_done, [records, *folders.values()])),
+            raising_what_was_noted(job, records),
+        ):
             run_on_cluster(job, context, records, send, partial(in_groups, numbered), receive)
         results = read_records(records, names)
         arrived = {name: find_arrived(folder) for name, folder in folders.items()}
-    found = check_complete(f"{context.stage}/{job}", names, results,
-                           lambda: context.progress(total, total, "shards", job=job))
+    found = check_complete(
+        f"{context.stage}/{job}", names, results, lambda: context.progress(total, total, "shards", job=job)
+    )
     lost = _find_lost(found, arrived)
     for name, (sent, came) in lost.items():
         for mark in [mark for mark in file_names(folders[name]) if mark.endswith(MARK)]:
             (folders[name] / mark).unlink()
         context.warn(f"{context.stage}/{job}: {sent:,} rows were sent to {name}, {came:,} arrived")
     if lost:
-        raise IncompleteJobError(f"{context.stage}/{job}: the rows that were sent to {', '.join(lost)} are not those "
-                                 "that arrived: the runner lost some; nothing was committed, rerun to send them again")
+        raise IncompleteJobError(
+            f"{context.stage}/{job}: the rows that were sent to {', '.join(lost)} are not those "
+            "that arrived: the runner lost some; nothing was committed, rerun to send them again"
+        )
     for result in found:
         del result[SENT]
     return found, {name: Shuffled(folders[name], number, arrived=arrived[name]) for name, number in partitions.items()}
@@ -283,9 +299,12 @@ def _count_done(folders: Sequence[Path]) -> int:
 
 
 def send_group(
-    sender: Sender, records: str, partitions: Mapping[str, int], missing: Mapping[str, Sequence[int]],
+    sender: Sender,
+    records: str,
+    partitions: Mapping[str, int],
+    missing: Mapping[str, Sequence[int]],
     group: Sequence[Element],
-) -> Iterator[tuple[int, bytes] | Mapping[str, Any]]:  # fmt: skip
+) -> Iterator[tuple[int, bytes] | Mapping[str, Any]]:
     """What a worker of a cluster does with an element: its tasks, one after the other.
 
     What a task raises is noted, and raised: a runner must not bring together what is not all of it.
@@ -306,8 +325,13 @@ def send_group(
         try:
             sent = dict[str, int]()
             done = yield from _send(sender(Task(name, payload["payload"])), payload["place"], numbers, wanted, sent)
-            result = finish_task(Task(name), lambda task, done=done, sent=sent: Done(  # type: ignore[misc]
-                done.files, {**done.result, SENT: sent}), folder)
+            result = finish_task(
+                Task(name),
+                lambda task, done=done, sent=sent: Done(  # type: ignore[misc]
+                    done.files, {**done.result, SENT: sent}
+                ),
+                folder,
+            )
         except Exception as error:
             note_failure(folder, name, error)
             raise
@@ -315,9 +339,12 @@ def send_group(
 
 
 def _send(
-    sending: Generator[Sent, None, Done], place: int, numbers: Mapping[str, int], wanted: Mapping[str, np.ndarray],
+    sending: Generator[Sent, None, Done],
+    place: int,
+    numbers: Mapping[str, int],
+    wanted: Mapping[str, np.ndarray],
     rows_of: dict[str, int],
-) -> Generator[tuple[int, bytes], None, Done]:  # fmt: skip
+) -> Generator[tuple[int, bytes], None, Done]:
     """Put out what a task sends, in batches; count its rows by name."""
     run = 0
     while True:
@@ -346,8 +373,10 @@ def cut_batches(
         for number, first in enumerate(range(begin, max(end, begin + 1), each)):
             sink = io.BytesIO()
             with pa.ipc.new_stream(sink, rows.schema) as writer:
-                writer.write_batch(batch_of(rows, first, min(first + each, end)),
-                                   custom_metadata={PLACE: " ".join(map(str, (*place, number)))})
+                writer.write_batch(
+                    batch_of(rows, first, min(first + each, end)),
+                    custom_metadata={PLACE: " ".join(map(str, (*place, number)))},
+                )
             yield partition, sink.getvalue()
 
 
@@ -408,6 +437,7 @@ def _in_order(path: Path) -> Iterator[pa.Table]:
 def _sorted(mapped: pa.MemoryMappedFile) -> Iterator[pa.Table]:
     file = pa.ipc.open_file(mapped)
     found = (file.get_batch_with_custom_metadata(number) for number in range(file.num_record_batches))
-    for _, batch in sorted(((tuple(map(int, told[PLACE].split())), batch) for batch, told in found),
-                           key=lambda pair: pair[0]):
+    for _, batch in sorted(
+        ((tuple(map(int, told[PLACE].split())), batch) for batch, told in found), key=lambda pair: pair[0]
+    ):
         yield pa.Table.from_batches([batch])

@@ -233,6 +233,8 @@ def wait_for_executor(session: Any, master: str) -> None:
     while not re.match(r"local(\[|$)", master) and session._jsc.sc().getExecutorMemoryStatus().size() < 2:  # itself
         if time.monotonic() > deadline:
             close()
-            raise WorkerError(f"Spark at {master} has no worker after {FIRST_WORKER_SECONDS} s that gives this job an "
-                              "executor; start some, or ask for less (spark.executor.memory, spark.executor.cores)")
+            raise WorkerError(
+                f"Spark at {master} has no worker after {FIRST_WORKER_SECONDS} s that gives this job an "
+                "executor; start some, or ask for less (spark.executor.memory, spark.executor.cores)"
+            )
         time.sleep(0.1)

@@ -80,8 +80,9 @@ def pool_type() -> Any:
 
         def StartWorker(self, request: Any, context: Any) -> Any:
             name = request.worker_id
-            process = multiprocessing.get_context("forkserver").Process(target=begin, args=(
-                self._do, name, request.control_endpoint.url, request.provision_endpoint.url))
+            process = multiprocessing.get_context("forkserver").Process(
+                target=begin, args=(self._do, name, request.control_endpoint.url, request.provision_endpoint.url)
+            )
             with self._lock:
                 earlier = self.workers.get(name)
                 if earlier is not None and earlier.is_alive():

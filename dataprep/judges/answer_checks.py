@@ -38,12 +38,14 @@ class Rewarded(Protocol):
     """Gives n answers their rewards."""
 
     def __call__(
-        self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]],
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        columns: Mapping[str, Sequence[Any]],
         turns: Sequence[Sequence[Mapping[str, Any]]] | None = None,
     ) -> list[float]:
         """Args: texts of prompts and answers, name of a column -> its values, the messages of each answer; one of the
         assistant where they are absent."""
-
 
 
 class NoAnswerError(ValueError):
@@ -55,9 +57,11 @@ def check_answers(where: str, examples: Sequence[Mapping[str, Any]], rewards: Se
     asking = [name_of(reward) for reward in rewards if wants_answer(reward)]
     without = [example["id"] for example in examples if "answer" not in example]
     if asking and without:
-        raise NoAnswerError(f"{where}: {len(without)} of {len(examples)} prompts have no {key!r}, which the reward "
-                            f"{asking[0]} compares with (the first: {without[0]}); add it, name its key as `answer:` "
-                            "of the set, or remove the reward")
+        raise NoAnswerError(
+            f"{where}: {len(without)} of {len(examples)} prompts have no {key!r}, which the reward "
+            f"{asking[0]} compares with (the first: {without[0]}); add it, name its key as `answer:` "
+            "of the set, or remove the reward"
+        )
 
 
 def own_reward(reward: OwnReward) -> Rewarded:
@@ -74,20 +78,27 @@ def own_reward(reward: OwnReward) -> Rewarded:
     check_call(own, function, (), {**dict.fromkeys((*takes, *reward.columns)), **reward.options})
 
     def given(
-        prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]],
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        columns: Mapping[str, Sequence[Any]],
         turns: Sequence[Sequence[Mapping[str, Any]]] | None = None,
     ) -> list[float]:
         if not completions:
             return []
-        texts: dict[str, Any] = {"prompts": list(prompts), "completions": list(completions), TURNS: [
-            [{"role": "assistant", "content": one}] for one in completions] if turns is None else list(turns)}
+        texts: dict[str, Any] = {
+            "prompts": list(prompts),
+            "completions": list(completions),
+            TURNS: [[{"role": "assistant", "content": one}] for one in completions] if turns is None else list(turns),
+        }
         found = call_own(reward, function, **{name: texts[name] for name in takes}, **columns, **reward.options)
         with blaming(own):
             values = list(found) if isinstance(found, Iterable) and not isinstance(found, str) else found
         if not isinstance(values, list) or len(values) != len(completions):
             said = f"{len(values)} rewards" if isinstance(values, list) else f"{type(found).__name__}"
-            raise OwnCodeError(f"{own.place}: {own.name} returned {said} for {len(completions)} completions; return a "
-                               "list with a number for each")
+            raise OwnCodeError(
+                f"{own.place}: {own.name} returned {said} for {len(completions)} completions; return a "
+                "list with a number for each"
+            )
         return [_number(own, value, completions[place]) for place, value in enumerate(values)]
 
     return given
@@ -99,8 +110,10 @@ def _number(own: OwnFunction, value: Any, completion: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise OwnCodeError(f"{own.place}: {own.name} returned {value!r} for the completion {completion[:EXCERPT]!r}; "
-                           "return a finite number")
+        raise OwnCodeError(
+            f"{own.place}: {own.name} returned {value!r} for the completion {completion[:EXCERPT]!r}; "
+            "return a finite number"
+        )
     return number
 
 

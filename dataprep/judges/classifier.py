@@ -90,9 +90,14 @@ def train(examples: Iterable[tuple[bool, str]], section: Classifier, seed: int, 
         ClassifierError: training failed, or this platform cannot train reproducibly.
     """
     settings: dict[str, Any] = {
-        "wordNgrams": section.word_ngrams, "dim": section.dimensions,
-        "bucket": section.buckets, "lr": section.learning_rate, "seed": seed & 0x7FFFFFFF, "thread": 1, "verbose": 0,
-    }  # fmt: skip
+        "wordNgrams": section.word_ngrams,
+        "dim": section.dimensions,
+        "bucket": section.buckets,
+        "lr": section.learning_rate,
+        "seed": seed & 0x7FFFFFFF,
+        "thread": 1,
+        "verbose": 0,
+    }
     with tempfile.TemporaryDirectory(dir=work) as folder:
         lines, model = Path(folder) / "lines.txt", Path(folder) / "model.bin"
         number = 0
@@ -132,8 +137,10 @@ def check_label(model: Predictor, section: Classifier) -> None:
     """Raise ClassifierError where a given model does not have the label that its section names."""
     labels = model.labels
     if section.model is not None and section.label not in labels:
-        raise ClassifierError(f"{section.model} has no label {section.label!r}; it has {', '.join(sorted(labels)[:10])}"
-                              "; name one of them as quality.classifier.label")  # fmt: skip
+        raise ClassifierError(
+            f"{section.model} has no label {section.label!r}; it has {', '.join(sorted(labels)[:10])}"
+            "; name one of them as quality.classifier.label"
+        )
 
 
 def memory_is_zeroed() -> bool:
@@ -157,8 +164,10 @@ def main(lines: str, model: str, settings: str) -> None:
     try:
         import fasttext
     except ImportError as error:
-        raise SystemExit("training a classifier needs fasttext, which is not installed; install it, with a C++ "
-                         "compiler at hand, with: pip install 'gristmill[fasttext]'") from error
+        raise SystemExit(
+            "training a classifier needs fasttext, which is not installed; install it, with a C++ "
+            "compiler at hand, with: pip install 'gristmill[fasttext]'"
+        ) from error
 
     fasttext.train_supervised(input=lines, **json.loads(settings)).save_model(model)
 

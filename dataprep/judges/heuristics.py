@@ -33,9 +33,17 @@ from gristmill.dataprep.text.unicode_tables import CODE_POINTS, decode
 TERMINAL_MARKS = ".!?…\"'”’»。！？।؟։"
 SHORT_LINE_CHARACTERS = 30
 COUNTS = (
-    "characters", "letters", "capitals", "words", "words_with_letters", "capitalised_words", "lines", "short_lines",
-    "line_characters", "sentence_characters",
-)  # fmt: skip
+    "characters",
+    "letters",
+    "capitals",
+    "words",
+    "words_with_letters",
+    "capitalised_words",
+    "lines",
+    "short_lines",
+    "line_characters",
+    "sentence_characters",
+)
 """What is counted: code points that are not white space, letters among them, capitals among these; words, those with
 a letter, those that begin with a capital; lines, those of at most 30 code points; code points of lines without white
 space at their ends, those of lines that end in a terminal mark."""

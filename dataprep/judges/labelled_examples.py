@@ -122,8 +122,10 @@ def open_pool(inputs: Mapping[str, Path], section: Classifier) -> Pool:
     Raises:
         gristmill.dataprep.reading.sources.SourceError: a path matches nothing.
     """
-    files = {True: expand_files("quality.classifier.positive_files", section.positive_files),
-             False: expand_files("quality.classifier.negative_files", section.negative_files)}  # fmt: skip
+    files = {
+        True: expand_files("quality.classifier.positive_files", section.positive_files),
+        False: expand_files("quality.classifier.negative_files", section.negative_files),
+    }
     return Pool(inputs, shard_names(inputs["ingest"]), files)
 
 

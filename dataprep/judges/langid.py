@@ -86,14 +86,19 @@ def judge_lines(
         section: the thresholds of lines.
     """
     lines = [text.split("\n") for text in texts]
-    long = [[number for number, line in enumerate(of_one) if len(line.strip()) >= section.min_line_characters]
-            for of_one in lines]  # fmt: skip
+    long = [
+        [number for number, line in enumerate(of_one) if len(line.strip()) >= section.min_line_characters]
+        for of_one in lines
+    ]
     languages, scores = identify([lines[text][number] for text, numbers in enumerate(long) for number in numbers])
     found = iter(zip(languages, scores.tolist(), strict=True))
     judgements = []
     for of_one, numbers in zip(lines, long, strict=True):
-        known = {number: language for number, (language, score) in zip(numbers, found, strict=False)
-                 if score >= section.line_threshold}  # fmt: skip
+        known = {
+            number: language
+            for number, (language, score) in zip(numbers, found, strict=False)
+            if score >= section.line_threshold
+        }
         judgements.append(_judge_document(of_one, known, is_wanted, section.cut_other_lines))
     return judgements
 
@@ -204,9 +209,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     check_languages(wanted_languages(section), [section.labels.get(label, label) for label in labels], path.name)
     tasks = shard_tasks(inputs["ingest"])
     process = partial(
-        identify_shard, inputs=dict(inputs), config={**section.model_dump(mode="json"), "model": str(path)}, out=out,
+        identify_shard,
+        inputs=dict(inputs),
+        config={**section.model_dump(mode="json"), "model": str(path)},
+        out=out,
         sha256=sha256,
-    )  # fmt: skip
+    )
     results = run_tasks("langid", tasks, process, context, holds_gil=bool(model.fallback) or section.lines)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     summary: dict[str, Any] = {
@@ -237,8 +245,9 @@ def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any
     verdicts = [
         judge(Language(code, script), score, section, wanted, of_lines)
         for code, script, score, of_lines in zip(
-            measured["language"].tolist(), scripts.tolist(), measured["language_score"].tolist(), lines, strict=True)
-    ]  # fmt: skip
+            measured["language"].tolist(), scripts.tolist(), measured["language_score"].tolist(), lines, strict=True
+        )
+    ]
     reasons = spread(np.array(verdicts, object), errors).to_pylist()
     if any(parse_label(section.labels.get(label, label)).script for label in model.labels):
         measured["script"] = scripts
@@ -263,8 +272,10 @@ def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any
     if section.lines:
         result["line_languages"] = add_counts(line.characters for line in lines)
         left = [line for line, verdict in zip(lines, verdicts, strict=True) if verdict is None]
-        result["cut"] = {"lines": sum(line.lines_cut for line in left),
-                         "bytes": sum(end - begin for line in left for begin, end, _ in line.cuts)}
+        result["cut"] = {
+            "lines": sum(line.lines_cut for line in left),
+            "bytes": sum(end - begin for line in left for begin, end, _ in line.cuts),
+        }
     return Done([out / task.name], result)
 
 
@@ -292,11 +303,15 @@ def measure(model: Predictor, section: LanguageId, wanted: Wanted, texts: pa.Arr
     if section.lines:
         shorten = partial(view, max_characters=section.max_characters, sample=section.sample)
         lines[:] = judge_lines(
-            whole, lambda chosen: identify(model, [shorten(line) for line in chosen], section.labels),
-            lambda language: best_match(language, wanted) is not None, section,
-        )  # fmt: skip
-        whole = [without_cuts(text, of_text.cuts) if of_text.lines_left else text
-                 for text, of_text in zip(whole, lines, strict=True)]  # fmt: skip
+            whole,
+            lambda chosen: identify(model, [shorten(line) for line in chosen], section.labels),
+            lambda language: best_match(language, wanted) is not None,
+            section,
+        )
+        whole = [
+            without_cuts(text, of_text.cuts) if of_text.lines_left else text
+            for text, of_text in zip(whole, lines, strict=True)
+        ]
     views = [view(text, section.max_characters, section.sample, section.newlines) for text in whole]
     return {**_columns(model, lines_of(views), section), "lines": lines}
 
@@ -373,21 +388,37 @@ def rules(stage: str, section: LanguageId, measured_columns: Collection[str]) ->
         """Which of `wanted` each document's language is: -1 where none, -2 where nothing is known."""
         codes = columns["language"]
         scripts = columns.get("script", np.full(len(codes), None, object))
-        found = [-2 if code is None else best_match(Language(code, script or ""), numbers)
-                 for code, script in zip(codes, scripts, strict=True)]
+        found = [
+            -2 if code is None else best_match(Language(code, script or ""), numbers)
+            for code, script in zip(codes, scripts, strict=True)
+        ]
         return np.array([-1 if number is None else number for number in found], np.int64)
 
-    yield Rule("language", f"{stage}.keep", "language", tuple(section.keep), lambda columns: matches(columns) == -1,
-               reads)
+    yield Rule(
+        "language", f"{stage}.keep", "language", tuple(section.keep), lambda columns: matches(columns) == -1, reads
+    )
     if isinstance(section.keep, Mapping):
         for number, (key, bound) in enumerate(section.keep.items()):
-            yield Rule("language_score", f"{stage}.keep.{key}", "language_score", bound,
-                       partial(_unsure, matches, number, bound), (*reads, "language_score"), part=key)
+            yield Rule(
+                "language_score",
+                f"{stage}.keep.{key}",
+                "language_score",
+                bound,
+                partial(_unsure, matches, number, bound),
+                (*reads, "language_score"),
+                part=key,
+            )
     else:
         least = section.threshold
-        yield Rule("language_score", f"{stage}.threshold", "language_score", least,
-                   lambda columns: (matches(columns) >= 0) & (columns["language_score"] < least),
-                   (*reads, "language_score"), unless="language")
+        yield Rule(
+            "language_score",
+            f"{stage}.threshold",
+            "language_score",
+            least,
+            lambda columns: (matches(columns) >= 0) & (columns["language_score"] < least),
+            (*reads, "language_score"),
+            unless="language",
+        )
     yield from threshold_rules(section, stage, stage)
 
 

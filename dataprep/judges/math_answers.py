@@ -31,9 +31,14 @@ NAMES = {"pi": "pi", "e": "E", "i": "I"}
 REPLACED = (
     (r"\\left|\\right|\\[,;!: ]|\\\$|\$|\\displaystyle|\\(?:text|mathrm|mbox)\{[^{}]*\}", " "),
     (r"\\[dt]frac", r"\\frac"),
-    (r"\\(?:cdot|times)", "*"), (r"\\div", "/"), (r"\\pi", " pi "), (r"\\ln|\bln\b", "log"),
-    (r"\\(sin|cos|tan|log|exp)", r"\1"), (r"\\(?:%|percent)|%", "/100"), (r"(?<=\d),(?=\d{3}(?!\d))", ""),
-)  # fmt: skip
+    (r"\\(?:cdot|times)", "*"),
+    (r"\\div", "/"),
+    (r"\\pi", " pi "),
+    (r"\\ln|\bln\b", "log"),
+    (r"\\(sin|cos|tan|log|exp)", r"\1"),
+    (r"\\(?:%|percent)|%", "/100"),
+    (r"(?<=\d),(?=\d{3}(?!\d))", ""),
+)
 """LaTeX, and a thousands separator, as Python's grammar has it."""
 
 
@@ -69,7 +74,8 @@ def same_answer(given: str, right: str) -> bool:
 
 def _equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
     return len(first) == len(second) and all(
-        abs(one - other) <= CLOSE * max(1.0, abs(one), abs(other)) for one, other in zip(first, second, strict=True))
+        abs(one - other) <= CLOSE * max(1.0, abs(one), abs(other)) for one, other in zip(first, second, strict=True)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -88,8 +94,16 @@ def _values(text: str) -> tuple[complex, ...]:
         parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
         made = [_built(part) for part in parts]
         names = sorted({symbol for one in made for symbol in one.free_symbols}, key=str)
-        found = [complex(one.evalf(DIGITS, subs={name: sympy.Rational(content_key(point, str(name)) % 9973 + 1, 4999)
-                                                 for name in names})) for point in range(POINTS) for one in made]
+        found = [
+            complex(
+                one.evalf(
+                    DIGITS,
+                    subs={name: sympy.Rational(content_key(point, str(name)) % 9973 + 1, 4999) for name in names},
+                )
+            )
+            for point in range(POINTS)
+            for one in made
+        ]
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise NotMathError(text) from error
     if not all(abs(one) < float("inf") for one in found):

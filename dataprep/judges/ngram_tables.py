@@ -94,8 +94,10 @@ def read_entries(path: Path) -> list[Entries]:
     """Read what `write_entries` wrote."""
     orders, *columns = (column.to_numpy() for column in read_table(path).columns)
     borders = np.searchsorted(orders, np.arange(1, int(orders[-1]) + 2))
-    return [Entries(*(column[begin:end] for column in columns))
-            for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)]  # fmt: skip
+    return [
+        Entries(*(column[begin:end] for column in columns))
+        for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)
+    ]
 
 
 def score_texts(tables: NgramTables, texts: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -143,9 +145,14 @@ def _home(key: np.uint64, size: int) -> np.int64:
 
 @kernel
 def _insert(
-    starts: np.ndarray, cells: np.ndarray, logs: np.ndarray, number: int, keys: np.ndarray, new_logs: np.ndarray,
+    starts: np.ndarray,
+    cells: np.ndarray,
+    logs: np.ndarray,
+    number: int,
+    keys: np.ndarray,
+    new_logs: np.ndarray,
     backoffs: np.ndarray,
-) -> None:  # fmt: skip
+) -> None:
     start, size = starts[number], starts[number + 1] - starts[number]
     for entry in range(len(keys)):
         slot = _home(keys[entry], size)
@@ -169,9 +176,14 @@ def _find(starts: np.ndarray, cells: np.ndarray, number: int, key: np.uint64) ->
 
 @kernel
 def _step(
-    word: np.uint64, starts: np.ndarray, cells: np.ndarray, logs: np.ndarray, chain: np.ndarray, slots: np.ndarray,
+    word: np.uint64,
+    starts: np.ndarray,
+    cells: np.ndarray,
+    logs: np.ndarray,
+    chain: np.ndarray,
+    slots: np.ndarray,
     known: int,
-) -> float:  # fmt: skip
+) -> float:
     """The log10 probability of a word after `known` words, which then is one of them.
 
     `chain[n]` and `slots[n]` are hash and slot (or -1) of the last n + 1 words; both are brought up to date.
@@ -202,8 +214,12 @@ def _step(
 
 @kernel
 def _score(
-    data: np.ndarray, offsets: np.ndarray, starts: np.ndarray, cells: np.ndarray, logs: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    data: np.ndarray,
+    offsets: np.ndarray,
+    starts: np.ndarray,
+    cells: np.ndarray,
+    logs: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     number, order = len(offsets) - 1, len(starts) - 1
     totals, sizes = np.zeros(number), np.zeros(number, np.int64)
     chain, slots = np.zeros(order, np.uint64), np.full(order, -1, np.int64)

@@ -27,11 +27,40 @@ LogScores = Callable[[pa.Array], tuple[np.ndarray, np.ndarray]]
 """n texts -> their log10 probabilities (float64), and words with ends of lines that these are of (int64)."""
 
 _PUNCTUATION = {
-    "，": ",", "。": ".", "、": ",", "„": '"', "”": '"', "“": '"', "«": '"', "»": '"', "」": '"', "「": '"', "《": '"',
-    "》": '"', "´": "'", "∶": ":", "：": ":", "？": "?", "！": "!", "（": "(", "）": ")", "；": ";", "–": "-",
-    "—": " - ", "．": ". ", "～": "~", "’": "'", "…": "...", "━": "-", "〈": "<", "〉": ">", "【": "[", "】": "]",
-    "％": "%", "►": "-",
-}  # fmt: skip
+    "，": ",",
+    "。": ".",
+    "、": ",",
+    "„": '"',
+    "”": '"',
+    "“": '"',
+    "«": '"',
+    "»": '"',
+    "」": '"',
+    "「": '"',
+    "《": '"',
+    "》": '"',
+    "´": "'",
+    "∶": ":",
+    "：": ":",
+    "？": "?",
+    "！": "!",
+    "（": "(",
+    "）": ")",
+    "；": ";",
+    "–": "-",
+    "—": " - ",
+    "．": ". ",
+    "～": "~",
+    "’": "'",
+    "…": "...",
+    "━": "-",
+    "〈": "<",
+    "〉": ">",
+    "【": "[",
+    "】": "]",
+    "％": "%",
+    "►": "-",
+}
 """Marks that CCNet writes in ASCII (cc_net/text_normalizer.py)."""
 
 
@@ -140,16 +169,19 @@ def _load_kenlm(path: str, sha256: str) -> Any:
     try:
         import kenlm
     except ImportError as error:
-        raise PerplexityError(f"{path} is scored by the package kenlm, which is not installed; install it, on "
-                              "Python 3.12 or older, with: pip install 'gristmill[kenlm]', or train a model instead "
-                              "(`ngram`)") from error
+        raise PerplexityError(
+            f"{path} is scored by the package kenlm, which is not installed; install it, on "
+            "Python 3.12 or older, with: pip install 'gristmill[kenlm]', or train a model instead "
+            "(`ngram`)"
+        ) from error
     config = kenlm.Config()
     config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
     try:
         return kenlm.Model(str(Path(path)), config)
     except (OSError, RuntimeError) as error:
-        raise PerplexityError(f"{path} is not an n-gram model that KenLM can read (an ARPA file or its own binary): "
-                              f"{error}") from error
+        raise PerplexityError(
+            f"{path} is not an n-gram model that KenLM can read (an ARPA file or its own binary): {error}"
+        ) from error
 
 
 def _score_with_kenlm(model: Any, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -101,8 +101,10 @@ class FastTextPredictor:
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
         """See Predictor."""
-        found = [(self.labels.index(names[0]), shares[0]) if names else (-1, 0.0)
-                 for names, shares in self._predict(lines, 1)]  # fmt: skip
+        found = [
+            (self.labels.index(names[0]), shares[0]) if names else (-1, 0.0)
+            for names, shares in self._predict(lines, 1)
+        ]
         labels, shares = [label for label, _ in found], [share for _, share in found]
         return np.array(labels, np.int32), np.array(shares, np.float64)
 
@@ -112,8 +114,10 @@ class FastTextPredictor:
         return np.array([dict(zip(*one, strict=True)).get(label, 0.0) for one in found], np.float64)
 
     def _predict(self, lines: Lines, k: int) -> list[tuple[Any, Any]]:
-        texts = [lines.data[begin:end].tobytes().decode("utf-8").replace("\n", " ")
-                 for begin, end in zip(lines.begins, lines.ends, strict=True)]  # fmt: skip
+        texts = [
+            lines.data[begin:end].tobytes().decode("utf-8").replace("\n", " ")
+            for begin, end in zip(lines.begins, lines.ends, strict=True)
+        ]
         return list(zip(*self._model.predict(texts, k), strict=True))  # with one string, 0.9.3 fails on NumPy 2
 
 
@@ -141,7 +145,9 @@ def _load(path: Path) -> Predictor:
         try:
             import fasttext
         except ImportError as missing:
-            raise UnknownModelError(f"{error}; fastText itself may know it, which is not installed; install it, with a "
-                                    "C++ compiler at hand, with: pip install 'gristmill[fasttext]'") from missing
+            raise UnknownModelError(
+                f"{error}; fastText itself may know it, which is not installed; install it, with a "
+                "C++ compiler at hand, with: pip install 'gristmill[fasttext]'"
+            ) from missing
 
         return FastTextPredictor(fasttext.load_model(str(path)), str(error))

@@ -54,8 +54,12 @@ def measure_cut(positive: np.ndarray, negative: np.ndarray, cut: float) -> dict[
     """Precision, recall and F1 of taking for good what scores at least `cut`; precision is 1 where nothing does."""
     right, wrong = int((positive >= cut).sum()), int((negative >= cut).sum())
     precision = right / (right + wrong) if right + wrong else 1.0
-    return {"cut": float(cut), "precision": precision, "recall": right / len(positive),
-            "f1": 2 * right / (right + wrong + len(positive))}  # fmt: skip
+    return {
+        "cut": float(cut),
+        "precision": precision,
+        "recall": right / len(positive),
+        "f1": 2 * right / (right + wrong + len(positive)),
+    }
 
 
 def best_cut(positive: np.ndarray, negative: np.ndarray) -> dict[str, float]:
@@ -133,13 +137,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     told["models"] = find_models(section, out, trained)
     tasks = shard_tasks(inputs["ingest"])
     scores = context.work / "scored"
-    results = run_tasks("score", tasks, partial(score_shard, **told, out=scores), context,
-                        holds_gil=section.perplexity is not None)
+    results = run_tasks(
+        "score", tasks, partial(score_shard, **told, out=scores), context, holds_gil=section.perplexity is not None
+    )
     histograms = _join_histograms(result["histograms"] for result in results)
     cuts = _find_cuts(section, scores, [task.name for task in tasks])
     buckets = _find_buckets(section, scores, [task.name for task in tasks])
-    judge = partial(judge_shard, inputs=told["inputs"], config=told["config"], scores=scores, out=out, cuts=cuts,
-                    buckets=buckets)  # fmt: skip
+    judge = partial(
+        judge_shard, inputs=told["inputs"], config=told["config"], scores=scores, out=out, cuts=cuts, buckets=buckets
+    )
     results = run_tasks("judge", tasks, judge, context)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     summary: dict[str, Any] = {
@@ -152,11 +158,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     if buckets is not None:
         summary["buckets"] = {name: describe_cuts(cut) for name, cut in zip(BUCKETS, buckets, strict=False)}
     if "ngram" in trained:
-        summary["ngrams"] = [{key: value for key, value in model.items() if key != "sha256"}
-                             for model in trained["ngram"]["models"]]  # fmt: skip
+        summary["ngrams"] = [
+            {key: value for key, value in model.items() if key != "sha256"} for model in trained["ngram"]["models"]
+        ]
     if "quality" in section.scores:
-        summary["histogram"] = {source: [*shape["counts"][1:-2], sum(shape["counts"][-2:])]
-                                for source, shape in histograms["quality"].items()}  # fmt: skip
+        summary["histogram"] = {
+            source: [*shape["counts"][1:-2], sum(shape["counts"][-2:])]
+            for source, shape in histograms["quality"].items()
+        }
     if DISTILLED in trained:
         summary["distilled"] = describe_agreement(section, trained[DISTILLED], cuts)
         summary |= asked
@@ -169,15 +178,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         run_tasks("held_out", [Task("held_out")], measure, context, holds_gil=True)
         summary.update(_separations(section, read_table(context.work / HELD_OUT_FILE), cuts, summary["scores"]))
         if summary["auc"] <= summary["length_auc"]:
-            context.warn(f"{context.stage}: the classifier tells {summary['held_out']:,} held-out documents apart no "
-                         f"better than their length alone (AUC {summary['auc']:.3f}, length "
-                         f"{summary['length_auc']:.3f}); give it more or other examples")
+            context.warn(
+                f"{context.stage}: the classifier tells {summary['held_out']:,} held-out documents apart no "
+                f"better than their length alone (AUC {summary['auc']:.3f}, length "
+                f"{summary['length_auc']:.3f}); give it more or other examples"
+            )
     return summary
 
 
-def _ask(
-    section: Quality, inputs: Mapping[str, Path], config: dict[str, Any], context: Context
-) -> dict[str, Any]:  # fmt: skip
+def _ask(section: Quality, inputs: Mapping[str, Path], config: dict[str, Any], context: Context) -> dict[str, Any]:
     """Let a judge that is to be asked score the sample; for the summary what asking came to."""
     if section.judge is None or section.judge.model is None:
         return {}
@@ -188,9 +197,7 @@ def _ask(
     return finish_task(Task(ASK), write, records) if found is None else found
 
 
-def score_shard(
-    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], models: ModelFiles, out: Path
-) -> Done:  # fmt: skip
+def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], models: ModelFiles, out: Path) -> Done:
     """Score one document shard: a row per document with its size and, where it is judged, its scores."""
     section = Quality.model_validate(config)
     read = read_shard(inputs, task.name, ["id", "source", "text"])
@@ -209,9 +216,14 @@ def score_shard(
 
 
 def judge_shard(
-    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], scores: Path, out: Path, cuts: Cuts | None,
+    task: Task,
+    inputs: Mapping[str, Path],
+    config: dict[str, Any],
+    scores: Path,
+    out: Path,
+    cuts: Cuts | None,
     buckets: tuple[Cuts, Cuts] | None,
-) -> Done:  # fmt: skip
+) -> Done:
     """Judge one document shard by its scores and write its annotations."""
     section = Quality.model_validate(config)
     read = read_shard(inputs, task.name, ["id", "source"])
@@ -219,8 +231,11 @@ def judge_shard(
     judged = judged_rows(documents, rows, section.sources)
     of_all = read_table(scores / task.name)
     scored = of_all.take(pa.array(judged)).combine_chunks()
-    columns = {name: scored[name].combine_chunks() for name in scored.column_names
-               if name not in ("source", "error", TIE, BYTES)}  # fmt: skip
+    columns = {
+        name: scored[name].combine_chunks()
+        for name in scored.column_names
+        if name not in ("source", "error", TIE, BYTES)
+    }
     values = {name: _numbers(column) for name, column in columns.items() if name in SCORE_OF_THRESHOLD.values()}
     absent = np.full(len(judged), np.nan)
     statistics = {score: values.get(score, absent) for score in SCORE_OF_THRESHOLD.values()}
@@ -280,8 +295,11 @@ def _separations(
             found["separation"] = measure_separation(positive, negative, cut, better)
     lengths = _numbers(held_out[CHARACTERS])
     by_length = area_under_curve(lengths[good], lengths[~good])
-    return {"auc": scores["quality"]["separation"]["auc"], "length_auc": max(by_length, 1.0 - by_length),
-            "held_out": len(held_out)}
+    return {
+        "auc": scores["quality"]["separation"]["auc"],
+        "length_auc": max(by_length, 1.0 - by_length),
+        "held_out": len(held_out),
+    }
 
 
 def describe_agreement(section: Quality, trained: Mapping[str, Any], cuts: Cuts | None) -> dict[str, Any]:
@@ -295,9 +313,13 @@ def describe_agreement(section: Quality, trained: Mapping[str, Any], cuts: Cuts 
     good, scores = np.array(trained["held_out_good"], bool), np.array(trained["held_out_scores"], np.float64)
     configured = _single_cut(section, "quality", cuts)
     cut = 0.5 if configured is None else configured
-    return {**{name: trained[name] for name in ("sample", "good", "learnt")}, "held_out": len(good),
-            **measure_separation(scores[good], scores[~good], cut, True),
-            "confusion": count_confusion(good, scores, cut), "calibration": calibrate(good, scores)}
+    return {
+        **{name: trained[name] for name in ("sample", "good", "learnt")},
+        "held_out": len(good),
+        **measure_separation(scores[good], scores[~good], cut, True),
+        "confusion": count_confusion(good, scores, cut),
+        "calibration": calibrate(good, scores),
+    }
 
 
 def _single_cut(section: Quality, score: str, cuts: Cuts | None) -> float | None:

@@ -93,8 +93,14 @@ def train_ngram(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
         entries = train_entries(sentences, settings.order)
         write_entries(out / name, entries)
         words = len(sentences.words) - 2 * int((sentences.positions == 0).sum())
-        found.append({"documents": len(own), "words": words, "ngrams": [len(part.keys) for part in entries],
-                      "sha256": sha256_file(out / name)})  # fmt: skip
+        found.append(
+            {
+                "documents": len(own),
+                "words": words,
+                "ngrams": [len(part.keys) for part in entries],
+                "sha256": sha256_file(out / name),
+            }
+        )
     return Done([out / name for name in NGRAM_FILES], {"models": found})
 
 
@@ -131,7 +137,7 @@ def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, 
 
 def measure_held_out(
     task: Task, inputs: Mapping[str, Path], config: dict[str, Any], models: ModelFiles, out: Path
-) -> Done:  # fmt: skip
+) -> Done:
     """Measure every score on the documents that no model was trained on."""
     section = Quality.model_validate(config)
     assert section.classifier is not None

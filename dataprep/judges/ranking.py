@@ -199,10 +199,15 @@ def rank_documents(read: ReadScores, score: str, higher_is_better: bool, share: 
             yield Ranked(numbers, rank_keys(scores, higher_is_better), ties)
 
     cuts = find_cuts(keyed, ranks)
-    return Cuts(score, higher_is_better, per_source, {
-        name: GroupCut(cuts[number], score_of_key(cuts[number].key, higher_is_better), ranks[number], sizes[name])
-        for name, number in numbers_of.items()
-    })  # fmt: skip
+    return Cuts(
+        score,
+        higher_is_better,
+        per_source,
+        {
+            name: GroupCut(cuts[number], score_of_key(cuts[number].key, higher_is_better), ranks[number], sizes[name])
+            for name, number in numbers_of.items()
+        },
+    )
 
 
 def kept_by_rank(cuts: Cuts, sources: Sequence[str], scores: np.ndarray, ties: np.ndarray) -> np.ndarray:
@@ -224,5 +229,13 @@ def group_names(sources: Sequence[str], per_source: bool) -> np.ndarray:
 
 def describe_cuts(cuts: Cuts) -> dict[str, Any]:
     """The cuts as JSON; a document at the cut's score is kept where its tie is at most `tie`."""
-    return {name: {"by": cuts.score, "score": found.score, "kept": found.kept, "of": found.of,
-                   "tie": f"{found.cut.tie:016x}"} for name, found in cuts.found.items()}  # fmt: skip
+    return {
+        name: {
+            "by": cuts.score,
+            "score": found.score,
+            "kept": found.kept,
+            "of": found.of,
+            "tie": f"{found.cut.tie:016x}",
+        }
+        for name, found in cuts.found.items()
+    }

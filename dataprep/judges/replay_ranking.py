@@ -27,9 +27,14 @@ Rules = Mapping[str, Sequence[Rule]]
 
 
 def keep_top_rule(
-    inputs: Mapping[str, Path], stage: str, section: Quality, seed: int, ran: Rules, replayed: Rules,
+    inputs: Mapping[str, Path],
+    stage: str,
+    section: Quality,
+    seed: int,
+    ran: Rules,
+    replayed: Rules,
     measured_columns: Collection[str],
-) -> Rule | None:  # fmt: skip
+) -> Rule | None:
     """The rule of a stage that keeps the best share, having found where that share ends; None where it keeps all.
 
     Args:

@@ -1,5 +1,4 @@
-"""The languages that `langid` is to keep, held against those that its model knows; light: manifests are checked by it.
-"""
+"""The languages that `langid` is to keep, held against those that its model knows; light: manifests are checked by it."""
 
 from __future__ import annotations
 
@@ -28,8 +27,10 @@ def check_labels(section: LanguageId, labels: Sequence[str], model: str) -> None
     """Raise LanguageError where the manifest explains labels that the model does not have."""
     unknown = [label for label in section.labels if label not in labels]
     if unknown:
-        raise LanguageError(f"langid.labels: {unknown[0]!r} is not a label of {model}, which has "
-                            f"{', '.join(labels[:3])}, ...; correct it")
+        raise LanguageError(
+            f"langid.labels: {unknown[0]!r} is not a label of {model}, which has "
+            f"{', '.join(labels[:3])}, ...; correct it"
+        )
 
 
 def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
@@ -58,8 +59,9 @@ def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
     first = code.partition("_")[0]
     near = [first, parse_label(f"{first}_Latn").code, *difflib.get_close_matches(code, sorted(codes), 3, 0.5)]
     hint = ", ".join(dict.fromkeys(repr(name) for name in near if name in codes))
-    return (f"{code!r} is not a language of {model}, which knows {len(codes)}; "
-            + (f"did you mean {hint}?" if hint else "see the model's own list"))
+    return f"{code!r} is not a language of {model}, which knows {len(codes)}; " + (
+        f"did you mean {hint}?" if hint else "see the model's own list"
+    )
 
 
 def known_labels(section: LanguageId) -> list[str] | None:

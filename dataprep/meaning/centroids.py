@@ -56,8 +56,9 @@ def fit_centroids(vectors: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     if min(clusters, len(distinct)) < 2:
         return np.zeros((1, vectors.shape[1]), np.float32)
     cluster, limits = needed("sklearn.cluster"), needed("threadpoolctl")
-    learnt = cluster.MiniBatchKMeans(min(clusters, len(distinct)), batch_size=FIRST_BATCH, max_iter=MOST_ROUNDS,
-                                     n_init=1, random_state=seed % 2**32)
+    learnt = cluster.MiniBatchKMeans(
+        min(clusters, len(distinct)), batch_size=FIRST_BATCH, max_iter=MOST_ROUNDS, n_init=1, random_state=seed % 2**32
+    )
     with limits.threadpool_limits(1):
         centres: np.ndarray = learnt.fit(vectors.astype(np.float32)).cluster_centers_
     lengths = np.linalg.norm(centres, axis=1, keepdims=True)

@@ -66,7 +66,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     plan = make_plan(inputs, section, out, context)
     shards = shard_tasks(inputs["ingest"])
     embedded, sent = run_shuffle("embed", shards, partial(embed, plan=plan, with_texts=True), context, {SAMPLE: 1})
-    fitted, = run_tasks("fit", [Task("centroids")], partial(fit, plan=plan, sample=sent[SAMPLE]), context)
+    (fitted,) = run_tasks("fit", [Task("centroids")], partial(fit, plan=plan, sample=sent[SAMPLE]), context)
     names = [one["name"] for one in fitted["domains"]]
     applied = run_tasks("apply", shards, partial(apply, plan=plan, names=names), context)
     sizes = add_counts(result["domains"] for result in applied)
@@ -74,7 +74,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     return {
         "counts": balance(applied, section.max_quarantined, context.stage, errors=out),
         "domains": [{**one, "documents": sizes.get(str(one["domain"]), 0)} for one in fitted["domains"]],
-        "map": fitted["map"], "sample": fitted["sample"],
+        "map": fitted["map"],
+        "sample": fitted["sample"],
         "reader": {**described(section.model, plan.sha256), **read},
     }
 
@@ -92,11 +93,17 @@ def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
     found = nearest_centroids(vectors, centroids)
     names = name_clusters(rows["text"].to_pylist(), found, len(centroids))
     places, points = project(vectors, found, len(centroids), MOST_POINTS)
-    return Done([plan.out / CENTROIDS], {
-        "sample": len(vectors),
-        "domains": [{"domain": number, "name": name, "x": x, "y": y}
-                    for number, (name, (x, y)) in enumerate(zip(names, places, strict=True))],
-        "map": [[x, y, int(domain)] for (x, y), domain in zip(points, found, strict=False)]})
+    return Done(
+        [plan.out / CENTROIDS],
+        {
+            "sample": len(vectors),
+            "domains": [
+                {"domain": number, "name": name, "x": x, "y": y}
+                for number, (name, (x, y)) in enumerate(zip(names, places, strict=True))
+            ],
+            "map": [[x, y, int(domain)] for (x, y), domain in zip(points, found, strict=False)],
+        },
+    )
 
 
 def apply(task: Task, plan: VectorPlan, names: list[str]) -> Done:
@@ -110,12 +117,20 @@ def apply(task: Task, plan: VectorPlan, names: list[str]) -> Done:
     position[np.searchsorted(judged, embedded["row"].to_numpy())] = np.arange(len(domain))
     own = pa.array(domain).take(pa.array(position, mask=position < 0))
     measures = {"domain": own, "domain_name": pa.array(names, pa.string()).take(own)}
-    table, counts = annotate(read.documents, read.rows, judged, [None] * len(judged), measures,
-                             seen["error"].take(pa.array(judged)), seen["bytes"])
+    table, counts = annotate(
+        read.documents,
+        read.rows,
+        judged,
+        [None] * len(judged),
+        measures,
+        seen["error"].take(pa.array(judged)),
+        seen["bytes"],
+    )
     paths = [plan.out / task.name, plan.out / VECTORS / task.name]
     write_table(paths[0], table)
     vectors = embedded.select(["id", "vector"]).append_column("centroid", pa.array(domain))
     write_table(paths[1], vectors, repeating=())
     sizes = np.bincount(domain, minlength=len(names))
-    return Done(paths, {"counts": counts,
-                        "domains": {str(number): int(size) for number, size in enumerate(sizes) if size}})
+    return Done(
+        paths, {"counts": counts, "domains": {str(number): int(size) for number, size in enumerate(sizes) if size}}
+    )

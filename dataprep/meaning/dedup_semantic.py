@@ -61,8 +61,18 @@ from gristmill.mixtures.steps.dedup_semantic import DedupSemantic
 
 REASON, LINKED_BY = "semantic_duplicate", "meaning"
 DECIDED = ("document", "centroid", "cluster", "size", "reason", "survivor", "cosine")
-TWIN_COLUMNS = ["cluster", "survivor", "survivor_locator", "member", "member_locator", "cosine", "linked_by",
-                "decided_by", "survivor_value", "member_value"]
+TWIN_COLUMNS = [
+    "cluster",
+    "survivor",
+    "survivor_locator",
+    "member",
+    "member_locator",
+    "cosine",
+    "linked_by",
+    "decided_by",
+    "survivor_value",
+    "member_value",
+]
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -95,14 +105,16 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     plan = make_plan(inputs, section, out, context)
     shards, num_partitions = shard_tasks(inputs["ingest"]), min(plan.clusters, MOST_PARTITIONS)
     embedded, sent = run_shuffle("embed", shards, partial(embed, plan=plan), context, {SAMPLE: 1})
-    fitted, = run_tasks("fit", [Task("centroids")], partial(fit, plan=plan, sample=sent[SAMPLE]), context)
+    (fitted,) = run_tasks("fit", [Task("centroids")], partial(fit, plan=plan, sample=sent[SAMPLE]), context)
     gather = partial(gather_members, plan=plan, keys=keys, num_partitions=num_partitions)
     _, members = run_shuffle("members", shards, gather, context, {MEMBERS: num_partitions})
     num_ranges = count_member_partitions(plan.numbering.num_new)
-    choose = partial(decide, plan=plan, keys=keys, threshold=section.threshold, members=members[MEMBERS],
-                     num_ranges=num_ranges)
-    decided, decisions = run_shuffle("decide", partition_tasks(num_partitions), choose, context,
-                                     {DECISIONS: len(shards), TWINS: num_ranges})
+    choose = partial(
+        decide, plan=plan, keys=keys, threshold=section.threshold, members=members[MEMBERS], num_ranges=num_ranges
+    )
+    decided, decisions = run_shuffle(
+        "decide", partition_tasks(num_partitions), choose, context, {DECISIONS: len(shards), TWINS: num_ranges}
+    )
     applied = run_tasks("apply", shards, partial(apply, plan=plan, decisions=decisions[DECISIONS]), context)
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
@@ -124,11 +136,19 @@ def gather_members(
     rows = batch["row"].to_numpy()
     found = read_columns(plan.measured, task.name, rows, keys, batch.select(["id", "locator", "length"]))
     centroid = nearest_centroids(unpack_vectors(batch["vector"]), read_centroids(plan.out))
-    yield Sent(MEMBERS, pa.table({
-        **{f"{KEEP_PREFIX}{name}": found[name] for name in found.column_names},
-        "document": plan.numbering.starts[task.payload["shard"]] + rows, "centroid": centroid,
-        "locator": batch["locator"], "vector": batch["vector"],
-    }), centroid.astype(np.int64) % num_partitions)
+    yield Sent(
+        MEMBERS,
+        pa.table(
+            {
+                **{f"{KEEP_PREFIX}{name}": found[name] for name in found.column_names},
+                "document": plan.numbering.starts[task.payload["shard"]] + rows,
+                "centroid": centroid,
+                "locator": batch["locator"],
+                "vector": batch["vector"],
+            }
+        ),
+        centroid.astype(np.int64) % num_partitions,
+    )
     return Done()
 
 
@@ -142,8 +162,9 @@ def decide(
         documents in the `largest` of k-means.
     """
     counted: dict[str, Any] = {"clusters": 0, "largest_clusters": [], "largest": 0}
-    for centroid in range(task.payload["partition"], 0 if members.is_nothing else plan.clusters,
-                          members.num_partitions):
+    for centroid in range(
+        task.payload["partition"], 0 if members.is_nothing else plan.clusters, members.num_partitions
+    ):
         found = members.read(task.payload["partition"], partial(_of_cluster, centroid=centroid))
         decisions = decide_cluster(found, keys, threshold)
         yield Sent(DECISIONS, decisions.select(DECIDED), plan.numbering.shards_of(decisions["document"].to_numpy()))
@@ -175,15 +196,22 @@ def decide_cluster(members: pa.Table, keys: Sequence[KeepKey], threshold: float)
     why = explain_choices(values.append_column("component", pa.array(component)), keys, survivor)
     kept = survivor == np.arange(len(members))
     places = pa.array(survivor, mask=kept)
-    return pa.table({
-        "document": members["document"], "centroid": members["centroid"], "cluster": why["cluster"],
-        "size": why["size"], "reason": pa.array(np.full(len(members), REASON, object), pa.string(), mask=kept),
-        "survivor": values["id"].take(places), "survivor_locator": members["locator"].take(places),
-        "member": values["id"], "member_locator": members["locator"],
-        "cosine": pa.array(cosine, mask=kept),
-        "linked_by": pa.array(np.full(len(members), LINKED_BY, object), pa.string(), mask=kept),
-        **{name: why[name] for name in ("decided_by", "survivor_value", "member_value")},
-    })  # fmt: skip
+    return pa.table(
+        {
+            "document": members["document"],
+            "centroid": members["centroid"],
+            "cluster": why["cluster"],
+            "size": why["size"],
+            "reason": pa.array(np.full(len(members), REASON, object), pa.string(), mask=kept),
+            "survivor": values["id"].take(places),
+            "survivor_locator": members["locator"].take(places),
+            "member": values["id"],
+            "member_locator": members["locator"],
+            "cosine": pa.array(cosine, mask=kept),
+            "linked_by": pa.array(np.full(len(members), LINKED_BY, object), pa.string(), mask=kept),
+            **{name: why[name] for name in ("decided_by", "survivor_value", "member_value")},
+        }
+    )
 
 
 def apply(task: Task, plan: VectorPlan, decisions: Shuffled) -> Done:
@@ -196,11 +224,23 @@ def apply(task: Task, plan: VectorPlan, decisions: Shuffled) -> Done:
     position = np.full(len(judged), -1)
     position[np.searchsorted(judged, rows)] = np.arange(len(rows))
     decided = found.take(pa.array(position, mask=position < 0))
-    columns = {"cluster": "cluster", "cluster_size": "size", "duplicate_of": "survivor", "cosine": "cosine",
-               "centroid": "centroid"}
+    columns = {
+        "cluster": "cluster",
+        "cluster_size": "size",
+        "duplicate_of": "survivor",
+        "cosine": "cosine",
+        "centroid": "centroid",
+    }
     measures = {name: decided[column].combine_chunks() for name, column in columns.items()}
-    table, counts = annotate(read.documents, read.rows, judged, decided["reason"].combine_chunks(), measures,
-                             seen["error"].take(pa.array(judged)), seen["bytes"])
+    table, counts = annotate(
+        read.documents,
+        read.rows,
+        judged,
+        decided["reason"].combine_chunks(),
+        measures,
+        seen["error"].take(pa.array(judged)),
+        seen["bytes"],
+    )
     paths = [plan.out / task.name, plan.out / VECTORS / task.name]
     write_table(paths[0], table)
     embedded = read_vectors(plan, task.name)

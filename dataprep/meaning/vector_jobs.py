@@ -53,9 +53,7 @@ class VectorPlan:
     out: Path
 
 
-def make_plan(
-    inputs: Mapping[str, Path], section: DedupSemantic | Cluster, out: Path, context: Context
-) -> VectorPlan:  # fmt: skip
+def make_plan(inputs: Mapping[str, Path], section: DedupSemantic | Cluster, out: Path, context: Context) -> VectorPlan:
     """Number the documents, and decide how many clusters there are and how many documents they are learnt from."""
     needed("sklearn.cluster")
     sha256 = folder_sha256(section.model.path)
@@ -63,8 +61,17 @@ def make_plan(
     numbering = number_documents(inputs["ingest"])
     wanted = section.k if isinstance(section, Cluster) else section.clusters
     clusters = wanted or count_clusters(numbering.num_new)
-    return VectorPlan(merge_annotations(inputs, context), dict(inputs), section, sha256, numbering, clusters,
-                      count_sample(clusters, dim), context.work, out)
+    return VectorPlan(
+        merge_annotations(inputs, context),
+        dict(inputs),
+        section,
+        sha256,
+        numbering,
+        clusters,
+        count_sample(clusters, dim),
+        context.work,
+        out,
+    )
 
 
 def embed(task: Task, plan: VectorPlan, with_texts: bool = False) -> Generator[Sent, None, Done]:

@@ -55,20 +55,39 @@ def embed_shard(
     good = np.array([error is None for error in errors], bool)
     rows = judged[good]
     own = {name: read.documents[name].take(pa.array(rows)).combine_chunks() for name in ("id", "locator")}
-    batch = pa.record_batch({"row": pa.array(rows), **own, "length": pa.array(measured["length"]),
-                             "vector": pack_vectors(measured["vector"])})
+    batch = pa.record_batch(
+        {
+            "row": pa.array(rows),
+            **own,
+            "length": pa.array(measured["length"]),
+            "vector": pack_vectors(measured["vector"]),
+        }
+    )
     tokens, windows, whole = (measured[name] for name in READ)
-    counted = {"documents": len(rows), "tokens": int(tokens.sum()), "windows": int(windows.sum()),
-               "cut": int((~whole).sum())}
+    counted = {
+        "documents": len(rows),
+        "tokens": int(tokens.sum()),
+        "windows": int(windows.sum()),
+        "cut": int((~whole).sum()),
+    }
     return batch, describe_seen(read.documents, judged, errors), texts.filter(pa.array(good)), counted
 
 
 def _embed(embedder: Embedder, texts: pa.Array) -> dict[str, Any]:
     if not len(texts):
         nothing = np.zeros(0, np.int64)
-        return {"length": nothing, "vector": np.zeros((0, embedder.dim), np.float16), "tokens": nothing,
-                "windows": nothing, "whole": np.zeros(0, bool)}
+        return {
+            "length": nothing,
+            "vector": np.zeros((0, embedder.dim), np.float16),
+            "tokens": nothing,
+            "windows": nothing,
+            "whole": np.zeros(0, bool),
+        }
     found = embedder.read(texts.to_pylist())
-    return {"length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64),
-            "vector": found.rows.astype(np.float16), "tokens": found.tokens, "windows": found.windows,
-            "whole": found.whole}
+    return {
+        "length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64),
+        "vector": found.rows.astype(np.float16),
+        "tokens": found.tokens,
+        "windows": found.windows,
+        "whole": found.whole,
+    }

@@ -86,15 +86,17 @@ def choose_sample(inputs: Mapping[str, Path], section: Quality) -> Labelled:
         rows = judged[~np.isnan(scores)]
         ids = read.documents["id"].take(pa.array(rows)).to_pylist()
         own = Labelled(np.full(len(rows), number), rows, scores[~np.isnan(scores)], draw(ids, section.key_seed))
-        both = Labelled(*(np.concatenate([getattr(part, name) for part in (found, own)])
-                          for name in ("shards", "rows", "scores", "draws")))
+        both = Labelled(
+            *(
+                np.concatenate([getattr(part, name) for part in (found, own)])
+                for name in ("shards", "rows", "scores", "draws")
+            )
+        )
         found = both.take(np.argsort(both.draws[:, 1], kind="stable")[: section.sample])
     return found
 
 
-def read_scores(
-    inputs: Mapping[str, Path], shard: str, judge: Judge, metadata: pa.ChunkedArray
-) -> np.ndarray:  # fmt: skip
+def read_scores(inputs: Mapping[str, Path], shard: str, judge: Judge, metadata: pa.ChunkedArray) -> np.ndarray:
     """What the judge said of each document of a shard: float64, NaN where it said nothing.
 
     Raises:
@@ -107,9 +109,11 @@ def read_scores(
         return np.array([float(one) if isinstance(one, int | float) else np.nan for one in said], np.float64)
     corpus = Corpus(inputs)
     if judge.column not in corpus.measured:
-        raise QualityError(f"quality.judge.column: no step before measures {judge.column!r}"
-                           f"{did_you_mean(judge.column, list(corpus.measured))}; there are "
-                           f"{', '.join(corpus.measured) or 'none'}")
+        raise QualityError(
+            f"quality.judge.column: no step before measures {judge.column!r}"
+            f"{did_you_mean(judge.column, list(corpus.measured))}; there are "
+            f"{', '.join(corpus.measured) or 'none'}"
+        )
     column = corpus.read(shard, [judge.column], kept=None)[judge.column]
     try:
         values: np.ndarray = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy()
@@ -130,8 +134,18 @@ def write_asked(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     answered = np.flatnonzero(~np.isnan(found.scores))
     found = found.take(answered[np.argsort(found.draws[answered, 1], kind="stable")])  # as `choose_sample` has them
     path = context.work / ASKED
-    write_table(path, pa.table({"shard": found.shards, "row": found.rows, "score": found.scores,
-                                "held": found.draws[:, 0], "order": found.draws[:, 1]}))
+    write_table(
+        path,
+        pa.table(
+            {
+                "shard": found.shards,
+                "row": found.rows,
+                "score": found.scores,
+                "held": found.draws[:, 0],
+                "order": found.draws[:, 1],
+            }
+        ),
+    )
     return Done([path], told)
 
 
@@ -169,7 +183,8 @@ def train_distilled(task: Task, inputs: Mapping[str, Path], config: dict[str, An
             raise QualityError(
                 f"quality: of {len(good):,} documents that the judge scored, {len(places)} have "
                 f"{'at least' if wanted else 'less than'} {section.judge.at_least:g}, too few to learn from; change "
-                "judge.at_least, or let it judge more documents")
+                "judge.at_least, or let it judge more documents"
+            )
         parts.append([places[some] for some in split_draws(sample.draws[places], HELD_OUT, section.sample)])
     learnt, held_out = (np.sort(np.concatenate(some)) for some in zip(*parts, strict=True))
     texts = read_texts(inputs, sample)
@@ -181,9 +196,18 @@ def train_distilled(task: Task, inputs: Mapping[str, Path], config: dict[str, An
     made = {"path": str(out / name), "sha256": sha256}
     score = load_distilled(section, {DISTILLED: made, **embedding_files(section)})
     scores = score(pa.array([texts[place] for place in held_out], pa.large_string()))
-    return Done([out / name], {
-        "path": str(out / name), "sha256": sha256, "sample": len(good), "good": int(good.sum()),
-        "learnt": len(learnt), "held_out_good": good[held_out].tolist(), "held_out_scores": scores.tolist()})
+    return Done(
+        [out / name],
+        {
+            "path": str(out / name),
+            "sha256": sha256,
+            "sample": len(good),
+            "good": int(good.sum()),
+            "learnt": len(learnt),
+            "held_out_good": good[held_out].tolist(),
+            "held_out_scores": scores.tolist(),
+        },
+    )
 
 
 def _learn(section: Quality, texts: Sequence[str], good: np.ndarray, work: Path) -> tuple[str, bytes]:
@@ -203,9 +227,7 @@ def embedding_files(section: Quality) -> dict[str, Mapping[str, str]]:
     return {EMBEDDING: {"path": section.embedding.path, "sha256": folder_sha256(section.embedding.path)}}
 
 
-def load_distilled(
-    section: Quality, models: Mapping[str, Mapping[str, str]]
-) -> Callable[[pa.Array], np.ndarray]:  # fmt: skip
+def load_distilled(section: Quality, models: Mapping[str, Mapping[str, str]]) -> Callable[[pa.Array], np.ndarray]:
     """The function of n texts that gives their probability of being good, float64 rounded to thousandths."""
     path, sha256 = models[DISTILLED]["path"], models[DISTILLED]["sha256"]
     if section.embedding is None:
@@ -233,13 +255,23 @@ def _read_linear(path: str, sha256: str) -> tuple[np.ndarray, float]:
 def calibrate(good: np.ndarray, scores: np.ndarray) -> list[dict[str, float]]:
     """Of each tenth of the scores that has documents: how many, their mean score, and the share that is good."""
     bins = np.minimum((scores * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-    return [{"from": place / CALIBRATION_BINS, "documents": int((bins == place).sum()),
-             "score": float(scores[bins == place].mean()), "good": float(good[bins == place].mean())}
-            for place in np.unique(bins).tolist()]
+    return [
+        {
+            "from": place / CALIBRATION_BINS,
+            "documents": int((bins == place).sum()),
+            "score": float(scores[bins == place].mean()),
+            "good": float(good[bins == place].mean()),
+        }
+        for place in np.unique(bins).tolist()
+    ]
 
 
 def count_confusion(good: np.ndarray, scores: np.ndarray, cut: float) -> dict[str, int]:
     """Documents by what the judge and, at a cut, the classifier say of them."""
     taken = scores >= cut
-    return {"good_kept": int((good & taken).sum()), "good_dropped": int((good & ~taken).sum()),
-            "other_kept": int((~good & taken).sum()), "other_dropped": int((~good & ~taken).sum())}
+    return {
+        "good_kept": int((good & taken).sum()),
+        "good_dropped": int((good & ~taken).sum()),
+        "other_kept": int((~good & taken).sum()),
+        "other_dropped": int((~good & ~taken).sum()),
+    }

@@ -94,14 +94,17 @@ def announce(section: ScoringModel) -> Announced:
     chosen = outputs if section.classes is None else section.classes
     unknown = next((name for name in chosen if name not in outputs), None)
     if unknown is not None:
-        raise ModelFolderError(f"{section.path} has no class {unknown!r}{did_you_mean(unknown, outputs)}; it has "
-                               f"{', '.join(outputs)}")
+        raise ModelFolderError(
+            f"{section.path} has no class {unknown!r}{did_you_mean(unknown, outputs)}; it has {', '.join(outputs)}"
+        )
     prefix = "" if section.name is None else f"{section.name}_"
     numbers = {_column(f"{prefix}{name}"): outputs.index(name) for name in chosen}
     likeliest = None if _has_several(section) else section.name or CLASS
     if len(numbers) < len(chosen) or likeliest in numbers:
-        raise ModelFolderError(f"{section.path}: two of its columns would be called alike: {', '.join(chosen)}; name "
-                               "some of them as `classes`")
+        raise ModelFolderError(
+            f"{section.path}: two of its columns would be called alike: {', '.join(chosen)}; name "
+            "some of them as `classes`"
+        )
     return Announced(numbers, likeliest)
 
 
@@ -110,8 +113,10 @@ def _check_classifies(section: ScoringModel) -> None:
         return
     architectures = read_config(model_folder(section.path)).get("architectures") or []
     if not any(str(name).endswith("ForSequenceClassification") for name in architectures):
-        raise ModelFolderError(f"{section.path} is {' and '.join(map(str, architectures)) or 'no known model'}, and no "
-                               "classifier of texts; one of sentence embeddings scores by `like`: {column: text}")
+        raise ModelFolderError(
+            f"{section.path} is {' and '.join(map(str, architectures)) or 'no known model'}, and no "
+            "classifier of texts; one of sentence embeddings scores by `like`: {column: text}"
+        )
 
 
 def _column(name: str) -> str:
@@ -125,8 +130,10 @@ def _column(name: str) -> str:
 
 def _has_several(section: ScoringModel) -> bool:
     """Whether a document may have several classes at once."""
-    return (not is_fasttext(section)
-            and read_config(model_folder(section.path)).get("problem_type") == "multi_label_classification")
+    return (
+        not is_fasttext(section)
+        and read_config(model_folder(section.path)).get("problem_type") == "multi_label_classification"
+    )
 
 
 @dataclass(frozen=True)
@@ -176,8 +183,12 @@ def _load(settings: str, sha256: str) -> Score:
 def _by_classes(section: ScoringModel, found: Announced) -> Score:
     folder = model_folder(section.path)
     outputs = outputs_of(section)
-    reader = TextReader(WindowTokenizer(folder, section), load_network(folder, section, "classes", False), section.pool,
-                        _activation(section, len(outputs)))
+    reader = TextReader(
+        WindowTokenizer(folder, section),
+        load_network(folder, section, "classes", False),
+        section.pool,
+        _activation(section, len(outputs)),
+    )
     places = list(found.numbers.values())
 
     def score(texts: pa.Array) -> Scored:
@@ -218,8 +229,11 @@ def _by_fasttext(section: ScoringModel, found: Announced, sha256: str) -> Score:
         tops, _ = model.tops(lines)
         n = len(texts)
         numbers = np.clip(np.stack(shares, axis=1), 0.0, 1.0) if shares else np.empty((n, 0))
-        likeliest = [] if found.likeliest is None else [
-            None if top < 0 else names[labels.index(model.labels[top])] for top in tops.tolist()]
+        likeliest = (
+            []
+            if found.likeliest is None
+            else [None if top < 0 else names[labels.index(model.labels[top])] for top in tops.tolist()]
+        )
         return Scored(numbers, likeliest, np.zeros(n, np.int64), np.ones(n, np.int64), np.ones(n, bool))
 
     return score

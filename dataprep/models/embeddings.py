@@ -1,7 +1,7 @@
 """Sentence embeddings: a vector of length 1 for each text, from a model's folder.
 
-    embedder = load_embedder(ReadingModel(path="models/all-MiniLM-L6-v2"))
-    vectors = embedder.embed(["a text", "another one"])  # float32 of shape (2, 384)
+embedder = load_embedder(ReadingModel(path="models/all-MiniLM-L6-v2"))
+vectors = embedder.embed(["a text", "another one"])  # float32 of shape (2, 384)
 """
 
 from __future__ import annotations

@@ -106,9 +106,12 @@ def most_tokens(folder: Path) -> int:
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and config.get("model_type") in OFFSET_POSITIONS:
         positions -= 1 + int(config.get("pad_token_id") or 0)
-    said = [positions, (_read_json(folder, "sentence_bert_config.json") or {}).get("max_seq_length"),
-            (_read_json(folder, "tokenizer_config.json") or {}).get("model_max_length"), config.get("max_length")
-            if is_static(folder) else None]
+    said = [
+        positions,
+        (_read_json(folder, "sentence_bert_config.json") or {}).get("max_seq_length"),
+        (_read_json(folder, "tokenizer_config.json") or {}).get("model_max_length"),
+        config.get("max_length") if is_static(folder) else None,
+    ]
     known = [int(number) for number in said if isinstance(number, int | float) and 0 < number <= MOST_TOKENS]
     return min(known, default=512)
 
@@ -116,8 +119,12 @@ def most_tokens(folder: Path) -> int:
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "data2vec-text", "longformer", "mpnet")
 """Kinds of models that count positions from behind that of padding, so that `max_position_embeddings` has as many more
 (transformers, modeling_roberta.py: create_position_ids_from_input_ids)."""
-POOLING_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_max_tokens": "max",
-                 "pooling_mode_lasttoken": "last"}
+POOLING_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+}
 
 
 def token_pooling(folder: Path) -> str:
@@ -130,8 +137,10 @@ def token_pooling(folder: Path) -> str:
     kinds = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
     unknown = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")), None)
     if unknown is not None:
-        raise ModelFolderError(f"{folder / MODULES_FILE} has a part {unknown!r}; those that are known are Transformer, "
-                               "Pooling and Normalize")
+        raise ModelFolderError(
+            f"{folder / MODULES_FILE} has a part {unknown!r}; those that are known are Transformer, "
+            "Pooling and Normalize"
+        )
     settings = _read_json(folder, f"{kinds['Pooling']}/config.json") if "Pooling" in kinds else None
     if settings is None:
         return "mean"
@@ -140,8 +149,10 @@ def token_pooling(folder: Path) -> str:
     if isinstance(said, str):
         modes = ["last" if said == "lasttoken" else said]
     if len(modes) != 1 or modes[0] not in POOLING_MODES.values():
-        raise ModelFolderError(f"{folder}/{kinds['Pooling']}/config.json pools tokens by {settings}; what is known is "
-                               f"one of {', '.join(sorted(set(POOLING_MODES.values())))}")
+        raise ModelFolderError(
+            f"{folder}/{kinds['Pooling']}/config.json pools tokens by {settings}; what is known is "
+            f"one of {', '.join(sorted(set(POOLING_MODES.values())))}"
+        )
     return modes[0]
 
 
@@ -154,8 +165,10 @@ def needed(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelFolderError(f"reading documents with this model takes {module}, which is not installed ({error}): "
-                               "pip install 'gristmill[models]'") from error
+        raise ModelFolderError(
+            f"reading documents with this model takes {module}, which is not installed ({error}): "
+            "pip install 'gristmill[models]'"
+        ) from error
 
 
 def check_installed(*modules: str) -> None:

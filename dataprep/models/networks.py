@@ -76,8 +76,10 @@ class TokenVectors:
 
         tensors = load_file(find_file(folder, WEIGHTS_FILE))
         if "embeddings" not in tensors:
-            raise ModelFolderError(f"{folder / WEIGHTS_FILE} has {', '.join(sorted(tensors))}, and no `embeddings`; "
-                                   "model2vec's save_pretrained writes them")
+            raise ModelFolderError(
+                f"{folder / WEIGHTS_FILE} has {', '.join(sorted(tensors))}, and no `embeddings`; "
+                "model2vec's save_pretrained writes them"
+            )
         vectors = tensors["embeddings"].astype(np.float32)
         if "mapping" in tensors:
             vectors = vectors[tensors["mapping"]]
@@ -113,8 +115,9 @@ class TorchNetwork:
         kind = transformers.AutoModel if pooling else transformers.AutoModelForSequenceClassification
         transformers.utils.logging.disable_progress_bar()
         try:
-            model = kind.from_pretrained(str(folder), local_files_only=True, use_safetensors=True,
-                                         dtype=getattr(self._torch, dtype))
+            model = kind.from_pretrained(
+                str(folder), local_files_only=True, use_safetensors=True, dtype=getattr(self._torch, dtype)
+            )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ModelFolderError(f"{folder}: transformers cannot load its model: {error}") from error
         self._model = model.eval().to(self._device)
@@ -126,8 +129,10 @@ class TorchNetwork:
             torch.set_num_threads(1)
             self._of_thread.set = True
         with torch.inference_mode():
-            given = {"input_ids": torch.from_numpy(ids).to(self._device),
-                     "attention_mask": torch.from_numpy(mask).to(self._device)}
+            given = {
+                "input_ids": torch.from_numpy(ids).to(self._device),
+                "attention_mask": torch.from_numpy(mask).to(self._device),
+            }
             found = self._model(**given)
             if self._pooling is None:
                 return found.logits.float().cpu().numpy()
@@ -142,8 +147,9 @@ class OnnxNetwork:
         runtime = needed("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self._session = runtime.InferenceSession(str(find_file(folder, file)), options,
-                                                 providers=["CPUExecutionProvider"])
+        self._session = runtime.InferenceSession(
+            str(find_file(folder, file)), options, providers=["CPUExecutionProvider"]
+        )
         self._inputs = [one.name for one in self._session.get_inputs()]
         self._pooling = pooling
         self.batch_tokens = section.batch_tokens or CPU_BATCH_TOKENS

@@ -42,17 +42,22 @@ class TextReader:
     """
 
     def __init__(
-        self, tokenizer: WindowTokenizer, network: Network, pool: str,
+        self,
+        tokenizer: WindowTokenizer,
+        network: Network,
+        pool: str,
         finish: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.tokenizer, self.network, self.pool, self.finish = tokenizer, network, pool, finish
 
     def read(self, texts: Sequence[str]) -> Read:
         """Read n texts, n > 0."""
-        parts = [self._read_some(texts[start : start + TEXTS_AT_ONCE])
-                 for start in range(0, len(texts), TEXTS_AT_ONCE)]
-        return parts[0] if len(parts) == 1 else Read(*(
-            np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Read)))
+        parts = [self._read_some(texts[start : start + TEXTS_AT_ONCE]) for start in range(0, len(texts), TEXTS_AT_ONCE)]
+        return (
+            parts[0]
+            if len(parts) == 1
+            else Read(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Read)))
+        )
 
     def _read_some(self, texts: Sequence[str]) -> Read:
         windows = self.tokenizer.windows(texts)

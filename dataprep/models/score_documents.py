@@ -49,13 +49,18 @@ def run(inputs: Mapping[str, Path], section: Annotate, out: Path, context: Conte
     read = {name: sum(result["read"][name] for result in results) for name in ("documents", "tokens", "windows", "cut")}
     seconds = sum(result["seconds"] for result in results)
     if seconds:
-        print(f"{context.stage}: {read['documents']:,} documents, {read['tokens']:,} tokens; each worker read "
-              f"{read['documents'] / seconds:,.1f} documents/s, {read['tokens'] / seconds:,.0f} tokens/s", flush=True)
+        print(
+            f"{context.stage}: {read['documents']:,} documents, {read['tokens']:,} tokens; each worker read "
+            f"{read['documents'] / seconds:,.1f} documents/s, {read['tokens'] / seconds:,.0f} tokens/s",
+            flush=True,
+        )
     return {
         "counts": balance(results, section.max_quarantined, context.stage, errors=out),
         "rules": add_counts(result["rules"] for result in results),
-        "histograms": {name: histograms.fit_histogram(counted) for name, counted in
-                       histograms.add_histograms(result["histograms"] for result in results).items()},
+        "histograms": {
+            name: histograms.fit_histogram(counted)
+            for name, counted in histograms.add_histograms(result["histograms"] for result in results).items()
+        },
         "reader": {**described(model, sha256), **read},
     }
 
@@ -69,9 +74,11 @@ def check_bounds(section: Annotate, found: Announced) -> None:
     """Raise ModelFolderError where a threshold bounds what the model does not measure as a number."""
     for bound in bounds_of(section):
         if bound.statistic not in found.numbers:
-            raise ModelFolderError(f"{bound.key} bounds no column of numbers that {_model(section).path} has"
-                                   f"{did_you_mean(bound.statistic, list(found.numbers))}; it has "
-                                   f"{', '.join(found.numbers) or 'none'}")
+            raise ModelFolderError(
+                f"{bound.key} bounds no column of numbers that {_model(section).path} has"
+                f"{did_you_mean(bound.statistic, list(found.numbers))}; it has "
+                f"{', '.join(found.numbers) or 'none'}"
+            )
 
 
 def check_packages(model: ScoringModel) -> None:
@@ -99,12 +106,23 @@ def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     table, counts = annotate(read.documents, read.rows, judged, spread_reasons, columns, errors)
     write_table(out / task.name, table)
     tokens, windows, whole = (measured[name] for name in READ)
-    return Done([out / task.name], {
-        "counts": counts, "rules": count_failures(failed), "seconds": seconds,
-        "histograms": {name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()},
-        "read": {"documents": len(whole), "tokens": int(tokens.sum()), "windows": int(windows.sum()),
-                 "cut": int((~whole).sum())},
-    })
+    return Done(
+        [out / task.name],
+        {
+            "counts": counts,
+            "rules": count_failures(failed),
+            "seconds": seconds,
+            "histograms": {
+                name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()
+            },
+            "read": {
+                "documents": len(whole),
+                "tokens": int(tokens.sum()),
+                "windows": int(windows.sum()),
+                "cut": int((~whole).sum()),
+            },
+        },
+    )
 
 
 def as_measure(found: Announced, score: Score) -> Measure:

@@ -62,9 +62,11 @@ class WindowTokenizer:
         self._most = 1 if section.pool == "first" else section.max_windows
         added = self._tokenizer.num_special_tokens_to_add(False) if self._adds else 0
         if 2 * (section.overlap_tokens + added) > self.window_tokens:
-            raise ModelFolderError(f"{folder}: windows of {self.window_tokens} tokens, of which the tokenizer adds "
-                                   f"{added}, cannot have {section.overlap_tokens} in common; set a smaller "
-                                   "overlap_tokens")
+            raise ModelFolderError(
+                f"{folder}: windows of {self.window_tokens} tokens, of which the tokenizer adds "
+                f"{added}, cannot have {section.overlap_tokens} in common; set a smaller "
+                "overlap_tokens"
+            )
         self._tokenizer.enable_truncation(self.window_tokens, stride=section.overlap_tokens)
 
     def windows(self, texts: Sequence[str]) -> Windows:
@@ -98,8 +100,9 @@ def _load_tokenizer(folder: Path) -> Any:
     except (AttributeError, ImportError, OSError, ValueError) as error:
         if isinstance(error, ModelFolderError):
             raise
-        raise ModelFolderError(f"{folder} has no {TOKENIZER_FILE}, and its tokenizer cannot be made otherwise: "
-                               f"{error}") from error
+        raise ModelFolderError(
+            f"{folder} has no {TOKENIZER_FILE}, and its tokenizer cannot be made otherwise: {error}"
+        ) from error
 
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:

@@ -48,7 +48,9 @@ from gristmill.mixtures.yaml_text import did_you_mean
 PLAIN = (bool, int, float, str, np.generic)
 """What one value of a document may be, beside None."""
 TYPES: Mapping[pa.DataType, Callable[[pa.DataType], bool]] = {
-    pa.bool_(): pa.types.is_boolean, pa.int64(): pa.types.is_integer, pa.float64(): pa.types.is_floating,
+    pa.bool_(): pa.types.is_boolean,
+    pa.int64(): pa.types.is_integer,
+    pa.float64(): pa.types.is_floating,
     pa.string(): lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
     pa.null(): pa.types.is_null,
 }
@@ -93,15 +95,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     return {
         "counts": balance(results, section.max_quarantined, context.stage, errors=out),
         "rules": add_counts(result["rules"] for result in results),
-        "histograms": {name: histograms.fit_histogram(counted) for name, counted in
-                       histograms.add_histograms(result["histograms"] for result in results).items()},
+        "histograms": {
+            name: histograms.fit_histogram(counted)
+            for name, counted in histograms.add_histograms(result["histograms"] for result in results).items()
+        },
         **describe_run(section, results, context),
     }
 
 
 def annotate_shard(
     task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, known: Sequence[str]
-) -> Done:  # fmt: skip
+) -> Done:
     """Measure one document shard and write its annotations."""
     section = OwnAnnotate.model_validate(config)
     function = load_document_function(section, known)
@@ -115,11 +119,18 @@ def annotate_shard(
     spread_reasons = spread(pa.array(reasons, pa.string()), measured.errors)
     table, counts = annotate(read.documents, read.rows, read.judged, spread_reasons, columns, measured.errors)
     write_table(out / task.name, table)
-    return Done([out / task.name], {
-        "counts": counts, "rules": count_failures(failed), "differs": differs,
-        "histograms": {name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()},
-        "types": {name: str(values.type) for name, values in measured.columns.items()},
-    })
+    return Done(
+        [out / task.name],
+        {
+            "counts": counts,
+            "rules": count_failures(failed),
+            "differs": differs,
+            "histograms": {
+                name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()
+            },
+            "types": {name: str(values.type) for name, values in measured.columns.items()},
+        },
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +155,10 @@ def measure(function: DocumentFunction, section: OwnAnnotate, given: pa.Table, l
         OwnCodeError: it returned something else than it may.
     """
     announced = section.measured
-    parts = [_measure_batch(function, section, given.slice(start, BATCH_ROWS), limit)
-             for start in range(0, len(given), BATCH_ROWS)]
+    parts = [
+        _measure_batch(function, section, given.slice(start, BATCH_ROWS), limit)
+        for start in range(0, len(given), BATCH_ROWS)
+    ]
     columns = {name: _join(section, name, [part.columns[name] for part in parts]) for name in announced}
     return Measured(columns, [error for part in parts for error in part.errors], any(part.decides for part in parts))
 
@@ -166,8 +179,14 @@ def _measure_batch(function: DocumentFunction, section: OwnAnnotate, given: pa.T
         if function.batch is None:
             rows.append({name: _plain(function, name, value) for name, value in values.items()})
         else:
-            parts.append({name: _array(function, name, values[name], returned.rows) if name in values
-                          else pa.nulls(returned.rows) for name in announced})
+            parts.append(
+                {
+                    name: _array(function, name, values[name], returned.rows)
+                    if name in values
+                    else pa.nulls(returned.rows)
+                    for name in announced
+                }
+            )
     if function.batch is None:
         parts = [{name: _from_values(function, name, [row.get(name) for row in rows]) for name in announced}]
     return Measured({name: _join(section, name, [part[name] for part in parts]) for name in announced}, errors, decides)
@@ -189,8 +208,11 @@ def _named(function: DocumentFunction, value: Any) -> tuple[Mapping[str, Any], b
     if function.batch is not None and isinstance(value, pa.Array | pa.ChunkedArray | np.ndarray):
         of_truth = value.dtype == bool if isinstance(value, np.ndarray) else pa.types.is_boolean(value.type)
         return {own: value}, of_truth
-    allowed = ("a dictionary, a number, a text, True or False" if function.batch is None else
-               "a RecordBatch, a Table, a dictionary of arrays, or an array")
+    allowed = (
+        "a dictionary, a number, a text, True or False"
+        if function.batch is None
+        else "a RecordBatch, a Table, a dictionary of arrays, or an array"
+    )
     raise function.wrong(f"returned {described(value)}; return {allowed}")
 
 
@@ -201,7 +223,8 @@ def _check_announced(function: DocumentFunction, announced: Sequence[str], value
         raise function.wrong(
             f"returned a column {unknown!r} that nothing announces{did_you_mean(unknown, announced)}; write `measures: "
             f"[{', '.join(map(str, values))}]` in the step, or give the function a return type with the names (a "
-            "TypedDict)")
+            "TypedDict)"
+        )
 
 
 def _plain(function: DocumentFunction, name: str, value: Any) -> Any:
@@ -210,14 +233,18 @@ def _plain(function: DocumentFunction, name: str, value: Any) -> Any:
     if found is None or isinstance(found, bool | int | float):
         return found
     if not isinstance(found, str):
-        raise function.wrong(f"returned {described(value)} as {name!r}; a column has numbers, texts, True or False, "
-                             "or None")
+        raise function.wrong(
+            f"returned {described(value)} as {name!r}; a column has numbers, texts, True or False, or None"
+        )
     return found
 
 
 def _from_values(function: DocumentFunction, name: str, values: Sequence[Any]) -> pa.Array:
-    kinds = {"text" if isinstance(value, str) else "True or False" if isinstance(value, bool) else "numbers"
-             for value in values if value is not None}
+    kinds = {
+        "text" if isinstance(value, str) else "True or False" if isinstance(value, bool) else "numbers"
+        for value in values
+        if value is not None
+    }
     if len(kinds) > 1:
         raise function.wrong(f"returned {' and '.join(sorted(kinds))} as {name!r}; a column has one kind of value")
     return _array(function, name, values, len(values))
@@ -226,8 +253,11 @@ def _from_values(function: DocumentFunction, name: str, values: Sequence[Any]) -
 def _array(function: DocumentFunction, name: str, value: Any, rows: int) -> pa.Array:
     """A column of `rows` values, of one of TYPES."""
     try:
-        found = value.combine_chunks() if isinstance(value, pa.ChunkedArray) else (
-            value if isinstance(value, pa.Array) else pa.array(value, from_pandas=True))
+        found = (
+            value.combine_chunks()
+            if isinstance(value, pa.ChunkedArray)
+            else (value if isinstance(value, pa.Array) else pa.array(value, from_pandas=True))
+        )
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise function.wrong(f"returned values as {name!r} that make no column: {error}") from error
     if len(found) != rows:
@@ -249,8 +279,10 @@ def _tidied(function: DocumentFunction, name: str, values: pa.Array, kind: pa.Da
         return pc.if_else(pc.is_nan(found), pa.scalar(None, kind), found)
     longest = pc.max(pc.binary_length(found)).as_py() if kind == pa.string() else None
     if longest is not None and longest > MOST_TEXT_BYTES:
-        raise function.wrong(f"returned a text of {longest:,} bytes as {name!r}, which may have {MOST_TEXT_BYTES:,}; a "
-                             "column says something of a document; a step `edit` changes its text")
+        raise function.wrong(
+            f"returned a text of {longest:,} bytes as {name!r}, which may have {MOST_TEXT_BYTES:,}; a "
+            "column says something of a document; a step `edit` changes its text"
+        )
     return found
 
 
@@ -267,8 +299,9 @@ def common_type(section: OwnAnnotate, name: str, types: Iterable[pa.DataType]) -
     """
     found = {kind for kind in types if not pa.types.is_null(kind)}
     if len(found) > 1 and found != {pa.int64(), pa.float64()}:
-        raise wrong(section, f"returned {' and '.join(sorted(map(str, found)))} as {name!r}; a column has one kind of "
-                             "value")
+        raise wrong(
+            section, f"returned {' and '.join(sorted(map(str, found)))} as {name!r}; a column has one kind of value"
+        )
     return pa.float64() if len(found) > 1 else next(iter(found), pa.null())
 
 
@@ -285,7 +318,7 @@ def as_numbers(values: pa.Array) -> np.ndarray:
 
 def judge(
     section: OwnAnnotate, measured: Measured, numbers: Mapping[str, np.ndarray]
-) -> tuple[list[str | None], dict[str, np.ndarray]]:  # fmt: skip
+) -> tuple[list[str | None], dict[str, np.ndarray]]:
     """Why each of the documents that did not raise goes, or None; and which of them fail which threshold.
 
     Raises:
@@ -293,8 +326,10 @@ def judge(
     """
     for bound in bounds_of(section):
         if bound.statistic not in numbers:
-            raise wrong(section, f"returns texts as {bound.statistic!r}, which {bound.key} cannot bound; remove it, or "
-                                 "return a number")
+            raise wrong(
+                section,
+                f"returns texts as {bound.statistic!r}, which {bound.key} cannot bound; remove it, or return a number",
+            )
     good = measured.errors.count(None)
     failed = failures(numbers, {"annotate": section})
     reasons = first_failures(failed, good)
@@ -307,7 +342,7 @@ def judge(
 
 def compare_calls(
     function: DocumentFunction, section: OwnAnnotate, read: JudgedColumns, measured: Measured, limit: TimeLimit
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Call a function once more on the first documents that did not raise; what differs, in words, or None."""
     good = [row for row, error in enumerate(measured.errors) if error is None][:SAMPLE_ROWS]
     again = measure(function, section, read.given.take(pa.array(good, pa.int64())), limit)
@@ -338,8 +373,11 @@ def unite_types(
     names = section.measured
     types = {name: common_type(section, name, [_type(result["types"][name]) for result in results]) for name in names}
     wanted = {name: pa.float64() if pa.types.is_null(kind) else kind for name, kind in types.items()}
-    others = [task for task, result in zip(tasks, results, strict=True)
-              if any(_type(result["types"][name]) != wanted[name] for name in names)]
+    others = [
+        task
+        for task, result in zip(tasks, results, strict=True)
+        if any(_type(result["types"][name]) != wanted[name] for name in names)
+    ]
     cast = partial(cast_shard, types={name: str(kind) for name, kind in wanted.items()}, out=out)
     run_tasks("types", others, cast, context, direct=True)
 

@@ -82,9 +82,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def edit_shard(
-    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, known: Sequence[str]
-) -> Done:  # fmt: skip
+def edit_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, known: Sequence[str]) -> Done:
     """Edit one document shard and write its annotations."""
     section = EditStep.model_validate(config)
     function = load_document_function(section, known)
@@ -97,17 +95,26 @@ def edit_shard(
     removed = [sum(end - begin for begin, end, _ in of_one) for of_one in edits]
     added = [sum(len(text.encode()) for *_, text in of_one) for of_one in edits]
     failed = np.array([error is not None for error in errors], bool)
-    columns = {EDITS: edits_array(edits), REMOVED: pa.array(removed, pa.int64(), mask=failed),
-               ADDED: pa.array(added, pa.int64(), mask=failed)}
+    columns = {
+        EDITS: edits_array(edits),
+        REMOVED: pa.array(removed, pa.int64(), mask=failed),
+        ADDED: pa.array(added, pa.int64(), mask=failed),
+    }
     table, counts = annotate(read.documents, read.rows, read.judged, reasons, columns, errors)
     write_table(out / task.name, table)
-    return Done([out / task.name], {"counts": counts, "differs": differs, "edits": {
-        "documents": sum(map(bool, edits)), "times": sum(map(len, edits)), "bytes": sum(removed)}})
+    return Done(
+        [out / task.name],
+        {
+            "counts": counts,
+            "differs": differs,
+            "edits": {"documents": sum(map(bool, edits)), "times": sum(map(len, edits)), "bytes": sum(removed)},
+        },
+    )
 
 
 def edit_texts(
     function: DocumentFunction, given: pa.Table, limit: TimeLimit
-) -> tuple[list[str | None], list[str | None]]:  # fmt: skip
+) -> tuple[list[str | None], list[str | None]]:
     """The new texts of n documents, None of those that raised; and their errors, None of the others.
 
     Raises:
@@ -128,8 +135,11 @@ def _texts(function: DocumentFunction, value: Any, rows: int) -> list[str]:
         if not isinstance(value, str):
             raise function.wrong(f"returned {described(value)}; return the new text")
         return [value]
-    found = value.to_pylist() if isinstance(value, pa.Array | pa.ChunkedArray) else (
-        list(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else None)
+    found = (
+        value.to_pylist()
+        if isinstance(value, pa.Array | pa.ChunkedArray)
+        else (list(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else None)
+    )
     if found is None:
         raise function.wrong(f"returned {described(value)}; return an array of the new texts")
     if len(found) != rows:
@@ -142,7 +152,7 @@ def _texts(function: DocumentFunction, value: Any, rows: int) -> list[str]:
 
 def compare_calls(
     function: DocumentFunction, read: JudgedColumns, made: Sequence[str | None], limit: TimeLimit
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Call a function once more on the first documents that did not raise; what differs, in words, or None."""
     good = [row for row, text in enumerate(made) if text is not None][:SAMPLE_ROWS]
     again, errors = edit_texts(function, read.given.take(pa.array(good, pa.int64())), limit)
@@ -156,7 +166,7 @@ def compare_calls(
 
 def compare_texts(
     texts: pa.ChunkedArray, made: Sequence[str | None], errors: Sequence[str | None]
-) -> tuple[list[list[Edit]], list[str | None]]:  # fmt: skip
+) -> tuple[list[list[Edit]], list[str | None]]:
     """What edits make the new texts of the old ones; and per document its error, where it cannot be done too."""
     edits: list[list[Edit]] = []
     found = list(errors)
@@ -167,8 +177,10 @@ def compare_texts(
         try:
             before = texts[row].as_py()
             if len(after) - len(before) > MOST_GROWTH_CHARACTERS:
-                found[row] = (f"the new text is {len(after) - len(before):,} characters longer; at most "
-                              f"{MOST_GROWTH_CHARACTERS:,} are allowed")
+                found[row] = (
+                    f"the new text is {len(after) - len(before):,} characters longer; at most "
+                    f"{MOST_GROWTH_CHARACTERS:,} are allowed"
+                )
             else:
                 edits[-1] = list(derive_edits(before, after))
         except UnicodeError as error:  # half of a surrogate pair, or a document that is not UTF-8
@@ -205,10 +217,16 @@ class Cut:
     tail: Callable[[str], int]
 
 
-LINES = Cut(lambda text: text.splitlines(keepends=True), lambda head: head.rfind("\n") + 1,
-            lambda tail: tail.find("\n") + 1 or len(tail))
-WORDS = Cut(_WORDS.findall, lambda head: max(0, len(head) - NEAR) + _edge(_WORD_END, head[-NEAR:]).start(),
-            lambda tail: _edge(_WORD_BEGIN, tail[:NEAR]).end())
+LINES = Cut(
+    lambda text: text.splitlines(keepends=True),
+    lambda head: head.rfind("\n") + 1,
+    lambda tail: tail.find("\n") + 1 or len(tail),
+)
+WORDS = Cut(
+    _WORDS.findall,
+    lambda head: max(0, len(head) - NEAR) + _edge(_WORD_END, head[-NEAR:]).start(),
+    lambda tail: _edge(_WORD_BEGIN, tail[:NEAR]).end(),
+)
 
 
 def _edge(pattern: re.Pattern[str], text: str) -> re.Match[str]:
@@ -225,10 +243,10 @@ def differences(before: str, after: str, cuts: Sequence[Cut] = (LINES, WORDS), a
         return
     if cuts:  # whole words are easier to read than parts of them
         prefix = cuts[0].head(before[:prefix])
-        suffix -= cuts[0].tail(before[len(before) - suffix:])
+        suffix -= cuts[0].tail(before[len(before) - suffix :])
     elif max(len(before), len(after)) <= NEAR:
         prefix = suffix = 0
-    one, other = before[prefix:len(before) - suffix], after[prefix:len(after) - suffix]
+    one, other = before[prefix : len(before) - suffix], after[prefix : len(after) - suffix]
     at += prefix
     pieces, others = (cuts[0].pieces(text) if cuts else [text] for text in (one, other))
     if not one or not other or not cuts or len(pieces) * len(others) > MOST_PAIRS:
@@ -237,12 +255,18 @@ def differences(before: str, after: str, cuts: Sequence[Cut] = (LINES, WORDS), a
     places = np.cumsum([0, *map(len, pieces)]).tolist()
     for first, last, of_first, of_last in _unequal(pieces, others):
         # As many pieces on both sides are most likely each the new form of one.
-        pairs = [(first + number, first + number + 1, of_first + number, of_first + number + 1)
-                 for number in range(last - first)] if last - first == of_last - of_first else [
-                     (first, last, of_first, of_last)]
+        pairs = (
+            [
+                (first + number, first + number + 1, of_first + number, of_first + number + 1)
+                for number in range(last - first)
+            ]
+            if last - first == of_last - of_first
+            else [(first, last, of_first, of_last)]
+        )
         for begin, end, of_begin, of_end in pairs:
-            yield from differences(one[places[begin]:places[end]], "".join(others[of_begin:of_end]), cuts[1:],
-                                   at + places[begin])
+            yield from differences(
+                one[places[begin] : places[end]], "".join(others[of_begin:of_end]), cuts[1:], at + places[begin]
+            )
 
 
 def _unequal(pieces: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
@@ -250,7 +274,7 @@ def _unequal(pieces: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int
     least = min(len(pieces), len(others))
     head = next((at for at in range(least) if pieces[at] != others[at]), least)
     tail = next((at for at in range(least - head) if pieces[-1 - at] != others[-1 - at]), least - head)
-    matcher = SequenceMatcher(None, pieces[head:len(pieces) - tail], others[head:len(others) - tail])
+    matcher = SequenceMatcher(None, pieces[head : len(pieces) - tail], others[head : len(others) - tail])
     for kind, first, last, of_first, of_last in matcher.get_opcodes():
         if kind != "equal":
             yield head + first, head + last, head + of_first, head + of_last

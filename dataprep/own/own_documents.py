@@ -113,21 +113,29 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
         _check_known(step, reads, known, True)
         return DocumentFunction(step, load_own(step, parameters[0].name), reads, batch)
     if step.columns:
-        raise wrong(step, "takes one document at a time, and has a parameter for each column; `columns` is for "
-                          "functions whose first parameter is a pa.RecordBatch or pa.Table: remove it")
+        raise wrong(
+            step,
+            "takes one document at a time, and has a parameter for each column; `columns` is for "
+            "functions whose first parameter is a pa.RecordBatch or pa.Table: remove it",
+        )
     return _load_for_one(step, parameters, known)
 
 
-def _load_for_one(
-    step: OwnStep, parameters: Sequence[inspect.Parameter], known: Collection[str]
-) -> DocumentFunction:  # fmt: skip
-    columns = [one for one in parameters if one.name not in step.options
-               and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-               and (one.default is one.empty or one.name in known)]
+def _load_for_one(step: OwnStep, parameters: Sequence[inspect.Parameter], known: Collection[str]) -> DocumentFunction:
+    columns = [
+        one
+        for one in parameters
+        if one.name not in step.options
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        and (one.default is one.empty or one.name in known)
+    ]
     _check_known(step, [one.name for one in columns], known, False)
-    placed = [one.name for one, parameter in zip(columns, parameters, strict=False)
-              if one is parameter and one.kind != one.KEYWORD_ONLY]
-    named = [one.name for one in columns[len(placed):]]
+    placed = [
+        one.name
+        for one, parameter in zip(columns, parameters, strict=False)
+        if one is parameter and one.kind != one.KEYWORD_ONLY
+    ]
+    named = [one.name for one in columns[len(placed) :]]
     return DocumentFunction(step, load_own(step, *placed, by_name=named), (*placed, *named))
 
 
@@ -140,9 +148,15 @@ KINDS = {
 
 
 def _check_kind(step: OwnStep, function: Callable[..., Any]) -> None:
-    kind = ("class" if inspect.isclass(function) else
-            "async function" if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) else
-            "generator" if inspect.isgeneratorfunction(function) else None)
+    kind = (
+        "class"
+        if inspect.isclass(function)
+        else "async function"
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        else "generator"
+        if inspect.isgeneratorfunction(function)
+        else None
+    )
     if kind is not None:
         raise wrong(step, KINDS[kind])
 
@@ -151,9 +165,12 @@ def _check_known(step: OwnStep, names: Collection[str], known: Collection[str], 
     unknown = next((name for name in names if name not in known), None)
     if unknown is None:
         return
-    raise wrong(step, f"{'is given the column' if is_batch else 'has the parameter'} {unknown!r}, which is no column "
-                      f"of documents{did_you_mean(unknown, list(known))}; there are {', '.join(known)}; correct "
-                      f"{'`columns`' if is_batch else 'it, or give it in `with`'}")
+    raise wrong(
+        step,
+        f"{'is given the column' if is_batch else 'has the parameter'} {unknown!r}, which is no column "
+        f"of documents{did_you_mean(unknown, list(known))}; there are {', '.join(known)}; correct "
+        f"{'`columns`' if is_batch else 'it, or give it in `with`'}",
+    )
 
 
 def check_source(step: OwnStep, known: Collection[str]) -> None:
@@ -294,8 +311,9 @@ def _batch(function: DocumentFunction, given: pa.Table) -> pa.RecordBatch | pa.T
 
 def _values(function: DocumentFunction, given: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Per document the values that a function takes; an error in place of a text that is not UTF-8."""
-    columns = [map(_metadata, _texts(given[name])) if name == "metadata" else _texts(given[name])
-               for name in function.reads]
+    columns = [
+        map(_metadata, _texts(given[name])) if name == "metadata" else _texts(given[name]) for name in function.reads
+    ]
     return zip(*columns, strict=True) if columns else iter([()] * len(given))
 
 

@@ -48,9 +48,7 @@ class Runs(NamedTuple):
     words: np.ndarray
 
 
-def find_matches(
-    hits: Hits, index: NgramIndex, frequent: np.ndarray, certain_coverage: float
-) -> tuple[Matches, Runs]:
+def find_matches(hits: Hits, index: NgramIndex, frequent: np.ndarray, certain_coverage: float) -> tuple[Matches, Runs]:
     """Measure every pair of a text and a part that share an n-gram.
 
     Frequent n-grams count only for parts of which the text holds the share `certain_coverage` or more.
@@ -70,9 +68,7 @@ def find_matches(
     text = hits.text[which]
     contamination = _share(text, part, place, index)
     order = sort_rows(text, part, place - hits.word[which], place)
-    which, place, part, text, contamination = (
-        values[order] for values in (which, place, part, text, contamination)
-    )
+    which, place, part, text, contamination = (values[order] for values in (which, place, part, text, contamination))
     starts = group_starts(text, part)
     match = spread_groups(starts, len(order))
     runs = _runs(hits, which, place, match, index.lengths[part])
@@ -150,8 +146,15 @@ def leaks_into(texts: Sequence[str], section: Decontaminate) -> dict[str, dict[s
     frequent[ngrams] = documents > section.max_document_frequency
     matches, _ = find_matches(hits, index, frequent, section.certain_coverage)
     over = is_over(matches, section)
-    found = [(parts[part].set, parts[part].item, text)
-             for part, text in zip(matches.part[over].tolist(), matches.text[over].tolist(), strict=True)]
-    return {name: {"items": total, "leaked": len({item for of_set, item, _ in found if of_set == name}),
-                   "texts": len({text for of_set, _, text in found if of_set == name})}
-            for name, total in items.items()}
+    found = [
+        (parts[part].set, parts[part].item, text)
+        for part, text in zip(matches.part[over].tolist(), matches.text[over].tolist(), strict=True)
+    ]
+    return {
+        name: {
+            "items": total,
+            "leaked": len({item for of_set, item, _ in found if of_set == name}),
+            "texts": len({text for of_set, _, text in found if of_set == name}),
+        }
+        for name, total in items.items()
+    }

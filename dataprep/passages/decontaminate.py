@@ -67,12 +67,14 @@ SHOWN_MATCHES = 20
 
 def write_parts_table(path: Path, parts: Sequence[Part]) -> None:
     """Write what tasks must know of the parts, in their order; of each text its beginning."""
-    table = pa.table({
-        "set": pa.array([part.set for part in parts], pa.string()),
-        "item": pa.array([part.item for part in parts], pa.int64()),
-        "field": pa.array([part.field for part in parts], pa.string()),
-        "text": pa.array([part.text[:ITEM_CHARACTERS] for part in parts], pa.string()),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "set": pa.array([part.set for part in parts], pa.string()),
+            "item": pa.array([part.item for part in parts], pa.int64()),
+            "field": pa.array([part.field for part in parts], pa.string()),
+            "text": pa.array([part.text[:ITEM_CHARACTERS] for part in parts], pa.string()),
+        }
+    )
     write_partitions(path, table, np.zeros(len(table), np.int64), 1)
 
 
@@ -81,9 +83,7 @@ def read_parts_table(path: Path) -> list[Part]:
     return [Part(**row) for row in open_batches(path).read_all().to_pylist()]
 
 
-def match_table(
-    texts: JudgedTexts, matches: Matches, runs: Runs, over: np.ndarray, parts: Sequence[Part]
-) -> pa.Table:
+def match_table(texts: JudgedTexts, matches: Matches, runs: Runs, over: np.ndarray, parts: Sequence[Part]) -> pa.Table:
     """The rows of one shard (MATCH_SCHEMA)."""
     longest = _longest_runs(runs)
     documents = texts.documents.select(["id", "source", "locator"]).take(pa.array(texts.good[matches.text])).to_pylist()
@@ -92,11 +92,21 @@ def match_table(
         part, run = parts[matches.part[number]], longest[number]
         begin, end = int(runs.begin[run]), int(runs.end[run])
         found = texts.texts[int(matches.text[number])].as_py().encode()[begin:end].decode()
-        rows.append({
-            "set": part.set, "item": part.item, "field": part.field, "item_text": part.text, **document,
-            "contamination": float(matches.contamination[number]), "words": int(matches.words[number]),
-            "contaminated": bool(over[number]), "begin": begin, "end": end, "text": found[:MATCH_CHARACTERS],
-        })  # fmt: skip
+        rows.append(
+            {
+                "set": part.set,
+                "item": part.item,
+                "field": part.field,
+                "item_text": part.text,
+                **document,
+                "contamination": float(matches.contamination[number]),
+                "words": int(matches.words[number]),
+                "contaminated": bool(over[number]),
+                "begin": begin,
+                "end": end,
+                "text": found[:MATCH_CHARACTERS],
+            }
+        )
     return pa.Table.from_pylist(rows, MATCH_SCHEMA)
 
 
@@ -129,16 +139,26 @@ def report_sets(
         able = sum(key[0] == name for key in checked)
         found = sum(key[0] == name for key in contaminated)
         report[name] = {
-            "items": total, "checked": able, "too_short": total - able, "contaminated": found,
+            "items": total,
+            "checked": able,
+            "too_short": total - able,
+            "contaminated": found,
             "contaminated_share": found / able if able else 0.0,
-        }  # fmt: skip
+        }
     return report
 
 
 def shown_matches(matches: pa.Table) -> list[dict[str, Any]]:
     """The matches for the summary: contaminated ones first, by their share of the item."""
-    order = [("contaminated", "descending"), ("contamination", "descending"), ("words", "descending"),
-             ("set", "ascending"), ("item", "ascending"), ("field", "ascending"), ("id", "ascending")]
+    order = [
+        ("contaminated", "descending"),
+        ("contamination", "descending"),
+        ("words", "descending"),
+        ("set", "ascending"),
+        ("item", "ascending"),
+        ("field", "ascending"),
+        ("id", "ascending"),
+    ]
     rows = matches.sort_by(order).slice(0, SHOWN_MATCHES).to_pylist()
     return [{**row, "id": row["id"].hex()} for row in rows]
 
@@ -236,9 +256,9 @@ def apply(task: Task, plan: DecontaminationPlan) -> Generator[Sent, None, Done]:
     measures = _measure(matches, len(texts.good), parts)
     failed = {
         f"{STAGE}/max_contamination": measures["contamination"].to_numpy() > plan.section.max_contamination,
-        f"{STAGE}/max_contamination_words":
-            measures["contamination_words"].to_numpy() > plan.section.max_contamination_words,
-    }  # fmt: skip
+        f"{STAGE}/max_contamination_words": measures["contamination_words"].to_numpy()
+        > plan.section.max_contamination_words,
+    }
     bytes_cut = 0
     if plan.section.action == "excise":
         cuts = _cuts(texts, matches, runs, over, plan.section.margin_characters)

@@ -150,9 +150,13 @@ def _key(data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.nd
 
 @kernel
 def _cut_units(
-    data: np.ndarray, offsets: np.ndarray, unit_offsets: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    data: np.ndarray,
+    offsets: np.ndarray,
+    unit_offsets: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
     cut: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     texts = len(offsets) - 1
     cut_begins, cut_ends = np.empty(len(cut), np.int64), np.empty(len(cut), np.int64)
     cut_offsets = np.zeros(texts + 1, np.int64)
@@ -284,20 +288,25 @@ def find_repeated(task: Task, plan: LinesPlan, units: Shuffled) -> Generator[Sen
     group = spread_groups(starts, len(order))
     repeated = documents >= plan.section.min_documents
     chosen = np.flatnonzero(repeated[group])
-    reply = pa.table({
-        "high": pa.array(rows["high"][chosen]),
-        "low": pa.array(rows["low"][chosen]),
-        "keeper": pa.array(rows["document"][starts][group[chosen]]),
-    })  # fmt: skip
+    reply = pa.table(
+        {
+            "high": pa.array(rows["high"][chosen]),
+            "low": pa.array(rows["low"][chosen]),
+            "keeper": pa.array(rows["document"][starts][group[chosen]]),
+        }
+    )
     shard_of = np.searchsorted(plan.numbering.starts, rows["document"][chosen], side="right") - 1
     yield Sent(REPLIES, reply, shard_of)
     numbers = np.flatnonzero(repeated)
     largest = numbers[sort_rows(-documents[numbers], rows["high"][starts[numbers]])][:MOST_REPEATED]
     top = [
-        {"documents": int(documents[number]), "document": int(rows["document"][starts[number]]),
-         "key": f"{rows['high'][starts[number]]:016x}{rows['low'][starts[number]]:016x}"}
+        {
+            "documents": int(documents[number]),
+            "document": int(rows["document"][starts[number]]),
+            "key": f"{rows['high'][starts[number]]:016x}{rows['low'][starts[number]]:016x}",
+        }
         for number in largest
-    ]  # fmt: skip
+    ]
     return Done([], {"repeated": int(repeated.sum()), "top": top})
 
 
@@ -320,16 +329,20 @@ def apply(task: Task, plan: LinesPlan, replies: Shuffled) -> Done:
         EMPTY if share == 1.0 else RATIO if share > plan.section.max_removed_line_ratio else None
         for share in ratio.tolist()
     ]
-    table, counts = texts.annotate(reasons, {
-        "lines_removed": pa.array(removed.astype(np.int64)),
-        "removed_line_ratio": pa.array(ratio),
-        EDITS: cuts_array(begins, ends, offsets),
-    })  # fmt: skip
+    table, counts = texts.annotate(
+        reasons,
+        {
+            "lines_removed": pa.array(removed.astype(np.int64)),
+            "removed_line_ratio": pa.array(ratio),
+            EDITS: cuts_array(begins, ends, offsets),
+        },
+    )
     write_table(plan.out / task.name, table)
     shown = _excerpts(task.payload["show"], number, texts, units)
-    return Done([plan.out / task.name], {
-        "counts": counts, "removed": int(cut.sum()), "bytes_cut": int((ends - begins).sum()), "shown": shown
-    })  # fmt: skip
+    return Done(
+        [plan.out / task.name],
+        {"counts": counts, "removed": int(cut.sum()), "bytes_cut": int((ends - begins).sum()), "shown": shown},
+    )
 
 
 def _units(texts: JudgedTexts, section: DedupLines) -> tuple[Units, np.ndarray]:

@@ -111,9 +111,7 @@ CLAIM = ("id_high", "id_low", "document", "begin")
 Results = list[dict[str, Any]]
 
 
-def run_jobs(
-    plan: SubstringsPlan, context: Context, direct: bool = False
-) -> tuple[Results, Results, Results, Results]:
+def run_jobs(plan: SubstringsPlan, context: Context, direct: bool = False) -> tuple[Results, Results, Results, Results]:
     """Run all jobs; the results of those that send anchors, send windows, find repeated ones, and of `apply`.
 
     Args:
@@ -167,9 +165,12 @@ def send_windows(task: Task, plan: SubstringsPlan, anchors: Shuffled) -> Generat
     text = windows.text[chosen]
     high, low = texts.ids()
     rows = {
-        "hash": windows.hashes[chosen], "id_high": high[text], "id_low": low[text], "document": numbers[text],
+        "hash": windows.hashes[chosen],
+        "id_high": high[text],
+        "id_low": low[text],
+        "document": numbers[text],
         "begin": windows.begins[chosen],
-    }  # fmt: skip
+    }
     order = sort_rows(*rows.values())
     rows = {name: values[order] for name, values in rows.items()}
     starts = group_starts(rows["hash"])
@@ -316,44 +317,57 @@ def apply(task: Task, plan: SubstringsPlan, anchors: Shuffled, repeated: Shuffle
     table, counts = texts.annotate(reasons, measures)
     write_table(plan.out / task.name, table)
     columns = {name: values[copy] for name, values in first.items()}
-    return Done([plan.out / task.name], {
-        "counts": counts,
-        "spans": len(cuts.begins) if cutting else 0,
-        "words_cut": int(cuts.words.sum()) if cutting else 0,
-        "bytes_cut": int((cuts.ends - cuts.begins).sum()) if cutting else 0,
-        "repeats": _repeats(plan, texts.texts, chosen[copy], text[copy], begins[copy], ends[copy], columns),
-    })  # fmt: skip
+    return Done(
+        [plan.out / task.name],
+        {
+            "counts": counts,
+            "spans": len(cuts.begins) if cutting else 0,
+            "words_cut": int(cuts.words.sum()) if cutting else 0,
+            "bytes_cut": int((cuts.ends - cuts.begins).sum()) if cutting else 0,
+            "repeats": _repeats(plan, texts.texts, chosen[copy], text[copy], begins[copy], ends[copy], columns),
+        },
+    )
 
 
 def _verify(
-    plan: SubstringsPlan, texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
-    first: Mapping[str, np.ndarray], is_first: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    plan: SubstringsPlan,
+    texts: pa.Array,
+    text: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    first: Mapping[str, np.ndarray],
+    is_first: np.ndarray,
+) -> np.ndarray:
     """Which windows have the bytes of their first copy, those that are first copies left out (bool)."""
     shard_of = np.searchsorted(plan.numbering.starts, first["first_document"], side="right") - 1
     copies = np.zeros(len(text), bool)
     for shard in np.unique(shard_of[~is_first]):
         rows = np.flatnonzero(~is_first & (shard_of == shard))
         lent, lender = borrow(plan, int(shard), first["first_document"][rows])
-        copies[rows] = are_copies(
-            texts, text[rows], begins[rows], ends[rows], lent, lender, first["first_begin"][rows]
-        )
+        copies[rows] = are_copies(texts, text[rows], begins[rows], ends[rows], lent, lender, first["first_begin"][rows])
     return copies
 
 
 def _repeats(
-    plan: SubstringsPlan, texts: pa.Array, window: np.ndarray, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    plan: SubstringsPlan,
+    texts: pa.Array,
+    window: np.ndarray,
+    text: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
     first: Mapping[str, np.ndarray],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """The longest passages of a shard that are copies: windows that follow each other here and in the first copy."""
     if not len(window):
         return []
     shift = first["first_begin"] - begins
     new = np.ones(len(window), bool)
     new[1:] = (
-        (window[1:] != window[:-1] + 1) | (text[1:] != text[:-1]) | (shift[1:] != shift[:-1])
+        (window[1:] != window[:-1] + 1)
+        | (text[1:] != text[:-1])
+        | (shift[1:] != shift[:-1])
         | (first["first_document"][1:] != first["first_document"][:-1])
-    )  # fmt: skip
+    )
     starts = np.flatnonzero(new)
     lasts = np.append(starts[1:], len(window)) - 1
     words, copies = lasts - starts + plan.section.min_words, np.maximum.reduceat(first["copies"], starts)
@@ -367,9 +381,12 @@ def _repeats(
             break
         passage = texts[int(text[starts[run]])].as_py().encode()[begins[starts[run]] : ends[lasts[run]]]
         found[key] = {
-            "words": int(words[run]), "copies": int(copies[run]), "text": passage.decode()[:EXCERPT_CHARACTERS],
-            "document": f"{key[0]:016x}{key[1]:016x}", "begin": key[2],
-        }  # fmt: skip
+            "words": int(words[run]),
+            "copies": int(copies[run]),
+            "text": passage.decode()[:EXCERPT_CHARACTERS],
+            "document": f"{key[0]:016x}{key[1]:016x}",
+            "begin": key[2],
+        }
     return list(found.values())
 
 

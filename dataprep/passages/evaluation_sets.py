@@ -25,9 +25,36 @@ TEXT = "text"
 """The field that a line of a text file is."""
 
 
-LABELS = ("question", "q", "context", "passage", "article", "document", "background", "story", "text", "title",
-          "premise", "hypothesis", "sentence", "statement", "problem", "task", "goal", "query", "instruction",
-          "instructions", "input", "output", "choices", "options", "answer", "a", "solution", "response")  # fmt: skip
+LABELS = (
+    "question",
+    "q",
+    "context",
+    "passage",
+    "article",
+    "document",
+    "background",
+    "story",
+    "text",
+    "title",
+    "premise",
+    "hypothesis",
+    "sentence",
+    "statement",
+    "problem",
+    "task",
+    "goal",
+    "query",
+    "instruction",
+    "instructions",
+    "input",
+    "output",
+    "choices",
+    "options",
+    "answer",
+    "a",
+    "solution",
+    "response",
+)
 """What prompts of evaluation harnesses call the pieces of an item, before a colon at the beginning of a line."""
 _NAMES = rf"[ \t]*(?:#+[ \t]*)?(?:{'|'.join(LABELS)})(?:[ \t]*\d+)?[ \t]*:"
 _LABEL = re.compile(rf"^{_NAMES}[ \t]*", re.IGNORECASE | re.MULTILINE)
@@ -101,8 +128,11 @@ def _read_file(called: str, name: str, path: Path, fields: Sequence[str] | None)
         seen.update(dict.fromkeys(record))
         chosen = [key for key, value in record.items() if isinstance(value, str)] if fields is None else fields
         for field in chosen:
-            parts += [Part(called, number, place, text) for where, whole in _texts(field, record.get(field))
-                      for place, text in forms(where, whole)]
+            parts += [
+                Part(called, number, place, text)
+                for where, whole in _texts(field, record.get(field))
+                for place, text in forms(where, whole)
+            ]
     if not number:
         raise EvaluationSetError(f"{path}: the evaluation set is empty; remove it from decontaminate.against")
     missing = [field for field in fields or () if field not in seen]

@@ -39,9 +39,14 @@ def words_left(texts: pa.Array, begins: np.ndarray, ends: np.ndarray, offsets: n
 
 @kernel
 def _widen(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    data: np.ndarray,
+    offsets: np.ndarray,
+    flags: np.ndarray,
+    text: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
     margin: int,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray]:
     wide_begins, wide_ends = begins.copy(), ends.copy()
     for span in range(len(text)):
         first, last = offsets[text[span]], offsets[text[span] + 1]
@@ -97,9 +102,13 @@ def _join(
 
 @kernel
 def _words_left(
-    data: np.ndarray, text_offsets: np.ndarray, flags: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    data: np.ndarray,
+    text_offsets: np.ndarray,
+    flags: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
     offsets: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     left = np.zeros(len(text_offsets) - 1, np.int64)
     for text in range(len(left)):
         starts, _ = word_spans(data, text_offsets[text], text_offsets[text + 1], flags)

@@ -55,9 +55,13 @@ def number_words(
         part_offsets[part + 1] = total
     used = code_offsets[distinct]
     return (
-        table, hashes[:distinct].copy(), codes[:used].copy(), code_offsets[: distinct + 1].copy(),
-        words[:total].copy(), part_offsets,
-    )  # fmt: skip
+        table,
+        hashes[:distinct].copy(),
+        codes[:used].copy(),
+        code_offsets[: distinct + 1].copy(),
+        words[:total].copy(),
+        part_offsets,
+    )
 
 
 @kernel
@@ -73,9 +77,16 @@ def _append_codes(data: np.ndarray, begin: int, end: int, lower: np.ndarray, cod
 
 @kernel
 def _word_slot(
-    data: np.ndarray, begin: int, end: int, lower: np.ndarray, value: np.uint64, table: np.ndarray,
-    hashes: np.ndarray, codes: np.ndarray, code_offsets: np.ndarray,
-) -> np.uint64:  # fmt: skip
+    data: np.ndarray,
+    begin: int,
+    end: int,
+    lower: np.ndarray,
+    value: np.uint64,
+    table: np.ndarray,
+    hashes: np.ndarray,
+    codes: np.ndarray,
+    code_offsets: np.ndarray,
+) -> np.uint64:
     """Where the table has a word, or the free slot where it belongs."""
     mask = np.uint64(len(table) - 1)
     slot = value & mask
@@ -106,9 +117,14 @@ def _same_words(first: np.ndarray, begin: int, second: np.ndarray, other: int, l
 
 @kernel
 def _ngram_slot(
-    words: np.ndarray, begin: int, length: int, indexed: np.ndarray, table: np.ndarray, begins: np.ndarray,
+    words: np.ndarray,
+    begin: int,
+    length: int,
+    indexed: np.ndarray,
+    table: np.ndarray,
+    begins: np.ndarray,
     lengths: np.ndarray,
-) -> np.uint64:  # fmt: skip
+) -> np.uint64:
     """Where the table has the n-gram `words[begin:begin + length]`, or the free slot where it belongs."""
     mask = np.uint64(len(table) - 1)
     slot = _hash_words(words, begin, length) & mask
@@ -161,9 +177,7 @@ def flag_prefixes(words: np.ndarray, begins: np.ndarray, prefix_words: int) -> n
 
 
 @kernel
-def _number_hashed(
-    hashes: np.ndarray, word_table: np.ndarray, word_hashes: np.ndarray
-) -> np.ndarray:
+def _number_hashed(hashes: np.ndarray, word_table: np.ndarray, word_hashes: np.ndarray) -> np.ndarray:
     """The number of the word with each hash, or -1 (int32)."""
     mask = np.uint64(len(word_table) - 1)
     words = np.empty(len(hashes), np.int32)
@@ -179,9 +193,14 @@ def _number_hashed(
 
 @kernel
 def _are_words(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, words: np.ndarray, lower: np.ndarray,
-    word_codes: np.ndarray, word_offsets: np.ndarray,
-) -> bool:  # fmt: skip
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    words: np.ndarray,
+    lower: np.ndarray,
+    word_codes: np.ndarray,
+    word_offsets: np.ndarray,
+) -> bool:
     """Whether spans of a text are the words with these numbers, code point by code point."""
     same = 0
     while same < len(words) and same_lower(
@@ -193,11 +212,23 @@ def _are_words(
 
 @kernel
 def scan_texts(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, lower: np.ndarray, wanted: np.ndarray,
-    word_table: np.ndarray, word_hashes: np.ndarray, word_codes: np.ndarray, word_offsets: np.ndarray,
-    indexed: np.ndarray, table: np.ndarray, begins: np.ndarray, lengths: np.ndarray, place_offsets: np.ndarray,
-    prefixes: np.ndarray, prefix_words: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    data: np.ndarray,
+    offsets: np.ndarray,
+    flags: np.ndarray,
+    lower: np.ndarray,
+    wanted: np.ndarray,
+    word_table: np.ndarray,
+    word_hashes: np.ndarray,
+    word_codes: np.ndarray,
+    word_offsets: np.ndarray,
+    indexed: np.ndarray,
+    table: np.ndarray,
+    begins: np.ndarray,
+    lengths: np.ndarray,
+    place_offsets: np.ndarray,
+    prefixes: np.ndarray,
+    prefix_words: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Find all n-grams of the index in texts; the arrays are those of `NgramIndex` and `Hits`.
 
     Args:
@@ -229,8 +260,15 @@ def scan_texts(
                 ngram = table[_ngram_slot(words, at, length, indexed, table, begins, lengths)]
                 if ngram < 0 or place_offsets[ngram + 1] - place_offsets[ngram] > MOST_PLACES:
                     continue
-                if not _are_words(data, starts[at : at + length], ends[at : at + length], words[at : at + length],
-                                  lower, word_codes, word_offsets):
+                if not _are_words(
+                    data,
+                    starts[at : at + length],
+                    ends[at : at + length],
+                    words[at : at + length],
+                    lower,
+                    word_codes,
+                    word_offsets,
+                ):
                     continue
                 if count == size:
                     grown = np.empty((5, 2 * size), np.int64)
@@ -323,10 +361,22 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
     template = np.diff(place_offsets) > MOST_PLACES
     prefixes = flag_prefixes(words, begins[~template], prefix_words)
     counted = _counted_words(number_at, template, part_offsets, lengths)
-    return NgramIndex._make([
-        *vocabulary, words, part_offsets, lengths, table, begins, ngram_lengths, place_offsets, places, prefixes,
-        np.array([prefix_words]), counted,
-    ])  # fmt: skip
+    return NgramIndex._make(
+        [
+            *vocabulary,
+            words,
+            part_offsets,
+            lengths,
+            table,
+            begins,
+            ngram_lengths,
+            place_offsets,
+            places,
+            prefixes,
+            np.array([prefix_words]),
+            counted,
+        ]
+    )
 
 
 def write_index(path: Path, index: NgramIndex) -> None:
@@ -352,10 +402,23 @@ def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
     data, offsets = text_buffers(texts)
     wanted = np.unique(index.ngram_lengths)
     found = scan_texts(
-        data, offsets, code_point_flags(), lower_case_seen(), wanted, index.word_table, index.word_hashes,
-        index.word_codes, index.word_offsets, index.words, index.ngram_table, index.ngram_begins, index.ngram_lengths,
-        index.place_offsets, index.prefixes, int(index.prefix_words[0]),
-    )  # fmt: skip
+        data,
+        offsets,
+        code_point_flags(),
+        lower_case_seen(),
+        wanted,
+        index.word_table,
+        index.word_hashes,
+        index.word_codes,
+        index.word_offsets,
+        index.words,
+        index.ngram_table,
+        index.ngram_begins,
+        index.ngram_lengths,
+        index.place_offsets,
+        index.prefixes,
+        int(index.prefix_words[0]),
+    )
     return Hits(*found)
 
 

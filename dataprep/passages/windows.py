@@ -152,9 +152,14 @@ class Cuts(NamedTuple):
 
 
 def are_copies(
-    texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
-    lent: pa.Array, lender: np.ndarray, lent_begins: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    texts: pa.Array,
+    text: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    lent: pa.Array,
+    lender: np.ndarray,
+    lent_begins: np.ndarray,
+) -> np.ndarray:
     """Which spans have the bytes of the spans that they are said to be copies of.
 
     Time is linear in the bytes that the spans cover, if they are sorted by `text` and `begins`: where a span
@@ -195,9 +200,16 @@ def _same(first: np.ndarray, at: int, second: np.ndarray, other: int, length: in
 
 @kernel
 def _are_copies(
-    data: np.ndarray, offsets: np.ndarray, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
-    lent_data: np.ndarray, lent_offsets: np.ndarray, lender: np.ndarray, lent_begins: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    data: np.ndarray,
+    offsets: np.ndarray,
+    text: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    lent_data: np.ndarray,
+    lent_offsets: np.ndarray,
+    lender: np.ndarray,
+    lent_begins: np.ndarray,
+) -> np.ndarray:
     copies = np.zeros(len(text), np.bool_)
     for span in range(len(text)):
         begin, end = begins[span], ends[span]
@@ -216,9 +228,14 @@ def _are_copies(
 
 @kernel
 def _cut_copies(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    data: np.ndarray,
+    offsets: np.ndarray,
+    flags: np.ndarray,
+    text: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
     copy: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     texts = len(offsets) - 1
     cut_begins, cut_ends = np.empty(len(text), np.int64), np.empty(len(text), np.int64)
     cut_offsets, cut_words = np.zeros(texts + 1, np.int64), np.zeros(texts, np.int64)

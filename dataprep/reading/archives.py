@@ -86,8 +86,9 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
             with tarfile.open(fileobj=cast(Any, stream), mode="r|", tarinfo=Header) as archive:
                 for member in archive:
                     opened = partial(archive.extractfile, member)
-                    yield from _member_records(item, reading, read_member, seen,
-                                               _Member(member.name, member.isfile(), member.size, opened))
+                    yield from _member_records(
+                        item, reading, read_member, seen, _Member(member.name, member.isfile(), member.size, opened)
+                    )
                     cast(Any, archive).members.clear()  # which would hold the headers of all members
         except (tarfile.TarError, ValueError, OverflowError) as damage:
             error = f"the tar archive is damaged: {one_line(damage)}"
@@ -112,8 +113,13 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
         with archive:
             for member in archive.infolist():
                 opened = partial(_checked, archive, member)
-                yield from _member_records(item, reading, read_member, seen,
-                                           _Member(member.filename, not member.is_dir(), member.file_size, opened))
+                yield from _member_records(
+                    item,
+                    reading,
+                    read_member,
+                    seen,
+                    _Member(member.filename, not member.is_dir(), member.file_size, opened),
+                )
 
 
 @contextmanager
@@ -169,6 +175,7 @@ def _member_records(
         extension = PurePosixPath(name).suffix.lower() or "(none)"
         yield Skipped(f"member of an archive with extension {extension}", candidate=True)
         return
-    named = (replace(record, part=name) if isinstance(record, Page | Rejected | Dropped) else record
-             for record in records)
+    named = (
+        replace(record, part=name) if isinstance(record, Page | Rejected | Dropped) else record for record in records
+    )
     yield from with_end(named, member.size, meter, name)

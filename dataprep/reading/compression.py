@@ -90,8 +90,7 @@ _DECODERS: dict[str, Callable[[], Any]] = {
 COMPRESSIONS = (*_DECODERS, ".lz4")
 
 
-_SHORT = {".tgz": (".tar", ".gz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst"),
-          ".txz": (".tar", ".xz")}  # fmt: skip
+_SHORT = {".tgz": (".tar", ".gz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst"), ".txz": (".tar", ".xz")}
 
 
 def split_compression(name: str) -> tuple[str, str]:

@@ -93,17 +93,24 @@ def lost_records(file: Damaged, whole: Mapping[str, int]) -> int:
 
 def describe_loss(loss: Mapping[str, Any]) -> str:
     """One sentence about a damaged file, an entry of `estimate_losses`."""
-    return (f"source {loss['source']!r}: {loss['file']} could not be read to its end: {loss['error']}; "
-            f"{loss['records']:,} records of it were read, about {loss['lost']:,} are lost")
+    return (
+        f"source {loss['source']!r}: {loss['file']} could not be read to its end: {loss['error']}; "
+        f"{loss['records']:,} records of it were read, about {loss['lost']:,} are lost"
+    )
 
 
 MAX_SHARD_ROWS = 100_000
 """Rows after which a shard ends whatever its size, so that short documents do not pile up in memory."""
 MAX_QUARANTINE_ROWS = 20_000
 DROPPED_SCHEMA = pa.schema(
-    [("source", pa.string()), ("file", pa.string()), ("record", pa.int64()), ("locator", pa.string()),
-     ("reason", pa.string())]
-)  # fmt: skip
+    [
+        ("source", pa.string()),
+        ("file", pa.string()),
+        ("record", pa.int64()),
+        ("locator", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
 SHOWN_QUARANTINED = 20
 """Quarantined records that a summary lists."""
 
@@ -233,8 +240,12 @@ class ShardWriter:
             before = int(ends[begin - 1]) if begin else 0
             filling = int(np.searchsorted(ends, before + self.shard_bytes - self._held_bytes)) + 1
             end = min(number, filling, begin + MAX_SHARD_ROWS - self._held_rows)
-            self._columns.append([column.slice(begin, end - begin) for column in (
-                ids, records.locators, records.texts, records.metadata)])
+            self._columns.append(
+                [
+                    column.slice(begin, end - begin)
+                    for column in (ids, records.locators, records.texts, records.metadata)
+                ]
+            )
             self._count(end - begin, int(ends[end - 1]) - before)
             begin = end
 
@@ -265,22 +276,31 @@ class ShardWriter:
     def counts(self) -> Counts:
         """The task's ledger, in total and for its source."""
         counts = {
-            "read": self.read, "kept": self.kept, "dropped": dict(sorted(self.dropped.items())),
+            "read": self.read,
+            "kept": self.kept,
+            "dropped": dict(sorted(self.dropped.items())),
             "quarantined": self.quarantined,
-            "bytes_read": self.text_bytes, "bytes_kept": self.text_bytes,
-        }  # fmt: skip
+            "bytes_read": self.text_bytes,
+            "bytes_kept": self.text_bytes,
+        }
         return {**counts, "sources": {self.source: counts}}
 
     def _reject_long(self, file: str, record: Record, size: int) -> None:
         self.too_long["records"] += 1
         self.too_long["bytes"] += size
-        error = (f"{excerpt(record.locator)}: the text has {size:,} bytes, more than ingest.max_document_bytes = "
-                 f"{self.max_document_bytes:,}; split it, or raise that")  # fmt: skip
+        error = (
+            f"{excerpt(record.locator)}: the text has {size:,} bytes, more than ingest.max_document_bytes = "
+            f"{self.max_document_bytes:,}; split it, or raise that"
+        )
         self._reject(file, Rejected(record.number, error, excerpt(record.text)))
 
     def _reject(self, file: str, record: Rejected) -> None:
-        row = {"source": self.source, "file": _place(file, record.part), "record": record.number,
-               "error": mask_text(record.error)}
+        row = {
+            "source": self.source,
+            "file": _place(file, record.part),
+            "record": record.number,
+            "error": mask_text(record.error),
+        }
         if len(self.shown) < SHOWN_QUARANTINED:
             self.shown.append(row)
         self.quarantined += 1
@@ -288,8 +308,9 @@ class ShardWriter:
 
     def _end(self, file: str, end: Ended) -> None:
         place = _place(file, end.part)
-        ended = Damaged(self.source, place, end.error, end.records, end.stored_bytes, end.read_bytes, bool(end.part),
-                        end.lost)  # fmt: skip
+        ended = Damaged(
+            self.source, place, end.error, end.records, end.stored_bytes, end.read_bytes, bool(end.part), end.lost
+        )
         if end.error:
             self.damaged.append(ended)
         elif end.records:
@@ -297,8 +318,16 @@ class ShardWriter:
 
     def _drop(self, file: str, record: Dropped) -> None:
         self.dropped[record.reason] += 1
-        self._note(self._drops, {"source": self.source, "file": _place(file, record.part), "record": record.number,
-                                 "locator": record.locator, "reason": record.reason})  # fmt: skip
+        self._note(
+            self._drops,
+            {
+                "source": self.source,
+                "file": _place(file, record.part),
+                "record": record.number,
+                "locator": record.locator,
+                "reason": record.reason,
+            },
+        )
 
     def _note(self, rows: _Rows, row: dict[str, Any]) -> None:
         rows.held.append(row)

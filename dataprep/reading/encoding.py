@@ -22,9 +22,12 @@ PRESCAN_BYTES = 1024
 HEAD_BYTES = 1 << 18
 """How far it is looked for then, up to the body: a parser that meets it there begins again (HTML, 13.2.3.5)."""
 _BYTE_ORDER_MARKS = (  # UTF-32's begins with UTF-16's, so it comes first
-    (codecs.BOM_UTF8, UTF8), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
-)  # fmt: skip
+    (codecs.BOM_UTF8, UTF8),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
 _WIDER = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"}
 """Codecs of Python that decode everything that the Encoding standard's decoder of the first name does."""
 MAX_REPLACED_SHARE = 0.005

@@ -138,8 +138,9 @@ def main() -> None:
 
 def _extract(about: dict[str, Any], content: bytes, extractor: Extractor, settings: dict[str, Any]) -> dict[str, Any]:
     try:
-        extracted = extract(content, about["encoding"], about["charset"], extractor, settings["options"],
-                            about["errors"])
+        extracted = extract(
+            content, about["encoding"], about["charset"], extractor, settings["options"], about["errors"]
+        )
         return {"text": extracted.text, "metadata": dict(extracted.metadata), "replaced": extracted.replaced}
     except UndecodableError as error:
         return {"error": str(error)}

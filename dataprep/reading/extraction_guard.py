@@ -165,9 +165,11 @@ class Guard:
 
     def _start(self) -> None:
         settings = {
-            "extractor": self.extractor, "options": dict(self.options), "seconds": self.limits.seconds,
+            "extractor": self.extractor,
+            "options": dict(self.options),
+            "seconds": self.limits.seconds,
             "memory_bytes": self.limits.memory_bytes,
-        }  # fmt: skip
+        }
         self._child = guarded.start("gristmill.dataprep.reading.extraction", settings, bufsize=0)
         for pipe in (self._child.stdin, self._child.stdout):
             assert pipe is not None

@@ -25,8 +25,9 @@ READ_AHEAD_BYTES = 1 << 20
 def start(module: str, settings: Mapping[str, Any], bufsize: int = -1) -> subprocess.Popen[bytes]:
     """Start a module in a process of its own; to be used by this thread (Linux ends the process with it)."""
     argument = json.dumps({**settings, "parent": os.getpid()})
-    return subprocess.Popen([sys.executable, "-m", module, argument], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            bufsize=bufsize)
+    return subprocess.Popen(
+        [sys.executable, "-m", module, argument], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=bufsize
+    )
 
 
 def begin() -> tuple[dict[str, Any], BinaryIO, BinaryIO]:

@@ -65,8 +65,10 @@ def _saved(names: Sequence[str], read: Callable[[str], bytes], folder: str) -> l
     listed = [folder + str(entry.get("filename")) for entry in entries if isinstance(entry, dict)]
     missing = sorted(set(listed) - set(names))
     if missing or not listed:
-        raise NoSplitError(f"is incomplete: {folder}state.json lists {len(listed)} data files"
-                           + (f", {missing[0]} is missing" if missing else ""))  # fmt: skip
+        raise NoSplitError(
+            f"is incomplete: {folder}state.json lists {len(listed)} data files"
+            + (f", {missing[0]} is missing" if missing else "")
+        )
     return sorted(listed)
 
 

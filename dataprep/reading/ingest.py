@@ -97,11 +97,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     results = run_tasks("read", tasks, process, context, holds_gil=not in_threads)
     _check_every_source(sources, results)
     losses = estimate_losses(results)
-    warnings = [*unsteady, *_ignored_files(listings),
-                *(warning for result in results for warning in result["warnings"]),
-                *_mostly_skipped(sources, results), *_replaced(sources, results),
-                *_too_long(sources, results, section.max_document_bytes),
-                *map(describe_loss, losses[:SHOWN_DAMAGED])]
+    warnings = [
+        *unsteady,
+        *_ignored_files(listings),
+        *(warning for result in results for warning in result["warnings"]),
+        *_mostly_skipped(sources, results),
+        *_replaced(sources, results),
+        *_too_long(sources, results, section.max_document_bytes),
+        *map(describe_loss, losses[:SHOWN_DAMAGED]),
+    ]
     for warning in warnings:
         context.warn(warning)
     lost = sum(loss["lost"] for loss in losses)
@@ -150,11 +154,15 @@ def check_unchanged(name: str, listing: SourceListing, planned: Sequence[Mapping
             changed.append(path)
     if changed:
         again = f", or mend {listing.by} if it lists others at every call" if listing.by else ""
-        raise ChangedInputError(f"source {name!r}: {len(changed)} files changed since the run was planned, first "
-                                f"{min(changed)}; run again{again}")
+        raise ChangedInputError(
+            f"source {name!r}: {len(changed)} files changed since the run was planned, first "
+            f"{min(changed)}; run again{again}"
+        )
     if listing.by and list(before) != list(now):
-        raise ChangedInputError(f"source {name!r}: {listing.by} lists its files in another order than when the run "
-                                "was planned; let it sort them")
+        raise ChangedInputError(
+            f"source {name!r}: {listing.by} lists its files in another order than when the run "
+            "was planned; let it sort them"
+        )
 
 
 def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], shard_bytes: int) -> list[Task]:
@@ -178,8 +186,15 @@ def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], s
 def reading_of(source: Source) -> Reading:
     """How a source's records are read."""
     split = source.split if source.format != "hf" else None
-    return Reading(source.text_field, source.id_field, source.metadata_fields, source.encoding, source.extract,
-                   source.encoding_errors, split.paragraphs if isinstance(split, Paragraphs) else split)  # type: ignore[arg-type]
+    return Reading(
+        source.text_field,
+        source.id_field,
+        source.metadata_fields,
+        source.encoding,
+        source.extract,
+        source.encoding_errors,
+        split.paragraphs if isinstance(split, Paragraphs) else split,
+    )  # type: ignore[arg-type]
 
 
 def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Iterator[list[SourceFile]]:
@@ -204,8 +219,9 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
         task: one of `plan`.
     """
     source = task.payload["source"]
-    writer = ShardWriter(as_path(out), task.name, source, section.shard_bytes, section.max_document_bytes,
-                         task.payload["limit"])
+    writer = ShardWriter(
+        as_path(out), task.name, source, section.shard_bytes, section.max_document_bytes, task.payload["limit"]
+    )
     reading = Reading(**task.payload["reading"])
     warnings = []
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
@@ -265,8 +281,10 @@ def try_readers(sources: Mapping[str, Source], listings: Mapping[str, SourceList
         except OwnCodeError as error:
             raise SourceError(f"source {name!r}: read: {error}") from error
         if first != second:
-            yield (f"source {name!r}: {source.read.use.reference} is not deterministic: called twice on {file.name}, "
-                   "it gives other records; runs of this manifest will differ")
+            yield (
+                f"source {name!r}: {source.read.use.reference} is not deterministic: called twice on {file.name}, "
+                "it gives other records; runs of this manifest will differ"
+            )
 
 
 def _check_every_source(sources: Mapping[str, Source], results: Sequence[Mapping[str, Any]]) -> None:
@@ -281,8 +299,13 @@ def _check_every_source(sources: Mapping[str, Source], results: Sequence[Mapping
         skipped = _skipped(name, results)
         raise SourceError(
             f"source {name!r}: no documents came out of {source.path}: "
-            + (f"{part['quarantined']} of {part['read']} records could not be read{why}" if part.get("quarantined")
-               else f"its {part['read']} records hold no text" if part.get("read") else "its files hold no records")
+            + (
+                f"{part['quarantined']} of {part['read']} records could not be read{why}"
+                if part.get("quarantined")
+                else f"its {part['read']} records hold no text"
+                if part.get("read")
+                else "its files hold no records"
+            )
             + (f"; {empty} pages had no text" if empty else "")
             + (f"; skipped: {', '.join(f'{number} x {what}' for what, number in skipped.items())}" if skipped else "")
             + "; correct the source or remove it"
@@ -302,8 +325,10 @@ def _mostly_skipped(names: Iterable[str], results: Sequence[Mapping[str, Any]]) 
         skipped, read = sum(candidates.values()), sum(result["counts"]["read"] for result in own)
         if skipped > read:
             causes = sorted(candidates.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_CAUSES]
-            found.append(f"source {name!r}: {skipped:,} of {skipped + read:,} responses and members were skipped; most "
-                         f"often: {', '.join(f'{what} ({number:,})' for what, number in causes)}")
+            found.append(
+                f"source {name!r}: {skipped:,} of {skipped + read:,} responses and members were skipped; most "
+                f"often: {', '.join(f'{what} ({number:,})' for what, number in causes)}"
+            )
     return found
 
 
@@ -313,8 +338,9 @@ def _replaced(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> lis
     return [
         f"source {name!r}: {count['records']:,} records had bytes that their encoding does not hold; "
         f"{count['places']:,} places have U+FFFD instead (`encoding_errors: strict` quarantines such records)"
-        for name, count in found.items() if count["records"]
-    ]  # fmt: skip
+        for name, count in found.items()
+        if count["records"]
+    ]
 
 
 def _count_replaced(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -327,8 +353,9 @@ def _too_long(names: Iterable[str], results: Sequence[Mapping[str, Any]], most: 
     return [
         f"source {name!r}: quarantined texts longer than ingest.max_document_bytes = {most:,}: {count['records']:,}, "
         f"with {count['bytes']:,} bytes in all; split them, or raise that"
-        for name, count in found.items() if count["records"]
-    ]  # fmt: skip
+        for name, count in found.items()
+        if count["records"]
+    ]
 
 
 def _holds_warc(listing: SourceListing) -> bool:
@@ -339,8 +366,9 @@ def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
     return [
         f"source {name!r}: its folder also holds files that are not read: "
         + ", ".join(f"{count} {extension}" for extension, count in listing.ignored.items())
-        for name, listing in listings.items() if listing.ignored
-    ]  # fmt: skip
+        for name, listing in listings.items()
+        if listing.ignored
+    ]
 
 
 def _is_read_in_kernels(sources: Mapping[str, Source], listings: Mapping[str, SourceListing]) -> bool:
@@ -356,22 +384,36 @@ def _may_repeat(source: Source, listing: SourceListing) -> bool:
 
 
 def _settle_repeats(
-    out: Path, sources: Mapping[str, Source], listings: Mapping[str, SourceListing],
-    results: Sequence[Mapping[str, Any]], context: Context,
+    out: Path,
+    sources: Mapping[str, Source],
+    listings: Mapping[str, SourceListing],
+    results: Sequence[Mapping[str, Any]],
+    context: Context,
 ) -> list[Repeats]:
     """Drop or refuse the records that come again, where they can."""
     found = []
     for number, (name, source) in enumerate(sources.items()):
         if _may_repeat(source, listings[name]):
             documents = sum(result["counts"]["kept"] for result in results if result["source"] == name)
-            found.append(settle_repeats(
-                name, shards_of(out, name, results), documents, f"repeats-{number:05d}",
-                source.on_repeat == "fail", out / "dropped" / f"repeated-{number:05d}.parquet", context))  # fmt: skip
+            found.append(
+                settle_repeats(
+                    name,
+                    shards_of(out, name, results),
+                    documents,
+                    f"repeats-{number:05d}",
+                    source.on_repeat == "fail",
+                    out / "dropped" / f"repeated-{number:05d}.parquet",
+                    context,
+                )
+            )
     return [repeats for repeats in found if repeats is not None]
 
 
 def _describe(
-    name: str, source: Source, listing: SourceListing, results: Sequence[Mapping[str, Any]],
+    name: str,
+    source: Source,
+    listing: SourceListing,
+    results: Sequence[Mapping[str, Any]],
     losses: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     return {

@@ -249,8 +249,11 @@ def main() -> None:
     while (request := read_frame(requests)) is not None:
         about = json.loads(request)
         try:
-            for each in _read(own, call, takes, about, limited) if settings["what"] == READ else _list(
-                    own, call, takes, about, limited):
+            for each in (
+                _read(own, call, takes, about, limited)
+                if settings["what"] == READ
+                else _list(own, call, takes, about, limited)
+            ):
                 answer(*each, at_once=about.get("at_once", False))
         except OwnCodeError as error:
             answer("refused", str(error))
@@ -284,9 +287,11 @@ def _reader(own: Own) -> tuple[Callable[..., Any], str]:
     hint = str(first.annotation)
     if "Path" in hint or "IO" in hint:
         return call, "path" if "Path" in hint else "stream"
-    raise OwnCodeError(f"{own.use.place}: the first parameter of {own.use.name} is called {first.name!r}; call it "
-                       "`path` (the file as it is stored) or `stream` (its bytes, decompressed), or give it the type "
-                       "hint Path or BinaryIO")
+    raise OwnCodeError(
+        f"{own.use.place}: the first parameter of {own.use.name} is called {first.name!r}; call it "
+        "`path` (the file as it is stored) or `stream` (its bytes, decompressed), or give it the type "
+        "hint Path or BinaryIO"
+    )
 
 
 def _listing(own: Own) -> tuple[Callable[..., Any], str]:
@@ -365,8 +370,10 @@ def _items(own: Own, call: Callable[..., Any], given: Any, limited: _Limited) ->
         with limited:
             made = call(given)
             if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
-                raise OwnCodeError(f"{own.use.place}: {own.use.name} gives {_described(made)}, not records one by "
-                                   'one; write: yield {"text": ...}')
+                raise OwnCodeError(
+                    f"{own.use.place}: {own.use.name} gives {_described(made)}, not records one by "
+                    'one; write: yield {"text": ...}'
+                )
             records = iter(made)
         while True:
             with limited:
@@ -389,9 +396,7 @@ def one_line_of(own: Own, error: BaseException) -> str:
     return " ".join(blame(own.use, error).split())
 
 
-def _answer_of(
-    own: Own, reading: Reading, name: str, number: int, found: _Item | _Failed, read_bytes: int
-) -> Answer:
+def _answer_of(own: Own, reading: Reading, name: str, number: int, found: _Item | _Failed, read_bytes: int) -> Answer:
     if isinstance(found, _Failed):
         return "failed", read_bytes, found.error
     return "record", read_bytes, _record(own, reading, number, f"{name}#{number}", found)
@@ -404,8 +409,11 @@ def _record(own: Own, reading: Reading, number: int, locator: str, item: _Item) 
         said = f"{type(value).__name__}: {one_line(value)} ({item.place})"
         return Rejected(number, one_line_of(own, value) if value.__traceback__ else said)
     if not isinstance(value, Mapping):
-        return Rejected(number, f"{item.place}: a record is a mapping with {reading.text!r}, not {_described(value)}",
-                        excerpt(str(value)))
+        return Rejected(
+            number,
+            f"{item.place}: a record is a mapping with {reading.text!r}, not {_described(value)}",
+            excerpt(str(value)),
+        )
     try:
         made = from_row(reading, number, value, locator)
         if isinstance(made, Page):  # what it carries leaves this process
@@ -438,8 +446,10 @@ def _entry(own: Own, number: int, entry: Any) -> dict[str, Any]:
     is_whole = isinstance(entry, Mapping) and isinstance(entry.get("path"), str) and set(entry) <= set(ENTRY_KEYS)
     if is_whole and isinstance(entry.get("size", 0), int) and isinstance(entry.get("name", ""), str):
         return dict(entry)
-    raise OwnCodeError(f"{own.use.place}: entry {number} of {own.use.name} is {_described(entry)}; each is a path "
-                       "or URL, or a mapping with `path`, and if wanted `size` (bytes) and `name`")
+    raise OwnCodeError(
+        f"{own.use.place}: entry {number} of {own.use.name} is {_described(entry)}; each is a path "
+        "or URL, or a mapping with `path`, and if wanted `size` (bytes) and `name`"
+    )
 
 
 def _described(value: Any) -> str:

@@ -110,8 +110,9 @@ def _read_text(item: Input, reading: Reading) -> Iterator[Record | Rejected | Dr
     for number, part in enumerate(parts, start=1):
         heading = heading_of(part) if reading.split == "chapters" else None
         replaced = part.count("\N{REPLACEMENT CHARACTER}") if decoded.replaced else 0
-        yield make_record(number, f"{item.name}#{number}", part, chosen_metadata(found | {"heading": heading}, reading),
-                          replaced)
+        yield make_record(
+            number, f"{item.name}#{number}", part, chosen_metadata(found | {"heading": heading}, reading), replaced
+        )
 
 
 def _read_html(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Dropped]:
@@ -148,8 +149,12 @@ def _read_python(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
 
 
 _READERS: dict[str, Callable[[Input, Reading], Iterator[Read]]] = {
-    "text": _read_text, "html": _read_html, "jsonl": read_jsonl, "csv": read_csv, "warc": read_warc,
-}  # fmt: skip
+    "text": _read_text,
+    "html": _read_html,
+    "jsonl": read_jsonl,
+    "csv": read_csv,
+    "warc": read_warc,
+}
 _TABLES = ("parquet", "arrow")
 _MEMBER_FORMATS = ("text", "html", "jsonl", "csv", "warc")
 """Formats that are read as a stream, so that they may lie in an archive."""

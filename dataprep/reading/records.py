@@ -91,14 +91,18 @@ class Records:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[Record]:
-        columns = (self.numbers.tolist(), *(column.to_pylist() for column in (
-            self.locators, self.texts, self.metadata)))
+        columns = (
+            self.numbers.tolist(),
+            *(column.to_pylist() for column in (self.locators, self.texts, self.metadata)),
+        )
         return (Record(*row) for row in zip(*columns, strict=True))
 
     def part(self, begin: int, end: int) -> Records:
         """Some of them, without a copy."""
-        return Records(self.numbers[begin:end], *(column.slice(begin, end - begin) for column in (
-            self.locators, self.texts, self.metadata)))
+        return Records(
+            self.numbers[begin:end],
+            *(column.slice(begin, end - begin) for column in (self.locators, self.texts, self.metadata)),
+        )
 
 
 @dataclass(frozen=True)
@@ -213,8 +217,7 @@ def with_end(records: Iterator[Read], stored_bytes: int, meter: Meter | None, pa
     lost: int | None = 0
     for record in records:
         yield record
-        number += len(record) if isinstance(record, Records) else isinstance(
-            record, Record | Page | Rejected | Dropped)
+        number += len(record) if isinstance(record, Records) else isinstance(record, Record | Page | Rejected | Dropped)
         if isinstance(record, Rejected) and record.lost != 0 and record.part == part:
             error, lost = record.error, None if None in (lost, record.lost) else (lost or 0) + (record.lost or 0)
     yield Ended(number, stored_bytes, stored_bytes if meter is None else meter.read_bytes, part, error, lost)
@@ -251,15 +254,19 @@ def from_row(
     if reading.id is not None:
         key = field_of(row, reading.id)
         if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
-            return Rejected(number, f"field {reading.id!r} must be a string or an integer, not {kind(key)}",
-                            excerpt(str(dict(row))))  # fmt: skip
+            return Rejected(
+                number, f"field {reading.id!r} must be a string or an integer, not {kind(key)}", excerpt(str(dict(row)))
+            )
         locator = str(key)
     metadata = _metadata(row, reading)
     if text and reading.extract not in (None, "none"):
         return _page(number, locator, text, metadata, reading)
     try:
-        decoded = Decoded(text, UTF8) if isinstance(text, str) else (
-            decode(text, reading.encoding, errors=reading.encoding_errors))
+        decoded = (
+            Decoded(text, UTF8)
+            if isinstance(text, str)
+            else (decode(text, reading.encoding, errors=reading.encoding_errors))
+        )
     except UndecodableError as error:
         return Rejected(number, str(error), excerpt(text))
     return make_record(number, locator, decoded.text, metadata, decoded.replaced + replaced)

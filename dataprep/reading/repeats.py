@@ -69,15 +69,20 @@ class Repeats:
 
     def describe(self) -> str:
         """One sentence."""
-        return (f"source {self.source!r}: {self.documents:,} records repeat the id and the text of one before, first "
-                f"{self.first!r}; they are dropped (`on_repeat: fail` refuses them)")
+        return (
+            f"source {self.source!r}: {self.documents:,} records repeat the id and the text of one before, first "
+            f"{self.first!r}; they are dropped (`on_repeat: fail` refuses them)"
+        )
 
 
 def shards_of(out: Path, source: str, results: Sequence[Mapping[str, Any]]) -> list[Path]:
     """The shards of a source in the order of its listing."""
-    return [out / f"part-{task:05d}-{piece:03d}.parquet"
-            for task, result in enumerate(results) if result["source"] == source
-            for piece in range(result["shards"])]  # fmt: skip
+    return [
+        out / f"part-{task:05d}-{piece:03d}.parquet"
+        for task, result in enumerate(results)
+        if result["source"] == source
+        for piece in range(result["shards"])
+    ]
 
 
 def count_partitions(documents: int) -> int:
@@ -122,8 +127,9 @@ def settle_repeats(
     ids = f"{job}-ids"
     _, noted = run_shuffle(ids, tasks, partial(send_ids, ids, number), sorting, {ids: number}, direct=True)
     find = partial(find_repeats, job, len(shards), noted[ids])
-    found, rows = run_shuffle(f"{job}-find", partition_tasks(number), find, sorting, {job: _num_groups(len(shards))},
-                              direct=True)
+    found, rows = run_shuffle(
+        f"{job}-find", partition_tasks(number), find, sorting, {job: _num_groups(len(shards))}, direct=True
+    )
     groups = sorted({group for result in found for group in result["groups"]})
     if not groups:
         return None
@@ -132,8 +138,13 @@ def settle_repeats(
         dropped_file(folder, group).unlink(missing_ok=True)
     drop = partial(drop_repeats, [str(shard) for shard in shards], rows[job], str(folder), refuse)
     size = sum(shard.stat().st_size for shard in shards)
-    results = run_tasks(f"{job}-drop", [Task(f"{group:05d}", {"group": group}) for group in groups], drop,
-                        _alone(context, size), direct=True)  # fmt: skip
+    results = run_tasks(
+        f"{job}-drop",
+        [Task(f"{group:05d}", {"group": group}) for group in groups],
+        drop,
+        _alone(context, size),
+        direct=True,
+    )
     total = {key: sum(result[key] for result in results) for key in ("documents", "text_bytes", "emptied_shards")}
     repeats = Repeats(source, first=results[0]["first"], **total)
     if refuse:
@@ -214,14 +225,18 @@ def drop_repeats(shards: Sequence[str], found: Shuffled, folder: str, refuse: bo
     table = pa.table({"locator": pa.chunked_array(locators)})
     with atomic_write(target) as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    return Done([target], {"documents": len(row), "text_bytes": text_bytes, "emptied_shards": emptied,
-                           "first": locators[0][0].as_py()})  # fmt: skip
+    return Done(
+        [target],
+        {"documents": len(row), "text_bytes": text_bytes, "emptied_shards": emptied, "first": locators[0][0].as_py()},
+    )
 
 
 def _write_ledger(path: Path, source: str, files: Sequence[Path]) -> None:
     """List the dropped documents, a row group at a time; the same bytes as of `write_table`."""
-    with atomic_write(path) as sink, pq.ParquetWriter(
-            sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True) as writer:
+    with (
+        atomic_write(path) as sink,
+        pq.ParquetWriter(sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True) as writer,
+    ):
         held = pa.chunked_array([], pa.string())
         for number, file in enumerate(files, start=1):
             locators = open_batches(file).read_all()["locator"]

@@ -56,10 +56,14 @@ def _find_local(path: str) -> tuple[str, list[Found]]:
     if not glob.has_magic(path):
         return "missing", []
     root, pattern = _split_glob(path)
-    names = (name for name in glob.glob(pattern, root_dir=root or None, recursive=True)
-             if DEFAULT_STORE in pattern or DEFAULT_STORE not in Path(name).parts)
-    return "glob", [_found_inside(root, name) for name in sorted(set(names))
-                    if os.path.isfile(os.path.join(root, name))]  # fmt: skip
+    names = (
+        name
+        for name in glob.glob(pattern, root_dir=root or None, recursive=True)
+        if DEFAULT_STORE in pattern or DEFAULT_STORE not in Path(name).parts
+    )
+    return "glob", [
+        _found_inside(root, name) for name in sorted(set(names)) if os.path.isfile(os.path.join(root, name))
+    ]
 
 
 def _found_inside(root: str, name: str) -> Found:
@@ -118,7 +122,7 @@ def _find_remote(path: str) -> tuple[str, list[Found]]:
 def _found_remote(store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]) -> list[Found]:
     found = []
     for location, info in infos.items():
-        name = location[len(root):].lstrip("/")  # fmt: skip
+        name = location[len(root) :].lstrip("/")
         if "://" in location:
             name = unquote(name.partition("?")[0])  # what follows is not a name, and a signature at times
         if info["type"] != "file" or any(part.startswith(".") for part in name.split("/")):
@@ -137,10 +141,43 @@ FORMATS = {
     "warc": (".warc", ".wet", ".arc"),
     "tar": (".tar",),
     "zip": (".zip",),
-    "text": (".txt", ".text", ".md", ".rst", ".tex", ".org", ".adoc", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp",
-             ".cu", ".rs", ".go", ".java", ".js", ".ts", ".rb", ".sh", ".sql", ".r", ".jl", ".lua", ".scala", ".kt",
-             ".swift", ".yaml", ".yml", ".toml", ".cfg", ".ini"),
-}  # fmt: skip
+    "text": (
+        ".txt",
+        ".text",
+        ".md",
+        ".rst",
+        ".tex",
+        ".org",
+        ".adoc",
+        ".py",
+        ".pyi",
+        ".c",
+        ".h",
+        ".cc",
+        ".cpp",
+        ".hpp",
+        ".cu",
+        ".rs",
+        ".go",
+        ".java",
+        ".js",
+        ".ts",
+        ".rb",
+        ".sh",
+        ".sql",
+        ".r",
+        ".jl",
+        ".lua",
+        ".scala",
+        ".kt",
+        ".swift",
+        ".yaml",
+        ".yml",
+        ".toml",
+        ".cfg",
+        ".ini",
+    ),
+}
 """Extensions per format; each may be followed by a compression (.gz, .zst, .bz2, .xz, .lz4), except Parquet, Arrow,
 zip."""
 ARCHIVES = ("tar", "zip")
@@ -208,10 +245,13 @@ def listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[
     if is_python_source(path):
         return python_listing(path, verify)
     return [
-        {"path": file.name, "size": file.size,
-         "stamp": f"sha256:{sha256_file(as_path(file.location))}" if verify else file.stamp}
+        {
+            "path": file.name,
+            "size": file.size,
+            "stamp": f"sha256:{sha256_file(as_path(file.location))}" if verify else file.stamp,
+        }
         for file in find_files(name, source).files
-    ]  # fmt: skip
+    ]
 
 
 def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str, Any]]:
@@ -231,10 +271,15 @@ def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str,
     if not found:
         raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
     return [
-        {"path": item.name, "size": item.size,
-         "stamp": f"sha256:{sha256_file(as_path(item.location))}" if verify or item.size < HASHED_BYTES else item.stamp}
+        {
+            "path": item.name,
+            "size": item.size,
+            "stamp": f"sha256:{sha256_file(as_path(item.location))}"
+            if verify or item.size < HASHED_BYTES
+            else item.stamp,
+        }
         for item in sorted(found, key=lambda item: item.name)
-    ]  # fmt: skip
+    ]
 
 
 def find_at(key: str, path: str) -> tuple[str, list[Found]]:
@@ -253,8 +298,9 @@ def find_at(key: str, path: str) -> tuple[str, list[Found]]:
             raise
         if isinstance(error, ImportError):
             raise SourceError(f"{key}: {path}: {not_installed(protocol, error)}") from error
-        raise SourceError(f"{key}: {path} cannot be listed: {' '.join(str(error).split())}; correct the URL, or the "
-                          "access to it") from error
+        raise SourceError(
+            f"{key}: {path} cannot be listed: {' '.join(str(error).split())}; correct the URL, or the access to it"
+        ) from error
 
 
 def outside_files(key: str, path: str) -> list[tuple[str, str]]:
@@ -322,8 +368,10 @@ def _listed(name: str, own: OwnListing, base: str) -> list[Found]:
         raise SourceError(f"source {name!r}: list: {own.use.reference} lists no files")
     names = Counter(item.name for item in found)
     if twice := next((file for file, number in names.items() if number > 1), None):
-        raise SourceError(f"source {name!r}: list: {own.use.reference} lists {twice} twice; list it once, or give "
-                          "each a `name` of its own")
+        raise SourceError(
+            f"source {name!r}: list: {own.use.reference} lists {twice} twice; list it once, or give "
+            "each a `name` of its own"
+        )
     return found
 
 
@@ -336,8 +384,10 @@ def _entry(name: str, entry: Mapping[str, Any], base: str) -> Found:
         return Found(called, location, entry["size"], "")
     kind, found = find_at(f"source {name!r}: list", location)
     if kind != "file":
-        raise SourceError(f"source {name!r}: list: {location} is " + (
-            "not there" if kind == "missing" else f"a {kind}; list its files"))
+        raise SourceError(
+            f"source {name!r}: list: {location} is "
+            + ("not there" if kind == "missing" else f"a {kind}; list its files")
+        )
     return Found(called, found[0].location, found[0].size, found[0].stamp)
 
 
@@ -396,7 +446,8 @@ def _is_wanted(name: str, asked: str) -> bool:
 def _source_file(name: str, item: Found, asked: str, explicit: str) -> SourceFile:
     # A listing may call a file otherwise, and what follows a URL's path is a query.
     extension, compression = split_compression(
-        item.location.partition("?")[0] if "://" in item.location else item.location)
+        item.location.partition("?")[0] if "://" in item.location else item.location
+    )
     known = _FORMAT_OF.get(extension)
     if asked == "auto" and known is None and extension and extension == explicit:
         known = "text"  # a glob that spells the extension out means these files

@@ -112,9 +112,10 @@ def columns_of(schema: pa.Schema, about: dict[str, Any]) -> list[str]:
         return [name for name in schema.names if name in named]
     no_metadata = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary)
     return [
-        column.name for column in schema
+        column.name
+        for column in schema
         if column.name in named or not any(is_kind(column.type) for is_kind in no_metadata)
-    ]  # fmt: skip
+    ]
 
 
 def _pieces(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:

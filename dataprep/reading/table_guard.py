@@ -75,8 +75,12 @@ class TableReader:
             OSError: the storage failed.
         """
         with _as_file(path) as file:
-            request = {"path": str(file), "form": form, "columns": None if columns is None else list(columns),
-                       "scalars": scalars}  # fmt: skip
+            request = {
+                "path": str(file),
+                "form": form,
+                "columns": None if columns is None else list(columns),
+                "scalars": scalars,
+            }
             done, fresh = 0, self._child is None
             while True:
                 try:
@@ -102,8 +106,11 @@ class TableReader:
                 if "rows" in answer:
                     self.rows = answer["rows"]
                 elif "batch" in answer:
-                    yield pa.ipc.open_stream(self._frame()).read_next_batch() if answer["batch"] else (
-                        RecordTooLongError(f"the row is longer than {compression.MAX_RECORD_BYTES >> 20} MiB"))
+                    yield (
+                        pa.ipc.open_stream(self._frame()).read_next_batch()
+                        if answer["batch"]
+                        else (RecordTooLongError(f"the row is longer than {compression.MAX_RECORD_BYTES >> 20} MiB"))
+                    )
                 elif "errno" in answer:
                     raise OSError(answer["errno"], answer["error"])
                 elif "memory" in answer:
@@ -118,8 +125,11 @@ class TableReader:
 
     def _send(self, request: dict[str, Any]) -> None:
         if self._child is None:
-            settings = {"memory_bytes": self.memory_bytes, "seconds": self.seconds,
-                        "row_bytes": compression.MAX_RECORD_BYTES}  # fmt: skip
+            settings = {
+                "memory_bytes": self.memory_bytes,
+                "seconds": self.seconds,
+                "row_bytes": compression.MAX_RECORD_BYTES,
+            }
             self._child = guarded.start("gristmill.dataprep.reading.table_child", settings)
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died; that there is no answer says so

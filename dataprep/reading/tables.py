@@ -51,8 +51,12 @@ def table_rows(path: Path, form: str = "parquet") -> Iterator[tuple[int, dict[st
     with TableReader() as tables:
         try:
             for number, row in enumerate(_all_rows(tables.batches(path, form), replaces=False), start=1):
-                yield number, ValueError(row) if isinstance(row, str) else (
-                    {key: value for key, value in row[0].items() if value is not None})
+                yield (
+                    number,
+                    ValueError(row)
+                    if isinstance(row, str)
+                    else ({key: value for key, value in row[0].items() if value is not None}),
+                )
         except CorruptFileError as error:
             yield number + 1, error
 

@@ -285,8 +285,9 @@ def _with_crlf(block: bytes) -> bytes:
 def _without(block: bytes, dropped: Collection[str]) -> bytes:
     """The response without some of its header lines."""
     head, end, body = block.partition(b"\r\n\r\n")
-    kept = [line for line in head.split(b"\r\n")
-            if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped]
+    kept = [
+        line for line in head.split(b"\r\n") if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped
+    ]
     return b"\r\n".join(kept) + end + body
 
 

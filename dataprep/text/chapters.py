@@ -13,19 +13,25 @@ LEAST_CHAPTER = 500
 """Characters: a heading nearer than that to the one before (`CHAPTER I` below `PART I`, a table of contents) begins
 nothing of its own."""
 LONGEST_HEADING = 80
-_UNIT = (r"chapter|book|part|canto|act|scene|letter|volume|section|stave|kapitel|buch|teil|band|chapitre|livre|partie|"
-         r"acte|sc[èe]ne|cap[íi]tulo|libro|parte|capitolo|hoofdstuk|rozdzia[łl]|глава|часть|книга|том")
-_WORDS = ("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-          "eighteen nineteen twenty first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth "
-          "thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth last erstes zweites "
-          "drittes premier première deuxième troisième primero segundo tercero первая вторая третья").split()
+_UNIT = (
+    r"chapter|book|part|canto|act|scene|letter|volume|section|stave|kapitel|buch|teil|band|chapitre|livre|partie|"
+    r"acte|sc[èe]ne|cap[íi]tulo|libro|parte|capitolo|hoofdstuk|rozdzia[łl]|глава|часть|книга|том"
+)
+_WORDS = (
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth "
+    "thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth last erstes zweites "
+    "drittes premier première deuxième troisième primero segundo tercero первая вторая третья"
+).split()
 _NUMBER = rf"(?:the\s+)?(?:\d{{1,4}}|[ivxlcdm]{{1,8}}|(?:(?:twenty|thirty|forty|fifty)-)?(?:{'|'.join(_WORDS)}))"
 _HEADING = re.compile(
     rf"(?:(?:{_UNIT})\s+{_NUMBER}(?:\s*[.:,—–-].*|\s*)"  # Chapter IV: Of the Mill
     rf"|{_NUMBER}\s+(?:{_UNIT})\.?"  # Erstes Kapitel
     r"|(?:prologue|epilogue|preface|foreword|introduction|afterword|appendix)\.?"
     r"|#{1,3}\s+\S.*"  # Markdown
-    r"|第[一二三四五六七八九十百千零〇\d]{1,8}[章回卷节節].*)", re.IGNORECASE)
+    r"|第[一二三四五六七八九十百千零〇\d]{1,8}[章回卷节節].*)",
+    re.IGNORECASE,
+)
 _CAPITALS = re.compile(rf"(?:{_UNIT.upper()})\s+(?:\d{{1,4}}|[IVXLCDM]{{1,8}})\s+[^a-z]+")
 _ROMAN = re.compile(r"[IVXLC]{1,8}\.?")
 _BLANK_LINES = re.compile(r"(?:[ \t]*\r?\n){2,}[ \t]*(?=\S)|\A\s*(?=\S)")
@@ -69,7 +75,7 @@ def _paragraph_starts(text: str) -> Iterator[int]:
 
 def _line(text: str, start: int) -> str:
     end = text.find("\n", start)
-    return text[start:len(text) if end < 0 else end].strip()
+    return text[start : len(text) if end < 0 else end].strip()
 
 
 def _is_heading(text: str, start: int) -> bool:

@@ -9,9 +9,14 @@ from gristmill.dataprep.text.kernels import kernel
 
 @kernel
 def replace_spans(
-    data: np.ndarray, offsets: np.ndarray, firsts: np.ndarray, begins: np.ndarray, ends: np.ndarray,
-    new_data: np.ndarray, new_offsets: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, int]:  # fmt: skip
+    data: np.ndarray,
+    offsets: np.ndarray,
+    firsts: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    new_data: np.ndarray,
+    new_offsets: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, int]:
     """Texts with their edits applied.
 
     Args:
@@ -52,9 +57,17 @@ def replace_spans(
 
 @kernel
 def compose(
-    firsts: np.ndarray, begins: np.ndarray, ends: np.ndarray, data: np.ndarray, texts: np.ndarray,
-    firsts2: np.ndarray, begins2: np.ndarray, ends2: np.ndarray, data2: np.ndarray, texts2: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    firsts: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    data: np.ndarray,
+    texts: np.ndarray,
+    firsts2: np.ndarray,
+    begins2: np.ndarray,
+    ends2: np.ndarray,
+    data2: np.ndarray,
+    texts2: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """What `edits.then` says: `firsts`, `begins`, `ends`, and bytes and offsets of the replacements, of two rounds."""
     number = len(firsts) - 1
     most = len(begins) + len(begins2)

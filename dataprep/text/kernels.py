@@ -112,7 +112,8 @@ def _compiled(function: Any, **options: bool) -> Any:
     if cache is not None:
         named = cache._impl
         cache._cache_file = MachineCode(
-            Path(numba.config.CACHE_DIR), named.filename_base, named.locator.get_source_stamp())
+            Path(numba.config.CACHE_DIR), named.filename_base, named.locator.get_source_stamp()
+        )
     return made
 
 

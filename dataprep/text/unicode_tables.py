@@ -124,9 +124,10 @@ Flag = np.unsignedinteger[Any]
 
 
 def flag_code_points(
-    kind: type[Flag], told: Iterable[tuple[Flag, Callable[[str], bool]]],
+    kind: type[Flag],
+    told: Iterable[tuple[Flag, Callable[[str], bool]]],
     listed: Iterable[tuple[Flag, Iterable[tuple[int, int]]]],
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Flags of every code point: an array of a kind of unsigned number, of shape (CODE_POINTS,).
 
     Args:
@@ -150,11 +151,21 @@ def code_point_flags() -> np.ndarray:
     """Flags of every code point: uint16 of shape (CODE_POINTS,)."""
     flags = flag_code_points(
         np.uint16,
-        ((SPACE, str.isspace), (ALPHABETIC, str.isalpha), (ALPHABETIC_PROPERTY, str.isalpha), (WORD, str.isalnum),
-         (MARK, _is_mark)),
-        ((ALPHABETIC_PROPERTY, ranges(ALPHABETIC_BEYOND_LETTERS)), (ALONE, UNSPACED_RANGES),
-         (WORD, single("_")), (LATIN, ((0x41, 0x5A), (0x61, 0x7A))), (SYMBOL, single("#…"))),
-    )  # fmt: skip
+        (
+            (SPACE, str.isspace),
+            (ALPHABETIC, str.isalpha),
+            (ALPHABETIC_PROPERTY, str.isalpha),
+            (WORD, str.isalnum),
+            (MARK, _is_mark),
+        ),
+        (
+            (ALPHABETIC_PROPERTY, ranges(ALPHABETIC_BEYOND_LETTERS)),
+            (ALONE, UNSPACED_RANGES),
+            (WORD, single("_")),
+            (LATIN, ((0x41, 0x5A), (0x61, 0x7A))),
+            (SYMBOL, single("#…")),
+        ),
+    )
     flags |= CONTENT
     for first, last in ranges(DATATROVE_PUNCTUATION):
         flags[first : last + 1] &= ~CONTENT

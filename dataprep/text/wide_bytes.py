@@ -71,7 +71,8 @@ separators_of_64 = _finder(_separators)
 ends_of_marks_in_64 = _finder(_ends_of_marks)
 """Which bytes are `>` or `_`."""
 above_blanks_of_64, high_of_64, leads_of_64, leads_of_three_of_64, leads_of_four_of_64 = (
-    _finder(_at_least(byte)) for byte in (0x21, 0x80, 0xC0, 0xE0, 0xF0))
+    _finder(_at_least(byte)) for byte in (0x21, 0x80, 0xC0, 0xE0, 0xF0)
+)
 """Which bytes are above U+0020; which are not of ASCII; which begin a character of two bytes or more, of three or more,
 and of four."""
 
@@ -126,7 +127,8 @@ def fetch(typing: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number, place = ir.IntType(32), cgutils.voidptr_t
         fetch = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [place, number, number, number]), "llvm.prefetch.p0")
+            builder.module, ir.FunctionType(ir.VoidType(), [place, number, number, number]), "llvm.prefetch.p0"
+        )
         builder.call(fetch, [builder.inttoptr(arguments[0], place), *(ir.Constant(number, way) for way in (0, 3, 1))])
         return context.get_dummy_value()
 

@@ -108,15 +108,18 @@ def search_words(corpus: Corpus, terms: Sequence[str], most: int, most_bytes: in
         counts += (often > 0).sum(axis=0)
         rows = np.flatnonzero(often.any(axis=1))
         matching += len(rows)
-        kept = np.concatenate([kept, np.column_stack([np.full(len(rows), number), row + rows, lengths[rows],
-                                                      often[rows]])])
+        kept = np.concatenate(
+            [kept, np.column_stack([np.full(len(rows), number), row + rows, lengths[rows], often[rows]])]
+        )
         if len(kept) > CANDIDATES:
             kept = kept[_best(_scores(kept, counts, documents, bytes_), CANDIDATES)]
         if most_bytes is not None and bytes_ >= most_bytes:
             break
     scores = _scores(kept, counts, documents, bytes_)
-    hits = [WordHit(corpus.shards[kept[one, 0]], int(kept[one, 1]), float(scores[one]))
-            for one in _best(scores, most).tolist()]
+    hits = [
+        WordHit(corpus.shards[kept[one, 0]], int(kept[one, 1]), float(scores[one]))
+        for one in _best(scores, most).tolist()
+    ]
     return WordSearch(hits, matching, documents, sum(sizes))
 
 
@@ -154,8 +157,9 @@ def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.n
         if not anywhere:
             # Two blanks between words, so that each has its own on either side.
             some = pc.replace_substring_regex(some, f"{NOT_OF_WORD}+", "  ")
-            some = pc.binary_join_element_wise(pa.scalar("", some.type), some, pa.scalar("", some.type),
-                                               pa.scalar(" ", some.type))
+            some = pc.binary_join_element_wise(
+                pa.scalar("", some.type), some, pa.scalar("", some.type), pa.scalar(" ", some.type)
+            )
             term = " " + term.replace(" ", "  ") + " "
         found[rows, place] = pc.count_substring(some, term).to_numpy(zero_copy_only=False)
     return found

@@ -57,8 +57,10 @@ class Tokenizer:
 def language_names(rows: pa.Table) -> list[str | None]:
     """The language of each row with its script, where one was measured: `zh_Hans`."""
     scripts = rows["script"].to_pylist()
-    return [f"{code}_{script}" if code and script else code
-            for code, script in zip(rows["language"].to_pylist(), scripts, strict=True)]
+    return [
+        f"{code}_{script}" if code and script else code
+        for code, script in zip(rows["language"].to_pylist(), scripts, strict=True)
+    ]
 
 
 def load_words(rules: Rules, language: str | None) -> None:
@@ -114,9 +116,15 @@ def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[st
         for text in texts:
             words, lengths = _cut(language, data[offsets[text] : offsets[text + 1]].tobytes())
             ends = size + np.cumsum(lengths, dtype=np.int64)
-            parts.append(describe_words(
-                np.frombuffer(words, np.uint8), code_point_flags(), np.array([0, len(lengths)]),
-                ends - lengths - size, ends - size)._replace(starts=ends - lengths, ends=ends))
+            parts.append(
+                describe_words(
+                    np.frombuffer(words, np.uint8),
+                    code_point_flags(),
+                    np.array([0, len(lengths)]),
+                    ends - lengths - size,
+                    ends - size,
+                )._replace(starts=ends - lengths, ends=ends)
+            )
             added.append(np.frombuffer(words, np.uint8))
             size += len(words)
     places = np.empty(len(languages), np.int64)
@@ -192,4 +200,5 @@ def _missing(language: str, package: str, error: ImportError) -> NoTokenizerErro
     said = " ".join(str(error).split())
     return NoTokenizerError(
         f"words: language cuts texts in {language!r} by a tokenizer of datatrove's that needs {package}, which is not "
-        f"installed ({said}); install it, or gristmill[languages], or leave `words` out for this language")
+        f"installed ({said}); install it, or gristmill[languages], or leave `words` out for this language"
+    )

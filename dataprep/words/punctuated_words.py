@@ -28,20 +28,22 @@ CANNOT = tuple(map(ord, "cannot"))
 APOSTROPHES = tuple(map(ord, "'’"))
 FULL_STOP, PLUS, APOSTROPHE = 0x2E, 0x2B, 0x27
 
-WHOLE = tuple((
-    # abbreviations
-    "Adm. Ak. Ala. Apr. Ariz. Ark. Aug. Bros. Calif. Co. Colo. Conn. Corp. D.C. Dec. Del. Dr. E.G. E.g. Feb. Fla. Ga. "
-    "Gen. Gov. I.E. I.e. Ia. Id. Ill. Inc. Ind. Jan. Jr. Jul. Jun. Kan. Kans. Ky. La. Ltd. Mar. Mass. Md. Messrs. "
-    "Mich. Minn. Miss. Mo. Mont. Mr. Mrs. Ms. Mt. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Nov. Oct. Okla. Ore. "
-    "Pa. Ph.D. Prof. Rep. Rev. S.C. Sen. Sep. Sept. St. Tenn. Va. Wash. Wis. a.m. co. e.g. i.e. p.m. v.s. vs. "
-    "a. b. c. d. e. f. g. h. i. j. k. l. m. n. o. p. q. r. s. t. u. v. w. x. y. z. and/or w/o "
-    # words that have lost a piece
-    "'s 'S 'd 'em 'cause 'bout ol' Ol' "
-    # emoticons and doubled marks
-    "'' (*_*) (-: (-; (-_-) (._.) (: (; (= (>_<) (^_^) )-: ): -_- -__- ._. :'( :') :'-( :'-) :( :(( :((( :() :) :)) "
-    ":))) :* :-( :-(( :-((( :-) :-)) :-))) :-* :-/ :-> :-] :-| :-} :/ :> :] :| :} ;) ;-) ;_; <.< =( =) =/ =[ =] =| >.< "
-    ">.> >:( @_@ [-: [: [= \\\") ]= ^_^ ^__^ ^___^"
-).split())
+WHOLE = tuple(
+    (
+        # abbreviations
+        "Adm. Ak. Ala. Apr. Ariz. Ark. Aug. Bros. Calif. Co. Colo. Conn. Corp. D.C. Dec. Del. Dr. E.G. E.g. Feb. Fla. Ga. "
+        "Gen. Gov. I.E. I.e. Ia. Id. Ill. Inc. Ind. Jan. Jr. Jul. Jun. Kan. Kans. Ky. La. Ltd. Mar. Mass. Md. Messrs. "
+        "Mich. Minn. Miss. Mo. Mont. Mr. Mrs. Ms. Mt. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Nov. Oct. Okla. Ore. "
+        "Pa. Ph.D. Prof. Rep. Rev. S.C. Sen. Sep. Sept. St. Tenn. Va. Wash. Wis. a.m. co. e.g. i.e. p.m. v.s. vs. "
+        "a. b. c. d. e. f. g. h. i. j. k. l. m. n. o. p. q. r. s. t. u. v. w. x. y. z. and/or w/o "
+        # words that have lost a piece
+        "'s 'S 'd 'em 'cause 'bout ol' Ol' "
+        # emoticons and doubled marks
+        "'' (*_*) (-: (-; (-_-) (._.) (: (; (= (>_<) (^_^) )-: ): -_- -__- ._. :'( :') :'-( :'-) :( :(( :((( :() :) :)) "
+        ":))) :* :-( :-(( :-((( :-) :-)) :-))) :-* :-/ :-> :-] :-| :-} :/ :> :] :| :} ;) ;-) ;_; <.< =( =) =/ =[ =] =| >.< "
+        '>.> >:( @_@ [-: [: [= \\") ]= ^_^ ^__^ ^___^'
+    ).split()
+)
 """Exceptions of spaCy 3.8 that stay one word: those of at most eight characters of ASCII (`lang/en` and `lang`,
 tokenizer_exceptions.py). Their case counts."""
 UNITS = tuple("km m dm cm mm ha nm yd in ft kg g mg t lb oz mph hPa Pa mbar mb MB kb KB gb GB tb TB T G M K".split())
@@ -130,8 +132,15 @@ def _ascii_roles(flags: np.ndarray) -> np.ndarray:
 
 @kernel
 def _simple_runs(
-    data: np.ndarray, at: int, end: int, roles: np.ndarray,
-    starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, seen: np.ndarray, count: int,
+    data: np.ndarray,
+    at: int,
+    end: int,
+    roles: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    chars: np.ndarray,
+    seen: np.ndarray,
+    count: int,
 ) -> tuple[np.int64, np.int64]:
     """Write the words of all runs from here on that are letters and digits of ASCII with marks around them.
 
@@ -166,7 +175,8 @@ def _simple_runs(
         word += ONE
         marked = role & STOP != 0 or (role & CLOSING != 0 and data[place] == APOSTROPHE)
         joined = (marked and _is_whole(data, begin, place + ONE)) or (
-            last == APOSTROPHE and _is_whole(data, begin - ONE, place))
+            last == APOSTROPHE and _is_whole(data, begin - ONE, place)
+        )
         if joined or _may_have_unit(data, begin, place):
             return np.int64(run), np.int64(first)
         last = 0
@@ -238,8 +248,16 @@ def _decode_run(data: np.ndarray, at: int, end: int, codes: np.ndarray, position
 
 @kernel
 def _emit(
-    codes: np.ndarray, positions: np.ndarray, cuts: np.ndarray, length: int, flags: np.ndarray,
-    starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, seen: np.ndarray, count: int,
+    codes: np.ndarray,
+    positions: np.ndarray,
+    cuts: np.ndarray,
+    length: int,
+    flags: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    chars: np.ndarray,
+    seen: np.ndarray,
+    count: int,
 ) -> int:
     first, found = 0, np.uint16(0)
     for step in range(length):

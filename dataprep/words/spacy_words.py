@@ -36,8 +36,17 @@ _lengths_of: Lengths = {}
 
 OTHER, LOWER, UPPER, DIGIT, HYPHEN, QUOTE, OPENING, CLOSING, MARK, STOP = range(10)
 """What a byte is."""
-KINDS = {LOWER: "abcdefghijklmnopqrstuvwxyz", UPPER: "ABCDEFGHIJKLMNOPQRSTUVWXYZ", DIGIT: "0123456789", HYPHEN: "-",
-         QUOTE: '"', OPENING: "(", CLOSING: ")", MARK: ",;:!?", STOP: "."}  # fmt: skip
+KINDS = {
+    LOWER: "abcdefghijklmnopqrstuvwxyz",
+    UPPER: "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    DIGIT: "0123456789",
+    HYPHEN: "-",
+    QUOTE: '"',
+    OPENING: "(",
+    CLOSING: ")",
+    MARK: ",;:!?",
+    STOP: ".",
+}
 MOST_WORDS, MOST_HYPHENS = 8, 2
 """Of a run that is cut here: its words, and hyphens side by side."""
 EXCEPTION_BITS = 18
@@ -69,8 +78,7 @@ def load_tokenizer() -> Any:
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Within it torch is not found: spaCy's models would use it, its rules do not, and it takes longer than all else.
-    """
+    """Within it torch is not found: spaCy's models would use it, its rules do not, and it takes longer than all else."""
     if "torch" in sys.modules:
         yield
         return
@@ -257,9 +265,15 @@ def _may_have_exception(data: np.ndarray, cuts: np.ndarray, words: int, exceptio
 
 @kernel
 def _lay_out(
-    data: np.ndarray, flags: np.ndarray, kinds: np.ndarray, runs: Words, sizes: np.ndarray, numbers: np.ndarray,
-    bounds: np.ndarray, lengths: np.ndarray,
-) -> Words:  # fmt: skip
+    data: np.ndarray,
+    flags: np.ndarray,
+    kinds: np.ndarray,
+    runs: Words,
+    sizes: np.ndarray,
+    numbers: np.ndarray,
+    bounds: np.ndarray,
+    lengths: np.ndarray,
+) -> Words:
     """The words of all runs: of simple ones by the kinds of their bytes, of odd ones by the lengths of the words."""
     total, odd = 0, 0
     for size in sizes:

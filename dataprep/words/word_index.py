@@ -29,8 +29,9 @@ class WordIndex:
                 places, counts = found.setdefault(term, ([], []))
                 places.append(number)
                 counts.append(often)
-        self._found = {term: (np.array(places, np.int32), np.array(counts, np.int32))
-                       for term, (places, counts) in found.items()}
+        self._found = {
+            term: (np.array(places, np.int32), np.array(counts, np.int32)) for term, (places, counts) in found.items()
+        }
 
     def search(self, question: str, most: int) -> list[tuple[int, float]]:
         """The places of the best texts with their scores, the best first, equal ones in their order; none without a

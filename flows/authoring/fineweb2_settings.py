@@ -18,13 +18,27 @@ from gristmill.mixtures.yaml_text import YamlFileError, read_yaml
 GENERAL: dict[str, dict[str, Any]] = {
     "gopher_quality": {"dialect": "datatrove", "words": "language"},
     "gopher_repetition": {
-        "dialect": "datatrove", "words": "language", "max_duplicate_paragraph_ratio": 1.0,
-        "max_duplicate_line_char_ratio": 1.0, "max_duplicate_paragraph_char_ratio": 1.0},
+        "dialect": "datatrove",
+        "words": "language",
+        "max_duplicate_paragraph_ratio": 1.0,
+        "max_duplicate_line_char_ratio": 1.0,
+        "max_duplicate_paragraph_char_ratio": 1.0,
+    },
     "fineweb": {"words": "language", "max_short_line_ratio": 1.0, "max_repeated_line_char_ratio": 0.1},
 }
 """What its pipeline sets for all languages: shares of paragraphs and short lines judge nothing."""
-KEYS = ("dup_line_frac", "dup_n_grams", "language_score", "line_punct_thr", "max_avg_word_length",
-        "max_non_alpha_words_ratio", "min_avg_word_length", "new_line_ratio", "stopwords", "top_n_grams")
+KEYS = (
+    "dup_line_frac",
+    "dup_n_grams",
+    "language_score",
+    "line_punct_thr",
+    "max_avg_word_length",
+    "max_non_alpha_words_ratio",
+    "min_avg_word_length",
+    "new_line_ratio",
+    "stopwords",
+    "top_n_grams",
+)
 """What each of the published files has."""
 
 
@@ -68,6 +82,8 @@ def rules_of_settings(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         **{f"max_top_{n}gram_char_ratio": share for n, share in settings["top_n_grams"]},
         **{f"max_duplicate_{n}gram_char_ratio": share for n, share in settings["dup_n_grams"]},
     }
-    fineweb = {"min_terminal_line_ratio": max(settings["line_punct_thr"], 0.0),
-               "max_newline_word_ratio": settings["new_line_ratio"]}
+    fineweb = {
+        "min_terminal_line_ratio": max(settings["line_punct_thr"], 0.0),
+        "max_newline_word_ratio": settings["new_line_ratio"],
+    }
     return {"gopher_quality": quality, "gopher_repetition": repetition, "fineweb": fineweb}

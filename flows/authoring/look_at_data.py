@@ -31,11 +31,37 @@ PAGE_TEXT_SHARE = 0.05
 TEXT_NAMES = ("text", "content", "raw_content", "body", "document", "article", "markdown", "story", "code")
 """Names that a field of texts usually has; elsewhere the longest strings decide."""
 ID_NAMES = ("id", "uuid", "doc_id", "document_id", "_id", "url", "uri")
-CODE_EXTENSIONS = (".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".js", ".ts", ".rb",
-                   ".sh", ".sql", ".r", ".jl", ".lua", ".scala", ".kt", ".swift")
+CODE_EXTENSIONS = (
+    ".py",
+    ".pyi",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".cu",
+    ".rs",
+    ".go",
+    ".java",
+    ".js",
+    ".ts",
+    ".rb",
+    ".sh",
+    ".sql",
+    ".r",
+    ".jl",
+    ".lua",
+    ".scala",
+    ".kt",
+    ".swift",
+)
 ROW_FORMATS = ("parquet", "arrow", "jsonl", "csv")
-EXAMPLE_FIELDS = ((("chosen", "rejected"), "preferences", "dpo"), (("messages",), "conversations", "sft"),
-                  (("conversations",), "conversations", "sft"), (("instruction", "output"), "instructions", "sft"))
+EXAMPLE_FIELDS = (
+    (("chosen", "rejected"), "preferences", "dpo"),
+    (("messages",), "conversations", "sft"),
+    (("conversations",), "conversations", "sft"),
+    (("instruction", "output"), "instructions", "sft"),
+)
 """Fields that rows for fine-tuning have, what such rows are, and the section that reads them."""
 SHOWN_FIELDS = 20
 BOOK_BYTES = 500_000
@@ -96,10 +122,14 @@ def look_at(name: str, path: str) -> Look:
     kinds = files_by_format(listed.files)
     formats = [(kind, len(files), sum(file.size for file in files)) for kind, files in kinds.items()]
     if len(kinds) > 1:
-        looked = replace(looked, text_bytes=sum(text_bytes_of(path, files) for files in kinds.values()),
-                         remarks=(*looked.remarks, *_mixed_remark(listed.files)))
-    return replace(looked, formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))),
-                   ignored=listed.ignored)
+        looked = replace(
+            looked,
+            text_bytes=sum(text_bytes_of(path, files) for files in kinds.values()),
+            remarks=(*looked.remarks, *_mixed_remark(listed.files)),
+        )
+    return replace(
+        looked, formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))), ignored=listed.ignored
+    )
 
 
 def files_by_format(files: Sequence[SourceFile]) -> dict[str, list[SourceFile]]:
@@ -123,8 +153,10 @@ def _mixed_remark(files: Sequence[SourceFile]) -> list[str]:
     texts = sum(file.format == "text" for file in files)
     if not texts or not any(file.format in ROW_FORMATS for file in files):
         return []
-    return [f"{texts:,} of {len(files):,} files are one text each beside files of rows: sources of their own "
-            "(`gristmill new --source NAME='GLOB'` for each) get weights and rules of their own"]
+    return [
+        f"{texts:,} of {len(files):,} files are one text each beside files of rows: sources of their own "
+        "(`gristmill new --source NAME='GLOB'` for each) get weights and rules of their own"
+    ]
 
 
 def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile]) -> Look:
@@ -134,29 +166,55 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
     rows = [rows for file in chosen if (rows := sample_rows(file)) is not None]
     code = sum(PurePosixPath(file.name).suffix in CODE_EXTENSIONS for file in files) * 2 > len(files)
     if not rows:
-        books = [] if code else [file for file in files if file.format == "text"
-                                         and file.size * (COMPRESSED_RATIO if file.compression else 1) > BOOK_BYTES]
+        books = (
+            []
+            if code
+            else [
+                file
+                for file in files
+                if file.format == "text" and file.size * (COMPRESSED_RATIO if file.compression else 1) > BOOK_BYTES
+            ]
+        )
         split, said = _cut_of_books(books, len(files)) if books else (None, ())
         plain = int(stored * _unpacked(chosen) * (PAGE_TEXT_SHARE if kinds <= {"html", "warc"} else 1))
         return Look(path, form, len(files), stored, plain, is_code=code, split=split, remarks=said)
     together = [row for some in rows for row in some]
     if not together:
-        raise SourceError(f"source {name!r}: no row of {path} can be read as {chosen[0].format}"
-                          f"{_damage(chosen)}; give another path, or write the manifest by hand with the right "
-                          "`format:`")
+        raise SourceError(
+            f"source {name!r}: no row of {path} can be read as {chosen[0].format}"
+            f"{_damage(chosen)}; give another path, or write the manifest by hand with the right "
+            "`format:`"
+        )
     named = text_field(together)
     if named is None:
-        raise SourceError(f"source {name!r}: no field of {path} holds text; its fields are "
-                          f"{_some_fields(together[0])}; give a path whose rows have one")
+        raise SourceError(
+            f"source {name!r}: no field of {path} holds text; its fields are "
+            f"{_some_fields(together[0])}; give a path whose rows have one"
+        )
     texts = [str(value) for row in together if isinstance(value := _values(row).get(named), str)]
-    remarks = [] if len(texts) == len(together) else [
-        f"{len(together) - len(texts)} of {len(together)} rows looked at have no {named!r}: they will be quarantined"]
+    remarks = (
+        []
+        if len(texts) == len(together)
+        else [
+            f"{len(together) - len(texts)} of {len(together)} rows looked at have no {named!r}: they will be quarantined"
+        ]
+    )
     remarks += _examples_remark(together)
     html = sum(text.lstrip()[:20].lower().startswith(HTML_STARTS) for text in texts) * 2 > len(texts)
     share = sum(len(text.encode()) for text in texts) / max(sum(map(_row_bytes, together)), 1)
     return Look(
-        path, form, len(files), stored, int(stored * _unpacked(chosen) * share * (PAGE_TEXT_SHARE if html else 1)),
-        None if named == "text" else named, id_field(together), html, False, None, tuple(remarks))
+        path,
+        form,
+        len(files),
+        stored,
+        int(stored * _unpacked(chosen) * share * (PAGE_TEXT_SHARE if html else 1)),
+        None if named == "text" else named,
+        id_field(together),
+        html,
+        False,
+        None,
+        tuple(remarks),
+    )
 
 
 def _damage(files: Sequence[SourceFile]) -> str:
@@ -199,8 +257,10 @@ def _examples_remark(rows: Sequence[Row]) -> list[str]:
     """What to say of rows that look like examples for fine-tuning: they are no documents."""
     for keys, what, section in EXAMPLE_FIELDS:
         if all(any(key in row for row in rows) for key in keys):
-            return [f"rows with {' and '.join(keys)} look like {what}: `{section}: {{data: [{{path: ...}}]}}` reads "
-                    "them, here they would be documents"]
+            return [
+                f"rows with {' and '.join(keys)} look like {what}: `{section}: {{data: [{{path: ...}}]}}` reads "
+                "them, here they would be documents"
+            ]
     return []
 
 

@@ -45,8 +45,11 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 def _inside(fields: Mapping[str, FieldInfo], at: str) -> list[tuple[type[BaseModel], str]]:
     """The sections in some keys of one, and where they stand."""
-    return [(inner, _path(at, name, field.annotation)) for name, field in fields.items()
-            for inner in _models(field.annotation)]
+    return [
+        (inner, _path(at, name, field.annotation))
+        for name, field in fields.items()
+        for inner in _models(field.annotation)
+    ]
 
 
 def _section(model: type[BaseModel], at: str, homes: Mapping[type[BaseModel], str]) -> Iterator[str]:
@@ -77,9 +80,12 @@ def _keys(model: type[BaseModel]) -> set[str]:
 
 def _own_defaults(model: type[BaseModel], other: type[BaseModel]) -> dict[str, FieldInfo]:
     """The keys of a section whose defaults are not those of another with the same keys."""
-    return {name: field for name, field in model.model_fields.items()
-            if field.get_default(call_default_factory=True) != other.model_fields[name].get_default(
-                call_default_factory=True)}
+    return {
+        name: field
+        for name, field in model.model_fields.items()
+        if field.get_default(call_default_factory=True)
+        != other.model_fields[name].get_default(call_default_factory=True)
+    }
 
 
 def _variant(model: type[BaseModel]) -> str:
@@ -134,8 +140,15 @@ def _one_kind(part: Any) -> str:
         return f"mapping of names to {_kind(get_args(part)[1])}"
     if isinstance(part, type) and issubclass(part, BaseModel):
         return "section"
-    names = {OutsidePath: "path", OwnFunction: "function", str: "text", int: "whole number", float: "number",
-             bool: "true or false", Any: "any"}
+    names = {
+        OutsidePath: "path",
+        OwnFunction: "function",
+        str: "text",
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+        Any: "any",
+    }
     return names.get(part, str(part))
 
 

@@ -38,8 +38,10 @@ def set_keys(text: str, values: Mapping[Key, Any]) -> str:
             at = at.setdefault(part, {})
         at[key[-1]] = value
     if parse_yaml(text) != expected:
-        raise ManifestTextError(f"{', '.join('.'.join(key) for key in values)} cannot be set in this manifest's text "
-                                "(does it use anchors?); write the keys out where they belong")
+        raise ManifestTextError(
+            f"{', '.join('.'.join(key) for key in values)} cannot be set in this manifest's text "
+            "(does it use anchors?); write the keys out where they belong"
+        )
     return text
 
 

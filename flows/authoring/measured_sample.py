@@ -64,8 +64,12 @@ def rule_sets_for(is_code: bool) -> dict[str, Rules]:
     """
     if is_code:
         return {"code": Rules.model_validate({"code": {}})}
-    rules = {f"gopher ({dialect})": Rules.model_validate({
-        name: {"dialect": dialect} for name in ("gopher_quality", "gopher_repetition")}) for dialect in gopher.DIALECTS}
+    rules = {
+        f"gopher ({dialect})": Rules.model_validate(
+            {name: {"dialect": dialect} for name in ("gopher_quality", "gopher_repetition")}
+        )
+        for dialect in gopher.DIALECTS
+    }
     return rules | {name: Rules.model_validate({name: {}}) for name in OTHER_SETS}
 
 
@@ -85,14 +89,17 @@ class Kernels:
     def __enter__(self) -> Self:
         first = [LANGUAGES, *OTHER_SETS, DUPLICATES]  # on two cores they are ready in time
         sets = rule_sets_for(self.is_code)
-        names = [*(name for name in first if name in sets or name not in OTHER_SETS),
-                 *sorted(sets.keys() - first, key=lambda name: (name == LONGEST, name))]
+        names = [
+            *(name for name in first if name in sets or name not in OTHER_SETS),
+            *sorted(sets.keys() - first, key=lambda name: (name == LONGEST, name)),
+        ]
         self._pool = multiprocessing.get_context("fork").Pool(min(len(os.sched_getaffinity(0)), len(names)))
         self._made = {name: self._pool.apply_async(try_measuring, (name, self.is_code)) for name in names}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._pool.terminate()  # what it has compiled is kept
         self._pool.join()
 
@@ -100,7 +107,6 @@ class Kernels:
         """Whether something can be measured without compiling; waits for it as long as there is time."""
         self._made[name].wait(max(self.until - time.monotonic(), 0.0))
         return bool(self._made[name].ready())
-
 
     def missing(self, name: str) -> str | None:
         """What is not here that something ready is measured with; None where nothing is missing."""
@@ -116,8 +122,15 @@ def try_measuring(name: str, is_code: bool) -> str | None:
     if name == DUPLICATES:
         find_duplicates(texts.combine_chunks())
     else:
-        rows = pa.table({"text": texts, "locator": ["a", "b"], "metadata": pa.nulls(2, pa.string()),
-                         "language": ["en", "en"], "script": pa.nulls(2, pa.string())})
+        rows = pa.table(
+            {
+                "text": texts,
+                "locator": ["a", "b"],
+                "metadata": pa.nulls(2, pa.string()),
+                "language": ["en", "en"],
+                "script": pa.nulls(2, pa.string()),
+            }
+        )
         judge_by_rules(name, rule_sets_for(is_code)[name], rows, np.ones(2, np.int64))
     return None
 
@@ -157,11 +170,17 @@ def measure_sample(
     sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
     counted = Counter(language for language in languages if language is not None)
     return {
-        "sample": {"documents": len(rows), "bytes": int(sizes.sum()), "from": sample.described,
-                   "documents_in_all": sample.whole,
-                   "unreadable": [{"file": file, "record": one.number, "error": one.error}
-                                  for file, one in sample.failures[:SHOWN_FAILURES]],
-                   "unreadable_in_all": len(sample.failures)},
+        "sample": {
+            "documents": len(rows),
+            "bytes": int(sizes.sum()),
+            "from": sample.described,
+            "documents_in_all": sample.whole,
+            "unreadable": [
+                {"file": file, "record": one.number, "error": one.error}
+                for file, one in sample.failures[:SHOWN_FAILURES]
+            ],
+            "unreadable_in_all": len(sample.failures),
+        },
         "languages": {"found": dict(counted.most_common()), "missing": missing},
         "duplicates": find_duplicates(rows["text"].combine_chunks()) if DUPLICATES in ready else {},
         "rules": [judge_by_rules(name, rules, rows, sizes) for name, rules in rule_sets.items() if name in ready],
@@ -183,8 +202,12 @@ def _evenly(total: int, wanted: int) -> list[int]:
 
 def _example(rows: pa.Table, row: int) -> dict[str, Any]:
     text = rows["text"][row].as_py()
-    return {"locator": rows["locator"][row].as_py(), "language": rows["language"][row].as_py(),
-            "characters": len(text), "text": text[:SHOWN_CHARACTERS]}
+    return {
+        "locator": rows["locator"][row].as_py(),
+        "language": rows["language"][row].as_py(),
+        "characters": len(text),
+        "text": text[:SHOWN_CHARACTERS],
+    }
 
 
 def find_languages(texts: pa.ChunkedArray, fetch_seconds: float) -> tuple[list[str | None], str | None]:
@@ -222,8 +245,13 @@ def find_duplicates(texts: pa.Array) -> dict[str, int]:
     distinct = np.sort(first)
     bands = binary_numbers(sketches["bands"]).reshape(len(texts), section.bands)[distinct]
     numbers = np.arange(len(distinct))
-    pairs = candidate_pairs(bands.ravel(), np.repeat(numbers, section.bands), np.repeat(numbers, section.bands).astype(
-        np.uint64), np.repeat(numbers, section.bands).astype(np.uint64), len(distinct)).pairs
+    pairs = candidate_pairs(
+        bands.ravel(),
+        np.repeat(numbers, section.bands),
+        np.repeat(numbers, section.bands).astype(np.uint64),
+        np.repeat(numbers, section.bands).astype(np.uint64),
+        len(distinct),
+    ).pairs
     sets = shingle_sets(texts.take(pa.array(distinct)), section.ngram)
     pairs = pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= section.threshold]
     lengths = np.asarray(sketches["length"])[distinct]
@@ -253,8 +281,12 @@ def judge_by_rules(name: str, rules: Rules, rows: pa.Table, sizes: np.ndarray) -
     reasons = first_failures(failures(statistics, configured_sets(rules)), sum(good))
     kept = np.zeros(len(rows), bool)
     kept[good] = [reason is None for reason in reasons]
-    return {"name": name, "documents": float(kept.mean()), "bytes": float(sizes[kept].sum() / max(sizes.sum(), 1)),
-            "dropped": dict(Counter(reason for reason in reasons if reason is not None).most_common())}
+    return {
+        "name": name,
+        "documents": float(kept.mean()),
+        "bytes": float(sizes[kept].sum() / max(sizes.sum(), 1)),
+        "dropped": dict(Counter(reason for reason in reasons if reason is not None).most_common()),
+    }
 
 
 def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callable[[Look], str]) -> None:
@@ -275,8 +307,12 @@ def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callab
         section(console, "Files")
         console.print(table)
     if look.ignored:
-        console.print(Text("not read: " + ", ".join(f"{number:,} {extension}" for extension, number in
-                                                    look.ignored.items()), style="yellow"))
+        console.print(
+            Text(
+                "not read: " + ", ".join(f"{number:,} {extension}" for extension, number in look.ignored.items()),
+                style="yellow",
+            )
+        )
     sample, total = found["sample"], found["sample"]["documents"]
     section(console, f"Sample: {counted(total, 'document')}, {size(sample['bytes'])}")
     if sample["documents_in_all"]:
@@ -289,8 +325,9 @@ def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callab
     _print_languages(console, found["languages"], total)
     if found["duplicates"]:
         section(console, "Duplicates in the sample (the whole has more)")
-        console.print(", ".join(f"{kind} {number:,} ({number / total:.1%})" for kind, number in
-                                found["duplicates"].items()))
+        console.print(
+            ", ".join(f"{kind} {number:,} ({number / total:.1%})" for kind, number in found["duplicates"].items())
+        )
     section(console, "What rule sets would keep")
     table = plain_table(("rules", False), ("kept", True), ("bytes", True), ("drops most by", False))
     shown = SHOWN_REASONS if console.width >= WIDE else 1
@@ -299,9 +336,13 @@ def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callab
         table.add_row(row["name"], f"{row['documents']:.1%}", f"{row['bytes']:.1%}", ", ".join(most))
     console.print(table)
     if found["not_ready"]:
-        console.print(Text(f"not measured yet: {', '.join(found['not_ready'])}. The first look on a machine compiles "
-                           "what measures, and keeps it: look again, on a busy machine with --seconds 120",
-                           style="yellow"))
+        console.print(
+            Text(
+                f"not measured yet: {', '.join(found['not_ready'])}. The first look on a machine compiles "
+                "what measures, and keeps it: look again, on a busy machine with --seconds 120",
+                style="yellow",
+            )
+        )
     section(console, counted(len(found["examples"]), "document"))
     for one in found["examples"]:
         about = f"{one['characters']:,} characters" + (f", {one['language']}" if one["language"] else "")

@@ -21,8 +21,14 @@ BYTES_PER_TOKEN = 4.0
 """Bytes of English text per token of a vocabulary of some tens of thousands; a small one has fewer."""
 KEPT_SHARE = 0.6
 """Share of the text that filters and deduplication may well leave; too little is better than too much to ask for."""
-MODELS = (("llama-1m", 4096, 256, 3.0e-3), ("llama-10m", 8192, 512, 2.0e-3), ("llama-30m", 16384, 1024, 1.0e-3),
-          ("llama-125m", 32768, 2048, 6.0e-4), ("llama-350m", 32768, 2048, 3.0e-4), ("llama-1b", 65536, 4096, 3.0e-4))
+MODELS = (
+    ("llama-1m", 4096, 256, 3.0e-3),
+    ("llama-10m", 8192, 512, 2.0e-3),
+    ("llama-30m", 16384, 1024, 1.0e-3),
+    ("llama-125m", 32768, 2048, 6.0e-4),
+    ("llama-350m", 32768, 2048, 3.0e-4),
+    ("llama-1b", 65536, 4096, 3.0e-4),
+)
 """Preset, vocabulary, sequence length, peak learning rate (from 125m on GPT-3's, Brown et al. 2020, table 2.1; that of
 1b is OLMo's); the smallest first."""
 BATCH_TOKENS = ((100_000_000, 4_096), (1_000_000_000, 65_536), (None, 524_288))
@@ -57,8 +63,11 @@ class Wishes:
 
 def source_name(path: str, taken: Sequence[str]) -> str:
     """A name for a source: what is telling of its path, with a number where another one has it."""
-    parts = [part for part in PurePosixPath(path.partition("://")[2] or path).parts
-             if not set(part) & set("*?[") and part not in ("/", "..", ".")]
+    parts = [
+        part
+        for part in PurePosixPath(path.partition("://")[2] or path).parts
+        if not set(part) & set("*?[") and part not in ("/", "..", ".")
+    ]
     stem = parts[-1] if parts else path.partition("://")[0]
     base = re.sub(r"[^A-Za-z0-9]+", "-", stem.partition(".")[0]).strip("-").lower() or "source"
     number = 1
@@ -84,8 +93,12 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
     sizes = {name: float(look.text_bytes or mean) for name, look in looks.items()}
     known = all(look.text_bytes for look in looks.values())
     tokens = wishes.tokens or max(LEAST_TOKENS, _round(sum(sizes.values()) / BYTES_PER_TOKEN * KEPT_SHARE))
-    parts = [f"# Written by `gristmill new` from a look at the data; every key is explained by: gristmill schema "
-             f"--markdown\nname: {wishes.name}\nseed: 1\n", _sources(looks, sizes), _prepare(wishes, looks)]
+    parts = [
+        f"# Written by `gristmill new` from a look at the data; every key is explained by: gristmill schema "
+        f"--markdown\nname: {wishes.name}\nseed: 1\n",
+        _sources(looks, sizes),
+        _prepare(wishes, looks),
+    ]
     if wishes.train:
         parts.append(_training(tokens, known or wishes.tokens is not None))
     text = "\n".join(part for part in parts if part)
@@ -99,12 +112,18 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
     for name, look in looks.items():
         seen = f"{look.files:,} file{'s' if look.files > 1 else ''}, {size(look.stored_bytes)}"
         about = f"about {size(look.text_bytes)} of text" if look.text_bytes else "amount of text not known"
-        lines += [f"  {name}:   # {seen}; {about}", *(f"    # {remark}" for remark in look.remarks),
-                  f"    path: {_scalar(look.path)}"]
+        lines += [
+            f"  {name}:   # {seen}; {about}",
+            *(f"    # {remark}" for remark in look.remarks),
+            f"    path: {_scalar(look.path)}",
+        ]
         chosen: dict[str, Any] = {
-            "format": None if look.format == "auto" else look.format, "text_field": look.text_field,
-            "id_field": look.id_field, "extract": "resiliparse" if look.extract else None,
-            "split": split_setting(look.split)}
+            "format": None if look.format == "auto" else look.format,
+            "text_field": look.text_field,
+            "id_field": look.id_field,
+            "extract": "resiliparse" if look.extract else None,
+            "split": split_setting(look.split),
+        }
         lines += [f"    {key}: {_scalar(value)}" for key, value in chosen.items() if value is not None]
         lines.append(f"    max_epochs: {MAX_EPOCHS}")
         lines.append(f"    weight: {max(round(sizes[name] / total, 3), 0.001):g}   # its share of the text")
@@ -116,14 +135,24 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
     programs = [name for name, look in looks.items() if look.is_code]
     only = _only(prose) if programs else ""
     dedup = "  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster one survives"
-    code = ["  # rules for programs: generated, minified and encoded files go",
-            f"  - filter: {{{_only(programs) if prose else ''}rules: [code]}}"] if programs else []
+    code = (
+        [
+            "  # rules for programs: generated, minified and encoded files go",
+            f"  - filter: {{{_only(programs) if prose else ''}rules: [code]}}",
+        ]
+        if programs
+        else []
+    )
     if prose and wishes.settings:
         lines = [*_langid(wishes, only), *code, dedup, *_fineweb2_rules(wishes, only)]
     elif prose:
-        lines = [*_langid(wishes, only),
-                 "  # Gopher's rules are for prose" + ("" if only else "; try others with: gristmill whatif"),
-                 f"  - filter: {{{only}rules: [gopher_quality, gopher_repetition]}}", *code, dedup]
+        lines = [
+            *_langid(wishes, only),
+            "  # Gopher's rules are for prose" + ("" if only else "; try others with: gristmill whatif"),
+            f"  - filter: {{{only}rules: [gopher_quality, gopher_repetition]}}",
+            *code,
+            dedup,
+        ]
     else:
         lines = [*code, dedup]
     return "\n".join(["prepare:", *lines]) + "\n"
@@ -138,19 +167,29 @@ def _langid(wishes: Wishes, only: str) -> list[str]:
     if wishes.settings:
         scores = {language: settings["language_score"] for language, settings in wishes.settings.items()}
         model = wishes.language_model or GLOTLID
-        return ["  # the scores are FineWeb-2's for GlotLID: get its model.bin (cis-lmu/glotlid on Hugging Face)",
-                f"  - langid: {{{only}model: {_scalar(model)}, keep: {_flow(scores)}}}"]
+        return [
+            "  # the scores are FineWeb-2's for GlotLID: get its model.bin (cis-lmu/glotlid on Hugging Face)",
+            f"  - langid: {{{only}model: {_scalar(model)}, keep: {_flow(scores)}}}",
+        ]
     keep = f"[{', '.join(map(_scalar, wishes.languages))}]" if wishes.languages else '{"*": 0}'
     model = f"model: {_scalar(wishes.language_model)}, " if wishes.language_model else ""
-    return ["  # first, since the rules of filter have the stop words of each document's language"
-            + ("" if wishes.languages else "; none is dropped"), f"  - langid: {{{only}{model}keep: {keep}}}"]
+    return [
+        "  # first, since the rules of filter have the stop words of each document's language"
+        + ("" if wishes.languages else "; none is dropped"),
+        f"  - langid: {{{only}{model}keep: {keep}}}",
+    ]
 
 
 def _fineweb2_rules(wishes: Wishes, only: str) -> list[str]:
     """FineWeb-2's three filters, behind the deduplication as there."""
     sources = [f"      {only.removesuffix(', ')}"] if only else []
-    lines = ["  # FineWeb-2's rules; a value that a language has not is that of `rules`",
-             "  # words: language needs gristmill[languages]", "  - filter:", *sources, "      rules:"]
+    lines = [
+        "  # FineWeb-2's rules; a value that a language has not is that of `rules`",
+        "  # words: language needs gristmill[languages]",
+        "  - filter:",
+        *sources,
+        "      rules:",
+    ]
     lines += [f"        {name}: {_flow(values)}" for name, values in GENERAL.items()]
     lines.append("      by_language:")
     for language, settings in wishes.settings.items():
@@ -195,9 +234,11 @@ def _training(tokens: int, known: bool) -> str:
     plans = [_plan(model, tokens) for model in MODELS]
     plan = next((plan for plan in reversed(plans) if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER), plans[0])
     about = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens_per_parameter:,.3g} tokens each"
-    choice = (f"the largest preset with {TOKENS_PER_PARAMETER:g} or more"
-              if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER
-              else f"the smallest preset; {TOKENS_PER_PARAMETER:g} are best for the compute")
+    choice = (
+        f"the largest preset with {TOKENS_PER_PARAMETER:g} or more"
+        if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER
+        else f"the smallest preset; {TOKENS_PER_PARAMETER:g} are best for the compute"
+    )
     guess = "" if known else "   # a guess: set it once `gristmill run --until tokenize` has counted"
     return (
         f"tokenizer: {{vocab_size: {plan.vocabulary}}}\n\n"

@@ -92,8 +92,11 @@ def kind_of(function: OwnFunction) -> str:
     if found is None or isinstance(found, ast.ClassDef):
         return "annotate"
     arguments = [*found.args.posonlyargs, *found.args.args]
-    first, hint = (arguments[0].arg, ast.unparse(arguments[0].annotation) if arguments[0].annotation else "") if (
-        arguments) else ("", "")
+    first, hint = (
+        (arguments[0].arg, ast.unparse(arguments[0].annotation) if arguments[0].annotation else "")
+        if (arguments)
+        else ("", "")
+    )
     if first in ("path", "stream") or hint.rpartition(".")[2] in ("Path", "BinaryIO"):
         return "read"
     returns = "" if found.returns is None else ast.unparse(found.returns).strip("'\"")
@@ -101,9 +104,7 @@ def kind_of(function: OwnFunction) -> str:
 
 
 @contextlib.contextmanager
-def take_sample(
-    on: str, session: Session | None, documents: int, most_bytes: float = math.inf
-) -> Iterator[Sample]:
+def take_sample(on: str, session: Session | None, documents: int, most_bytes: float = math.inf) -> Iterator[Sample]:
     """Some documents of a source of a manifest, or of a file, glob, folder or URL.
 
     Args:
@@ -118,8 +119,10 @@ def take_sample(
     source = None if session is None else session.manifest.document_sources.get(on)
     if session is not None and source is None:
         names = list(session.manifest.document_sources)
-        raise SourceError(f"--on {on}: {session.manifest_file} has no such source of documents"
-                          f"{did_you_mean(on, names) or ';'} it has {', '.join(names)}")
+        raise SourceError(
+            f"--on {on}: {session.manifest_file} has no such source of documents"
+            f"{did_you_mean(on, names) or ';'} it has {', '.join(names)}"
+        )
     if session is not None and session.committed(INGEST) is not None:
         yield _of_run(session, on)
         return
@@ -133,10 +136,15 @@ def _as_source(path: str) -> Source:
     from gristmill.flows.authoring.look_at_data import look_at, split_setting
 
     look = look_at(FILE, path)
-    return Source.model_validate({
-        "path": path, "format": look.format, "split": split_setting(look.split),
-        **({"text_field": look.text_field} if look.text_field else {}),
-        **({"extract": DEFAULT_EXTRACTOR} if look.extract else {})})
+    return Source.model_validate(
+        {
+            "path": path,
+            "format": look.format,
+            "split": split_setting(look.split),
+            **({"text_field": look.text_field} if look.text_field else {}),
+            **({"extract": DEFAULT_EXTRACTOR} if look.extract else {}),
+        }
+    )
 
 
 def _of_run(session: Session, source: str) -> Sample:
@@ -150,8 +158,11 @@ def _of_run(session: Session, source: str) -> Sample:
         if made is not None:
             inputs[name], last = made.data, made
     steps = annotation_stages(inputs)
-    own = [shard for shard in shard_names(folder.data)
-           if read_table(folder.data / shard, ["source"])["source"][0].as_py() == source]
+    own = [
+        shard
+        for shard in shard_names(folder.data)
+        if read_table(folder.data / shard, ["source"])["source"][0].as_py() == source
+    ]
     behind = f", as {steps[-1]} left them" if steps else ""
     kept = last.manifest()["summary"]["counts"]["sources"].get(source, {}).get("kept", 0)
     return Sample(inputs, own, (source,), kept, True, f"source {source!r} of the run{behind}")
@@ -167,8 +178,9 @@ def _of_files(name: str, source: Source, documents: int, most_bytes: float, fold
     taken_of: dict[SourceFile, tuple[int, float]] = {}
     whole: dict[SourceFile, int] = {}
     with contextlib.ExitStack() as stack:
-        guard = stack.enter_context(Guard(reading.extract or DEFAULT_EXTRACTOR, source.extract_options.model_dump(),
-                                          limits))
+        guard = stack.enter_context(
+            Guard(reading.extract or DEFAULT_EXTRACTOR, source.extract_options.model_dump(), limits)
+        )
         tables = stack.enter_context(TableReader())
         own = None if source.read is None else stack.enter_context(OwnProcess(source.read))
 
@@ -176,8 +188,9 @@ def _of_files(name: str, source: Source, documents: int, most_bytes: float, fold
             """Read these files, each up to its share of what is left to be read."""
             kept, taken = writer.kept, writer.bytes_taken
             for number, file in enumerate(chosen, start=1):
-                records: Iterator[Read] = read_file(file, reading, tables) if own is None else own_records(
-                    own, file, reading)
+                records: Iterator[Read] = (
+                    read_file(file, reading, tables) if own is None else own_records(own, file, reading)
+                )
                 before, bytes_before, share = writer.kept, writer.bytes_taken, number / len(chosen)
                 writer.limit = max(kept + int((documents - kept) * share), before + 1)
                 for record in extract_pages(records, guard, reading):
@@ -192,8 +205,10 @@ def _of_files(name: str, source: Source, documents: int, most_bytes: float, fold
         chosen = _evenly(files, PARTS)
         take(chosen)
         others = [file for file in files if file not in set(chosen)]
-        room = min((documents - writer.kept) / max(writer.kept, 1),
-                   (most_bytes - writer.bytes_taken) / max(writer.bytes_taken, 1))
+        room = min(
+            (documents - writer.kept) / max(writer.kept, 1),
+            (most_bytes - writer.bytes_taken) / max(writer.bytes_taken, 1),
+        )
         if len(whole) == len(chosen) and others and is_local(as_path(files[0].location)) and room > 0:
             more = _evenly(others, max(int(room * len(chosen)), 1)) if math.isfinite(room) else others
             chosen = [*chosen, *more]
@@ -203,8 +218,15 @@ def _of_files(name: str, source: Source, documents: int, most_bytes: float, fold
         why = f": {failures[0][1].error}" if failures else ""
         called = "" if name == FILE else f"source {name!r}: "
         raise SourceError(f"{called}no document comes out of {source.path}{why}")
-    return Sample({INGEST: folder}, shard_names(folder), None, _whole(files, whole, taken_of, source), False,
-                  source.path if len(files) == 1 else f"{len(chosen)} of {len(files)} files of {source.path}", failures)
+    return Sample(
+        {INGEST: folder},
+        shard_names(folder),
+        None,
+        _whole(files, whole, taken_of, source),
+        False,
+        source.path if len(files) == 1 else f"{len(chosen)} of {len(files)} files of {source.path}",
+        failures,
+    )
 
 
 def _evenly(files: Sequence[SourceFile], number: int) -> list[SourceFile]:
@@ -212,8 +234,10 @@ def _evenly(files: Sequence[SourceFile], number: int) -> list[SourceFile]:
 
 
 def _whole(
-    files: Sequence[SourceFile], read: Mapping[SourceFile, int], taken: Mapping[SourceFile, tuple[int, float]],
-    source: Source
+    files: Sequence[SourceFile],
+    read: Mapping[SourceFile, int],
+    taken: Mapping[SourceFile, tuple[int, float]],
+    source: Source,
 ) -> int | None:
     """How many documents all files have, format by format: of files that were read to their end, by their bytes where
     they have several each, else by a guess of how much text they hold.
@@ -292,20 +316,38 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[s
     dropped = [row for row, reason in enumerate(trial.reasons) if reason is not None]
     raised = [row for row, error in enumerate(trial.errors) if error is not None]
     return {
-        "on": sample.described, "documents": number,
-        "errors": {"total": len(raised), "shown": [
-            {"locator": trial.locators[row], "error": trial.errors[row]} for row in raised[:SHOWN]]},
+        "on": sample.described,
+        "documents": number,
+        "errors": {
+            "total": len(raised),
+            "shown": [{"locator": trial.locators[row], "error": trial.errors[row]} for row in raised[:SHOWN]],
+        },
         "dropped": {
-            "total": len(dropped), "by_reason": dict(Counter(trial.reasons[row] for row in dropped).most_common()),
-            "shown": [{"locator": trial.locators[row], "reason": trial.reasons[row], "text": trial.texts[row],
-                       "values": {name: values[row] for name, values in trial.columns.items()}}
-                      for row in dropped[:SHOWN]]},
-        **({"columns": {name: describe_column(values) for name, values in trial.columns.items()}}
-           if isinstance(step, OwnAnnotate) else {"edits": _described_edits(trial)}),
+            "total": len(dropped),
+            "by_reason": dict(Counter(trial.reasons[row] for row in dropped).most_common()),
+            "shown": [
+                {
+                    "locator": trial.locators[row],
+                    "reason": trial.reasons[row],
+                    "text": trial.texts[row],
+                    "values": {name: values[row] for name, values in trial.columns.items()},
+                }
+                for row in dropped[:SHOWN]
+            ],
+        },
+        **(
+            {"columns": {name: describe_column(values) for name, values in trial.columns.items()}}
+            if isinstance(step, OwnAnnotate)
+            else {"edits": _described_edits(trial)}
+        ),
         "unreadable": [{"record": one.number, "error": one.error} for _, one in sample.failures[:SHOWN]],
-        "differs": trial.differs, "seconds": trial.seconds,
-        "whole": {"documents": sample.whole, "is_exact": sample.is_exact, "seconds": (
-            None if sample.whole is None or not number else sample.whole * trial.seconds / number)},
+        "differs": trial.differs,
+        "seconds": trial.seconds,
+        "whole": {
+            "documents": sample.whole,
+            "is_exact": sample.is_exact,
+            "seconds": (None if sample.whole is None or not number else sample.whole * trial.seconds / number),
+        },
     }
 
 
@@ -326,13 +368,16 @@ def _some(function: DocumentFunction, sample: Sample, documents: int) -> Iterato
 
 def _annotate(
     trial: Trial, function: DocumentFunction, step: OwnAnnotate, read: JudgedColumns, limit: TimeLimit
-) -> None:  # fmt: skip
+) -> None:
     started = time.perf_counter()
     measured = annotate.measure(function, step, read.given, limit)
     trial.seconds += time.perf_counter() - started
     trial.differs = trial.differs or annotate.compare_calls(function, step, read, measured, limit)
-    numbers = {name: annotate.as_numbers(values) for name, values in measured.columns.items()
-               if annotate.is_number(values.type)}
+    numbers = {
+        name: annotate.as_numbers(values)
+        for name, values in measured.columns.items()
+        if annotate.is_number(values.type)
+    }
     reasons, _ = annotate.judge(step, measured, numbers)
     trial.reasons += spread(pa.array(reasons, pa.string()), measured.errors).to_pylist()
     trial.errors += measured.errors
@@ -359,31 +404,47 @@ def describe_column(values: Sequence[Any]) -> dict[str, Any]:
     missing = len(values) - len(present)
     if not present or isinstance(present[0], bool | str):
         counted = Counter(present).most_common()
-        return {"missing": missing, "values": {str(value): number for value, number in counted[:SHOWN]},
-                "others": sum(number for _, number in counted[SHOWN:])}
+        return {
+            "missing": missing,
+            "values": {str(value): number for value, number in counted[:SHOWN]},
+            "others": sum(number for _, number in counted[SHOWN:]),
+        }
     numbers = np.array(present, np.float64)
     counts, _ = np.histogram(numbers, bins=len(BARS))
-    return {"missing": missing, "min": min(present), "median": float(np.median(numbers)), "max": max(present),
-            "bars": "".join(BARS[-(-int(count) * (len(BARS) - 1) // int(counts.max()))] for count in counts)}
+    return {
+        "missing": missing,
+        "min": min(present),
+        "median": float(np.median(numbers)),
+        "max": max(present),
+        "bars": "".join(BARS[-(-int(count) * (len(BARS) - 1) // int(counts.max()))] for count in counts),
+    }
 
 
 def _described_edits(trial: Trial) -> dict[str, Any]:
     changed = [row for row, edits in enumerate(trial.edits) if edits]
     return {
-        "changed": len(changed), "times": sum(len(trial.edits[row]) for row in changed),
+        "changed": len(changed),
+        "times": sum(len(trial.edits[row]) for row in changed),
         "bytes_removed": sum(end - begin for row in changed for begin, end, _ in trial.edits[row]),
         "bytes_added": sum(len(text.encode()) for row in changed for _, _, text in trial.edits[row]),
-        "shown": [{"locator": trial.locators[row], "differences": [
-            _difference(trial.texts[row].encode(), *one) for one in trial.edits[row][:SHOWN]]}
-                  for row in changed[:SHOWN]],
+        "shown": [
+            {
+                "locator": trial.locators[row],
+                "differences": [_difference(trial.texts[row].encode(), *one) for one in trial.edits[row][:SHOWN]],
+            }
+            for row in changed[:SHOWN]
+        ],
     }
 
 
 def _difference(text: bytes, begin: int, end: int, after: str) -> dict[str, str]:
     """`before` and `after` of one edit, and the bytes to the `left` and `right` of it, as far as they are whole."""
-    return {"left": text[max(begin - AROUND_BYTES, 0):begin].decode(errors="ignore"),
-            "before": text[begin:end].decode(), "after": after,
-            "right": text[end:end + AROUND_BYTES].decode(errors="ignore")}
+    return {
+        "left": text[max(begin - AROUND_BYTES, 0) : begin].decode(errors="ignore"),
+        "before": text[begin:end].decode(),
+        "after": after,
+        "right": text[end : end + AROUND_BYTES].decode(errors="ignore"),
+    }
 
 
 def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
@@ -414,10 +475,16 @@ def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
     whole = round(len(records) * total / file.size) if ended is not None and file.size else None
     return {
         "on": f"{file.name}, the first of {len(files):,} files" if len(files) > 1 else file.name,
-        "records": len(records), "documents": len(kept), "empty": sum(isinstance(one, Dropped) for one in first),
+        "records": len(records),
+        "documents": len(kept),
+        "empty": sum(isinstance(one, Dropped) for one in first),
         "quarantined": [{"record": one.number, "error": one.error} for one in first if isinstance(one, Rejected)],
         "shown": [{"locator": one.locator, "text": one.text, "metadata": one.metadata} for one in kept[:SHOWN]],
-        "seconds": seconds, "differs": "a second call gives other records" if first != again else None,
-        "whole": {"documents": whole, "is_exact": False,
-                  "seconds": None if whole is None else whole * seconds / max(len(records), 1)},
+        "seconds": seconds,
+        "differs": "a second call gives other records" if first != again else None,
+        "whole": {
+            "documents": whole,
+            "is_exact": False,
+            "seconds": None if whole is None else whole * seconds / max(len(records), 1),
+        },
     }

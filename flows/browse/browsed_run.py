@@ -113,8 +113,11 @@ class BrowsedRun:
         found = {DOCUMENTS: self._documents().inputs} if INGEST in inputs else {}
         if IMPORTED in inputs:
             found[IMPORTED] = corpora(inputs)[-1]
-        return found | {stage: prepared_inputs(folder) for stage, folder in inputs.items()
-                        if self.session.plan[stage].stage.of_examples}
+        return found | {
+            stage: prepared_inputs(folder)
+            for stage, folder in inputs.items()
+            if self.session.plan[stage].stage.of_examples
+        }
 
     def _documents(self) -> Corpus:
         return self.once(DOCUMENTS, lambda: committed_corpus(self.session))

@@ -31,16 +31,22 @@ MOST_WHOLE = 400_000
 
 def steps_with_clusters(run: BrowsedRun) -> list[tuple[str, str]]:
     """(corpus, step) of all that have looked for duplicates."""
-    return [(name, step) for name, corpus in run.corpora().items() for step in annotation_stages(corpus)
-            if (corpus[step] / CLUSTERS).exists()]
+    return [
+        (name, step)
+        for name, corpus in run.corpora().items()
+        for step in annotation_stages(corpus)
+        if (corpus[step] / CLUSTERS).exists()
+    ]
 
 
 def _checked(run: BrowsedRun, corpus: str, step: str) -> Inputs:
     found = run.corpus(corpus)
     steps = steps_with_clusters(run)
     if (corpus, step) not in steps:
-        raise NotThereError(f"{step} of {corpus} has looked for no duplicates yet; steps that have are "
-                            f"{', '.join(name for _, name in steps) or 'none'}")
+        raise NotThereError(
+            f"{step} of {corpus} has looked for no duplicates yet; steps that have are "
+            f"{', '.join(name for _, name in steps) or 'none'}"
+        )
     return found
 
 
@@ -48,20 +54,33 @@ def clusters_page(run: BrowsedRun, asked: Clusters) -> dict[str, Any]:
     """The clusters of a step, those that lost most documents first."""
     corpus = _checked(run, asked.corpus, asked.step)
     path = corpus[asked.step] / CLUSTERS
-    sizes = run.once(("clusters", asked.corpus, asked.step), lambda: _sizes(read_table(
-        path, ["cluster", "survivor_locator"])))
+    sizes = run.once(
+        ("clusters", asked.corpus, asked.step), lambda: _sizes(read_table(path, ["cluster", "survivor_locator"]))
+    )
     shown = sizes.slice(asked.after, CLUSTERS_ON_PAGE).to_pylist()
     own = address_of(asked.corpus)
     return {
-        "step": asked.step, "total": len(sizes), "dropped": pc.sum(sizes["dropped"]).as_py() or 0,
-        "clusters": [{**one, "id": one["cluster"].hex(), "link": address(
-            CLUSTERS_PAGE, asked.step, one["cluster"].hex(), corpus=own)} for one in shown],
-        "others": [(f"{step} of {name}" if name != DOCUMENTS else step,
-                    address(CLUSTERS_PAGE, step, corpus=address_of(name))) for name, step in steps_with_clusters(run)],
+        "step": asked.step,
+        "total": len(sizes),
+        "dropped": pc.sum(sizes["dropped"]).as_py() or 0,
+        "clusters": [
+            {
+                **one,
+                "id": one["cluster"].hex(),
+                "link": address(CLUSTERS_PAGE, asked.step, one["cluster"].hex(), corpus=own),
+            }
+            for one in shown
+        ],
+        "others": [
+            (f"{step} of {name}" if name != DOCUMENTS else step, address(CLUSTERS_PAGE, step, corpus=address_of(name)))
+            for name, step in steps_with_clusters(run)
+        ],
         "before": address(CLUSTERS_PAGE, asked.step, corpus=own, after=max(0, asked.after - CLUSTERS_ON_PAGE) or None)
-        if asked.after else None,
+        if asked.after
+        else None,
         "next": address(CLUSTERS_PAGE, asked.step, corpus=own, after=asked.after + CLUSTERS_ON_PAGE)
-        if asked.after + CLUSTERS_ON_PAGE < len(sizes) else None,
+        if asked.after + CLUSTERS_ON_PAGE < len(sizes)
+        else None,
     }
 
 
@@ -73,8 +92,9 @@ def address_of(corpus: str) -> str | None:
 def _sizes(twins: pa.Table) -> pa.Table:
     """Cluster, documents that it lost, and the locator of one that was kept; largest first."""
     grouped = twins.group_by("cluster").aggregate([("cluster", "count"), ("survivor_locator", "min")])
-    sizes = pa.table({"cluster": grouped["cluster"], "dropped": grouped["cluster_count"],
-                      "kept": grouped["survivor_locator_min"]})
+    sizes = pa.table(
+        {"cluster": grouped["cluster"], "dropped": grouped["cluster_count"], "kept": grouped["survivor_locator_min"]}
+    )
     return sizes.sort_by([("dropped", "descending"), ("cluster", "ascending")])
 
 
@@ -98,12 +118,23 @@ def cluster_page(run: BrowsedRun, asked: OneCluster) -> dict[str, Any]:
         return address(CLUSTERS_PAGE, asked.step, asked.cluster, corpus=own, **more)
 
     return {
-        "step": asked.step, "cluster": asked.cluster, "list": address(CLUSTERS_PAGE, asked.step, corpus=own),
-        "total": len(twins), "kept": len({twin["survivor"] for twin in twins}), "after": asked.after,
+        "step": asked.step,
+        "cluster": asked.cluster,
+        "list": address(CLUSTERS_PAGE, asked.step, corpus=own),
+        "total": len(twins),
+        "kept": len({twin["survivor"] for twin in twins}),
+        "after": asked.after,
         "measure": LIKENESSES[likeness],
-        "twins": [{**twin, "survivor": twin["survivor"].hex(), "member": twin["member"].hex(),
-                   "is_chosen": twin is chosen, "link": link(member=twin["member"].hex(), after=asked.after)}
-                  for twin in twins[asked.after : asked.after + MEMBERS_ON_PAGE]],
+        "twins": [
+            {
+                **twin,
+                "survivor": twin["survivor"].hex(),
+                "member": twin["member"].hex(),
+                "is_chosen": twin is chosen,
+                "link": link(member=twin["member"].hex(), after=asked.after),
+            }
+            for twin in twins[asked.after : asked.after + MEMBERS_ON_PAGE]
+        ],
         "pair": _pair(corpus, asked, chosen),
         "whole_link": link(member=chosen["member"].hex(), after=asked.after, whole="true"),
         "before": link(after=max(0, asked.after - MEMBERS_ON_PAGE) or None) if asked.after else None,
@@ -122,14 +153,30 @@ def _pair(corpus: Inputs, asked: OneCluster, twin: dict[str, Any]) -> dict[str, 
     if ours is not None and theirs is not None:
         pieces = differences(ours[:most], theirs[:most])
     return {
-        "sides": [{"id": one.hex(), "link": address(DOCUMENTS, one.hex()), "locator": locator,
-                   "title": title, "pieces": side, "characters": None if text is None else len(text),
-                   "cut": text is not None and len(text) > most}
-                  for one, locator, title, side, text in zip(
-                      ids, (twin["survivor_locator"], twin["member_locator"]), ("kept", "dropped"), pieces,
-                      (ours, theirs), strict=True)],
-        "likeness": twin["likeness"], "linked_by": twin["linked_by"], "decided_by": twin["decided_by"],
-        "values": (twin["survivor_value"], twin["member_value"]), "against_index": twin.get("against_index"),
+        "sides": [
+            {
+                "id": one.hex(),
+                "link": address(DOCUMENTS, one.hex()),
+                "locator": locator,
+                "title": title,
+                "pieces": side,
+                "characters": None if text is None else len(text),
+                "cut": text is not None and len(text) > most,
+            }
+            for one, locator, title, side, text in zip(
+                ids,
+                (twin["survivor_locator"], twin["member_locator"]),
+                ("kept", "dropped"),
+                pieces,
+                (ours, theirs),
+                strict=True,
+            )
+        ],
+        "likeness": twin["likeness"],
+        "linked_by": twin["linked_by"],
+        "decided_by": twin["decided_by"],
+        "values": (twin["survivor_value"], twin["member_value"]),
+        "against_index": twin.get("against_index"),
         "equal": ours is not None and ours == theirs,
     }
 

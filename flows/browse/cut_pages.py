@@ -42,9 +42,18 @@ def cuts_page(run: BrowsedRun) -> dict[str, Any]:
     for key, (step, rule, _) in rules_of_run(run).items():
         summary = run.summary(step)
         tally: Mapping[str, int] = summary.get("rules", {}).get(rule.name, {})
-        rows.append({"step": step, "rule": rule.name, "key": short_key(key), "bound": rule.bound,
-                     "dropped": rule.dropped(summary), "only": tally.get("only"), "link": address(CUTS_PAGE, key),
-                     "list": Search(step=step, reason=rule.name).link()})
+        rows.append(
+            {
+                "step": step,
+                "rule": rule.name,
+                "key": short_key(key),
+                "bound": rule.bound,
+                "dropped": rule.dropped(summary),
+                "only": tally.get("only"),
+                "link": address(CUTS_PAGE, key),
+                "list": Search(step=step, reason=rule.name).link(),
+            }
+        )
     return {"rules": rows}
 
 
@@ -60,11 +69,18 @@ def cut_page(run: BrowsedRun, asked: OneCut) -> dict[str, Any]:
     counted = summary.get("histograms", {}).get(rule.statistic)
     column = next((name for name, of in run.columns(DOCUMENTS).measured.items() if of == (step, rule.statistic)), "")
     return {
-        "step": step, "rule": rule.name, "key": rule.key, "short_key": short_key(rule.key), "bound": rule.bound,
-        "statistic": rule.statistic, "is_most": rule.side == "max",
-        "dropped": rule.dropped(summary), "read": summary["counts"]["read"],
+        "step": step,
+        "rule": rule.name,
+        "key": rule.key,
+        "short_key": short_key(rule.key),
+        "bound": rule.bound,
+        "statistic": rule.statistic,
+        "is_most": rule.side == "max",
+        "dropped": rule.dropped(summary),
+        "read": summary["counts"]["read"],
         "only": summary.get("rules", {}).get(rule.name, {}).get("only"),
-        "list": Search(step=step, reason=rule.name).link(), "sides": sides,
+        "list": Search(step=step, reason=rule.name).link(),
+        "sides": sides,
         "bars": bars(counted["edges"], counted["counts"], rule.bound, column) if counted and numeric else None,
         "try": run.session.command("whatif", "--set", f"{short_key(rule.key)}=VALUE"),
         "sampled": len(shard_names(corpus[INGEST])) > MOST_SHARDS,
@@ -78,8 +94,10 @@ def _nearest(corpus: Inputs, step: str, rule: Rule, of_step: Sequence[Rule]) -> 
     for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
         verdicts, _ = judge_shard(corpus, shard, step, list(of_step), list(of_step))
         merge_nearest(sides, shard, nearest(verdicts, rule, SAMPLES), SAMPLES)
-    return [{"side": side, "samples": [_sample(corpus, step, shard, row, value)
-                                       for _, shard, row, value in sides[side]]} for side in ("failing", "passing")]
+    return [
+        {"side": side, "samples": [_sample(corpus, step, shard, row, value) for _, shard, row, value in sides[side]]}
+        for side in ("failing", "passing")
+    ]
 
 
 def _sample(corpus: Inputs, step: str, shard: str, row: int, value: float) -> dict[str, Any]:
@@ -87,9 +105,16 @@ def _sample(corpus: Inputs, step: str, shard: str, row: int, value: float) -> di
     document = read_document_rows(corpus, shard, [row], ["id", "source", "locator", "text"])
     judged = read_annotation_rows(corpus, shard, step, [row], document["id"], ["keep", "reason"]).to_pylist()[0]
     found = document.to_pylist()[0]
-    return {"id": found["id"].hex(), "link": address(DOCUMENTS, found["id"].hex()), "source": found["source"],
-            "locator": found["locator"], "value": value, "keep": judged["keep"], "reason": judged["reason"],
-            "excerpt": found["text"][:EXCERPT_CHARS] + ("..." if len(found["text"]) > EXCERPT_CHARS else "")}
+    return {
+        "id": found["id"].hex(),
+        "link": address(DOCUMENTS, found["id"].hex()),
+        "source": found["source"],
+        "locator": found["locator"],
+        "value": value,
+        "keep": judged["keep"],
+        "reason": judged["reason"],
+        "excerpt": found["text"][:EXCERPT_CHARS] + ("..." if len(found["text"]) > EXCERPT_CHARS else ""),
+    }
 
 
 def bars(edges: Sequence[float], counts: Sequence[int], cut: float | None, column: str) -> dict[str, Any]:
@@ -109,11 +134,25 @@ def bars(edges: Sequence[float], counts: Sequence[int], cut: float | None, colum
     found = []
     for place in range(first, last + 1):
         # A range of the form has both ends; a bar does not have its upper one.
-        bounds = [*([f'"{column}" >= {edges[place - 1]!r}'] if place else []),
-                  *([f'"{column}" < {edges[place]!r}'] if place < len(edges) else [])]
+        bounds = [
+            *([f'"{column}" >= {edges[place - 1]!r}'] if place else []),
+            *([f'"{column}" < {edges[place]!r}'] if place < len(edges) else []),
+        ]
         height = round(max(140 * counts[place] / highest, 1.0 if counts[place] else 0.0), 2)
-        found.append({"x": round((place - first) * width, 2), "width": round(width * 0.92, 2), "y": 150 - height,
-                      "height": height, "count": counts[place], "title": f"{ends[place]} to {ends[place + 1]}".strip(),
-                      "link": Search(where=" AND ".join(bounds)).link()})
-    return {"bars": found, "cut": None if cut is None else round((place_on_bins(cut, edges) - first) * width, 2),
-            "from": ends[first], "to": ends[last + 1]}
+        found.append(
+            {
+                "x": round((place - first) * width, 2),
+                "width": round(width * 0.92, 2),
+                "y": 150 - height,
+                "height": height,
+                "count": counts[place],
+                "title": f"{ends[place]} to {ends[place + 1]}".strip(),
+                "link": Search(where=" AND ".join(bounds)).link(),
+            }
+        )
+    return {
+        "bars": found,
+        "cut": None if cut is None else round((place_on_bins(cut, edges) - first) * width, 2),
+        "from": ends[first],
+        "to": ends[last + 1],
+    }

@@ -54,7 +54,7 @@ HOSTS = ["127.0.0.1", "localhost"]
 STYLE = "/style.css"
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; "
-                               "base-uri 'none'; frame-ancestors 'none'",
+    "base-uri 'none'; frame-ancestors 'none'",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "referrer-policy": "no-referrer",
@@ -119,8 +119,10 @@ class Guarded:
 
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((name.encode(), value.encode())
-                                                             for name, value in self._headers.items())]
+                message["headers"] = [
+                    *message["headers"],
+                    *((name.encode(), value.encode()) for name, value in self._headers.items()),
+                ]
             await send(message)
 
         told = dict(scope.get("headers", ()))
@@ -175,17 +177,22 @@ PAGES = (
 
 def _refused(run: BrowsedRun, status: HTTPStatus, request: Request, error: Exception) -> Response:
     """A page with the sentence of an error."""
-    titles = {HTTPStatus.BAD_REQUEST: "Not understood", HTTPStatus.NOT_FOUND: "Not found",
-              HTTPStatus.INTERNAL_SERVER_ERROR: "Cannot be read"}
+    titles = {
+        HTTPStatus.BAD_REQUEST: "Not understood",
+        HTTPStatus.NOT_FOUND: "Not found",
+        HTTPStatus.INTERNAL_SERVER_ERROR: "Cannot be read",
+    }
     said = mask_text(" ".join(str(error).split())) or type(error).__name__
     return _html(run, "error", {"title": titles.get(status, status.phrase), "said": said}, status)
 
 
 def _no_page(run: BrowsedRun, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    said = {HTTPStatus.NOT_FOUND: f"there is no page {request.url.path}",
-            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not answered here: pages are read with GET, and "
-                                           "nothing is changed"}.get(HTTPStatus(error.status_code), error.detail)
+    said = {
+        HTTPStatus.NOT_FOUND: f"there is no page {request.url.path}",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not answered here: pages are read with GET, and "
+        "nothing is changed",
+    }.get(HTTPStatus(error.status_code), error.detail)
     title = "Not found" if error.status_code == HTTPStatus.NOT_FOUND else "Refused"
     return _html(run, "error", {"title": title, "said": said}, error.status_code)
 
@@ -193,8 +200,7 @@ def _no_page(run: BrowsedRun, request: Request, error: Exception) -> Response:
 def _failed(run: BrowsedRun, request: Request, error: Exception) -> Response:
     """A sentence about what nobody has thought of; the terminal gets the traceback."""
     said = mask_text(f"this page cannot be made: {type(error).__name__}: {error}")
-    return _html(run, "error", {"title": "Cannot be shown", "said": said},
-                 HTTPStatus.INTERNAL_SERVER_ERROR)
+    return _html(run, "error", {"title": "Cannot be shown", "said": said}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _html(run: BrowsedRun, template: str, values: Mapping[str, Any], status: int = HTTPStatus.OK) -> Response:

@@ -75,20 +75,31 @@ def documents_page(run: BrowsedRun, asked: Search) -> dict[str, Any]:
     counted = asked.words is None and total <= MOST_COUNTED
     unpaged = asked.model_copy(update={"after": None})
     return {
-        "asked": asked, "total": total, "columns": [one for one in wanted if one not in JUDGED],
+        "asked": asked,
+        "total": total,
+        "columns": [one for one in wanted if one not in JUDGED],
         "count": run.once(("count", unpaged), lambda: _count(corpus, unpaged, wanted)) if counted else None,
-        "hits": [line for shard, hits in groupby(scan.hits, key=lambda hit: hit.shard)
-                 for line in _lines(inputs, shard, list(hits), asked)],
-        "next": asked.link(scan.after) if scan.after else None, "first": asked.link() if asked.after else None,
-        "scanned": scan.scanned, "is_filtered": asked != Search(corpus=asked.corpus, after=asked.after),
+        "hits": [
+            line
+            for shard, hits in groupby(scan.hits, key=lambda hit: hit.shard)
+            for line in _lines(inputs, shard, list(hits), asked)
+        ],
+        "next": asked.link(scan.after) if scan.after else None,
+        "first": asked.link() if asked.after else None,
+        "scanned": scan.scanned,
+        "is_filtered": asked != Search(corpus=asked.corpus, after=asked.after),
         "form": run.once(("form", asked.corpus), lambda: _form(run, corpus, asked.corpus)),
     }
 
 
 def _columns(corpus: Corpus, asked: Search) -> list[str]:
     """What is read of every document."""
-    wanted = [*JUDGED, *([LANGUAGE] if asked.language else []), *([asked.column] if asked.column else []),
-              *([] if asked.where is None else columns_in(asked.where, corpus.schema.names))]
+    wanted = [
+        *JUDGED,
+        *([LANGUAGE] if asked.language else []),
+        *([asked.column] if asked.column else []),
+        *([] if asked.where is None else columns_in(asked.where, corpus.schema.names)),
+    ]
     for name in wanted:
         if name not in corpus.schema.names:
             raise BadAddressError(f"no step has measured {name!r}; columns are {', '.join(corpus.measured) or 'none'}")
@@ -191,11 +202,18 @@ def _lines(inputs: Mapping[str, Path], shard: str, hits: Sequence[Hit], asked: S
     has_text = "text" in column_names(inputs[INGEST] / shard)
     documents = read_document_rows(inputs, shard, rows, ["id", "locator", *(["text"] if has_text else [])]).to_pylist()
     texts = [one["text"] for one in documents] if has_text else [decoded_text(inputs, shard, row) for row in rows]
-    return [{**{name: hit.judged[name] for name in JUDGED}, "id": document["id"].hex(),
-             "locator": document["locator"], "link": address(DOCUMENTS, document["id"].hex()),
-             "values": {name: value for name, value in hit.judged.items() if name not in (*JUDGED, "text")},
-             "characters": len(text), "excerpt": marked(snippet(text, words), words)}
-            for hit, document, text in zip(hits, documents, texts, strict=True)]
+    return [
+        {
+            **{name: hit.judged[name] for name in JUDGED},
+            "id": document["id"].hex(),
+            "locator": document["locator"],
+            "link": address(DOCUMENTS, document["id"].hex()),
+            "values": {name: value for name, value in hit.judged.items() if name not in (*JUDGED, "text")},
+            "characters": len(text),
+            "excerpt": marked(snippet(text, words), words),
+        }
+        for hit, document, text in zip(hits, documents, texts, strict=True)
+    ]
 
 
 def _form(run: BrowsedRun, corpus: Corpus, name: str) -> dict[str, Any]:
@@ -214,6 +232,12 @@ def _form(run: BrowsedRun, corpus: Corpus, name: str) -> dict[str, Any]:
             reasons[stage] = sorted(found)
         languages |= summary.get("languages", {})
     numbers = [one for one in corpus.measured if _is_number(corpus.schema.field(one).type)]
-    return {"corpora": list(run.corpora()), "sources": sorted(sources), "reasons": reasons,
-            "languages": sorted(languages, key=lambda one: (-languages[one], one)) if LANGUAGE in corpus.schema.names
-            else [], "columns": numbers}
+    return {
+        "corpora": list(run.corpora()),
+        "sources": sorted(sources),
+        "reasons": reasons,
+        "languages": sorted(languages, key=lambda one: (-languages[one], one))
+        if LANGUAGE in corpus.schema.names
+        else [],
+        "columns": numbers,
+    }

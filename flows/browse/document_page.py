@@ -35,11 +35,14 @@ def document_page(run: BrowsedRun, asked: OneDocument) -> dict[str, Any]:
     pieces, cut = cut_pieces(found["text"], None if asked.whole else MOST_CHARACTERS)
     return {
         **{key: found[key] for key in ("id", "source", "locator", "characters", "outcome", "shard", "row")},
-        "url": url_of(found["locator"], found["metadata"]), "metadata": _metadata(found["metadata"]),
+        "url": url_of(found["locator"], found["metadata"]),
+        "metadata": _metadata(found["metadata"]),
         "is_kept": found["outcome"] == "kept",
         "steps": [_step(run, corpus, found["id"], judged) for judged in found["stages"]],
-        "pieces": pieces, "is_edited": any(piece["edit"] for piece in found["text"]),
-        "whole": address(DOCUMENTS, found["id"], whole="true") if cut else None, "shown": MOST_CHARACTERS,
+        "pieces": pieces,
+        "is_edited": any(piece["edit"] for piece in found["text"]),
+        "whole": address(DOCUMENTS, found["id"], whole="true") if cut else None,
+        "shown": MOST_CHARACTERS,
         "mix": _use(found[MIX], found["source"]) if MIX in found else None,
         "source_link": Search(corpus=corpus, source=found["source"]).link(),
         "example": None if corpus == DOCUMENTS or found["outcome"] != "kept" else address(EXAMPLES_PAGE, found["id"]),
@@ -66,8 +69,10 @@ def _metadata(text: str | None) -> list[tuple[str, str]]:
         found = text
     if not isinstance(found, dict):
         return [("", str(found))] if found else []
-    return [(name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-            for name, value in found.items()]
+    return [
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in found.items()
+    ]
 
 
 def _step(run: BrowsedRun, corpus: str, document: str, judged: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,26 +81,43 @@ def _step(run: BrowsedRun, corpus: str, document: str, judged: Mapping[str, Any]
     values = judged["values"]
     clustered = values.get("cluster") and (values.get("duplicate_of") or (values.get("cluster_size") or 1) > 1)
     return {
-        "step": step, "keep": judged["keep"], "reason": judged["reason"], "threshold": judged.get("threshold"),
-        "error": judged.get("error"), "edits": judged.get("edits"),
+        "step": step,
+        "keep": judged["keep"],
+        "reason": judged["reason"],
+        "threshold": judged.get("threshold"),
+        "error": judged.get("error"),
+        "edits": judged.get("edits"),
         "cut": link_of_cut(run, step, judged["reason"]) if corpus == DOCUMENTS else None,
         "list": None if judged["keep"] else Search(corpus=corpus, step=step, reason=judged["reason"]).link(),
-        "cluster": address(CLUSTERS_PAGE, step, values["cluster"], corpus=address_of(corpus),
-                           member=None if judged["keep"] else document)
-        if clustered and (corpus, step) in steps_with_clusters(run) else None,
+        "cluster": address(
+            CLUSTERS_PAGE,
+            step,
+            values["cluster"],
+            corpus=address_of(corpus),
+            member=None if judged["keep"] else document,
+        )
+        if clustered and (corpus, step) in steps_with_clusters(run)
+        else None,
         "duplicate_of": address(DOCUMENTS, values["duplicate_of"]) if values.get("duplicate_of") else None,
-        "values": [(name, value) for name, value in values.items() if name not in IDS
-                   and not is_idle_rule(name, value)],
+        "values": [
+            (name, value) for name, value in values.items() if name not in IDS and not is_idle_rule(name, value)
+        ],
     }
 
 
 def _use(mix: Mapping[str, Any], source: str) -> dict[str, Any]:
     """What the mixture made of it, with links to its rows and to the steps that read them."""
     return {
-        "use": mix["use"], "reason": NOT_DRAWN.get(mix["reason"], mix["reason"]), "pieces": mix["pieces"],
-        "tokens": mix["tokens"], "copies": mix["copies"], "number_of_rows": len(set(mix["rows"])),
-        "rows": [(row, address(ROWS_PAGE, MIX, row, held_out=source if mix["use"] == "held out" else None))
-                 for row in sorted(set(mix["rows"]))[:MOST_LINKS]],
+        "use": mix["use"],
+        "reason": NOT_DRAWN.get(mix["reason"], mix["reason"]),
+        "pieces": mix["pieces"],
+        "tokens": mix["tokens"],
+        "copies": mix["copies"],
+        "number_of_rows": len(set(mix["rows"])),
+        "rows": [
+            (row, address(ROWS_PAGE, MIX, row, held_out=source if mix["use"] == "held out" else None))
+            for row in sorted(set(mix["rows"]))[:MOST_LINKS]
+        ],
         "number_of_steps": len(mix["steps"]),
         "steps": [(step, address(TRAINING_PAGE, PRETRAIN, step)) for step in mix["steps"][:MOST_LINKS]],
     }

@@ -24,15 +24,29 @@ def domains_page(run: BrowsedRun, asked: OneStage) -> dict[str, Any]:
     """The map of a step, and its domains with links to their documents."""
     steps = steps_with_domains(run)
     if asked.stage not in steps:
-        raise NotThereError(f"{asked.stage} has sorted no documents by what they are about; steps that have are "
-                            f"{', '.join(steps) or 'none'}")
+        raise NotThereError(
+            f"{asked.stage} has sorted no documents by what they are about; steps that have are "
+            f"{', '.join(steps) or 'none'}"
+        )
     summary, corpus = run.summary(asked.stage), run.columns(DOCUMENTS)
     column = next(name for name, place in corpus.measured.items() if place == (asked.stage, "domain"))
     total = sum(one["documents"] for one in summary["domains"]) or 1
-    domains = [{**one, "share": one["documents"] / total, "colour": one["domain"] % len(COLOURS),
-                "link": Search(where=f"{column} = {one['domain']}").link()} for one in summary["domains"]]
-    return {"step": asked.stage, "side": SIDE, "others": [(step, address(DOMAINS_PAGE, step)) for step in steps],
-            "sample": summary["sample"], **draw_map(summary["map"], domains)}
+    domains = [
+        {
+            **one,
+            "share": one["documents"] / total,
+            "colour": one["domain"] % len(COLOURS),
+            "link": Search(where=f"{column} = {one['domain']}").link(),
+        }
+        for one in summary["domains"]
+    ]
+    return {
+        "step": asked.stage,
+        "side": SIDE,
+        "others": [(step, address(DOMAINS_PAGE, step)) for step in steps],
+        "sample": summary["sample"],
+        **draw_map(summary["map"], domains),
+    }
 
 
 def draw_map(
@@ -49,9 +63,12 @@ def draw_map(
     middles = [(low + high) / 2 for low, high in ends]
 
     def at(x: float, y: float) -> dict[str, float]:
-        across, up = ((value - middle) / reach * (SIDE - 2 * MARGIN)
-                      for value, middle in zip((x, y), middles, strict=True))
+        across, up = (
+            (value - middle) / reach * (SIDE - 2 * MARGIN) for value, middle in zip((x, y), middles, strict=True)
+        )
         return {"at_x": round(SIDE / 2 + across, 1), "at_y": round(SIDE / 2 - up, 1)}
 
-    return {"dots": [{**at(x, y), "colour": domain % len(COLOURS)} for x, y, domain in points],
-            "domains": [{**one, **at(one["x"], one["y"])} for one in domains]}
+    return {
+        "dots": [{**at(x, y), "colour": domain % len(COLOURS)} for x, y, domain in points],
+        "domains": [{**one, **at(one["x"], one["y"])} for one in domains],
+    }

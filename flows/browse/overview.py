@@ -29,15 +29,35 @@ def overview_page(run: BrowsedRun) -> dict[str, Any]:
     read = rows[0]["kept"] if rows else 0
     links = {row["stage"]: _listing(run, row["stage"]) for row in states}
     return {
-        "name": run.name, "store": mask_text(str(run.session.store.root)), "manifest": run.session.manifest_file,
+        "name": run.name,
+        "store": mask_text(str(run.session.store.root)),
+        "manifest": run.session.manifest_file,
         "stages": [{**row, "link": links[row["stage"]], "said": _said(row)} for row in states],
-        "funnel": [{"step": row["stage"], "read": row["read"], "kept": row["kept"], "width": _width(row["kept"], read),
-                    "megabytes": row["bytes_kept"] / 1e6,
-                    "reasons": [_reason(run, row["stage"], reason, count, row["stage"] == rows[0]["stage"])
-                                for reason, count in top_reasons(row, MOST_REASONS)]} for row in rows],
-        "sources": [{"name": name, "read": part["read"], "kept": rows[-1]["sources"].get(name, {}).get("kept", 0),
-                     "link": Search(source=name).link()}
-                    for name, part in sorted(rows[0].get("sources", {}).items())] if rows else [],
+        "funnel": [
+            {
+                "step": row["stage"],
+                "read": row["read"],
+                "kept": row["kept"],
+                "width": _width(row["kept"], read),
+                "megabytes": row["bytes_kept"] / 1e6,
+                "reasons": [
+                    _reason(run, row["stage"], reason, count, row["stage"] == rows[0]["stage"])
+                    for reason, count in top_reasons(row, MOST_REASONS)
+                ],
+            }
+            for row in rows
+        ],
+        "sources": [
+            {
+                "name": name,
+                "read": part["read"],
+                "kept": rows[-1]["sources"].get(name, {}).get("kept", 0),
+                "link": Search(source=name).link(),
+            }
+            for name, part in sorted(rows[0].get("sources", {}).items())
+        ]
+        if rows
+        else [],
         "run_command": run.session.command("run"),
     }
 
@@ -54,8 +74,12 @@ def _width(kept: int, read: int) -> float:
 def _reason(run: BrowsedRun, step: str, reason: str, count: int, is_reading: bool) -> dict[str, Any]:
     """A rule with how many it dropped; what could not be read is in no list of documents."""
     found = Search(step=step, outcome="quarantined") if reason == "quarantined" else Search(step=step, reason=reason)
-    return {"reason": reason, "count": count, "list": None if is_reading else found.link(),
-            "cut": link_of_cut(run, step, reason)}
+    return {
+        "reason": reason,
+        "count": count,
+        "list": None if is_reading else found.link(),
+        "cut": link_of_cut(run, step, reason),
+    }
 
 
 def _listing(run: BrowsedRun, stage: str) -> str | None:
@@ -66,21 +90,30 @@ def _listing(run: BrowsedRun, stage: str) -> str | None:
         return address(TRAINING_PAGE, stage)
     if stage in steps_with_domains(run):
         return address(DOMAINS_PAGE, stage)
-    return next((address(CLUSTERS_PAGE, step, corpus=address_of(corpus))
-                 for corpus, step in steps_with_clusters(run) if stage == step and corpus == DOCUMENTS), None)
+    return next(
+        (
+            address(CLUSTERS_PAGE, step, corpus=address_of(corpus))
+            for corpus, step in steps_with_clusters(run)
+            if stage == step and corpus == DOCUMENTS
+        ),
+        None,
+    )
 
 
 def navigation(run: BrowsedRun) -> list[tuple[str, str]]:
     """The listings that a run has by now: title and address."""
     found = [("overview", "/")]
-    found += [("documents" if name == DOCUMENTS else name, address(DOCUMENTS, corpus=address_of(name)))
-              for name in run.corpora()]
+    found += [
+        ("documents" if name == DOCUMENTS else name, address(DOCUMENTS, corpus=address_of(name)))
+        for name in run.corpora()
+    ]
     found += [("search", address(SEARCH_PAGE)), ("cuts", address(CUTS_PAGE))] if DOCUMENTS in run.corpora() else []
     domains = steps_with_domains(run)
     found += [("domains", address(DOMAINS_PAGE, domains[0]))] if domains else []
     clusters = steps_with_clusters(run)
-    found += [("duplicates", address(CLUSTERS_PAGE, clusters[0][1], corpus=address_of(clusters[0][0])))
-              ] if clusters else []
+    found += (
+        [("duplicates", address(CLUSTERS_PAGE, clusters[0][1], corpus=address_of(clusters[0][0])))] if clusters else []
+    )
     sets = run.packed_sets()
     found += [("rows", address(ROWS_PAGE, sets[0]))] if sets else []
     trained = trainings(run)

@@ -41,16 +41,29 @@ def rows_page(run: BrowsedRun, asked: Rows) -> dict[str, Any]:
     trained = _trained(run, asked.stage, packed, rows, filled, asked.held_out).sum(axis=1)
     tokenizer = run.tokenizer()
     return {
-        "stage": asked.stage, "held_out": asked.held_out, "total": total, "asked": asked, "sets": _sets(run),
-        "rows": [{
-            "row": row, "link": address(ROWS_PAGE, asked.stage, row, held_out=asked.held_out), "source": source,
-            "pieces": int(pieces[place]), "tokens": int(filled[place]), "trained": int(trained[place]),
-            "begins": tokenizer.decode(tokens[place, : min(BEGINNING_TOKENS, int(filled[place]))].tolist()),
-        } for place, (row, source) in enumerate(zip(rows.tolist(), sources, strict=True))],
-        "before": None if not asked.after else address(
-            ROWS_PAGE, asked.stage, held_out=asked.held_out, after=max(0, asked.after - ROWS_ON_PAGE)),
-        "next": None if rows[-1:].tolist() in ([], [total - 1]) else address(
-            ROWS_PAGE, asked.stage, held_out=asked.held_out, after=int(rows[-1]) + 1),
+        "stage": asked.stage,
+        "held_out": asked.held_out,
+        "total": total,
+        "asked": asked,
+        "sets": _sets(run),
+        "rows": [
+            {
+                "row": row,
+                "link": address(ROWS_PAGE, asked.stage, row, held_out=asked.held_out),
+                "source": source,
+                "pieces": int(pieces[place]),
+                "tokens": int(filled[place]),
+                "trained": int(trained[place]),
+                "begins": tokenizer.decode(tokens[place, : min(BEGINNING_TOKENS, int(filled[place]))].tolist()),
+            }
+            for place, (row, source) in enumerate(zip(rows.tolist(), sources, strict=True))
+        ],
+        "before": None
+        if not asked.after
+        else address(ROWS_PAGE, asked.stage, held_out=asked.held_out, after=max(0, asked.after - ROWS_ON_PAGE)),
+        "next": None
+        if rows[-1:].tolist() in ([], [total - 1])
+        else address(ROWS_PAGE, asked.stage, held_out=asked.held_out, after=int(rows[-1]) + 1),
         "sequence_length": packed.sequence_length,
     }
 
@@ -60,11 +73,20 @@ def _sets(run: BrowsedRun) -> list[dict[str, Any]]:
     found = []
     for stage in run.packed_sets():
         packed = run.packed(stage)
-        found.append({"title": stage, "stage": stage, "held_out": None, "rows": packed.rows,
-                      "link": address(ROWS_PAGE, stage)})
-        found += [{"title": f"{stage}, held out of {source}", "stage": stage, "held_out": source,
-                   "rows": entry["rows"], "link": address(ROWS_PAGE, stage, held_out=source)}
-                  for source, entry in packed.manifest["validation"].items() if entry["rows"]]
+        found.append(
+            {"title": stage, "stage": stage, "held_out": None, "rows": packed.rows, "link": address(ROWS_PAGE, stage)}
+        )
+        found += [
+            {
+                "title": f"{stage}, held out of {source}",
+                "stage": stage,
+                "held_out": source,
+                "rows": entry["rows"],
+                "link": address(ROWS_PAGE, stage, held_out=source),
+            }
+            for source, entry in packed.manifest["validation"].items()
+            if entry["rows"]
+        ]
     return found
 
 
@@ -109,28 +131,46 @@ def row_page(run: BrowsedRun, asked: OneRow) -> dict[str, Any]:
     filled = int(bounds.filled()[0])
     trained = _trained(run, asked.stage, packed, rows, bounds.filled(), asked.held_out)[0]
     pieces = _pieces(run, packed, asked)
-    shown = [{**piece, "text": _text(run.tokenizer(), tokens[0], trained, piece, asked.tokens)}
-             for piece in pieces if piece["start"] < MOST_TOKENS]
+    shown = [
+        {**piece, "text": _text(run.tokenizer(), tokens[0], trained, piece, asked.tokens)}
+        for piece in pieces
+        if piece["start"] < MOST_TOKENS
+    ]
     return {
-        "stage": asked.stage, "row": asked.row, "held_out": asked.held_out, "total": total, "source": source,
-        "filled": filled, "trained": int(trained.sum()), "padding": packed.sequence_length - filled,
-        "masked": run.masks(asked.stage) is not None, "withheld": asked.row in packed.withheld.tolist()
-        and asked.held_out is None, "pieces": shown, "cut": filled > MOST_TOKENS, "by_token": asked.tokens,
+        "stage": asked.stage,
+        "row": asked.row,
+        "held_out": asked.held_out,
+        "total": total,
+        "source": source,
+        "filled": filled,
+        "trained": int(trained.sum()),
+        "padding": packed.sequence_length - filled,
+        "masked": run.masks(asked.stage) is not None,
+        "withheld": asked.row in packed.withheld.tolist() and asked.held_out is None,
+        "pieces": shown,
+        "cut": filled > MOST_TOKENS,
+        "by_token": asked.tokens,
         "file": None if asked.held_out is not None else packed.shards_of(rows)[0],
         "example": _example_of_row(packed, asked) if asked.held_out is None else None,
         "reads": _reads(run, asked) if asked.held_out is None else [],
-        "list": address(ROWS_PAGE, asked.stage, held_out=asked.held_out,
-                        after=asked.row // ROWS_ON_PAGE * ROWS_ON_PAGE),
-        "before": _neighbour(asked, asked.row - 1, total), "next": _neighbour(asked, asked.row + 1, total),
-        "other_view": address(ROWS_PAGE, asked.stage, asked.row, held_out=asked.held_out,
-                              tokens=None if asked.tokens else "true"),
+        "list": address(
+            ROWS_PAGE, asked.stage, held_out=asked.held_out, after=asked.row // ROWS_ON_PAGE * ROWS_ON_PAGE
+        ),
+        "before": _neighbour(asked, asked.row - 1, total),
+        "next": _neighbour(asked, asked.row + 1, total),
+        "other_view": address(
+            ROWS_PAGE, asked.stage, asked.row, held_out=asked.held_out, tokens=None if asked.tokens else "true"
+        ),
     }
 
 
 def _neighbour(asked: OneRow, row: int, total: int) -> str | None:
     inside = 0 <= row < total
-    return address(ROWS_PAGE, asked.stage, row, held_out=asked.held_out,
-                   tokens="true" if asked.tokens else None) if inside else None
+    return (
+        address(ROWS_PAGE, asked.stage, row, held_out=asked.held_out, tokens="true" if asked.tokens else None)
+        if inside
+        else None
+    )
 
 
 def _pieces(run: BrowsedRun, packed: PackedSet, asked: OneRow) -> list[dict[str, Any]]:
@@ -143,10 +183,18 @@ def _pieces(run: BrowsedRun, packed: PackedSet, asked: OneRow) -> list[dict[str,
     of_documents = packed.has_ledger
     known = describe_documents(packed, run.inputs(), ids) if of_documents and run.corpora() else {}
     page = DOCUMENTS if of_documents else EXAMPLES_PAGE
-    return [{"start": piece["start"], "length": piece["length"], "offset": piece["offset"], "copy": piece["copy"],
-             "id": piece["id"].hex(), "link": address(page, piece["id"].hex()),
-             "place": known.get(piece["id"], {}).get("url") or known.get(piece["id"], {}).get("locator")}
-            for piece in table.to_pylist()]
+    return [
+        {
+            "start": piece["start"],
+            "length": piece["length"],
+            "offset": piece["offset"],
+            "copy": piece["copy"],
+            "id": piece["id"].hex(),
+            "link": address(page, piece["id"].hex()),
+            "place": known.get(piece["id"], {}).get("url") or known.get(piece["id"], {}).get("locator"),
+        }
+        for piece in table.to_pylist()
+    ]
 
 
 def _text(
@@ -155,10 +203,20 @@ def _text(
     """A piece's text in spans that have a loss or have none, or token by token with the ids of each."""
     end = min(piece["start"] + piece["length"], MOST_TOKENS)
     ids, has_loss = tokens[piece["start"] : end], trained[piece["start"] : end]
-    spans = list(_units(tokenizer, ids.tolist())) if by_token else np.split(
-        np.arange(len(ids)), np.flatnonzero(np.diff(has_loss.astype(np.int8))) + 1)
-    return [{"text": tokenizer.decode(ids[span].tolist()), "trained": bool(has_loss[span[0]]),
-             "ids": " ".join(map(str, ids[span].tolist())) if by_token else ""} for span in spans if len(span)]
+    spans = (
+        list(_units(tokenizer, ids.tolist()))
+        if by_token
+        else np.split(np.arange(len(ids)), np.flatnonzero(np.diff(has_loss.astype(np.int8))) + 1)
+    )
+    return [
+        {
+            "text": tokenizer.decode(ids[span].tolist()),
+            "trained": bool(has_loss[span[0]]),
+            "ids": " ".join(map(str, ids[span].tolist())) if by_token else "",
+        }
+        for span in spans
+        if len(span)
+    ]
 
 
 def _units(tokenizer: TextTokenizer, ids: Sequence[int]) -> Iterator[list[int]]:
@@ -182,9 +240,13 @@ def _example_of_row(packed: PackedSet, asked: OneRow) -> dict[str, Any] | None:
     if found["rows"] == 1:
         return {"is": f"labelled {'good' if found['label'] else 'bad'}", "other": None}
     is_chosen = asked.row == found["row"]
-    return {"is": "the chosen answer" if is_chosen else "the rejected answer",
-            "other": {"text": "the rejected one" if is_chosen else "the chosen one",
-                      "link": address(ROWS_PAGE, asked.stage, found["row"] + is_chosen)}}
+    return {
+        "is": "the chosen answer" if is_chosen else "the rejected answer",
+        "other": {
+            "text": "the rejected one" if is_chosen else "the chosen one",
+            "link": address(ROWS_PAGE, asked.stage, found["row"] + is_chosen),
+        },
+    }
 
 
 def _reads(run: BrowsedRun, asked: OneRow) -> list[dict[str, Any]]:
@@ -198,8 +260,8 @@ def _reads(run: BrowsedRun, asked: OneRow) -> list[dict[str, Any]]:
         except TraceError:
             continue
         done = reading.steps_done()
-        found += [{"stage": stage, "step": step, "use": reading.use(step, done),
-                   "link": address(TRAINING_PAGE, stage, step)}
-                  for step in reading.steps_that_read(np.array([asked.row], dtype=np.int64))]
+        found += [
+            {"stage": stage, "step": step, "use": reading.use(step, done), "link": address(TRAINING_PAGE, stage, step)}
+            for step in reading.steps_that_read(np.array([asked.row], dtype=np.int64))
+        ]
     return found
-

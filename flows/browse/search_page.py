@@ -27,7 +27,18 @@ def search_page(run: BrowsedRun, asked: ByMeaning) -> dict[str, Any]:
         raise BadAddressError(str(error)) from error
     words = [word for term in terms_of(asked.text) for word in term.split()]
     more = found["with_words"] is not None and found["with_words"] < found["documents"]
-    return {"asked": asked, "found": found, "said": described(found),
-            "command": run.session.command("search", "TEXT") if more else None,
-            "hits": [{**hit, "link": address(DOCUMENTS, hit["id"]), "excerpt": marked(hit["snippet"], words),
-                      "ranks": ranks(hit)} for hit in found["hits"]]}
+    return {
+        "asked": asked,
+        "found": found,
+        "said": described(found),
+        "command": run.session.command("search", "TEXT") if more else None,
+        "hits": [
+            {
+                **hit,
+                "link": address(DOCUMENTS, hit["id"]),
+                "excerpt": marked(hit["snippet"], words),
+                "ranks": ranks(hit),
+            }
+            for hit in found["hits"]
+        ],
+    }

@@ -35,8 +35,10 @@ def trainings(run: BrowsedRun) -> list[str]:
 
 def _reading(run: BrowsedRun, stage: str) -> Reading:
     if stage not in trainings(run):
-        raise NotThereError(f"{stage} trains nothing whose steps could be traced; "
-                            f"those that do are {', '.join(trainings(run)) or 'none'}")
+        raise NotThereError(
+            f"{stage} trains nothing whose steps could be traced; "
+            f"those that do are {', '.join(trainings(run)) or 'none'}"
+        )
     return reading_of(run.session, stage)
 
 
@@ -61,18 +63,34 @@ def training_page(run: BrowsedRun, asked: Training) -> dict[str, Any] | str:
     recorded = list(_by_step(reading).values())
     lines = recorded[asked.after : asked.after + STEPS_ON_PAGE]
     # Names of columns, in the order in which the record has them, of what is one number.
-    names = [name for name in ("loss", "grad_norm", "learning_rate", "tokens_per_second")
-             if any(isinstance(line.get(name), int | float) for line in lines)]
+    names = [
+        name
+        for name in ("loss", "grad_norm", "learning_rate", "tokens_per_second")
+        if any(isinstance(line.get(name), int | float) for line in lines)
+    ]
     return {
-        "stage": asked.stage, "trainings": tabs, "said": None,
-        "steps": reading.section.steps, "done": reading.steps_done(), "checkpoints": reading.checkpoints(),
-        "names": names, "total": len(recorded),
-        "lines": [{"step": line["step"], "link": address(TRAINING_PAGE, asked.stage, line["step"]),
-                   "values": [line.get(name) for name in names]} for line in lines],
+        "stage": asked.stage,
+        "trainings": tabs,
+        "said": None,
+        "steps": reading.section.steps,
+        "done": reading.steps_done(),
+        "checkpoints": reading.checkpoints(),
+        "names": names,
+        "total": len(recorded),
+        "lines": [
+            {
+                "step": line["step"],
+                "link": address(TRAINING_PAGE, asked.stage, line["step"]),
+                "values": [line.get(name) for name in names],
+            }
+            for line in lines
+        ],
         "before": address(TRAINING_PAGE, asked.stage, after=max(0, asked.after - STEPS_ON_PAGE) or None)
-        if asked.after else None,
+        if asked.after
+        else None,
         "next": address(TRAINING_PAGE, asked.stage, after=asked.after + STEPS_ON_PAGE)
-        if asked.after + STEPS_ON_PAGE < len(recorded) else None,
+        if asked.after + STEPS_ON_PAGE < len(recorded)
+        else None,
     }
 
 
@@ -82,39 +100,65 @@ def step_page(run: BrowsedRun, asked: OneStep) -> dict[str, Any]:
     found = trace_step(run.session, asked.step, asked.stage)
     line = _by_step(reading).get(asked.step, {})
     page = {
-        "stage": asked.stage, "step": asked.step, "steps": reading.section.steps, "use": found["use"],
+        "stage": asked.stage,
+        "step": asked.step,
+        "steps": reading.section.steps,
+        "use": found["use"],
         "recorded": {name: value for name, value in line.items() if isinstance(value, int | float) and name != "step"},
-        "checkpoints": found["checkpoints_after"], "rows": len(found["rows"]), "documents": None, "examples": None,
-        "answers": None, "row_links": [], "cut": None,
+        "checkpoints": found["checkpoints_after"],
+        "rows": len(found["rows"]),
+        "documents": None,
+        "examples": None,
+        "answers": None,
+        "row_links": [],
+        "cut": None,
         "before": address(TRAINING_PAGE, asked.stage, asked.step - 1) if asked.step > 1 else None,
         "next": address(TRAINING_PAGE, asked.stage, asked.step + 1) if asked.step < reading.section.steps else None,
     }
     if "answers" in found:
-        return {**page, "answers": _answers(found["answers"]),
-                "examples": None if found["answers"] else _examples(run, found["examples"])}
+        return {
+            **page,
+            "answers": _answers(found["answers"]),
+            "examples": None if found["answers"] else _examples(run, found["examples"]),
+        }
     if "examples" in found:
         shown = list(dict.fromkeys(found["examples"]))
-        return {**page, "examples": _examples(run, shown[:MOST_SHOWN]),
-                "cut": len(shown) if len(shown) > MOST_SHOWN else None}
+        return {
+            **page,
+            "examples": _examples(run, shown[:MOST_SHOWN]),
+            "cut": len(shown) if len(shown) > MOST_SHOWN else None,
+        }
     documents = [_document(one) for one in found["documents"][:MOST_SHOWN]]
-    return {**page, "documents": documents, "has_duplicates": any(one["alike"] for one in documents),
-            "tokens": found["tokens"], "cut": len(found["documents"]) if len(found["documents"]) > MOST_SHOWN else None,
-            "row_links": [(row, address(ROWS_PAGE, MIX, row)) for row in found["rows"]]}
+    return {
+        **page,
+        "documents": documents,
+        "has_duplicates": any(one["alike"] for one in documents),
+        "tokens": found["tokens"],
+        "cut": len(found["documents"]) if len(found["documents"]) > MOST_SHOWN else None,
+        "row_links": [(row, address(ROWS_PAGE, MIX, row)) for row in found["rows"]],
+    }
 
 
 def _document(found: Mapping[str, Any]) -> dict[str, Any]:
     """A line about a document: where it is from, how it was judged, and where it can be seen."""
     size = found.get("cluster_size")
-    return {**found, "link": address(DOCUMENTS, found["id"]), "place": found.get("url", found["locator"]),
-            "scores": found.get("quality", {}), "alike": size if size and size > 1 else None,
-            "language": found.get("language")}
+    return {
+        **found,
+        "link": address(DOCUMENTS, found["id"]),
+        "place": found.get("url", found["locator"]),
+        "scores": found.get("quality", {}),
+        "alike": size if size and size > 1 else None,
+        "language": found.get("language"),
+    }
 
 
 def _examples(run: BrowsedRun, ids: Sequence[str]) -> list[dict[str, Any]]:
     """Examples, each with the beginning of what the first of its rows holds of it."""
     places = {place["id"]: place for place in reversed(_places(run, ids))}
-    return [{"id": one, "link": address(EXAMPLES_PAGE, one), "text": places[one]["begins"] if one in places else ""}
-            for one in ids]
+    return [
+        {"id": one, "link": address(EXAMPLES_PAGE, one), "text": places[one]["begins"] if one in places else ""}
+        for one in ids
+    ]
 
 
 def _places(run: BrowsedRun, ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -128,17 +172,32 @@ def _places(run: BrowsedRun, ids: Sequence[str]) -> list[dict[str, Any]]:
         tokens = packed.read(np.array([piece["row"] for piece in pieces], dtype=np.int64))
         for place, piece in enumerate(pieces):
             begin, end = piece["start"], piece["start"] + min(piece["length"], BEGINNING_TOKENS)
-            found.append({"id": piece["id"].hex(), "stage": stage, "row": piece["row"], "tokens": piece["length"],
-                          "link": address(ROWS_PAGE, stage, piece["row"]),
-                          "begins": run.tokenizer().decode(tokens[place, begin:end].tolist())})
+            found.append(
+                {
+                    "id": piece["id"].hex(),
+                    "stage": stage,
+                    "row": piece["row"],
+                    "tokens": piece["length"],
+                    "link": address(ROWS_PAGE, stage, piece["row"]),
+                    "begins": run.tokenizer().decode(tokens[place, begin:end].tolist()),
+                }
+            )
     return found
 
 
 def _answers(answers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The prompts of a step of reinforcement learning, each with its answers."""
-    return [{"id": example, "link": address(EXAMPLES_PAGE, example), "prompt": listed[0]["prompt"],
-             "right": listed[0]["right"], "answers": listed}
-            for example, of_one in groupby(answers, key=lambda one: one["id"]) if (listed := list(of_one))]
+    return [
+        {
+            "id": example,
+            "link": address(EXAMPLES_PAGE, example),
+            "prompt": listed[0]["prompt"],
+            "right": listed[0]["right"],
+            "answers": listed,
+        }
+        for example, of_one in groupby(answers, key=lambda one: one["id"])
+        if (listed := list(of_one))
+    ]
 
 
 def example_page(run: BrowsedRun, asked: OneDocument) -> dict[str, Any]:
@@ -156,9 +215,15 @@ def example_page(run: BrowsedRun, asked: OneDocument) -> dict[str, Any]:
     if found["kind"] != "example" and not places:
         raise DocumentNotFoundError(f"no row of fine-tuning holds an example {asked.id!r}, and no step has read one")
     steps = [{**step, "link": address(TRAINING_PAGE, step["stage"], step["step"])} for step in found["steps"]]
-    return {"id": example, "steps": steps[:MOST_SHOWN], "number_of_steps": len(steps),
-            "checkpoints": found["checkpoints_after"], "places": places, "record": _record(run, example),
-            "judged": address(DOCUMENTS, example) if found["kind"] == "document" else None}
+    return {
+        "id": example,
+        "steps": steps[:MOST_SHOWN],
+        "number_of_steps": len(steps),
+        "checkpoints": found["checkpoints_after"],
+        "places": places,
+        "record": _record(run, example),
+        "judged": address(DOCUMENTS, example) if found["kind"] == "document" else None,
+    }
 
 
 def _record(run: BrowsedRun, example: str) -> str | None:

@@ -81,7 +81,10 @@ def masked_output() -> Iterator[None]:
 app = typer.Typer(
     cls=WholeSentences,
     help="Turn raw text into a trained language model: one manifest, one command, every token traceable.",
-    no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -95,24 +98,48 @@ def show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(version: Annotated[bool, typer.Option(
-    "--version", help="Show the version and exit.", callback=show_version, is_eager=True)] = False) -> None:
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
     """What comes before a command."""
 
 
-ManifestArgument = Annotated[str, typer.Argument(
-    metavar="MANIFEST", help="The YAML manifest, `demo`, or `recipe:NAME`.", autocompletion=complete_manifest)]
-SetOption = Annotated[list[str] | None, typer.Option(
-    "--set", metavar="KEY=VALUE", help="Replace a setting of the manifest, e.g. pretrain.steps=50.",
-    autocompletion=complete_setting)]
-StoreOption = Annotated[str | None, typer.Option(
-    "--store", metavar="PATH", help="Folder or URL of the outputs.  [default: $GRISTMILL_STORE or ./gristmill-store]")]
+ManifestArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MANIFEST", help="The YAML manifest, `demo`, or `recipe:NAME`.", autocompletion=complete_manifest
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace a setting of the manifest, e.g. pretrain.steps=50.",
+        autocompletion=complete_setting,
+    ),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="PATH",
+        help="Folder or URL of the outputs.  [default: $GRISTMILL_STORE or ./gristmill-store]",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def open_or_exit(
-    manifest: str, overrides: list[str] | None, store: str | None, until: str | None = None, exactly: bool = False,
-    verify_inputs: bool = False, allow_code: bool = False,
+    manifest: str,
+    overrides: list[str] | None,
+    store: str | None,
+    until: str | None = None,
+    exactly: bool = False,
+    verify_inputs: bool = False,
+    allow_code: bool = False,
 ) -> Session:
     """Open a manifest, or print everything that is wrong with it and exit with code 2."""
     from gristmill.dataprep.reading.sources import SourceError
@@ -152,8 +179,10 @@ def refuse_without(context: typer.Context, needed: str, options: Sequence[str]) 
     """Exit with code 2 where options are given that mean nothing without another one, which is not."""
     given = [name for name in options if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
     if given:
-        fail(f"{', '.join('--' + name.replace('_', '-') for name in given)}: this belongs to {needed}; give that too",
-             EXIT_USAGE)
+        fail(
+            f"{', '.join('--' + name.replace('_', '-') for name in given)}: this belongs to {needed}; give that too",
+            EXIT_USAGE,
+        )
 
 
 def why_refused(error: Exception) -> str | None:
@@ -170,8 +199,9 @@ def why_refused(error: Exception) -> str | None:
         name = error.filename2 or error.filename
         # What is written aside is of no interest; what it is for is.
         place = f"{os.fsdecode(name).partition(TEMPORARY_MARK)[0]}: " if isinstance(name, str | bytes) else ""
-        return (f"{place}{error.strerror.lower()}; correct the path, its permissions or what is in its way, and start "
-                "again")
+        return (
+            f"{place}{error.strerror.lower()}; correct the path, its permissions or what is in its way, and start again"
+        )
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in STORAGE_LIBRARIES:
         said = " ".join(str(error).split()) or type(error).__name__
         return f"a file or store cannot be used: {said}; correct the address or the access to it, and start again"

@@ -16,23 +16,36 @@ from gristmill.flows.cli.application import EXIT_USAGE, JsonOption, app, fail, o
 def bench(
     area: Annotated[str, typer.Argument(help="What to measure: dataprep, quality, tokenize, train, ...")],
     as_json: JsonOption = False,
-    markdown: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Also write the rows as a Markdown page.")] = None,
-    points: Annotated[int | None, typer.Option(
-        metavar="N", help="For chaos: number of kills; 200 if absent.", min=1)] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the rows as a Markdown page.")
+    ] = None,
+    points: Annotated[
+        int | None, typer.Option(metavar="N", help="For chaos: number of kills; 200 if absent.", min=1)
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="For chaos: seed of places and kinds of kills.")] = None,
-    folder: Annotated[Path | None, typer.Option(
-        metavar="DIR", help="For bounds, chain and chaos: the folder to work in; chaos resumes in it.")
-                      ] = None,
-    at_once: Annotated[int | None, typer.Option(
-        metavar="N", help="For chaos: points at the same time; 2 if absent.", min=1)] = None,
-    documents: Annotated[list[int] | None, typer.Option(
-        metavar="N", help="For bounds: how many documents of 200 bytes; 30 million if absent. For chain: of a "
-        "corpus, may be repeated; 20000, 100000, 330000 and 1000000 if absent.", min=10)] = None,
-    whole_peers: Annotated[bool, typer.Option(
-        "--whole-peers", help="For chain: peers get every corpus up to 330000, not only the smallest.")] = False,
-    flame: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="For chain: also draw a flame graph (SVG; needs py-spy).")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="For bounds, chain and chaos: the folder to work in; chaos resumes in it."),
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(metavar="N", help="For chaos: points at the same time; 2 if absent.", min=1)
+    ] = None,
+    documents: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            help="For bounds: how many documents of 200 bytes; 30 million if absent. For chain: of a "
+            "corpus, may be repeated; 20000, 100000, 330000 and 1000000 if absent.",
+            min=10,
+        ),
+    ] = None,
+    whole_peers: Annotated[
+        bool,
+        typer.Option("--whole-peers", help="For chain: peers get every corpus up to 330000, not only the smallest."),
+    ] = False,
+    flame: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For chain: also draw a flame graph (SVG; needs py-spy).")
+    ] = None,
 ) -> None:
     """Measure speed and quality against a named peer or bound in the same run.
 
@@ -49,8 +62,15 @@ def bench(
         nearest = did_you_mean(area, areas.AREAS) or ";"
         fail(f"no such area: {area}{nearest} areas are {', '.join(areas.AREAS)}", EXIT_USAGE)
     sizes = documents if area == "chain" or not documents else documents[-1]
-    given = {"points": points, "seed": seed, "folder": folder, "at_once": at_once, "documents": sizes,
-             "whole_peers": whole_peers or None, "flame": flame}
+    given = {
+        "points": points,
+        "seed": seed,
+        "folder": folder,
+        "at_once": at_once,
+        "documents": sizes,
+        "whole_peers": whole_peers or None,
+        "flame": flame,
+    }
     options = {name: value for name, value in given.items() if value is not None}
     for name in options:
         if name not in areas.OPTIONS.get(area, ()):

@@ -38,27 +38,55 @@ if TYPE_CHECKING:
 
 @app.command()
 def new(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The manifest to write.  [default: NAME.yaml]",
-                                                show_default=False)] = None,
-    source: Annotated[list[str] | None, typer.Option(metavar="[NAME=]PATH", help=(
-        "Data to look at: a file, glob, folder or URL; may be given several times. Without it you are asked."
-    ))] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="The manifest to write.  [default: NAME.yaml]", show_default=False),
+    ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]PATH",
+            help=(
+                "Data to look at: a file, glob, folder or URL; may be given several times. Without it you are asked."
+            ),
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run.")] = None,
-    language: Annotated[list[str] | None, typer.Option(
-        metavar="CODE", help="A language to keep (en, de, ...); all if absent.")] = None,
-    tokens: Annotated[int | None, typer.Option(
-        metavar="N", help="Tokens to train on; by default an estimate of what the data has.",
-        min=20_000)] = None,
+    language: Annotated[
+        list[str] | None, typer.Option(metavar="CODE", help="A language to keep (en, de, ...); all if absent.")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens to train on; by default an estimate of what the data has.", min=20_000),
+    ] = None,
     train: Annotated[bool, typer.Option(help="Whether to train a model, or only prepare documents.")] = True,
-    fineweb2: Annotated[list[str] | None, typer.Option(metavar="FILE", help=(
-        "FineWeb-2's settings of a language to keep, such as configs/deu_Latn.yml of huggingface/fineweb-2; may be "
-        "given several times, in place of --language."))] = None,
-    recipe: Annotated[str | None, typer.Option(metavar="NAME", help=(
-        "Write a copy of a recipe (see: gristmill recipes) instead; --source NAME=PATH sets its sources' paths."),
-        autocompletion=complete_recipe)] = None,
-    language_model: Annotated[str | None, typer.Option(
-        metavar="PATH", help="A fastText language identification model; by default lid.176, with --fineweb2 "
-        "glotlid.bin.")] = None,
+    fineweb2: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help=(
+                "FineWeb-2's settings of a language to keep, such as configs/deu_Latn.yml of huggingface/fineweb-2; may be "
+                "given several times, in place of --language."
+            ),
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=(
+                "Write a copy of a recipe (see: gristmill recipes) instead; --source NAME=PATH sets its sources' paths."
+            ),
+            autocompletion=complete_recipe,
+        ),
+    ] = None,
+    language_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="A fastText language identification model; by default lid.176, with --fineweb2 glotlid.bin.",
+        ),
+    ] = None,
 ) -> None:
     """Write a manifest for your data: it looks at the files and proposes format, fields, weights and sizes."""
     from gristmill.dataprep.reading.sources import SourceError
@@ -99,14 +127,22 @@ def new(
             ask_for_sources(take)
             name = name or typer.prompt("Name of the run", default=next(iter(looks)))
             if not language and not settings:
-                language = typer.prompt("Languages to keep, e.g. en de (empty for all)", default="",
-                                        show_default=False).split()
+                language = typer.prompt(
+                    "Languages to keep, e.g. en de (empty for all)", default="", show_default=False
+                ).split()
             train = train and typer.confirm("Train a model?", default=True)
-        wishes = Wishes(name or next(iter(looks)), language or [], tokens, train, settings,
-                        language_model and anchored(language_model))
+        wishes = Wishes(
+            name or next(iter(looks)),
+            language or [],
+            tokens,
+            train,
+            settings,
+            language_model and anchored(language_model),
+        )
         target = file or Path(f"{wishes.name}.yaml")
-        text = write_manifest(wishes, {one: place_in(target, given, looks[one]) for one, given in paths.items()},
-                              str(target))
+        text = write_manifest(
+            wishes, {one: place_in(target, given, looks[one]) for one, given in paths.items()}, str(target)
+        )
     except typer.Abort:
         fail("nothing was written; without answers, say where the data is: gristmill new --source PATH", EXIT_USAGE)
     except (SourceError, SettingsError, ManifestError) as error:
@@ -132,8 +168,11 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
     for given in sources:
         name, _, path = given.partition("=")
         if not path or name not in known:
-            fail(f"--source {given!r}: write NAME=PATH{did_you_mean(name, known) or ';'} the recipe "
-                 + (f"has the sources {', '.join(known)}" if known else "has no sources"), EXIT_USAGE)
+            fail(
+                f"--source {given!r}: write NAME=PATH{did_you_mean(name, known) or ';'} the recipe "
+                + (f"has the sources {', '.join(known)}" if known else "has no sources"),
+                EXIT_USAGE,
+            )
         values["sources", name, "path"] = path_in(target, path)
     try:
         text = set_keys(text, values)
@@ -141,8 +180,10 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
     except (ManifestTextError, ManifestError) as error:
         fail(str(error), EXIT_USAGE)
     save_manifest(target, text)
-    typer.echo(f"written: {target}\nneeds: {needs_of_recipe(found.stem)}\n"
-               f"look at it, then: gristmill plan {target}\n{'':17} gristmill run {target}")
+    typer.echo(
+        f"written: {target}\nneeds: {needs_of_recipe(found.stem)}\n"
+        f"look at it, then: gristmill plan {target}\n{'':17} gristmill run {target}"
+    )
 
 
 def anchored(path: str) -> str:
@@ -222,7 +263,10 @@ def schema(
 
 
 mixtures = typer.Typer(
-    cls=WholeSentences, help="Compare mixtures of the sources.", no_args_is_help=True, rich_markup_mode=None,
+    cls=WholeSentences,
+    help="Compare mixtures of the sources.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(mixtures, name="mixtures")
 
@@ -235,18 +279,33 @@ def group() -> None:
 @mixtures.command()
 def sweep(
     manifest: ManifestArgument,
-    weights: Annotated[Path, typer.Option(
-        metavar="GRID", help="YAML: a list of weights, or a mapping with `mixtures`, `grid` and `dirichlet`.")],
+    weights: Annotated[
+        Path,
+        typer.Option(
+            metavar="GRID", help="YAML: a list of weights, or a mapping with `mixtures`, `grid` and `dirichlet`."
+        ),
+    ],
     steps: Annotated[int, typer.Option(metavar="N", help="Training steps of every proxy.", min=1)],
-    seeds: Annotated[int, typer.Option(
-        metavar="N", help="Proxies per mixture, to measure the spread between runs.", min=1)] = 1,
-    model: Annotated[str, typer.Option(
-        metavar="KEY=VALUE,...", help="The proxy's model, where it differs from 2 layers of width 128 with 4 heads.",
-    )] = "",
-    target: Annotated[str, typer.Option(
-        metavar="NAME=SHARE,...", help="How much each source, or task of pretrain.tasks, counts.  [default: weights]",
-    )] = "",
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", help="Proxies per mixture, to measure the spread between runs.", min=1)
+    ] = 1,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="The proxy's model, where it differs from 2 layers of width 128 with 4 heads.",
+        ),
+    ] = "",
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=SHARE,...",
+            help="How much each source, or task of pretrain.tasks, counts.  [default: weights]",
+        ),
+    ] = "",
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the sweep in Prefect (starts faster).")] = False,
 ) -> None:
     """Train a small model on every mixture, compare bits per byte, and suggest a mixture."""
@@ -259,8 +318,9 @@ def sweep(
     with training_several():
         chosen = pairs("--model", model)
         planned = plan_sweep(manifest, weights, steps, seeds, chosen, set_ or [], store, pairs("--target", target))
-        outcomes = launch_sweep(planned, weights, steps, chosen, set_ or [], tracked=not no_ui,
-                                output=sys.stderr if as_json else sys.stdout)
+        outcomes = launch_sweep(
+            planned, weights, steps, chosen, set_ or [], tracked=not no_ui, output=sys.stderr if as_json else sys.stdout
+        )
         found = analyse(planned, outcomes)
     written = write_results(session.manifest_file, found)
     print_json(found) if as_json else print_results(found)
@@ -315,16 +375,24 @@ class SplitName(StrEnum):
 @app.command("export-tokens")
 def export_tokens(
     manifest: ManifestArgument,
-    form: Annotated[TokenFormat, typer.Option("--format", help=(
-        "llmc (also modded-nanogpt), megatron, memmap (nanoGPT), olmo, or mds (MosaicML Streaming)."))],
+    form: Annotated[
+        TokenFormat,
+        typer.Option(
+            "--format",
+            help=("llmc (also modded-nanogpt), megatron, memmap (nanoGPT), olmo, or mds (MosaicML Streaming)."),
+        ),
+    ],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder or URL of the files.")],
-    order: Annotated[RowOrder, typer.Option(help="The order in which pre-training reads the rows, or in which they "
-        "are stored.")] = (
-        RowOrder.TRAINED),
+    order: Annotated[
+        RowOrder, typer.Option(help="The order in which pre-training reads the rows, or in which they are stored.")
+    ] = (RowOrder.TRAINED),
     split: Annotated[SplitName, typer.Option(help="Training rows, or the held-out ones.")] = SplitName.TRAIN,
-    shard_tokens: Annotated[int, typer.Option(
-        metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1)] = 100_000_000,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    shard_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1)
+    ] = 100_000_000,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write the packed tokens in the formats of other trainers, in training order."""
     from gristmill.flows.export_tokens import NothingToExportError, export_from
@@ -341,8 +409,10 @@ def export_tokens(
     if as_json:
         print_json(found)
         return
-    typer.echo(f"{found['tokens']:,} tokens of {found['documents']:,} document pieces in {found['rows']:,} rows, order "
-               f"{found['order']}, {found['dtype']}; {found['padding_left_out']:,} tokens of padding left out")
+    typer.echo(
+        f"{found['tokens']:,} tokens of {found['documents']:,} document pieces in {found['rows']:,} rows, order "
+        f"{found['order']}, {found['dtype']}; {found['padding_left_out']:,} tokens of padding left out"
+    )
     typer.echo(f"{len(found['sha256'])} files in {out}; README.{form.value}.md says how to read them")
 
 
@@ -357,18 +427,37 @@ class DocumentFormat(StrEnum):
 @app.command("export-documents")
 def export_documents(
     manifest: ManifestArgument,
-    form: Annotated[DocumentFormat, typer.Option("--format", help=(
-        "parquet, jsonl (compressed by zstd), or hf: a folder for datasets.load_dataset, with a dataset card."))],
-    out: Annotated[str, typer.Option("--out", metavar="DIR_OR_URL", help=(
-        "Folder, s3://... or hf://datasets/USER/NAME (a new one is private)."))],
-    where: Annotated[str | None, typer.Option(metavar="SQL", help=(
-        "Only documents that meet a condition over the columns, e.g. \"language = 'de'\"."))] = None,
-    columns: Annotated[str | None, typer.Option(
-        metavar="A,B,...", help="Only these columns.  [default: all but original_text]")] = None,
-    dropped: Annotated[bool, typer.Option(
-        "--dropped", help="Export the dropped documents, each with its reason.")] = False,
+    form: Annotated[
+        DocumentFormat,
+        typer.Option(
+            "--format",
+            help=(
+                "parquet, jsonl (compressed by zstd), or hf: a folder for datasets.load_dataset, with a dataset card."
+            ),
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out", metavar="DIR_OR_URL", help=("Folder, s3://... or hf://datasets/USER/NAME (a new one is private).")
+        ),
+    ],
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SQL", help=("Only documents that meet a condition over the columns, e.g. \"language = 'de'\".")
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Only these columns.  [default: all but original_text]")
+    ] = None,
+    dropped: Annotated[
+        bool, typer.Option("--dropped", help="Export the dropped documents, each with its reason.")
+    ] = False,
     shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Maximum text per file, e.g. 500MB.")] = "256MB",
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write the kept documents, with all edits, scores and reasons."""
     from pydantic import ValidationError
@@ -382,8 +471,15 @@ def export_documents(
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     try:
-        section = Documents.model_validate({"format": form.value, "where": where, "columns": names, "dropped": dropped,
-                                            "shard_bytes": parse_bytes("--shard-size", shard_size)})
+        section = Documents.model_validate(
+            {
+                "format": form.value,
+                "where": where,
+                "columns": names,
+                "dropped": dropped,
+                "shard_bytes": parse_bytes("--shard-size", shard_size),
+            }
+        )
     except ValidationError as error:
         fail(f"--{error.errors()[0]['msg'].removeprefix('Value error, ')}", EXIT_USAGE)
     session, observer = open_or_exit(manifest, set_, store), TerminalObserver(plain_console(stderr=True))
@@ -403,9 +499,11 @@ def export_documents(
         print_json(found)
         return
     size = sum(one["bytes"] for one in found["files"].values())
-    typer.echo(f"{found['documents']:,} documents with {found['text_bytes'] / 1e6:,.1f} MB of text in "
-               f"{len(found['files']):,} file{'s' if len(found['files']) != 1 else ''} ({size / 1e6:,.1f} MB)"
-               + ("" if found["is_new"] else "; they were written before, and nothing was done"))
+    typer.echo(
+        f"{found['documents']:,} documents with {found['text_bytes'] / 1e6:,.1f} MB of text in "
+        f"{len(found['files']):,} file{'s' if len(found['files']) != 1 else ''} ({size / 1e6:,.1f} MB)"
+        + ("" if found["is_new"] else "; they were written before, and nothing was done")
+    )
     read = "README.md describes them" if form is DocumentFormat.HF else "_documents.json lists them"
     typer.echo(mask_text(f"{out}: {read}"))
 
@@ -420,6 +518,8 @@ def parse_bytes(option: str, text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
     unit = SIZE_UNITS.get(found[2].upper()) if found is not None else None
     if found is None or unit is None or float(found[1]) * unit < 1:
-        fail(f"{option}: {text!r} is no size; write a number of bytes, or one with kB, MB or GB, such as 500MB",
-             EXIT_USAGE)
+        fail(
+            f"{option}: {text!r} is no size; write a number of bytes, or one with kB, MB or GB, such as 500MB",
+            EXIT_USAGE,
+        )
     return int(float(found[1]) * unit)

@@ -25,9 +25,12 @@ from gristmill.flows.cli.application import (
 def ladder(
     manifest: ManifestArgument,
     sizes: Annotated[str, typer.Option(metavar="SIZE,...", help="Model sizes, as in pretrain.size.")],
-    tokens_per_parameter: Annotated[str, typer.Option(
-        metavar="R,...", help="Training tokens per parameter; every size is trained with each.")],
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    tokens_per_parameter: Annotated[
+        str, typer.Option(metavar="R,...", help="Training tokens per parameter; every size is trained with each.")
+    ],
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train small models, fit a scaling law to their losses, and predict the loss of the manifest's own training."""
     from gristmill.flows.sweeps.ladder import analyse_ladder, climb, plan_ladder

@@ -14,8 +14,12 @@ from gristmill.flows.cli.application import EXIT_USAGE, JsonOption, app, fail, p
 def look(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A file, glob, folder or URL.")],
     documents: Annotated[int, typer.Option(metavar="N", help="Maximum number of documents to read.", min=1)] = 1000,
-    seconds: Annotated[float, typer.Option(
-        metavar="S", help="Leave out measurements that a first look has not compiled after this time.", min=0)] = 15.0,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="S", help="Leave out measurements that a first look has not compiled after this time.", min=0
+        ),
+    ] = 15.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -35,9 +39,27 @@ def look(
     except SourceError as error:
         fail(str(error), EXIT_USAGE)
     if as_json:
-        print_json({"name": name, **{key: getattr(seen, key) for key in (
-            "path", "formats", "ignored", "files", "stored_bytes", "text_bytes", "text_field", "id_field", "remarks",
-        )}, **found, "manifest": manifest})
+        print_json(
+            {
+                "name": name,
+                **{
+                    key: getattr(seen, key)
+                    for key in (
+                        "path",
+                        "formats",
+                        "ignored",
+                        "files",
+                        "stored_bytes",
+                        "text_bytes",
+                        "text_field",
+                        "id_field",
+                        "remarks",
+                    )
+                },
+                **found,
+                "manifest": manifest,
+            }
+        )
     else:
         print_look(name, seen, found, describe)
         typer.echo(f"\nManifest\n{manifest}")

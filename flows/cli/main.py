@@ -21,6 +21,7 @@ import gristmill.flows.cli.model_commands
 import gristmill.flows.cli.serve_commands
 import gristmill.flows.cli.slurm_command
 import gristmill.flows.cli.bench_command  # noqa: F401
+
 # isort: on
 from gristmill.flows.cli.application import EXIT_INTERRUPTED, app
 

@@ -29,29 +29,46 @@ if TYPE_CHECKING:
     from gristmill.train.generation.scheduler import Scheduler
 
 
-ModelArgument = Annotated[str, typer.Argument(
-    metavar="MODEL", help="An exported folder, the folder of a training stage, or a manifest (its last trained "
-    "model).")]
-TokenizerOption = Annotated[str | None, typer.Option(
-    metavar="DIR", help="A folder with tokenizer.json; the model's own if absent.")]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An exported folder, the folder of a training stage, or a manifest (its last trained model).",
+    ),
+]
+TokenizerOption = Annotated[
+    str | None, typer.Option(metavar="DIR", help="A folder with tokenizer.json; the model's own if absent.")
+]
 TemperatureOption = Annotated[float, typer.Option(metavar="X", help="0 takes the likeliest token.", min=0.0)]
-TopPOption = Annotated[float, typer.Option(
-    metavar="X", help="Draw from the likeliest tokens with this share of the probability.",
-    max=1.0)]
+TopPOption = Annotated[
+    float, typer.Option(metavar="X", help="Draw from the likeliest tokens with this share of the probability.", max=1.0)
+]
 MostOption = Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.", min=1)]
 SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")]
-DraftOption = Annotated[str | None, typer.Option(
-    metavar="MODEL", help="A smaller model with the same tokenizer that proposes tokens (speculative decoding): "
-    "the same distribution, in fewer passes of the large one.")]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="A smaller model with the same tokenizer that proposes tokens (speculative decoding): "
+        "the same distribution, in fewer passes of the large one.",
+    ),
+]
 DraftTokensOption = Annotated[int, typer.Option(metavar="N", help="Tokens that it proposes at a time.", min=1)]
 
 
 @app.command()
 def chat(
-    model: ModelArgument, system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None,
-    temperature: TemperatureOption = 0.8, top_p: TopPOption = 0.95, max_new_tokens: MostOption = 512,
-    seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
-    tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
+    model: ModelArgument,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None,
+    temperature: TemperatureOption = 0.8,
+    top_p: TopPOption = 0.95,
+    max_new_tokens: MostOption = 512,
+    seed: SeedOption = 0,
+    draft: DraftOption = None,
+    draft_tokens: DraftTokensOption = 4,
+    tokenizer: TokenizerOption = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
 ) -> None:
     """Chat with a model; answers are streamed."""
     language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, 1)
@@ -73,8 +90,16 @@ def chat(
         sampling = Sampling(temperature, top_p, seed)
     except SamplingError as error:
         fail(str(error), EXIT_USAGE)
-    converse(language, scheduler, sampling, max_new_tokens, system, read, lambda text: print(text, end="", flush=True),
-             lambda text: trace_answer(model, set_, store, text))
+    converse(
+        language,
+        scheduler,
+        sampling,
+        max_new_tokens,
+        system,
+        read,
+        lambda text: print(text, end="", flush=True),
+        lambda text: trace_answer(model, set_, store, text),
+    )
 
 
 def trace_answer(model: str, set_: list[str] | None, store: str | None, text: str) -> None:
@@ -95,16 +120,27 @@ def trace_answer(model: str, set_: list[str] | None, store: str | None, text: st
 @app.command()
 def generate(
     model: ModelArgument,
-    prompts: Annotated[Path, typer.Argument(help="JSONL; each line has `prompt` (a text to continue) or `messages` "
-                                            "(a conversation to answer).")],
-    out: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Where to write the lines with their completions; the terminal if "
-        "absent.")] = None,
-    temperature: TemperatureOption = 0.0, top_p: TopPOption = 1.0, max_new_tokens: MostOption = 256,
+    prompts: Annotated[
+        Path,
+        typer.Argument(
+            help="JSONL; each line has `prompt` (a text to continue) or `messages` (a conversation to answer)."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write the lines with their completions; the terminal if absent."),
+    ] = None,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    max_new_tokens: MostOption = 256,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A text that ends a completion.")] = None,
     batch: Annotated[int, typer.Option(metavar="N", help="Prompts generated at the same time.", min=1)] = 32,
-    seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
-    tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
+    seed: SeedOption = 0,
+    draft: DraftOption = None,
+    draft_tokens: DraftTokensOption = 4,
+    tokenizer: TokenizerOption = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
 ) -> None:
     """Complete the prompts of a file, many at a time; the same seed gives the same completions.
 
@@ -132,24 +168,41 @@ def generate(
     typer.echo(speed + guessed, err=True)
     if found.failed:
         number, reason = next(iter(found.failed.items()))
-        fail(f"{len(found.failed)} of {len(found.lines)} prompts could not be completed; their lines say why in "
-             f"`error`. The first, line {number}: {reason}", 1)
+        fail(
+            f"{len(found.failed)} of {len(found.lines)} prompts could not be completed; their lines say why in "
+            f"`error`. The first, line {number}: {reason}",
+            1,
+        )
 
 
 @app.command()
 def serve_model(
     model: ModelArgument,
-    host: Annotated[str, typer.Option(
-        metavar="ADDRESS", help="Address to listen on; there is no authentication.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; there is no authentication.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", help="Port.", min=0, max=65535)] = 8000,
-    name: Annotated[str | None, typer.Option(
-        metavar="NAME", help="Name of the model for clients; by default that of its folder, run or manifest.")] = None,
-    batch: Annotated[int, typer.Option(
-        metavar="N", help="Answers generated at the same time; others wait.", min=1)] = 16,
-    max_answers: Annotated[int, typer.Option(
-        metavar="N", help="Answers running or waiting at the same time; more are refused with 429.", min=1)] = 128,
-    max_new_tokens: MostOption = 512, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
-    tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Name of the model for clients; by default that of its folder, run or manifest."
+        ),
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(metavar="N", help="Answers generated at the same time; others wait.", min=1)
+    ] = 16,
+    max_answers: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Answers running or waiting at the same time; more are refused with 429.", min=1
+        ),
+    ] = 128,
+    max_new_tokens: MostOption = 512,
+    draft: DraftOption = None,
+    draft_tokens: DraftTokensOption = 4,
+    tokenizer: TokenizerOption = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
 ) -> None:
     """Serve a model with OpenAI's chat completions API, with streaming."""
     from gristmill.flows.models.find_model import name_of
@@ -197,7 +250,12 @@ def folders_or_exit(model: str, tokenizer: str | None, set_: list[str] | None, s
 
 
 def _opened(
-    model: str, tokenizer: str | None, set_: list[str] | None, store: str | None, draft: str | None, draft_tokens: int,
+    model: str,
+    tokenizer: str | None,
+    set_: list[str] | None,
+    store: str | None,
+    draft: str | None,
+    draft_tokens: int,
     batch: int,
 ) -> tuple[LanguageModel, Scheduler]:
     """A model and what runs it, or what is wrong with it and exit with code 2."""
@@ -217,15 +275,25 @@ def _opened(
 @app.command()
 def evaluate(
     model: ModelArgument,
-    tasks: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="A YAML file of `tasks: [...]`, `suites: [...]` and `red_team: {...}`; a manifest's own "
-        "if absent.")] = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A YAML file of `tasks: [...]`, `suites: [...]` and `red_team: {...}`; a manifest's own if absent.",
+        ),
+    ] = None,
     tokenizer: TokenizerOption = None,
-    chat_template: Annotated[bool, typer.Option(
-        "--apply-chat-template", help="Ask all tasks but `rolling`, and the red team's prompts, through the chat "
-        "template.")] = False,
+    chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--apply-chat-template",
+            help="Ask all tasks but `rolling`, and the red team's prompts, through the chat template.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap intervals.")] = 0,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Evaluate a model on tasks, suites and red-team prompts, with confidence intervals."""
     from gristmill.flows.models.evaluate_model import (
@@ -244,10 +312,12 @@ def evaluate(
             asked = asked or session.manifest.evaluate
         found_at = folders_or_exit(model, tokenizer, set_, store)
         if asked is None or not (asked.tasks or asked.suites or asked.red_team):
-            fail("nothing to ask: give --tasks FILE, or a manifest with evaluate.tasks, suites or red_team",
-                 EXIT_USAGE)
-        wanted = asked.tasks if not chat_template else tuple(
-            task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in asked.tasks)
+            fail("nothing to ask: give --tasks FILE, or a manifest with evaluate.tasks, suites or red_team", EXIT_USAGE)
+        wanted = (
+            asked.tasks
+            if not chat_template
+            else tuple(task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in asked.tasks)
+        )
         section = Evaluate(tasks=wanted, suites=asked.suites, red_team=asked.red_team, seed=seed)
         found = evaluate_folder(str(found_at.weights), str(found_at.tokenizer), section, chat_template)
     except EvaluationError as error:
@@ -258,22 +328,35 @@ def evaluate(
 @app.command()
 def rate(
     manifest: ManifestArgument,
-    prompts: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="JSONL; each line has `prompt` or `messages`.")] = None,
-    first: Annotated[str | None, typer.Option(
-        metavar="STAGE", help="Stage of the first model; the last but one if absent.")] = None,
-    second: Annotated[str | None, typer.Option(
-        metavar="STAGE", help="Stage of the second model; the last if absent.")] = None,
-    other: Annotated[str | None, typer.Option(
-        metavar="MANIFEST", help="The manifest of the second model, if it is another one.")] = None,
-    ratings: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="The file to which ratings are added.  [default: NAME.ratings.jsonl beside "
-        "NAME.yaml]")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSONL; each line has `prompt` or `messages`.")
+    ] = None,
+    first: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="Stage of the first model; the last but one if absent.")
+    ] = None,
+    second: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="Stage of the second model; the last if absent.")
+    ] = None,
+    other: Annotated[
+        str | None, typer.Option(metavar="MANIFEST", help="The manifest of the second model, if it is another one.")
+    ] = None,
+    ratings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The file to which ratings are added.  [default: NAME.ratings.jsonl beside NAME.yaml]"
+        ),
+    ] = None,
     results: Annotated[bool, typer.Option("--results", help="Print win rates and agreement instead.")] = False,
-    port: Annotated[int, typer.Option(metavar="N", help="Port of the loopback address; 0 takes a free one.", min=0,
-                                      max=65535)] = 4310,
-    temperature: TemperatureOption = 0.0, top_p: TopPOption = 1.0, max_new_tokens: MostOption = 256,
-    seed: SeedOption = 0, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    port: Annotated[
+        int, typer.Option(metavar="N", help="Port of the loopback address; 0 takes a free one.", min=0, max=65535)
+    ] = 4310,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    max_new_tokens: MostOption = 256,
+    seed: SeedOption = 0,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Let people compare answers of two models, whose names are hidden, in a local page; the ratings train `dpo`."""
     from gristmill.flows.rating.rating_results import print_results, results_of
@@ -288,8 +371,9 @@ def rate(
 
         another = None if other is None else open_or_exit(other, None, store)
         try:
-            serve_pairs(session, another, first, second, prompts, files, (temperature, top_p, seed), max_new_tokens,
-                        port)
+            serve_pairs(
+                session, another, first, second, prompts, files, (temperature, top_p, seed), max_new_tokens, port
+            )
         except (RateProblemError, RatingsError) as error:
             fail(str(error), EXIT_USAGE)
         return

@@ -27,10 +27,16 @@ from gristmill.flows.cli.application import (
 @app.command()
 def explain(
     manifest: ManifestArgument,
-    document: Annotated[str, typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the "
-                                            "first few) or its locator.")],
+    document: Annotated[
+        str,
+        typer.Argument(
+            metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the first few) or its locator."
+        ),
+    ],
     text: Annotated[bool, typer.Option("--text", help="Show the whole text with each stage's edits.")] = False,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a document's history: why it was kept or dropped, and which training steps read it."""
     from gristmill.flows.questions.explain import history, print_history
@@ -54,11 +60,18 @@ class TextSide(StrEnum):
 @app.command()
 def show(
     manifest: ManifestArgument,
-    document: Annotated[str, typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the "
-                                            "first few) or its locator.")],
-    only: Annotated[TextSide | None, typer.Option("--only", help="Print nothing but the text, before or after all "
-                                                  "edits.")] = None,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    document: Annotated[
+        str,
+        typer.Argument(
+            metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the first few) or its locator."
+        ),
+    ],
+    only: Annotated[
+        TextSide | None, typer.Option("--only", help="Print nothing but the text, before or after all edits.")
+    ] = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a whole document: the verdict of each step, and the text with all edits."""
     from gristmill.flows.questions.explain import history, print_document, text_of
@@ -71,8 +84,13 @@ def show(
     except DocumentNotFoundError as error:
         fail(str(error), EXIT_USAGE)
     if as_json:
-        print_json({**found, "original_text": text_of(found, TextSide.BEFORE.value),
-                    "edited_text": text_of(found, TextSide.AFTER.value)})
+        print_json(
+            {
+                **found,
+                "original_text": text_of(found, TextSide.BEFORE.value),
+                "edited_text": text_of(found, TextSide.AFTER.value),
+            }
+        )
     elif only is not None:
         text = text_of(found, only.value)
         typer.echo(visible(text) if sys.stdout.isatty() else text, nl=False)
@@ -90,11 +108,14 @@ class SearchBy(StrEnum):
 @app.command()
 def search(
     manifest: ManifestArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words or sentences; a quoted phrase must occur as it "
-        "is.")],
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="Words or sentences; a quoted phrase must occur as it is.")
+    ],
     by: Annotated[SearchBy | None, typer.Option("--by", help="Search in one way only; both if absent.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Number of documents shown.", min=1, max=1000)] = 10,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Find documents by meaning and by words, kept or dropped, with the reason."""
     from gristmill.flows.questions.find_documents import NothingIngestedError
@@ -112,11 +133,17 @@ def search(
 @app.command()
 def query(
     manifest: ManifestArgument,
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over the view `documents`; DESCRIBE documents "
-                                       "lists its columns.")],
+    sql: Annotated[
+        str,
+        typer.Argument(
+            metavar="SQL", help="One SELECT over the view `documents`; DESCRIBE documents lists its columns."
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(metavar="FILE.parquet", help="Write the rows to a Parquet file.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV.")] = False,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Query all documents with SQL (DuckDB): one view with every step's values and verdicts."""
     from gristmill.flows.questions.find_documents import NothingIngestedError, committed_corpus
@@ -147,7 +174,8 @@ def whatif(
     manifest: ManifestArgument,
     set_: SetOption = None,
     samples: Annotated[int, typer.Option(metavar="N", help="Documents shown on each side of a cut.", min=0)] = 20,
-    store: StoreOption = None, as_json: JsonOption = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what other thresholds would keep, from stored measurements: --set filter.gopher_quality.min_words=40.
 
@@ -174,10 +202,12 @@ def whatif(
 @app.command()
 def dialects(
     manifest: ManifestArgument,
-    sample: Annotated[int, typer.Option(
-        metavar="N", help="Maximum number of documents, chosen by the hash of their ids.",
-        min=1)] = 20_000,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    sample: Annotated[
+        int, typer.Option(metavar="N", help="Maximum number of documents, chosen by the hash of their ids.", min=1)
+    ] = 20_000,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what each dialect of Gopher's rules would keep, and documents on which they disagree."""
     from gristmill.flows.questions.dialects import compare_dialects, print_dialects
@@ -194,21 +224,37 @@ def dialects(
 @app.command()
 def trace(
     manifest: ManifestArgument,
-    step: Annotated[int | None, typer.Option(
-        metavar="N", help="A training step, counted from 1: what it read.", min=1)] = None,
-    document: Annotated[str | None, typer.Option(
-        metavar="ID", help="A document's id, first digits of it, or locator, or a fine-tuning example's id: which "
-        "steps read it.")] = None,
-    against: Annotated[str | None, typer.Option(
-        metavar="RUN", help="Another manifest, or a run of the store: the first step that read other tokens.")] = None,
-    text: Annotated[str | None, typer.Option(
-        metavar="FILE", help="A text, - for standard input: its longest passages that occur in the training rows.")
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="A training step, counted from 1: what it read.", min=1)
     ] = None,
-    stage: Annotated[str | None, typer.Option(
-        metavar="STAGE", help="The training stage of --step; pretrain if absent.")] = None,
-    rank: Annotated[int | None, typer.Option(
-        metavar="N", help="Only what this process read, of engine.ranks.", min=0)] = None,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    document: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="A document's id, first digits of it, or locator, or a fine-tuning example's id: which steps read it.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN", help="Another manifest, or a run of the store: the first step that read other tokens."
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="A text, - for standard input: its longest passages that occur in the training rows."
+        ),
+    ] = None,
+    stage: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="The training stage of --step; pretrain if absent.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(metavar="N", help="Only what this process read, of engine.ranks.", min=0)
+    ] = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Follow data through training: what a step read, which steps read a document,
     where a text occurs, and where two runs differ.
@@ -225,8 +271,10 @@ def trace(
 
     traced = [name for name, one in STAGES.items() if one.trained is not None]
     if stage is not None and stage not in traced:
-        fail(f"no such training: {stage!r}{did_you_mean(stage, traced) or ';'} trainings are {', '.join(traced)}",
-             EXIT_USAGE)
+        fail(
+            f"no such training: {stage!r}{did_you_mean(stage, traced) or ';'} trainings are {', '.join(traced)}",
+            EXIT_USAGE,
+        )
     content = None if text is None else _read_text("--text", text)
     session = open_or_exit(manifest, set_, store)
     try:
@@ -268,12 +316,19 @@ def _read_text(option: str, file: str) -> str:
 @app.command()
 def takedown(
     manifest: ManifestArgument,
-    ids: Annotated[Path, typer.Option(
-        metavar="FILE", help="The documents: an id, locator or URL per line, or JSON lines with one of these keys.")],
-    with_duplicates: Annotated[bool, typer.Option(
-        "--with-duplicates", help="Take their near-duplicates down too.")] = False,
+    ids: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="The documents: an id, locator or URL per line, or JSON lines with one of these keys."
+        ),
+    ],
+    with_duplicates: Annotated[
+        bool, typer.Option("--with-duplicates", help="Take their near-duplicates down too.")
+    ] = False,
     dry: Annotated[bool, typer.Option("--dry", help="Only say what is affected; write nothing.")] = False,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List the shards and checkpoints that hold some documents, and write a manifest that continues without them."""
     from gristmill.flows.authoring.manifest_text import ManifestTextError
@@ -297,11 +352,17 @@ def takedown(
 @app.command("continue")
 def continue_(
     manifest: ManifestArgument,
-    from_step: Annotated[int, typer.Option(
-        "--from-step", metavar="N", help="The last step, counted from 1, with the old mixture.", min=1)],
-    exclude: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Documents to leave out from then on: an id, locator or URL per line.")] = None,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    from_step: Annotated[
+        int,
+        typer.Option("--from-step", metavar="N", help="The last step, counted from 1, with the old mixture.", min=1),
+    ],
+    exclude: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Documents to leave out from then on: an id, locator or URL per line."),
+    ] = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a manifest that continues a training with another mixture: the first N steps stay as
     trained, --set changes the rest.
@@ -325,9 +386,11 @@ def continue_(
 @app.command()
 def browse(
     manifest: ManifestArgument,
-    port: Annotated[int, typer.Option(metavar="N", help="Port of the loopback address; 0 takes a free one.", min=0,
-                                      max=65535)] = 4300,
-    set_: SetOption = None, store: StoreOption = None,
+    port: Annotated[
+        int, typer.Option(metavar="N", help="Port of the loopback address; 0 takes a free one.", min=0, max=65535)
+    ] = 4300,
+    set_: SetOption = None,
+    store: StoreOption = None,
 ) -> None:
     """Browse documents, thresholds, duplicates, packed rows and training steps in pages on this machine."""
     from gristmill.flows.browse.browsed_run import BrowsedRun

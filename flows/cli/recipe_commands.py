@@ -14,23 +14,39 @@ from gristmill.mixtures.recipes.named_recipes import DEMO, PREFIX, describe_reci
 
 @app.command()
 def demo(
-    until: Annotated[str | None, typer.Option(
-        metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)
+    ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which stages would run, and why.")] = False,
 ) -> None:
     """Run the demo: train a tiny model on the text that comes with Python, in minutes on a CPU."""
-    run(DEMO, until=until, force=None, set_=set_, store=store, no_ui=no_ui, verify_inputs=False, deterministic=False,
-        dry_run=dry_run, as_json=False)
+    run(
+        DEMO,
+        until=until,
+        force=None,
+        set_=set_,
+        store=store,
+        no_ui=no_ui,
+        verify_inputs=False,
+        deterministic=False,
+        dry_run=dry_run,
+        as_json=False,
+    )
 
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, typer.Argument(
-        metavar="[NAME]", help="Show this recipe: its sources, what differs from them, and its keys.",
-        show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="Show this recipe: its sources, what differs from them, and its keys.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the manifests that follow published work; run one as recipe:NAME, or copy it with `new --recipe NAME`."""
@@ -52,5 +68,7 @@ def recipes(
     for recipe, about in found.items():
         table.add_row(recipe, about)
     console.print(table)
-    console.print("\ngristmill recipes NAME shows one\ngristmill run recipe:NAME --set sources.web.path=DATA runs it\n"
-                  "gristmill new --recipe NAME copies it, to change it")
+    console.print(
+        "\ngristmill recipes NAME shows one\ngristmill run recipe:NAME --set sources.web.path=DATA runs it\n"
+        "gristmill new --recipe NAME copies it, to change it"
+    )

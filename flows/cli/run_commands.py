@@ -41,17 +41,23 @@ class ReportForm(StrEnum):
 @app.command()
 def run(
     manifest: ManifestArgument,
-    until: Annotated[str | None, typer.Option(
-        metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)] = None,
-    force: Annotated[list[str] | None, typer.Option(
-        metavar="STAGE", help="A stage to rebuild although it is committed.",
-        autocompletion=complete_stage)] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)
+    ] = None,
+    force: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE", help="A stage to rebuild although it is committed.", autocompletion=complete_stage
+        ),
+    ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
     verify_inputs: Annotated[bool, typer.Option(help="Hash the content of all inputs.")] = False,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Refuse operations of training whose result "
-        "may differ between two runs.")] = False,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Refuse operations of training whose result may differ between two runs."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which stages would run, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")] = False,
 ) -> None:
@@ -62,19 +68,26 @@ def run(
     with nullcontext() if dry_run else early_server(manifest, settings, store):
         from gristmill.mixtures.yaml_text import did_you_mean
 
-        session = open_or_exit(manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs,
-                               allow_code=not dry_run)
+        session = open_or_exit(
+            manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs, allow_code=not dry_run
+        )
         unknown = [name for name in force or [] if name not in session.plan]
         if unknown:
-            fail(f"--force {unknown[0]}: this run has no such stage{did_you_mean(unknown[0], session.plan) or ';'} "
-                 f"it has {', '.join(session.plan)}", EXIT_USAGE)
+            fail(
+                f"--force {unknown[0]}: this run has no such stage{did_you_mean(unknown[0], session.plan) or ';'} "
+                f"it has {', '.join(session.plan)}",
+                EXIT_USAGE,
+            )
         refuse_force_on_hosts(session, bool(force))
         if dry_run:
             show_plan(session, frozenset(force or []), as_json)
             raise typer.Exit
         if as_json:
-            fail("--json belongs to --dry-run; what a finished run has made is printed by: "
-                 f"{session.command('status', '--json')}", EXIT_USAGE)
+            fail(
+                "--json belongs to --dry-run; what a finished run has made is printed by: "
+                f"{session.command('status', '--json')}",
+                EXIT_USAGE,
+            )
         refuse_without_libraries(session, list(session.plan), force or [])
         from gristmill.flows.running.launch import launch
 
@@ -112,54 +125,92 @@ def refuse_without_libraries(session: Session, stages: list[str], force: list[st
 def refuse_force_on_hosts(session: Session, force: bool) -> None:
     """End with a sentence where several hosts would each rebuild a stage, one after the other."""
     if force and session.manifest.engine.nodes > 1:
-        fail("--force is for one host: each of engine.nodes would rebuild the stage; say --set engine.nodes=1",
-             EXIT_USAGE)
+        fail(
+            "--force is for one host: each of engine.nodes would rebuild the stage; say --set engine.nodes=1",
+            EXIT_USAGE,
+        )
 
 
 @app.command()
 def plan(
     context: typer.Context,
-    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
-    allow_code: Annotated[bool, typer.Option(
-        "--allow-code", help="Run the manifest's own code that lists the files of sources.")] = False,
-    predict: Annotated[bool, typer.Option(
-        "--predict", help="Run a small sample, and predict time, memory and disk of each stage.")] = False,
+    manifest: ManifestArgument,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Run the manifest's own code that lists the files of sources.")
+    ] = False,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Run a small sample, and predict time, memory and disk of each stage.")
+    ] = False,
     sample_mb: Annotated[float, typer.Option(metavar="X", help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
-    sample_seconds: Annotated[float, typer.Option(
-        metavar="S", help="Time limit of the sample; stages that it does not reach are marked.", min=1.0)] = 30.0,
-    documents: Annotated[list[float] | None, typer.Option(
-        metavar="N", help="Estimate preparing and mixing this number of documents, such as 1e9; may be given several "
-        "times.", min=1)] = None,
-    document_bytes: Annotated[float, typer.Option(
-        metavar="X", help="With --documents or --tb: mean size of a document's text in bytes.", min=1)] = 3000.0,
-    core_hour: Annotated[float, typer.Option(
-        metavar="X", help="With --documents or --tb: US dollars for an hour of a core.", min=0)] = 0.05,
-    tb: Annotated[list[float] | None, typer.Option(
-        "--tb", metavar="X", help="Estimate preparing and mixing this many terabytes of text on a cluster; may be "
-        "given several times.", min=0.001)] = None,
-    engine: Annotated[list[str] | None, typer.Option(
-        metavar="NAME", help="With --tb: the engine (local, dask, flink, spark, prism, dataflow), flink if absent; may "
-        "be given several times.")] = None,
+    sample_seconds: Annotated[
+        float,
+        typer.Option(metavar="S", help="Time limit of the sample; stages that it does not reach are marked.", min=1.0),
+    ] = 30.0,
+    documents: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="N",
+            help="Estimate preparing and mixing this number of documents, such as 1e9; may be given several times.",
+            min=1,
+        ),
+    ] = None,
+    document_bytes: Annotated[
+        float,
+        typer.Option(metavar="X", help="With --documents or --tb: mean size of a document's text in bytes.", min=1),
+    ] = 3000.0,
+    core_hour: Annotated[
+        float, typer.Option(metavar="X", help="With --documents or --tb: US dollars for an hour of a core.", min=0)
+    ] = 0.05,
+    tb: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--tb",
+            metavar="X",
+            help="Estimate preparing and mixing this many terabytes of text on a cluster; may be given several times.",
+            min=0.001,
+        ),
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --tb: the engine (local, dask, flink, spark, prism, dataflow), flink if absent; may "
+            "be given several times.",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(metavar="N", help="With --tb: workers, each with a core.", min=1)] = 100,
-    write_price: Annotated[float, typer.Option(
-        metavar="X", help="With --tb: US dollars for 1,000 requests that write or list.", min=0)] = 0.005,
-    read_price: Annotated[float, typer.Option(
-        metavar="X", help="With --tb: US dollars for 1,000 requests that read.", min=0)] = 0.0004,
-    gpus: Annotated[int | None, typer.Option(
-        metavar="N", help="Plan the pre-training for this number of GPUs.", min=1)] = None,
+    write_price: Annotated[
+        float, typer.Option(metavar="X", help="With --tb: US dollars for 1,000 requests that write or list.", min=0)
+    ] = 0.005,
+    read_price: Annotated[
+        float, typer.Option(metavar="X", help="With --tb: US dollars for 1,000 requests that read.", min=0)
+    ] = 0.0004,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="Plan the pre-training for this number of GPUs.", min=1)
+    ] = None,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="With --gpus: the kind of GPU.")] = "H100",
-    mfu: Annotated[float, typer.Option(
-        metavar="X", help="With --gpus: assumed model FLOPs utilisation (MFU).", min=0.01,
-        max=1.0)] = 0.4,
-    peak_tflops: Annotated[float | None, typer.Option(
-        metavar="X", help="Peak of a GPU that is not in the table; give --memory-gb too.",
-        min=0.001)] = None,
+    mfu: Annotated[
+        float, typer.Option(metavar="X", help="With --gpus: assumed model FLOPs utilisation (MFU).", min=0.01, max=1.0)
+    ] = 0.4,
+    peak_tflops: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Peak of a GPU that is not in the table; give --memory-gb too.", min=0.001),
+    ] = None,
     memory_gb: Annotated[float | None, typer.Option(metavar="X", help="The same.", min=0.001)] = None,
-    prices: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="A table of prices per GPU and hour (YAML).")] = None,
-    measure: Annotated[int, typer.Option(
-        metavar="N", help="With --gpus: train this number of real steps here, and print the error of "
-        "the predictions.", min=0)] = 0,
+    prices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A table of prices per GPU and hour (YAML).")
+    ] = None,
+    measure: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="With --gpus: train this number of real steps here, and print the error of the predictions.",
+            min=0,
+        ),
+    ] = 0,
 ) -> None:
     """Show what a run would do, and why, without doing it; or what its pre-training needs of GPUs."""
     if gpus is None:
@@ -177,8 +228,9 @@ def plan(
         wanted = engine or ["flink"]
         if unknown := [name for name in wanted if name not in ENGINES]:
             fail(f"--engine {unknown[0]}: engines are {', '.join(ENGINES)}", EXIT_USAGE)
-        found_there = plan_on_cluster(session.manifest, tb, wanted, workers, document_bytes,
-                                      Prices(write_price, read_price, core_hour))
+        found_there = plan_on_cluster(
+            session.manifest, tb, wanted, workers, document_bytes, Prices(write_price, read_price, core_hour)
+        )
         print_json(found_there) if as_json else print_on_cluster(found_there)
         raise typer.Exit
     if documents:
@@ -237,15 +289,22 @@ def status(
 @app.command()
 def logs(
     manifest: ManifestArgument,
-    stage: Annotated[str | None, typer.Argument(metavar="[STAGE]", help="By default the running stage, else an "
-                                                "unfinished one, else the last one.", show_default=False,
-                                                autocompletion=complete_stage)] = None,
-    attempt: Annotated[int | None, typer.Option(
-        metavar="N", help="Number of an earlier attempt.", min=1)] = None,
-    lines: Annotated[int, typer.Option(
-        "--lines", "-n", metavar="N", help="Number of last lines; 0 for all.", min=0)] = 50,
+    stage: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STAGE]",
+            help="By default the running stage, else an unfinished one, else the last one.",
+            show_default=False,
+            autocompletion=complete_stage,
+        ),
+    ] = None,
+    attempt: Annotated[int | None, typer.Option(metavar="N", help="Number of an earlier attempt.", min=1)] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", help="Number of last lines; 0 for all.", min=0)
+    ] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the attempt has ended.")] = False,
-    set_: SetOption = None, store: StoreOption = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
 ) -> None:
     """Show the output of a stage's process, also while it runs."""
     from gristmill.flows.questions.status import NoLogError, find_log, read_log
@@ -266,12 +325,20 @@ def logs(
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or a unique part of it, `last`, or "
-                                         "`last-1` for the one before.", autocompletion=complete_run)],
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run's name or a unique part of it, `last`, or `last-1` for the one before.",
+            autocompletion=complete_run,
+        ),
+    ],
     second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.", autocompletion=complete_run)],
-    store: StoreOption = None, as_json: JsonOption = False,
-    html: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Also write one HTML file with the losses as curves.")] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write one HTML file with the losses as curves.")
+    ] = None,
 ) -> None:
     """Show two runs side by side: manifests, outputs, funnels, mixtures, losses, held-out text."""
     from gristmill.flows.questions.compare import UnknownRunError, compare_runs, find_run
@@ -293,15 +360,27 @@ def compare(
 
 @app.command()
 def report(
-    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
-    out: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Where to write it.  [default: report.html or report.md]")] = None,
-    form: Annotated[ReportForm | None, typer.Option(
-        "--format", help="md is Markdown for a pull request: the tables, no pictures.  [default: as FILE ends, or "
-                         "html]")] = None,
-    training_summary: Annotated[bool, typer.Option(
-        "--training-summary", help="Write a summary of training content instead, after the European Commission's "
-        "template: sources, sizes, languages, licences, domain names, opt-outs.")] = False,
+    manifest: ManifestArgument,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write it.  [default: report.html or report.md]")
+    ] = None,
+    form: Annotated[
+        ReportForm | None,
+        typer.Option(
+            "--format",
+            help="md is Markdown for a pull request: the tables, no pictures.  [default: as FILE ends, or html]",
+        ),
+    ] = None,
+    training_summary: Annotated[
+        bool,
+        typer.Option(
+            "--training-summary",
+            help="Write a summary of training content instead, after the European Commission's "
+            "template: sources, sizes, languages, licences, domain names, opt-outs.",
+        ),
+    ] = False,
 ) -> None:
     """Write a report of the committed stages as one self-contained file: HTML or Markdown."""
     from gristmill.dataprep.files import atomic_write
@@ -343,14 +422,22 @@ def runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def verify(
-    subject: Annotated[str, typer.Argument(metavar="MANIFEST|MODEL", help="A manifest (*.yaml), or the folder of a "
-                                           "model.", autocompletion=complete_manifest)],
-    set_: SetOption = None, store: StoreOption = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Remove the damaged files, so that the next run "
-                                         "rebuilds only those.")] = False,
-    tokenizer: Annotated[str | None, typer.Option(
-        metavar="DIR", help="Of a MODEL: a folder with tokenizer.json; its own if absent.")
-                         ] = None,
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="MANIFEST|MODEL",
+            help="A manifest (*.yaml), or the folder of a model.",
+            autocompletion=complete_manifest,
+        ),
+    ],
+    set_: SetOption = None,
+    store: StoreOption = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Remove the damaged files, so that the next run rebuilds only those.")
+    ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Of a MODEL: a folder with tokenizer.json; its own if absent.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare every committed file of a manifest with its checksum; or a MODEL's numbers with those of transformers,
@@ -370,22 +457,25 @@ def verify(
     for sentence in (sentence for sentences in damage.values() for sentence in sentences):
         typer.echo(sentence, err=as_json)
     if not damage:
-        typer.echo(f"every committed file of {len(committed)} stages is as it was committed" if committed else
-                   f"nothing is committed yet; make it with: {session.command('run')}", err=as_json)
+        typer.echo(
+            f"every committed file of {len(committed)} stages is as it was committed"
+            if committed
+            else f"nothing is committed yet; make it with: {session.command('run')}",
+            err=as_json,
+        )
         return
     if not repair:
         fail(f"repair it with: {session.command('verify', '--repair')}", EXIT_STAGE_FAILED)
     repair_damage(session, damage)
-    typer.echo(f"damaged commits are withdrawn; rebuild them with: {session.command('run')}",
-               err=as_json)
+    typer.echo(f"damaged commits are withdrawn; rebuild them with: {session.command('run')}", err=as_json)
 
 
 @app.command()
 def gc(
     store: StoreOption = None,
-    keep_runs: Annotated[int, typer.Option(
-        metavar="N", help="Keep the outputs of the last N runs of each manifest.",
-        min=1)] = 10,
+    keep_runs: Annotated[
+        int, typer.Option(metavar="N", help="Keep the outputs of the last N runs of each manifest.", min=1)
+    ] = 10,
     delete: Annotated[bool, typer.Option("--delete", help="Delete; without it, only list.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -396,12 +486,19 @@ def gc(
     opened = open_store(store)
     garbage, answers = collect(opened, keep_runs, delete), forget_taken_down(opened.root, delete)
     if as_json:
-        print_json({"deleted": delete, "answers": answers,
-                    "outputs": [{"path": str(path), "bytes": size} for path, size in garbage]})
+        print_json(
+            {
+                "deleted": delete,
+                "answers": answers,
+                "outputs": [{"path": str(path), "bytes": size} for path, size in garbage],
+            }
+        )
         return
     if answers:
-        typer.echo(f"answers about documents that were taken down: {answers:,} "
-                   f"{'deleted' if delete else 'could go (--delete does it)'}")
+        typer.echo(
+            f"answers about documents that were taken down: {answers:,} "
+            f"{'deleted' if delete else 'could go (--delete does it)'}"
+        )
     if not garbage:
         if not any(opened.outputs()):
             typer.echo(f"nothing to remove: {opened.root} has no outputs")

@@ -9,18 +9,27 @@ import typer
 from gristmill.flows.cli.application import EXIT_STAGE_FAILED, EXIT_USAGE, app, fail
 from gristmill.flows.cli.completion import complete_manifest
 
-ManifestsArgument = Annotated[list[str] | None, typer.Argument(
-    metavar="MANIFEST", help="Manifests that get deployments with their own stages.  [default: those in this "
-    "folder and in the folders right below it]", autocompletion=complete_manifest)]
+ManifestsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MANIFEST",
+        help="Manifests that get deployments with their own stages.  [default: those in this "
+        "folder and in the folders right below it]",
+        autocompletion=complete_manifest,
+    ),
+]
 
 
 @app.command()
 def serve(
     manifests: ManifestsArgument = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
-    allow_open_server: Annotated[bool, typer.Option(
-        "--allow-open-server",
-        help="Also register at a server without a password, which any web page can use.")] = False,
+    allow_open_server: Annotated[
+        bool,
+        typer.Option(
+            "--allow-open-server", help="Also register at a server without a password, which any web page can use."
+        ),
+    ] = False,
 ) -> None:
     """Register the deployments at a running Prefect server, and run what is started there."""
     require_prefect()
@@ -36,12 +45,24 @@ def serve(
 @app.command()
 def up(
     manifests: ManifestsArgument = None,
-    port: Annotated[int, typer.Option(metavar="N", help="Port of the Prefect server on the loopback address; reports "
-        "use the next one.", min=1, max=65534)] = 4200,
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Port of the Prefect server on the loopback address; reports use the next one.",
+            min=1,
+            max=65534,
+        ),
+    ] = 4200,
     limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
-    database: Annotated[str | None, typer.Option(
-        metavar="URL", help="PostgreSQL database of the server, postgresql://...  [default: a file, SQLite]",
-        envvar="GRISTMILL_DATABASE")] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="PostgreSQL database of the server, postgresql://...  [default: a file, SQLite]",
+            envvar="GRISTMILL_DATABASE",
+        ),
+    ] = None,
 ) -> None:
     """Start the Prefect server with its UI on this machine, and serve the deployments."""
     require_prefect()

@@ -23,21 +23,33 @@ from gristmill.flows.cli.completion import complete_stage
 @app.command()
 def slurm(
     manifest: ManifestArgument,
-    array: Annotated[int, typer.Option(metavar="N", help="Tasks in the job array of each data stage.",
-                                       min=1)] = 16,
-    cores: Annotated[int, typer.Option(metavar="N", help="Cores of each task, and of each host of a training.",
-                                       min=1)] = 8,
+    array: Annotated[int, typer.Option(metavar="N", help="Tasks in the job array of each data stage.", min=1)] = 16,
+    cores: Annotated[
+        int, typer.Option(metavar="N", help="Cores of each task, and of each host of a training.", min=1)
+    ] = 8,
     hosts: Annotated[int, typer.Option(metavar="N", help="Hosts of each training.", min=1)] = 1,
-    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of each of these hosts; if 0, training runs "
-        "engine.ranks processes on CPU cores.", min=0)] = 0,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="GPUs of each of these hosts; if 0, training runs engine.ranks processes on CPU cores.",
+            min=0,
+        ),
+    ] = 0,
     time: Annotated[str, typer.Option(metavar="HH:MM:SS", help="Time limit of each job.")] = "24:00:00",
-    sbatch: Annotated[list[str] | None, typer.Option(
-        metavar="OPTION", help="An option of sbatch for all jobs, as in --sbatch=--partition=long; may be given "
-        "several times.")] = None,
-    until: Annotated[str | None, typer.Option(
-        metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION",
+            help="An option of sbatch for all jobs, as in --sbatch=--partition=long; may be given several times.",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the scripts.")] = Path("slurm"),
-    set_: SetOption = None, store: StoreOption = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
 ) -> None:
     """Write batch scripts that run a manifest under Slurm, one for each stage, and one that submits all."""
     from gristmill.flows.running.slurm import Allotment, scripts_of, write_scripts

@@ -38,24 +38,40 @@ class Kind(StrEnum):
 @app.command("try")
 def try_(
     function: Annotated[str, typer.Argument(metavar="FUNCTION", help="./FILE.py:NAME, or PACKAGE.MODULE:NAME.")],
-    on: Annotated[str, typer.Option("--on", metavar="SOURCE|PATH", help=(
-        "A source of the manifest, or else a file, glob, folder or URL."))],
-    manifest: Annotated[str | None, typer.Option(
-        metavar="MANIFEST", help="The manifest whose source it is.", autocompletion=complete_manifest)] = None,
-    with_: Annotated[list[str] | None, typer.Option(
-        "--with", metavar="NAME=VALUE", help="An argument of the function; may be given several times.")] = None,
-    least: Annotated[list[str] | None, typer.Option(
-        "--min", metavar="COLUMN=X", help="Drop documents with less.")] = None,
-    most: Annotated[list[str] | None, typer.Option(
-        "--max", metavar="COLUMN=X", help="Drop documents with more.")] = None,
-    measures: Annotated[list[str] | None, typer.Option(
-        metavar="COLUMN", help="A column that the function returns, if its source does not show it.")] = None,
-    columns: Annotated[list[str] | None, typer.Option(
-        metavar="COLUMN", help="A column that a function of batches receives.")] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on", metavar="SOURCE|PATH", help=("A source of the manifest, or else a file, glob, folder or URL.")
+        ),
+    ],
+    manifest: Annotated[
+        str | None,
+        typer.Option(metavar="MANIFEST", help="The manifest whose source it is.", autocompletion=complete_manifest),
+    ] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="NAME=VALUE", help="An argument of the function; may be given several times."),
+    ] = None,
+    least: Annotated[
+        list[str] | None, typer.Option("--min", metavar="COLUMN=X", help="Drop documents with less.")
+    ] = None,
+    most: Annotated[
+        list[str] | None, typer.Option("--max", metavar="COLUMN=X", help="Drop documents with more.")
+    ] = None,
+    measures: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="A column that the function returns, if its source does not show it."),
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="A column that a function of batches receives.")
+    ] = None,
     documents: Annotated[int, typer.Option(metavar="N", help="Number of documents.", min=1)] = 100,
-    kind: Annotated[Kind | None, typer.Option("--as", help="What the function is for.  [default: as it says]",
-                                              show_default=False)] = None,
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    kind: Annotated[
+        Kind | None, typer.Option("--as", help="What the function is for.  [default: as it says]", show_default=False)
+    ] = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run your own function on some documents, and show what it would do."""
     from gristmill.dataprep.reading.sources import SourceError
@@ -76,8 +92,9 @@ def try_(
             found = try_reader(OwnReader.model_validate(section), place if source is None else source.path, documents)
         else:
             section["columns"] = columns or ()
-            step = (OwnAnnotate.model_validate(section | bounds) if chosen == "annotate" else
-                    Edit.model_validate(section))
+            step = (
+                OwnAnnotate.model_validate(section | bounds) if chosen == "annotate" else Edit.model_validate(section)
+            )
             with take_sample(place, session, documents) as sample:
                 found = try_step(step, sample, documents)
     except (OwnCodeError, SourceError) as error:
@@ -138,13 +155,17 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         if "bars" in column:
             yield f"  {column['bars']}"
     if edits := found.get("edits"):
-        yield (f"\nchanges {edits['changed']:,} documents in {edits['times']:,} places: -{edits['bytes_removed']:,} "
-               f"+{edits['bytes_added']:,} bytes")
+        yield (
+            f"\nchanges {edits['changed']:,} documents in {edits['times']:,} places: -{edits['bytes_removed']:,} "
+            f"+{edits['bytes_added']:,} bytes"
+        )
         for one in edits["shown"]:
             yield f"  {one['locator']}"
             for difference in one["differences"]:
-                yield from (f"    {mark} {_with_line_ends(difference['left'] + difference[side] + difference['right'])}"
-                            for mark, side in (("-", "before"), ("+", "after")))
+                yield from (
+                    f"    {mark} {_with_line_ends(difference['left'] + difference[side] + difference['right'])}"
+                    for mark, side in (("-", "before"), ("+", "after"))
+                )
     if (dropped := found.get("dropped")) and (dropped["total"] or found["kind"] == "annotate"):
         reasons = ", ".join(f"{reason} {number:,}" for reason, number in dropped["by_reason"].items())
         yield f"\nwould drop {dropped['total']:,} of {found['documents']:,}{f': {reasons}' if reasons else ''}"
@@ -160,8 +181,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_reader(found: Mapping[str, Any]) -> Iterator[str]:
-    yield (f"\n{found['records']:,} records: {found['documents']:,} documents, {found['empty']:,} without text, "
-           f"{len(found['quarantined']):,} quarantined")
+    yield (
+        f"\n{found['records']:,} records: {found['documents']:,} documents, {found['empty']:,} without text, "
+        f"{len(found['quarantined']):,} quarantined"
+    )
     for one in found["shown"]:
         yield f"  {one['locator']} {one['metadata']}"
         yield f"    {_short(one['text'])}"
@@ -207,5 +230,7 @@ def _speed(found: Mapping[str, Any], workers: int) -> Iterator[str]:
     if whole["seconds"] < 1:
         yield f"all {about}{whole['documents']:,} would take less than a second"
         return
-    yield (f"all {about}{whole['documents']:,} would take {duration(whole['seconds'])}"
-           + (f", with {workers} workers {duration(whole['seconds'] / workers)}" if workers > 1 else ""))
+    yield (
+        f"all {about}{whole['documents']:,} would take {duration(whole['seconds'])}"
+        + (f", with {workers} workers {duration(whole['seconds'] / workers)}" if workers > 1 else "")
+    )

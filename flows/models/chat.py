@@ -10,8 +10,10 @@ from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
 
-HELP = ("/clear starts over, /trace shows where passages of the last answer stand in the training rows, /exit (or end "
-        "of file) ends; an interrupt stops an answer.")
+HELP = (
+    "/clear starts over, /trace shows where passages of the last answer stand in the training rows, /exit (or end "
+    "of file) ends; an interrupt stops an answer."
+)
 
 
 def answer(
@@ -36,8 +38,14 @@ def answer(
 
 
 def converse(
-    language: LanguageModel, scheduler: Scheduler, sampling: Sampling, max_new_tokens: int, system: str | None,
-    read: Callable[[], str | None], write: Callable[[str], None], trace: Callable[[str], None],
+    language: LanguageModel,
+    scheduler: Scheduler,
+    sampling: Sampling,
+    max_new_tokens: int,
+    system: str | None,
+    read: Callable[[], str | None],
+    write: Callable[[str], None],
+    trace: Callable[[str], None],
 ) -> None:
     """Read what the user says and write what the model answers until the user ends it.
 
@@ -66,8 +74,9 @@ def converse(
         asked: list[Message] = [*messages, {"role": "user", "content": said}]
         pieces: list[str] = []
         try:
-            for piece in answer(language, scheduler, asked, replace(sampling, seed=sampling.seed + turn),
-                                max_new_tokens):
+            for piece in answer(
+                language, scheduler, asked, replace(sampling, seed=sampling.seed + turn), max_new_tokens
+            ):
                 pieces.append(piece)
                 write(piece)
         except KeyboardInterrupt:

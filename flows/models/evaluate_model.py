@@ -58,8 +58,10 @@ def read_task_file(path: Path) -> TaskFile:
     try:
         read = read_yaml(path)
         if not isinstance(read, dict):
-            raise EvaluationError(f"{path}: a file of tasks is a mapping `tasks: [...]`; see evaluate.tasks in: "
-                                  "gristmill schema --markdown")
+            raise EvaluationError(
+                f"{path}: a file of tasks is a mapping `tasks: [...]`; see evaluate.tasks in: "
+                "gristmill schema --markdown"
+            )
         found = TaskFile.model_validate(read)
     except YamlFileError as error:
         raise EvaluationError(str(error)) from error
@@ -107,16 +109,19 @@ def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: 
         asked = {task.name: read_task(task) for task in section.tasks}
         suites = {one.suite: read_suite(one) for one in section.suites}
         if section.red_team is not None and RED_TEAM in asked:
-            raise EvaluationError(f"a task is called {RED_TEAM!r}, as what the red team measures is; give it another "
-                                  "name")
+            raise EvaluationError(
+                f"a task is called {RED_TEAM!r}, as what the red team measures is; give it another name"
+            )
         with TemporaryDirectory() as work, red_teaming(section, _silent(Path(work))) as team:
             loaded = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
             reader = open_reader(loaded, folder if tokenizer is None else as_path(tokenizer))
             if chat and team is not None:
                 reader.chat()  # without a template nothing is asked, rather than every prompt refused
             found = {name: result.summary for name, result in answer_tasks(reader, section, asked).items()}
-            found |= {one.suite: answer_suite(reader, one, suites[one.suite], section.key_seed,
-                                              section.bootstrap_samples) for one in section.suites}
+            found |= {
+                one.suite: answer_suite(reader, one, suites[one.suite], section.key_seed, section.bootstrap_samples)
+                for one in section.suites
+            }
             return found if team is None else {**found, RED_TEAM: team.ask(reader, "model", chat)}
     except (FileNotFoundError, ValueError, TaskError, EvaluationSetError, SourceError, AskingError) as error:
         raise EvaluationError(str(error)) from error
@@ -140,8 +145,13 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the tasks' metrics for people."""
     console = plain_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, justify in (("task", "left"), ("metric", "left"), ("value", "right"), ("95 % interval", "right"),
-                          ("items", "right")):
+    for name, justify in (
+        ("task", "left"),
+        ("metric", "left"),
+        ("value", "right"),
+        ("95 % interval", "right"),
+        ("items", "right"),
+    ):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     tasks = {name: summary for name, summary in found.items() if name != RED_TEAM}
     team = found.get(RED_TEAM, {"sets": {}, "worst": ()})
@@ -151,8 +161,13 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
             table.add_row(task, metric, printed(value["value"]), interval, str(summary["items"]))
         if "calibration" in summary:
             for bins in ("width", "mass"):
-                table.add_row(task, f"ECE, equal {bins}", f"{summary['calibration'][f'ece_equal_{bins}']:.4f}", "",
-                              str(summary["items"]))
+                table.add_row(
+                    task,
+                    f"ECE, equal {bins}",
+                    f"{summary['calibration'][f'ece_equal_{bins}']:.4f}",
+                    "",
+                    str(summary["items"]),
+                )
     for name, of_set in team["sets"].items():
         for measure, by_category in of_set["measures"].items():
             value = by_category[ALL]
@@ -161,11 +176,16 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
     console.print(table)
     for name, of_set in team["sets"].items():
         if of_set["not_asked"]:
-            console.print(Text(f"{name}: {of_set['not_asked']} of {of_set['prompts']} prompts were not asked: "
-                               f"{of_set['first_error']}"))
+            console.print(
+                Text(
+                    f"{name}: {of_set['not_asked']} of {of_set['prompts']} prompts were not asked: "
+                    f"{of_set['first_error']}"
+                )
+            )
     for one in team["worst"][:2]:
-        console.print(Text(f"{one['set']}, {one['why']}: {one['prompt'][-120:]!r} -> {one['answer'][:120]!r}",
-                           style="dim"))
+        console.print(
+            Text(f"{one['set']}, {one['why']}: {one['prompt'][-120:]!r} -> {one['answer'][:120]!r}", style="dim")
+        )
     for suite, summary in tasks.items():
         for one in summary.get("references", ()):
             console.print(Text(f"{suite}: {one['model']} has {one['score']:.4f} ({one['source']})", style="dim"))

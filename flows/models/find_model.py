@@ -50,9 +50,11 @@ def find_model(model: str, tokenizer: str | None) -> ModelFolders:
     given = as_path(model)
     folder = next((given / place for place in PLACES if (given / place / CONFIG).exists()), None)
     if folder is None:
-        raise ModelNotFoundError(f"{given / CONFIG} does not exist, nor does it in {given}/model or {given}/data; a "
-                                 "model is a folder with config.json and model.safetensors, the folder of a training "
-                                 "stage, or a manifest (*.yaml)")
+        raise ModelNotFoundError(
+            f"{given / CONFIG} does not exist, nor does it in {given}/model or {given}/data; a "
+            "model is a folder with config.json and model.safetensors, the folder of a training "
+            "stage, or a manifest (*.yaml)"
+        )
     if tokenizer is not None:
         chosen = as_path(tokenizer)
         if not (chosen / TOKENIZER).exists():
@@ -61,8 +63,10 @@ def find_model(model: str, tokenizer: str | None) -> ModelFolders:
     for candidate in (folder, *_of_its_stage(folder)):
         if (candidate / TOKENIZER).exists():
             return ModelFolders(folder, _without_code(candidate))
-    raise ModelNotFoundError(f"{folder} has no {TOKENIZER}, and no stage is recorded that made it; give the folder of "
-                             "its tokenizer with --tokenizer")
+    raise ModelNotFoundError(
+        f"{folder} has no {TOKENIZER}, and no stage is recorded that made it; give the folder of "
+        "its tokenizer with --tokenizer"
+    )
 
 
 def _without_code(tokenizer: Path) -> Path:
@@ -73,9 +77,11 @@ def _without_code(tokenizer: Path) -> Path:
     """
     if (tokenizer / FORMATTER_FILE).exists():
         function = read_json(tokenizer / FORMATTER_FILE)["use"]["function"]
-        raise ModelNotFoundError(f"{tokenizer}: a function writes the conversations of this model ({function}), and "
-                                 "code runs only where a manifest names it; give the manifest instead of the folder, "
-                                 "or export the model")
+        raise ModelNotFoundError(
+            f"{tokenizer}: a function writes the conversations of this model ({function}), and "
+            "code runs only where a manifest names it; give the manifest instead of the folder, "
+            "or export the model"
+        )
     return tokenizer
 
 
@@ -86,18 +92,21 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
         ModelNotFoundError: none is committed yet, or none ever will, or the named tokenizer is not there.
     """
     if session.manifest.pretrain is None and session.manifest.model is None:
-        raise ModelNotFoundError(f"{session.manifest_file} has no `pretrain:` section and no `model:`, so it has no "
-                                 "model; name a model's folder, or a manifest that trains one")
+        raise ModelNotFoundError(
+            f"{session.manifest_file} has no `pretrain:` section and no `model:`, so it has no "
+            "model; name a model's folder, or a manifest that trains one"
+        )
     makers = [name for name, node in session.plan.items() if node.stage.makes_model]
     trained = next((folder for name in reversed(makers) if (folder := session.committed(name)) is not None), None)
     made = session.committed(TOKENIZER_STAGE)
     if trained is None or made is None:
         raise ModelNotFoundError(f"{session.manifest_file}: no model is trained yet; run: {session.command('run')}")
     if tokenizer is not None and not (as_path(tokenizer) / "tokenizer.json").is_file():
-        raise ModelNotFoundError(f"{tokenizer} has no tokenizer.json; give the folder that holds one, or leave "
-                                 "--tokenizer out for the model's own")
-    return ModelFolders(trained.data / "model", made.data if tokenizer is None else
-                        _without_code(as_path(tokenizer)))
+        raise ModelNotFoundError(
+            f"{tokenizer} has no tokenizer.json; give the folder that holds one, or leave "
+            "--tokenizer out for the model's own"
+        )
+    return ModelFolders(trained.data / "model", made.data if tokenizer is None else _without_code(as_path(tokenizer)))
 
 
 def _of_its_stage(folder: Path) -> Iterator[Path]:

@@ -73,16 +73,26 @@ def check_prompt(value: Mapping[str, Any], where: str) -> None:
     if isinstance(value.get("prompt"), str):
         return
     messages = value.get("messages")
-    if not isinstance(messages, list) or not messages or not all(
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(
             isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("role", "content"))
-            for one in messages):
-        raise PromptsError(f"{where}: `prompt` must be text, `messages` a list of objects with the texts `role` and "
-                           "`content`")
+            for one in messages
+        )
+    ):
+        raise PromptsError(
+            f"{where}: `prompt` must be text, `messages` a list of objects with the texts `role` and `content`"
+        )
 
 
 def generate_lines(
-    language: LanguageModel, scheduler: Scheduler, prompts: Mapping[int, Mapping[str, Any]], sampling: Sampling,
-    max_new_tokens: int, stops: Sequence[str] = (),
+    language: LanguageModel,
+    scheduler: Scheduler,
+    prompts: Mapping[int, Mapping[str, Any]],
+    sampling: Sampling,
+    max_new_tokens: int,
+    stops: Sequence[str] = (),
 ) -> Generated:
     """Complete prompts together.
 
@@ -100,8 +110,11 @@ def generate_lines(
     numbers: dict[int, _Line] = {}
     for place, prompt in prompts.items():
         try:
-            ids = language.chat_prompt(prompt["messages"]) if "messages" in prompt else language.text_prompt(
-                prompt["prompt"])
+            ids = (
+                language.chat_prompt(prompt["messages"])
+                if "messages" in prompt
+                else language.text_prompt(prompt["prompt"])
+            )
             numbers[scheduler.add(Request(ids, max_new_tokens, language.stops, sampling))] = running[place]
         except (PromptTooLongError, ChatError) as error:
             running[place].error = str(error)
@@ -111,9 +124,12 @@ def generate_lines(
             if line.push(one.tokens, one.finish) and one.finish is None:
                 scheduler.cancel(one.number)
     lines = running.values()
-    return Generated([line.result for line in lines],
-                     {place: line.error for place, line in running.items() if line.error is not None},
-                     sum(line.tokens for line in lines), time.perf_counter() - started)
+    return Generated(
+        [line.result for line in lines],
+        {place: line.error for place, line in running.items() if line.error is not None},
+        sum(line.tokens for line in lines),
+        time.perf_counter() - started,
+    )
 
 
 class _Line:
@@ -136,8 +152,12 @@ class _Line:
     def result(self) -> dict[str, Any]:
         if self.error is not None:
             return {**self._prompt, "error": self.error}
-        return {**self._prompt, "completion": "".join(self._text), "finish_reason": self._finish,
-                "completion_tokens": self.tokens}
+        return {
+            **self._prompt,
+            "completion": "".join(self._text),
+            "finish_reason": self._finish,
+            "completion_tokens": self.tokens,
+        }
 
 
 def as_jsonl(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -114,11 +114,13 @@ class Guard:
                 body = await _whole_body(scope, receive, limits.body_bytes)
         except TimeoutError:
             await refuse(f"the body of the request did not come within {limits.body_seconds:g} seconds", 408)(
-                scope, receive, send)
+                scope, receive, send
+            )
             return
         if isinstance(body, int):
             await refuse(f"the body of the request has {body} bytes or more; the most is {limits.body_bytes}", 413)(
-                scope, receive, send)
+                scope, receive, send
+            )
             return
         if body is not None:
             await self._until_gone(scope, body, receive, send)

@@ -23,6 +23,7 @@ def serve(app: Asgi, listening: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM; answers on their way are finished first, for a few seconds."""
     import uvicorn
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5,
-                            http=ImpatientProtocol)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, http=ImpatientProtocol
+    )
     uvicorn.Server(config).run(sockets=[listening])

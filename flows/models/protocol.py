@@ -126,22 +126,40 @@ def choice_seed(seed: int, choice: int) -> int:
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     """Counts of tokens."""
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens}
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
-def completion(head: Mapping[str, Any], texts: list[str], finishes: list[str], used: Mapping[str, int]) -> dict[str,
-                                                                                                            Any]:
+def completion(
+    head: Mapping[str, Any], texts: list[str], finishes: list[str], used: Mapping[str, int]
+) -> dict[str, Any]:
     """The whole answer, its head being `id`, `created` and `model`."""
-    return {**head, "object": "chat.completion", "usage": dict(used), "choices": [
-        {"index": number, "message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": None,
-         "finish_reason": finish} for number, (text, finish) in enumerate(zip(texts, finishes, strict=True))]}
+    return {
+        **head,
+        "object": "chat.completion",
+        "usage": dict(used),
+        "choices": [
+            {
+                "index": number,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": finish,
+            }
+            for number, (text, finish) in enumerate(zip(texts, finishes, strict=True))
+        ],
+    }
 
 
 def chunk(head: Mapping[str, Any], index: int, delta: Mapping[str, str], finish: str | None) -> dict[str, Any]:
     """A piece of a streamed answer."""
-    return {**head, "object": "chat.completion.chunk", "choices": [
-        {"index": index, "delta": dict(delta), "logprobs": None, "finish_reason": finish}]}
+    return {
+        **head,
+        "object": "chat.completion.chunk",
+        "choices": [{"index": index, "delta": dict(delta), "logprobs": None, "finish_reason": finish}],
+    }
 
 
 def failure(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -40,12 +40,20 @@ CHOICES: list[dict[str, Any]] = [  # as many in every item, which their Brier sc
     {"q": "def close(self):", "options": ["pass", "return self.close()", "None"], "gold": 1},
     {"q": "A question that ends in a blank ", "options": ["and goes on", "ééé", "?"], "gold": 2},
 ]
-CLOZES = [{"q": "The capital of France is", "a": " Paris"}, {"q": "Ends in a blank ", "a": "and goes on"},
-          {"q": "def close(self):\n    ", "a": "pass"}]
-TEXTS = [{"text": "Short."}, {"text": "Lines of text that is longer than a little model can read at once. " * 8},
-         {"text": "def function(value):\n    return value + 1\n"}]
-PAIRS = [{"prompt": "The sky is", "chosen": " blue and wide.", "rejected": " made of cheese, they say."},
-         {"prompt": "Two and two are", "chosen": " four.", "rejected": " five, or six, or seven."}]
+CLOZES = [
+    {"q": "The capital of France is", "a": " Paris"},
+    {"q": "Ends in a blank ", "a": "and goes on"},
+    {"q": "def close(self):\n    ", "a": "pass"},
+]
+TEXTS = [
+    {"text": "Short."},
+    {"text": "Lines of text that is longer than a little model can read at once. " * 8},
+    {"text": "def function(value):\n    return value + 1\n"},
+]
+PAIRS = [
+    {"prompt": "The sky is", "chosen": " blue and wide.", "rejected": " made of cheese, they say."},
+    {"prompt": "Two and two are", "chosen": " four.", "rejected": " five, or six, or seven."},
+]
 
 
 @dataclass(frozen=True)
@@ -81,8 +89,15 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """For scripts."""
-        return {"referee": self.referee, "measure": self.measure, "ours": self.ours, "theirs": self.theirs,
-                "gap": self.gap, "allowed": self.allowed, "verdict": self.verdict}
+        return {
+            "referee": self.referee,
+            "measure": self.measure,
+            "ours": self.ours,
+            "theirs": self.theirs,
+            "gap": self.gap,
+            "allowed": self.allowed,
+            "verdict": self.verdict,
+        }
 
 
 def referee(model: ModelFolders) -> list[Finding]:
@@ -99,8 +114,11 @@ def referee(model: ModelFolders) -> list[Finding]:
             folder = work / "exported"
             write_folder(model.weights, model.tokenizer, Export(), folder)
         reader = open_reader(load_model(folder), folder)
-        return [finding for name, module, ask in REFEREES
-                for finding in (ask(reader, folder, work) if _installed(module) else [Finding(name, "-")])]
+        return [
+            finding
+            for name, module, ask in REFEREES
+            for finding in (ask(reader, folder, work) if _installed(module) else [Finding(name, "-")])
+        ]
 
 
 def _installed(modules: Sequence[str]) -> bool:
@@ -111,9 +129,12 @@ def _theirs(folder: Path) -> tuple[Any, Any]:
     """The model and the tokenizer as transformers loads them, which must not run code of the folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    return (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False,
-                                                 use_safetensors=True).eval(),
-            AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+    return (
+        AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+        ).eval(),
+        AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
+    )
 
 
 @torch.no_grad()
@@ -121,38 +142,61 @@ def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]
     """Logits of random ids, ids of a text, and the greedy continuation of a prompt."""
     theirs, tokenizer = _theirs(folder)
     shape = reader.model.shape
-    ids = torch.randint(shape.vocab_size, (2, min(shape.sequence_length, 64)),
-                        generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        shape.vocab_size, (2, min(shape.sequence_length, 64)), generator=torch.Generator().manual_seed(0)
+    )
     logits, others = reader.model(ids), theirs(ids, use_cache=False).logits.float()
     place = (logits - others).abs().argmax()
     scale = max(1.0, float(others.abs().max()))
-    yield Finding("transformers", "logit that differs most", float(logits.flatten()[place]),
-                  float(others.flatten()[place]), 1e-4 * scale)
+    yield Finding(
+        "transformers",
+        "logit that differs most",
+        float(logits.flatten()[place]),
+        float(others.flatten()[place]),
+        1e-4 * scale,
+    )
     text = TEXTS[1]["text"]
-    same = sum(a == b for a, b in zip(reader.encode(text), tokenizer(text, add_special_tokens=False).input_ids,
-                                      strict=True))
+    same = sum(
+        a == b for a, b in zip(reader.encode(text), tokenizer(text, add_special_tokens=False).input_ids, strict=True)
+    )
     yield Finding("transformers", "ids of a text that are the same", len(reader.encode(text)), same)
     prompt = reader.encode(PAIRS[0]["prompt"])
     ours = generate(reader.model, [prompt], NEW_TOKENS, reader.stops)[0]
-    told = theirs.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                           max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=sorted(reader.stops),
-                           pad_token_id=reader.prefix)[0, len(prompt) :].tolist()
+    told = theirs.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=sorted(reader.stops),
+        pad_token_id=reader.prefix,
+    )[0, len(prompt) :].tolist()
     told = [token for token in told if token not in reader.stops]
-    yield Finding("transformers", "greedy ids that are the same", max(len(ours), len(told)),
-                  sum(a == b for a, b in zip(ours, told, strict=False)))
+    yield Finding(
+        "transformers",
+        "greedy ids that are the same",
+        max(len(ours), len(told)),
+        sum(a == b for a, b in zip(ours, told, strict=False)),
+    )
 
 
 LM_EVAL_TASKS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
-    "multiple_choice": (CHOICES, "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: options\n"
-                        "doc_to_target: gold\n", "acc acc_norm acc_bytes brier_score"),
-    "cloze": (CLOZES, "output_type: loglikelihood\ndoc_to_text: '{{q}}'\ndoc_to_target: '{{a}}'\n",
-              "perplexity acc"),
-    "rolling": (TEXTS, "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: text\n",
-                "bits_per_byte byte_perplexity"),
+    "multiple_choice": (
+        CHOICES,
+        "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: options\ndoc_to_target: gold\n",
+        "acc acc_norm acc_bytes brier_score",
+    ),
+    "cloze": (CLOZES, "output_type: loglikelihood\ndoc_to_text: '{{q}}'\ndoc_to_target: '{{a}}'\n", "perplexity acc"),
+    "rolling": (
+        TEXTS,
+        "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: text\n",
+        "bits_per_byte byte_perplexity",
+    ),
 }
 OUR_TASKS: dict[str, dict[str, Any]] = {
     "multiple_choice": {"prompt": "q", "choices": "options", "answer": "gold"},
-    "cloze": {"prompt": "q", "answer": "a"}, "rolling": {"prompt": "text"}}
+    "cloze": {"prompt": "q", "answer": "a"},
+    "rolling": {"prompt": "text"},
+}
 
 
 def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
@@ -168,19 +212,27 @@ def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
             f"task: gristmill_{kind}\ndataset_path: json\n"
             f"dataset_kwargs: {{data_files: {{test: {data}}}, cache_dir: {work / 'cache'}}}\ntest_split: test\n"
             f"{settings}metric_list: [{', '.join(f'{{metric: {name}}}' for name in metrics.split())}]\n"
-            "metadata: {version: 1.0}\n")
+            "metadata: {version: 1.0}\n"
+        )
     model, tokenizer = _theirs(folder)
     found = lm_eval.simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, max_length=reader.length),
-        tasks=[f"gristmill_{kind}" for kind in LM_EVAL_TASKS], bootstrap_iters=0,
-        task_manager=TaskManager(include_path=str(work), include_defaults=False))["results"]
+        tasks=[f"gristmill_{kind}" for kind in LM_EVAL_TASKS],
+        bootstrap_iters=0,
+        task_manager=TaskManager(include_path=str(work), include_defaults=False),
+    )["results"]
     for kind, (_, _, metrics) in LM_EVAL_TASKS.items():
         task = Task.model_validate({"name": kind, "kind": kind, "path": str(work / f"{kind}.jsonl"), **OUR_TASKS[kind]})
         ours = answer_task(reader, task, read_task(task), 0, 1).summary
         for name in metrics.split():
             theirs = float(found[f"gristmill_{kind}"][f"{name},none"])
-            yield Finding("lm-evaluation-harness", f"{kind.replace('_', ' ')}: {name}",
-                          float(ours[name.removesuffix("_score")]["value"]), theirs, 1e-5 * max(1.0, abs(theirs)))
+            yield Finding(
+                "lm-evaluation-harness",
+                f"{kind.replace('_', ' ')}: {name}",
+                float(ours[name.removesuffix("_score")]["value"]),
+                theirs,
+                1e-5 * max(1.0, abs(theirs)),
+            )
 
 
 def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
@@ -194,20 +246,37 @@ def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
 
     disable_progress_bars()
     config.HF_DATASETS_CACHE = work / "cache"
-    settings: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False,
-                "disable_tqdm": True, "per_device_train_batch_size": len(PAIRS), "max_length": reader.length}
+    settings: dict[str, Any] = {
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "per_device_train_batch_size": len(PAIRS),
+        "max_length": reader.length,
+    }
     model, tokenizer = _theirs(folder)
     answers = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS]
-    tuning = trl.SFTTrainer(model=copy.deepcopy(model), args=trl.SFTConfig(output_dir=str(work / "sft"), **settings),
-                        train_dataset=Dataset.from_list(answers), processing_class=tokenizer)
+    tuning = trl.SFTTrainer(
+        model=copy.deepcopy(model),
+        args=trl.SFTConfig(output_dir=str(work / "sft"), **settings),
+        train_dataset=Dataset.from_list(answers),
+        processing_class=tokenizer,
+    )
     batch = tuning.data_collator(list(tuning.train_dataset))
     with torch.no_grad():
         theirs = float(tuning.compute_loss(tuning.model, dict(batch)))
         nll, _ = reader.model(batch["input_ids"], partial(score_tokens, targets=_shifted(batch["labels"])))
     counted = int((_shifted(batch["labels"]) != IGNORED).sum())
     yield Finding("TRL", "fine-tuning loss", float(nll.double().sum()) / counted, theirs, 1e-4)
-    yield from _trl_preferences(reader, model, tokenizer, Dataset.from_list(PAIRS), trl.DPOTrainer, trl.DPOConfig(
-        output_dir=str(work / "dpo"), beta=BETA, loss_type=["sigmoid"], **settings))
+    yield from _trl_preferences(
+        reader,
+        model,
+        tokenizer,
+        Dataset.from_list(PAIRS),
+        trl.DPOTrainer,
+        trl.DPOConfig(output_dir=str(work / "dpo"), beta=BETA, loss_type=["sigmoid"], **settings),
+    )
 
 
 def _trl_preferences(
@@ -218,8 +287,9 @@ def _trl_preferences(
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(0.9)
-    theirs = trainer(model=copy.deepcopy(model), ref_model=other, args=settings, train_dataset=pairs,
-                     processing_class=tokenizer)
+    theirs = trainer(
+        model=copy.deepcopy(model), ref_model=other, args=settings, train_dataset=pairs, processing_class=tokenizer
+    )
     batch = theirs.data_collator(list(theirs.train_dataset))
     ids, scored = batch["input_ids"], batch["completion_mask"].bool()
     targets = _shifted(ids.masked_fill(~scored, IGNORED))
@@ -233,8 +303,11 @@ def _trl_preferences(
     tokens = (targets != IGNORED).sum(dim=1).float()
     pair = PairLogps(*policy.chunk(2), *reference.chunk(2), *tokens.chunk(2))
     ours = float(preference_loss("sigmoid", pair, LossSettings(BETA))[0].mean())
-    logged = {name: sum(values) / len(values) for name, values in
-              theirs._metrics["train" if theirs.model.training else "eval"].items() if values}
+    logged = {
+        name: sum(values) / len(values)
+        for name, values in theirs._metrics["train" if theirs.model.training else "eval"].items()
+        if values
+    }
     for side, name in ((policy.chunk(2)[0], "chosen"), (policy.chunk(2)[1], "rejected")):
         value = logged[f"logps/{name}"]
         yield Finding("TRL", f"log-probability, {name}", float(side.mean()), value, 1e-4 * max(1.0, abs(value)))

@@ -71,9 +71,14 @@ class Answering:
     """
 
     def __init__(
-        self, engine: Engine, language: LanguageModel, asked: ChatRequest, prompt: tuple[int, ...],
-        max_new_tokens: int, metrics: ServerMetrics,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        language: LanguageModel,
+        asked: ChatRequest,
+        prompt: tuple[int, ...],
+        max_new_tokens: int,
+        metrics: ServerMetrics,
+    ) -> None:
         self._engine, self.prompt, self._metrics = engine, prompt, metrics
         self._began = time.perf_counter()
         metrics.prompt_tokens.inc(len(prompt))
@@ -85,11 +90,15 @@ class Answering:
         self._loop = asyncio.get_running_loop()
         self._tickets: dict[int, int] = {}
         for number in range(self.choices):
-            sampling = Sampling(DEFAULT_TEMPERATURE if asked.temperature is None else asked.temperature,
-                                1.0 if asked.top_p is None else asked.top_p, choice_seed(seed, number))
+            sampling = Sampling(
+                DEFAULT_TEMPERATURE if asked.temperature is None else asked.temperature,
+                1.0 if asked.top_p is None else asked.top_p,
+                choice_seed(seed, number),
+            )
             most = asked.max_completion_tokens or asked.max_tokens or max_new_tokens
             self._tickets[number] = engine.submit(
-                generation.Request(self.prompt, most, language.stops, sampling), self._listener(number))
+                generation.Request(self.prompt, most, language.stops, sampling), self._listener(number)
+            )
 
     def _listener(self, number: int) -> Any:
         def listen(one: generation.Progress | BaseException) -> None:
@@ -131,7 +140,11 @@ class Answering:
 
 
 def make_app(
-    language: LanguageModel, scheduler: generation.Scheduler, name: str, max_new_tokens: int, host: str,
+    language: LanguageModel,
+    scheduler: generation.Scheduler,
+    name: str,
+    max_new_tokens: int,
+    host: str,
     limits: Limits = DEFAULT_LIMITS,
 ) -> FastAPI:
     """The application.
@@ -189,20 +202,26 @@ def make_app(
         most = limits.prompt_characters_per_token * length
         if (characters := sum(map(len, asked.texts))) > most:
             raise generation.PromptTooLongError(
-                f"a prompt has {characters} characters; the model's {length} tokens hold {most} at the most")
+                f"a prompt has {characters} characters; the model's {length} tokens hold {most} at the most"
+            )
         if (asked.n or 1) > limits.answers:
             raise HTTPException(400, f"n: this server makes {limits.answers} answers at a time; ask for fewer")
         taken: ExitStack = request.scope[TAKEN]
         taken.enter_context(answers.take(asked.n or 1))
         prompt = await asyncio.get_running_loop().run_in_executor(
-            tokenising, language.chat_prompt, [message.plain for message in asked.messages])
-        answering = taken.enter_context(closing(Answering(engine, language, asked, prompt, max_new_tokens,
-                                                            metrics)))
-        head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name,
-                "system_fingerprint": None}
+            tokenising, language.chat_prompt, [message.plain for message in asked.messages]
+        )
+        answering = taken.enter_context(closing(Answering(engine, language, asked, prompt, max_new_tokens, metrics)))
+        head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": name,
+            "system_fingerprint": None,
+        }
         if asked.stream:
-            return StreamingResponse(_events(answering, asked, head), media_type="text/event-stream",
-                                     headers={"cache-control": "no-cache"})
+            return StreamingResponse(
+                _events(answering, asked, head), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+            )
         texts, finishes = [""] * answering.choices, [""] * answering.choices
         async for number, text, finish in answering.pieces():
             texts[number] += text

@@ -16,16 +16,27 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.requests = Counter("gristmill_requests", "Requests by the status of their answer.", ["status"],
-                                registry=self._registry)
-        self.request_seconds = Histogram("gristmill_request_seconds", "From the headers of a request to the end of "
-                                         "its answer.", buckets=SECONDS, registry=self._registry)
-        self.first_token_seconds = Histogram("gristmill_first_token_seconds", "From a prompt's tokens to the first of "
-                                             "an answer.", buckets=SECONDS, registry=self._registry)
-        self.prompt_tokens = Counter("gristmill_prompt_tokens", "Tokens of the prompts that were answered.",
-                                     registry=self._registry)
-        self.completion_tokens = Counter("gristmill_completion_tokens", "Tokens that were generated.",
-                                         registry=self._registry)
+        self.requests = Counter(
+            "gristmill_requests", "Requests by the status of their answer.", ["status"], registry=self._registry
+        )
+        self.request_seconds = Histogram(
+            "gristmill_request_seconds",
+            "From the headers of a request to the end of its answer.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self.first_token_seconds = Histogram(
+            "gristmill_first_token_seconds",
+            "From a prompt's tokens to the first of an answer.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self.prompt_tokens = Counter(
+            "gristmill_prompt_tokens", "Tokens of the prompts that were answered.", registry=self._registry
+        )
+        self.completion_tokens = Counter(
+            "gristmill_completion_tokens", "Tokens that were generated.", registry=self._registry
+        )
 
     def watch(self, name: str, told: str, value: Callable[[], float]) -> None:
         """Show a number as it is when it is asked for."""

@@ -46,13 +46,25 @@ def markdown_table(header: list[str], rows: list[list[Any]]) -> str:
 def stage_card(outcome: Outcome) -> str:
     """What one stage did: counts and reasons, or losses, and where its output is."""
     manifest = outcome.folder.manifest()
-    lines = [f"# {outcome.stage}: {outcome.how}", "",
-             f"Made in {manifest['seconds']:.1f} s, fingerprint `{outcome.fingerprint[:16]}`. {outcome.note}", ""]
+    lines = [
+        f"# {outcome.stage}: {outcome.how}",
+        "",
+        f"Made in {manifest['seconds']:.1f} s, fingerprint `{outcome.fingerprint[:16]}`. {outcome.note}",
+        "",
+    ]
     counts = manifest["summary"].get("counts")
     if counts and "kept" in counts:
-        lines += [markdown_table(["", "documents"], [
-            ["read", counts["read"]], ["kept", counts["kept"]],
-            *[[f"dropped: {rule}", number] for rule, number in top_reasons(counts, 20)]]), ""]
+        lines += [
+            markdown_table(
+                ["", "documents"],
+                [
+                    ["read", counts["read"]],
+                    ["kept", counts["kept"]],
+                    *[[f"dropped: {rule}", number] for rule, number in top_reasons(counts, 20)],
+                ],
+            ),
+            "",
+        ]
     if (outcome.folder.data / "metrics.jsonl").exists():
         record = training(outcome.folder)
         lines += loss_lines([(line["step"], line["loss"]) for line in record if "loss" in line])
@@ -68,8 +80,12 @@ def loss_lines(losses: Sequence[tuple[float, float]]) -> list[str]:
         return []
     every = max(1, (len(losses) - 1) // 10)
     shown = dict([*losses[::every], losses[-1]])
-    return [picture(curves({"training": losses}, "step", "loss"), "loss by step"), "",
-            markdown_table(["step", "loss"], [[f"{step:g}", f"{loss:.4f}"] for step, loss in shown.items()]), ""]
+    return [
+        picture(curves({"training": losses}, "step", "loss"), "loss by step"),
+        "",
+        markdown_table(["step", "loss"], [[f"{step:g}", f"{loss:.4f}"] for step, loss in shown.items()]),
+        "",
+    ]
 
 
 def live_card(stage: str, described: str, losses: Sequence[tuple[float, float]]) -> str:
@@ -87,16 +103,42 @@ def document_lines(facts: Facts) -> list[str]:
     if not facts["funnel"]:
         return []
     summaries = facts["summaries"]
-    lines = ["## Documents", "", picture(funnel_picture(facts), "text kept after each stage"), "",
-             markdown_table(["stage", "read", "kept", "MB kept", "tokens kept", "quarantined"], [
-                 [row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}",
-                  tokens_kept(row), row["quarantined"]] for row in facts["funnel"]]), ""]
+    lines = [
+        "## Documents",
+        "",
+        picture(funnel_picture(facts), "text kept after each stage"),
+        "",
+        markdown_table(
+            ["stage", "read", "kept", "MB kept", "tokens kept", "quarantined"],
+            [
+                [
+                    row["stage"],
+                    f"{row['read']:,}",
+                    f"{row['kept']:,}",
+                    f"{row['bytes_kept'] / 1e6:.1f}",
+                    tokens_kept(row),
+                    row["quarantined"],
+                ]
+                for row in facts["funnel"]
+            ],
+        ),
+        "",
+    ]
     lines += [line for note in (*reading_notes(facts), skipped_note(facts)) if note for line in (note, "")]
-    reasons = [[row["stage"], rule, f"{count:,}", f"{count / max(row['read'], 1):.2%}"]
-               for row in facts["funnel"] for rule, count in top_reasons(row, 10)]
+    reasons = [
+        [row["stage"], rule, f"{count:,}", f"{count / max(row['read'], 1):.2%}"]
+        for row in facts["funnel"]
+        for rule, count in top_reasons(row, 10)
+    ]
     if reasons:
-        lines += ["## Why documents were dropped", "", picture(reasons_picture(facts), "documents by rule"), "",
-                  markdown_table(["stage", "rule", "documents", "of those read"], reasons), ""]
+        lines += [
+            "## Why documents were dropped",
+            "",
+            picture(reasons_picture(facts), "documents by rule"),
+            "",
+            markdown_table(["stage", "rule", "documents", "of those read"], reasons),
+            "",
+        ]
     if summaries.get("langid", {}).get("languages"):
         lines += ["## Languages", "", picture(languages_picture(summaries["langid"]), "documents by language"), ""]
     if summaries.get("quality", {}).get("histogram"):
@@ -117,17 +159,40 @@ def mixture_lines(facts: Facts) -> list[str]:
         lines += [markdown_table(*table), ""] if table is not None else []
     for note in (limits_note(facts), prefix_note(facts)):
         lines += [note, ""] if note else []
-    return [*lines, "## Packing", "", markdown_table(["packing", "rows", "cut documents", "dropped", "padding"], [
-        [f"**{row['packing']}**" if row["used"] else row["packing"], row["rows"], f"{row['split']:.2%}",
-         f"{row['dropped']:.2%}", f"{row['padding']:.2%}"] for row in packing_rows(facts)]), ""]
+    return [
+        *lines,
+        "## Packing",
+        "",
+        markdown_table(
+            ["packing", "rows", "cut documents", "dropped", "padding"],
+            [
+                [
+                    f"**{row['packing']}**" if row["used"] else row["packing"],
+                    row["rows"],
+                    f"{row['split']:.2%}",
+                    f"{row['dropped']:.2%}",
+                    f"{row['padding']:.2%}",
+                ]
+                for row in packing_rows(facts)
+            ],
+        ),
+        "",
+    ]
 
 
 def training_lines(facts: Facts) -> list[str]:
     """The loss of every training stage, as a table and as curves."""
     if not facts["training"]:
         return []
-    lines = ["## Training", "", markdown_table(["stage", "steps", "first loss", "last loss"], [
-        [row["stage"], row["steps"], f"{row['first']:.3f}", f"{row['last']:.3f}"] for row in loss_rows(facts)]), ""]
+    lines = [
+        "## Training",
+        "",
+        markdown_table(
+            ["stage", "steps", "first loss", "last loss"],
+            [[row["stage"], row["steps"], f"{row['first']:.3f}", f"{row['last']:.3f}"] for row in loss_rows(facts)],
+        ),
+        "",
+    ]
     for stage, record in facts["training"].items():
         losses = [(line["step"], line["loss"]) for line in record if "loss" in line]
         if losses:
@@ -145,15 +210,33 @@ def run_card(session: Session, report: Path, link: str | None = None) -> str:
     """
     facts = gather_facts(session)
     shown = f"[Open the report]({link}) (`{report}`)" if link is not None else f"Report: `{report}`"
-    lines = [f"# {session.manifest.name}", "", shown, "", *document_lines(facts), *mixture_lines(facts),
-             *training_lines(facts)]
+    lines = [
+        f"# {session.manifest.name}",
+        "",
+        shown,
+        "",
+        *document_lines(facts),
+        *mixture_lines(facts),
+        *training_lines(facts),
+    ]
     if evaluation_rows(facts):
-        lines += ["## Held-out text", "", markdown_table(["model", "source", "bits per byte"], [
-            [row["model"], row["source"], f"{row['bits_per_byte']:.3f}"] for row in evaluation_rows(facts)]), ""]
+        lines += [
+            "## Held-out text",
+            "",
+            markdown_table(
+                ["model", "source", "bits per byte"],
+                [[row["model"], row["source"], f"{row['bits_per_byte']:.3f}"] for row in evaluation_rows(facts)],
+            ),
+            "",
+        ]
     samples = some_samples(facts)
     lines += ["## Samples", ""] if samples else []
     for sample in samples:
         # Indented text stays as it is: a sample may contain anything, markdown too.
-        lines += [f"**{sample['model']}**: {' '.join(sample['prompt'].split())}", "",
-                  "    " + " ".join(sample["completion"].split())[:SAMPLE_CHARS], ""]
+        lines += [
+            f"**{sample['model']}**: {' '.join(sample['prompt'].split())}",
+            "",
+            "    " + " ".join(sample["completion"].split())[:SAMPLE_CHARS],
+            "",
+        ]
     return "\n".join(lines)

@@ -59,10 +59,15 @@ def find_manifests(folder: Path) -> Iterator[Path]:
 
     What is not a manifest is passed over, and of a wrong one it warns.
     """
-    files = (path.relative_to(folder) for pattern in ("*.y*ml", "[!.]*/*.y*ml") for path in sorted(folder.glob(pattern))
-             if path.suffix in (".yaml", ".yml"))
-    for path in islice((file for file in files if _MANIFEST.search((folder / file).read_text(errors="replace"))),
-                       MOST_MANIFESTS):
+    files = (
+        path.relative_to(folder)
+        for pattern in ("*.y*ml", "[!.]*/*.y*ml")
+        for path in sorted(folder.glob(pattern))
+        if path.suffix in (".yaml", ".yml")
+    )
+    for path in islice(
+        (file for file in files if _MANIFEST.search((folder / file).read_text(errors="replace"))), MOST_MANIFESTS
+    ):
         try:
             load_manifest(str(folder / path), [])
         except ManifestError as error:
@@ -73,8 +78,11 @@ def find_manifests(folder: Path) -> Iterator[Path]:
 
 def make_deployments(manifests: Sequence[ManifestOnOffer] = ()) -> list[Any]:
     """What `gristmill up` and `gristmill serve` offer: deployments of each manifest, and of each flow for any other."""
-    own = [_with_form(_deployment(flow, manifest.name, f"{what} {manifest.path}."), manifest)
-           for manifest in manifests for flow, what in ((gristmill, "Run"), (gristmill_stage, "Run one stage of"))]
+    own = [
+        _with_form(_deployment(flow, manifest.name, f"{what} {manifest.path}."), manifest)
+        for manifest in manifests
+        for flow, what in ((gristmill, "Run"), (gristmill_stage, "Run one stage of"))
+    ]
     return [*own, *(_with_form(_deployment(flow, ANY), None) for flow in (gristmill, gristmill_stage, gristmill_sweep))]
 
 
@@ -98,8 +106,9 @@ def _with_form(deployment: Any, manifest: ManifestOnOffer | None) -> Any:
         if "stage" in properties:
             properties["stage"] |= {"enum": manifest.stages}
     schema.required = [name for name, one in properties.items() if one.get("default", "none") not in ("", [], ())]
-    deployment.parameters = {name: properties[name]["default"] for name in schema.required
-                             if "default" in properties[name]}
+    deployment.parameters = {
+        name: properties[name]["default"] for name in schema.required if "default" in properties[name]
+    }
     return deployment
 
 

@@ -64,9 +64,16 @@ class KeptRun:
             kept.sink = _new_file(prefect_folder() / FOLDER)
         except OSError as error:  # the window may break; the run's record is in the store
             log.warning("this run is not shown in Prefect: %s", error)
-        kept.write({"flow": flow, "name": mask_text(name), "parameters": mask_secrets(dict(parameters)),
-                    "owner": identity(os.getpid()), "at": time.time(),
-                    "tasks": {task: list(needs) for task, needs in tasks.items()}})
+        kept.write(
+            {
+                "flow": flow,
+                "name": mask_text(name),
+                "parameters": mask_secrets(dict(parameters)),
+                "owner": identity(os.getpid()),
+                "at": time.time(),
+                "tasks": {task: list(needs) for task, needs in tasks.items()},
+            }
+        )
         return kept
 
     def write(self, line: Line) -> None:
@@ -130,8 +137,16 @@ class KeptRun:
                 self.sink = None
 
     def _state(self, task: str, began: float, kind: str, name: str, message: str = "") -> None:
-        self.write({"task": task, "state": kind, "name": name, "message": mask_text(message), "began": began,
-                    "at": time.time()})
+        self.write(
+            {
+                "task": task,
+                "state": kind,
+                "name": name,
+                "message": mask_text(message),
+                "began": began,
+                "at": time.time(),
+            }
+        )
 
 
 def _new_file(folder: Path) -> BinaryIO:
@@ -151,14 +166,22 @@ def kept_files() -> list[Path]:
 
 def keep_run(session: Session, stages: list[str], force: frozenset[str]) -> KeptRun:
     """Begin the story of a run of stages, as the flows of `pipeline.py` would tell it."""
-    shown = {"manifest": session.manifest_file, "overrides": list(session.overrides),
-             "store": session.store_option or ""}
+    shown = {
+        "manifest": session.manifest_file,
+        "overrides": list(session.overrides),
+        "store": session.store_option or "",
+    }
     tasks = {stage: [name for name in session.plan[stage].inputs if name in stages] for stage in stages}
     if len(stages) == 1 and list(session.plan) != stages:
-        return KeptRun.begin("gristmill-stage", f"{stages[0]} of {session.manifest_file}",
-                             {**shown, "stage": stages[0], "force": bool(force)}, tasks)
-    return KeptRun.begin("gristmill", session.manifest_file,
-                         {**shown, "until": list(session.plan)[-1], "force": sorted(force)}, tasks)
+        return KeptRun.begin(
+            "gristmill-stage",
+            f"{stages[0]} of {session.manifest_file}",
+            {**shown, "stage": stages[0], "force": bool(force)},
+            tasks,
+        )
+    return KeptRun.begin(
+        "gristmill", session.manifest_file, {**shown, "until": list(session.plan)[-1], "force": sorted(force)}, tasks
+    )
 
 
 def end_run(kept: KeptRun, session: Session, record: RunRecord, report: Path) -> None:
@@ -168,8 +191,9 @@ def end_run(kept: KeptRun, session: Session, record: RunRecord, report: Path) ->
     link, stages = report_link(report), record.content["stages"].values()
     try:
         if record.content["state"] == "completed" and all(stage.get("how", "Cached") == "Cached" for stage in stages):
-            card = (f"# {session.manifest.name}\n\nEverything was committed already; nothing was made.\n\n"
-                    + (f"[Open the report]({link}) (`{report}`)" if link else f"Report: `{report}`"))
+            card = f"# {session.manifest.name}\n\nEverything was committed already; nothing was made.\n\n" + (
+                f"[Open the report]({link}) (`{report}`)" if link else f"Report: `{report}`"
+            )
         else:
             from gristmill.flows.orchestration.cards import run_card
 
@@ -189,8 +213,7 @@ class KeptObserver(WindowObserver):
 
     def show_line(self, stage: str, line: str, level: int = logging.INFO) -> None:
         """See WindowObserver."""
-        self._kept.write({"log": mask_text(line), "level": level, "task": self._kept.task_of(stage),
-                          "at": time.time()})
+        self._kept.write({"log": mask_text(line), "level": level, "task": self._kept.task_of(stage), "at": time.time()})
 
     def show_progress(self, stage: str, percent: float, description: str) -> None:
         """Nothing: lines of the log tell it."""
@@ -203,5 +226,9 @@ class KeptObserver(WindowObserver):
         if outcome.how != "Cached" and self._kept.sink is not None:
             from gristmill.flows.orchestration.cards import stage_card
 
-            self._kept.card(artifact_key(f"{outcome.stage}-card"), stage_card(outcome), outcome.stage,
-                            self._kept.task_of(outcome.stage))
+            self._kept.card(
+                artifact_key(f"{outcome.stage}-card"),
+                stage_card(outcome),
+                outcome.stage,
+                self._kept.task_of(outcome.stage),
+            )

@@ -95,7 +95,8 @@ def mark_crashed(runner: int | None = None) -> list[str]:
             cancelled = run.state is not None and run.state.is_cancelling()
             # The rows are set whatever Prefect's rules say: there is nobody left who could propose a state.
             client.set_flow_run_state(
-                run.id, Cancelled(message=message) if cancelled else Crashed(message=message), force=True)
+                run.id, Cancelled(message=message) if cancelled else Crashed(message=message), force=True
+            )
             _mark_tasks(client, run.id, Cancelled(message=message) if cancelled else Crashed(message=message))
             marked.append(run.name)
         _mark_left_tasks(client, runner)
@@ -155,8 +156,9 @@ def _open_runs(client: Any) -> list[Any]:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import StateType
 
-    wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(
-        any_=[StateType.RUNNING, StateType.CANCELLING])))
+    wanted = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING]))
+    )
     found: list[Any] = []
     while True:
         page = client.read_flow_runs(flow_run_filter=wanted, limit=MOST_RUNS, offset=len(found))
@@ -180,10 +182,14 @@ def _mark_left_tasks(client: Any, runner: int | None) -> None:
     from prefect.client.schemas.objects import StateType
     from prefect.states import Crashed
 
-    ended = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(
-        any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED])))
-    running = filters.TaskRunFilter(state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(
-        any_=[StateType.RUNNING])))
+    ended = filters.FlowRunFilter(
+        state=filters.FlowRunFilterState(
+            type=filters.FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED])
+        )
+    )
+    running = filters.TaskRunFilter(
+        state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(any_=[StateType.RUNNING]))
+    )
     tasks = client.read_task_runs(flow_run_filter=ended, task_run_filter=running, limit=MOST_RUNS)
     for run in {task.flow_run_id for task in tasks}:
         labels = client.read_flow_run(run).labels
@@ -200,10 +206,12 @@ def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
     from prefect.client.schemas.objects import StateType
     from prefect.states import Cancelled
 
-    cancelled = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(
-        any_=[StateType.CANCELLED])))
-    crashed = filters.TaskRunFilter(state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(
-        any_=[StateType.CRASHED])))
+    cancelled = filters.FlowRunFilter(
+        state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=[StateType.CANCELLED]))
+    )
+    crashed = filters.TaskRunFilter(
+        state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(any_=[StateType.CRASHED]))
+    )
     for task in client.read_task_runs(flow_run_filter=cancelled, task_run_filter=crashed, limit=MOST_RUNS):
         run = client.read_flow_run(task.flow_run_id)
         if _is_ours(run.labels, runner) and task.flow_run_run_count == run.run_count:
@@ -216,8 +224,11 @@ def _owner(labels: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:
     """Whether a run's process is, or was, one of this machine."""
-    return (LABEL + "ticks" in labels and (is_alive(_owner(labels)) or is_gone(_owner(labels)))
-            and (runner is None or labels.get(LABEL + "runner") == runner))
+    return (
+        LABEL + "ticks" in labels
+        and (is_alive(_owner(labels)) or is_gone(_owner(labels)))
+        and (runner is None or labels.get(LABEL + "runner") == runner)
+    )
 
 
 class _CancelWatch:

@@ -55,8 +55,12 @@ class ProxyModel(BaseModel):
         Not called `keys`: Prefect makes a dictionary of every parameter, and would take that for a mapping's.
         """
         parts = (setting.partition("=") for setting in self.more)
-        return {"layers": self.layers, "width": self.width, "heads": self.heads,
-                **{name: parse_yaml(value) for name, _, value in parts}}
+        return {
+            "layers": self.layers,
+            "width": self.width,
+            "heads": self.heads,
+            **{name: parse_yaml(value) for name, _, value in parts},
+        }
 
 
 class SourceShare(BaseModel):
@@ -89,7 +93,8 @@ def refuse_secrets(parameters: Mapping[str, Any]) -> None:
     raise SecretParameterError(
         f"{' and '.join(names)}: this holds a credential, and Prefect shows parameters to everybody who sees this "
         "page; it is masked there now. Write it into the manifest's file, or into the environment of the machine "
-        "that runs the flow, and change it if others may have seen it. Nothing was run")
+        "that runs the flow, and change it if others may have seen it. Nothing was run"
+    )
 
 
 def forget_secrets() -> None:

@@ -55,8 +55,12 @@ class PrefectObserver(WindowObserver):
 
     def show_curve(self, stage: str, described: str, curve: Callable[[], list[tuple[float, float]]]) -> None:
         """See WindowObserver."""
-        self._send(stage, lambda: publish_card(
-            artifact_key(f"{stage}-card"), live_card(stage, described, curve()), f"{stage}, while it runs"))
+        self._send(
+            stage,
+            lambda: publish_card(
+                artifact_key(f"{stage}-card"), live_card(stage, described, curve()), f"{stage}, while it runs"
+            ),
+        )
 
     def show_outcome(self, outcome: Outcome) -> None:
         """See WindowObserver."""
@@ -82,7 +86,8 @@ class PrefectObserver(WindowObserver):
 
         if stage not in self._artifacts:
             self._artifacts[stage] = create_progress_artifact(
-                percent, key=artifact_key(f"{stage}-progress"), description=description)
+                percent, key=artifact_key(f"{stage}-progress"), description=description
+            )
             return
         update_progress_artifact(self._artifacts[stage], percent, description=description)
 
@@ -126,8 +131,11 @@ def publishing_refusal(what: str) -> Iterator[None]:
     except Exception as error:
         refusal = without_secrets(error)
         try:
-            publish_card("refused", f"# Refused: {what}\n\n```text\n{refusal}\n```\n\nNothing was run.",
-                         "what is wrong with the parameters")
+            publish_card(
+                "refused",
+                f"# Refused: {what}\n\n```text\n{refusal}\n```\n\nNothing was run.",
+                "what is wrong with the parameters",
+            )
         except Exception as trouble:  # noqa: BLE001 - the refusal is raised all the same
             log.warning("Prefect did not take an update: %s", trouble)
         if refusal is error:
@@ -146,7 +154,11 @@ def publish_run(session: Session, record: RunRecord) -> None:
         if link is not None:
             from prefect.artifacts import create_link_artifact
 
-            create_link_artifact(link, link_text=f"Report of {session.manifest.name}", key="gristmill-report",
-                                 description=mask_text(str(report)))
+            create_link_artifact(
+                link,
+                link_text=f"Report of {session.manifest.name}",
+                key="gristmill-report",
+                description=mask_text(str(report)),
+            )
     except Exception as error:  # noqa: BLE001 - a report that cannot be drawn must not fail the run that it is about
         log.warning("the report could not be finished: %s: %s", type(error).__name__, error)

@@ -34,14 +34,20 @@ def run_elsewhere(
     from prefect.exceptions import ObjectNotFound
     from prefect.states import Cancelling
 
-    parameters = {"manifest": session.manifest_file, "stage": stage, "force": force,
-                  "overrides": session.overrides, "store": session.store_option or ""}
+    parameters = {
+        "manifest": session.manifest_file,
+        "stage": stage,
+        "force": force,
+        "overrides": session.overrides,
+        "store": session.store_option or "",
+    }
     try:
         run: Any = run_deployment(deployment, parameters=parameters, timeout=0)
     except ObjectNotFound as error:
         raise StageFailedError(
             f"{stage}: there is no deployment {deployment}; register it with: prefect deploy --all"
-            " (deploy/README.md), or leave training_deployment empty to train here") from error
+            " (deploy/README.md), or leave training_deployment empty to train here"
+        ) from error
     state = None
     try:
         while state is None or not state.is_final():

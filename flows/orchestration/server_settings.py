@@ -27,14 +27,19 @@ DATABASE_VARIABLE = "GRISTMILL_DATABASE"
 """Read by `gristmill up` where --database is absent."""
 CONNECTION_VARIABLE = "PREFECT_API_DATABASE_CONNECTION_URL"
 CONNECT_SECONDS = 10.0
-DRIVERS = {"postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg",
-           "postgresql+asyncpg": "postgresql+asyncpg", "sqlite+aiosqlite": "sqlite+aiosqlite"}
+DRIVERS = {
+    "postgresql": "postgresql+asyncpg",
+    "postgres": "postgresql+asyncpg",
+    "postgresql+asyncpg": "postgresql+asyncpg",
+    "sqlite+aiosqlite": "sqlite+aiosqlite",
+}
 FORM = "postgresql://USER:PASSWORD@HOST:PORT/NAME"
 LEAST_VERSION = 14
 """Of PostgreSQL (docs.prefect.io, self-hosted server: 14.9 or newer); version 13 has no security updates any more."""
 _POSTGRESQL = re.compile(
     r"(?:(?P<user>[^:/@?#\s]*)(?::(?:[^:/@?#\s%]|%[0-9a-fA-F]{2})*)?@)?"
-    r"(?P<place>(?:\[[0-9a-fA-F:]+\]|[^:/@?#\s]*)(?::\d+)?/[^/@?#\s]+)(?:\?[^@\s]*)?")
+    r"(?P<place>(?:\[[0-9a-fA-F:]+\]|[^:/@?#\s]*)(?::\d+)?/[^/@?#\s]+)(?:\?[^@\s]*)?"
+)
 """Behind the `//`. Whatever does not fit is never repeated: it may be a password with an @ in it."""
 
 
@@ -56,8 +61,10 @@ def database_environment(url: str | None) -> dict[str, str]:
     if scheme not in DRIVERS:
         raise DatabaseError(f"--database: a URL beginning with {scheme}:// is not known; write {FORM}")
     if DRIVERS[scheme].startswith("postgresql") and _POSTGRESQL.fullmatch(rest) is None:
-        raise DatabaseError(f"--database: the URL is not written as {FORM}; in a password, write each of @ : / ? # % "
-                            "as a percent sign and its code: %40 %3A %2F %3F %23 %25")
+        raise DatabaseError(
+            f"--database: the URL is not written as {FORM}; in a password, write each of @ : / ? # % "
+            "as a percent sign and its code: %40 %3A %2F %3F %23 %25"
+        )
     return {CONNECTION_VARIABLE: f"{DRIVERS[scheme]}://{rest}"}
 
 
@@ -84,17 +91,22 @@ def check_database(url: str | None) -> str | None:
             asked = asyncio.wait_for(_ask(connection), CONNECT_SECONDS)
             version, may_create = thread.submit(asyncio.run, asked).result()
     except TimeoutError as error:
-        raise DatabaseError(f"{place} did not answer within {CONNECT_SECONDS:.0f} s; is it the right host and port, "
-                            "and may this machine connect?") from error
+        raise DatabaseError(
+            f"{place} did not answer within {CONNECT_SECONDS:.0f} s; is it the right host and port, "
+            "and may this machine connect?"
+        ) from error
     except Exception as error:
-        raise DatabaseError(f"{place} cannot be used as {match['user'] or 'the default user'}: "
-                            f"{_without_address(error, connection)}; correct --database or {DATABASE_VARIABLE}"
-                            ) from error
+        raise DatabaseError(
+            f"{place} cannot be used as {match['user'] or 'the default user'}: "
+            f"{_without_address(error, connection)}; correct --database or {DATABASE_VARIABLE}"
+        ) from error
     if version < LEAST_VERSION:
         raise DatabaseError(f"{place} is version {version}; Prefect's server wants {LEAST_VERSION} or newer")
     if not may_create:
-        raise DatabaseError(f"{place} does not let {match['user'] or 'the default user'} make tables; as its "
-                            f"administrator: GRANT CREATE ON DATABASE ... and ON SCHEMA public TO ...")
+        raise DatabaseError(
+            f"{place} does not let {match['user'] or 'the default user'} make tables; as its "
+            f"administrator: GRANT CREATE ON DATABASE ... and ON SCHEMA public TO ..."
+        )
     return f"Prefect's records: {place}"
 
 
@@ -106,10 +118,14 @@ async def _ask(connection: str) -> tuple[int, bool]:
     engine: Any = create_async_engine(connection)
     try:
         async with engine.connect() as connected:
-            found = (await connected.execute(text(
-                "select current_setting('server_version_num')::int / 10000, "
-                "has_database_privilege(current_database(), 'CREATE') and has_schema_privilege('public', 'CREATE')"
-            ))).one()
+            found = (
+                await connected.execute(
+                    text(
+                        "select current_setting('server_version_num')::int / 10000, "
+                        "has_database_privilege(current_database(), 'CREATE') and has_schema_privilege('public', 'CREATE')"
+                    )
+                )
+            ).one()
     finally:
         await engine.dispose()
     return int(found[0]), bool(found[1])
@@ -154,8 +170,7 @@ def prefect_setting(name: str) -> str | None:
 
 
 def _is_set_in_this_folder() -> bool:
-    """Whether a file of the current folder has settings of Prefect's; a project's own pyproject.toml mostly has none.
-    """
+    """Whether a file of the current folder has settings of Prefect's; a project's own pyproject.toml mostly has none."""
     dotenv, project = Path(".env"), Path("pyproject.toml")
     if Path("prefect.toml").exists() or (dotenv.exists() and "prefect_" in dotenv.read_text(errors="replace").lower()):
         return True

@@ -91,7 +91,8 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
     keep_marking()
     keep_telling(api)
     deployments = make_deployments(
-        [ManifestOnOffer(path) for path in [*map(Path, manifests)] or find_manifests(Path.cwd())])
+        [ManifestOnOffer(path) for path in [*map(Path, manifests)] or find_manifests(Path.cwd())]
+    )
     names = ", ".join(f"{one.flow_name}/{one.name}" for one in deployments)
     print(f"Deployments {names}: {api.removesuffix('/api')}/deployments", flush=True)
     try:
@@ -108,10 +109,13 @@ def check_password(api: str, allow_open_server: bool) -> None:
         raise OpenServerError(
             f"the Prefect server at {api} asks for no password: any web page that a browser opens here could run "
             f"commands. Start it with {SERVER_VARIABLE}=USER:PASSWORD and this with {CLIENT_VARIABLE}=USER:PASSWORD, "
-            "or take gristmill up in place of both; where no browser reaches it: --allow-open-server")
+            "or take gristmill up in place of both; where no browser reaches it: --allow-open-server"
+        )
     if not is_admitted(api):
-        raise NoServerError(f"the Prefect server at {api} asks for another password than this process has; set "
-                            f"{CLIENT_VARIABLE}=USER:PASSWORD to the server's")
+        raise NoServerError(
+            f"the Prefect server at {api} asks for another password than this process has; set "
+            f"{CLIENT_VARIABLE}=USER:PASSWORD to the server's"
+        )
 
 
 def limit_trainings(tag: str) -> None:
@@ -200,13 +204,21 @@ def up_and_serve(port: int, limit: int, database: str | None = None, manifests: 
         signal.signal(number, lambda *_: stopping.set())
     children: list[Supervised] = []
     try:
-        environment = {"PREFECT_UI_API_URL": "/api", **server_environment(port, password),
-                       **database_environment(database)}
+        environment = {
+            "PREFECT_UI_API_URL": "/api",
+            **server_environment(port, password),
+            **database_environment(database),
+        }
         children.append(Supervised("server", port, environment, subprocess.DEVNULL))
         if not wait_for_answer(api, [child.process for child in children], stopping):
             return
-        print(f"Prefect: http://127.0.0.1:{port}", where_the_password_is(password), *([records] if records else []),
-              sep="\n", flush=True)
+        print(
+            f"Prefect: http://127.0.0.1:{port}",
+            where_the_password_is(password),
+            *([records] if records else []),
+            sep="\n",
+            flush=True,
+        )
         links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
         children.append(Supervised("deployments", limit, links, None, manifests))
         while not stopping.wait(POLL_SECONDS):
@@ -249,10 +261,14 @@ def why_taken(number: int, port: int) -> str:
     except OSError:  # it has ended meanwhile
         command = ["ended meanwhile"]
     if "up" in command:
-        return (f"gristmill up runs already, as process {holder}: open http://127.0.0.1:{port}, end it with "
-                f"kill {holder}, or give another --port")
-    return (f"port {number}, for {what}, is in use by process {holder} ({shlex.join(command)[:COMMAND_CHARS]}); "
-            "end it, or give another --port")
+        return (
+            f"gristmill up runs already, as process {holder}: open http://127.0.0.1:{port}, end it with "
+            f"kill {holder}, or give another --port"
+        )
+    return (
+        f"port {number}, for {what}, is in use by process {holder} ({shlex.join(command)[:COMMAND_CHARS]}); "
+        "end it, or give another --port"
+    )
 
 
 def listener(port: int) -> int | None:
@@ -261,8 +277,11 @@ def listener(port: int) -> int | None:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
-            sockets |= {f"socket:[{row[9]}]" for row in rows
-                        if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port}
+            sockets |= {
+                f"socket:[{row[9]}]"
+                for row in rows
+                if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port
+            }
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
             if os.readlink(link) in sockets:
@@ -278,13 +297,24 @@ def where_the_password_is(password: str) -> str:
     return f"Its page asks each browser once for the password{shown} is kept in {password_file()}"
 
 
-def start_child(role: str, number: int, environment: dict[str, str], output: int | None,
-                arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+def start_child(
+    role: str, number: int, environment: dict[str, str], output: int | None, arguments: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     """Start this module as `server PORT PARENT` or `deployments LIMIT PARENT MANIFEST...`, in a session of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.orchestration.serving", role, str(number), str(os.getpid()),
-         *arguments],
-        stdin=subprocess.DEVNULL, stdout=output, env={**os.environ, **environment}, start_new_session=True,
+        [
+            sys.executable,
+            "-m",
+            "gristmill.flows.orchestration.serving",
+            role,
+            str(number),
+            str(os.getpid()),
+            *arguments,
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        env={**os.environ, **environment},
+        start_new_session=True,
     )
 
 
@@ -292,8 +322,10 @@ def check_children(children: list[subprocess.Popen[bytes]]) -> None:
     """Raise NoServerError if one of them has ended."""
     for child in children:
         if child.poll() is not None:
-            raise NoServerError(f"{shlex.join(cast(list[str], child.args)[2:])} ended with code {child.returncode}; "
-                                "start again with: gristmill up")
+            raise NoServerError(
+                f"{shlex.join(cast(list[str], child.args)[2:])} ended with code {child.returncode}; "
+                "start again with: gristmill up"
+            )
 
 
 def wait_for_answer(api: str, children: list[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
@@ -314,8 +346,10 @@ def main(role: str, number: int, parent: int, manifests: Sequence[str] = ()) -> 
     if role == "deployments":
         serve_deployments(number, manifests)
         return
-    os.execv(sys.executable, [
-        sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(number)])
+    os.execv(
+        sys.executable,
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(number)],
+    )
 
 
 if __name__ == "__main__":

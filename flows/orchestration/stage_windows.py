@@ -99,8 +99,9 @@ class WindowObserver(ABC):
         """See Observer."""
         if self._inner is not None:
             self._inner.stage_waits(node, owner)
-        self.show_line(node.name, f"{node.name}: waits for process {owner['pid']} on {owner['host']}, which makes the "
-                                  "same output")
+        self.show_line(
+            node.name, f"{node.name}: waits for process {owner['pid']} on {owner['host']}, which makes the same output"
+        )
 
     def stage_event(self, node: Node, event: Event) -> None:
         """See Observer."""

@@ -120,8 +120,11 @@ class _Telling:
         """What the run would have written, had its process not been killed."""
         states = {line["task"]: line for line in _parse(self._path.read_bytes()) if "state" in line}
         message, now = f"Its process ({self._head['owner']['pid']}) is gone.", time.time()
-        left = [{**line, "state": "CRASHED", "name": "Crashed", "message": message, "at": now}
-                for line in states.values() if line["state"] == "RUNNING"]
+        left = [
+            {**line, "state": "CRASHED", "name": "Crashed", "message": message, "at": now}
+            for line in states.values()
+            if line["state"] == "RUNNING"
+        ]
         return [*left, {"end": "CRASHED", "message": message, "at": now}]
 
     def _make_run(self) -> tuple[str, bool]:
@@ -129,10 +132,17 @@ class _Telling:
         head = self._head
         flow = self._server.post("/flows/", {"name": head["flow"]})["id"]
         owner = {f"{LABEL}{name}": head["owner"][name] for name in ("host", "pid")}
-        run = self._server.post("/flow_runs/", {
-            "flow_id": flow, "name": head["name"], "parameters": head["parameters"], "labels": owner,
-            "idempotency_key": self._path.stem,
-            "state": {"type": "RUNNING", "name": "Running", "message": f"It began at {_clock(head['at'])}."}})
+        run = self._server.post(
+            "/flow_runs/",
+            {
+                "flow_id": flow,
+                "name": head["name"],
+                "parameters": head["parameters"],
+                "labels": owner,
+                "idempotency_key": self._path.stem,
+                "state": {"type": "RUNNING", "name": "Running", "message": f"It began at {_clock(head['at'])}."},
+            },
+        )
         return run["id"], run.get("state_type") in ("CANCELLING", "CANCELLED")
 
     def _task_id(self, task: str) -> str:
@@ -151,47 +161,91 @@ class _Telling:
                 line = {**line, "state": "CANCELLED", "name": "Cancelled", "message": CANCELLED}
             task, needs = line["task"], self._head["tasks"][line["task"]]
             needed = [{"input_type": "task_run", "id": self._task_id(name)} for name in needs]
-            ended = {} if line["state"] == "RUNNING" else {
-                "end_time": _iso(line["at"]), "total_run_time": line["at"] - line["began"]}
-            events.append({
-                "id": str(uuid.uuid5(self._ids, f"{task}: {line['state']}")), "occurred": _iso(line["at"]),
-                "event": f"prefect.task-run.{line['name']}",
-                "resource": {"prefect.resource.id": f"prefect.task-run.{self._task_id(task)}",
-                             "prefect.resource.name": task, "prefect.orchestration": "client"},
-                "related": [{"prefect.resource.id": f"prefect.flow-run.{run}", "prefect.resource.role": "flow-run"}],
-                "payload": {
-                    "validated_state": {"type": line["state"], "name": line["name"], "message": line["message"]},
-                    "task_run": {"name": task, "task_key": "run_stage", "dynamic_key": task, "tags": [f"stage:{task}"],
-                                 "task_inputs": {"wait_for": needed} if needed else {}, "run_count": 1,
-                                 "flow_run_run_count": 1, "start_time": _iso(line["began"]), **ended}}})
+            ended = (
+                {}
+                if line["state"] == "RUNNING"
+                else {"end_time": _iso(line["at"]), "total_run_time": line["at"] - line["began"]}
+            )
+            events.append(
+                {
+                    "id": str(uuid.uuid5(self._ids, f"{task}: {line['state']}")),
+                    "occurred": _iso(line["at"]),
+                    "event": f"prefect.task-run.{line['name']}",
+                    "resource": {
+                        "prefect.resource.id": f"prefect.task-run.{self._task_id(task)}",
+                        "prefect.resource.name": task,
+                        "prefect.orchestration": "client",
+                    },
+                    "related": [
+                        {"prefect.resource.id": f"prefect.flow-run.{run}", "prefect.resource.role": "flow-run"}
+                    ],
+                    "payload": {
+                        "validated_state": {"type": line["state"], "name": line["name"], "message": line["message"]},
+                        "task_run": {
+                            "name": task,
+                            "task_key": "run_stage",
+                            "dynamic_key": task,
+                            "tags": [f"stage:{task}"],
+                            "task_inputs": {"wait_for": needed} if needed else {},
+                            "run_count": 1,
+                            "flow_run_run_count": 1,
+                            "start_time": _iso(line["began"]),
+                            **ended,
+                        },
+                    },
+                }
+            )
         if events:
             self._server.post("/events", events)
 
     def _tell_log(self, run: str, lines: list[Line]) -> None:
-        entries = [{"name": LOGGER, "level": line["level"], "message": line["log"], "timestamp": _iso(line["at"]),
-                    "flow_run_id": run, **self._of(line["task"])} for line in lines if "log" in line]
+        entries = [
+            {
+                "name": LOGGER,
+                "level": line["level"],
+                "message": line["log"],
+                "timestamp": _iso(line["at"]),
+                "flow_run_id": run,
+                **self._of(line["task"]),
+            }
+            for line in lines
+            if "log" in line
+        ]
         for first in range(0, len(entries), LINES):
-            self._server.post("/logs/", entries[first:first + LINES])
+            self._server.post("/logs/", entries[first : first + LINES])
 
     def _tell_cards(self, run: str, lines: list[Line]) -> None:
         for line in lines:
             if "card" in line:
-                self._server.post("/artifacts/", {
-                    "key": line["key"], "type": "markdown", "data": line["card"], "description": line["description"],
-                    "flow_run_id": run, **self._of(line["task"])})
+                self._server.post(
+                    "/artifacts/",
+                    {
+                        "key": line["key"],
+                        "type": "markdown",
+                        "data": line["card"],
+                        "description": line["description"],
+                        "flow_run_id": run,
+                        **self._of(line["task"]),
+                    },
+                )
 
     def _tell_end(self, run: str, end: Line, cancelled: bool) -> None:
         kind, why = end["end"], end["message"]
         if cancelled and kind == "CRASHED":
             kind, why = "CANCELLED", CANCELLED
         times = f"{_clock(self._head['at'])} to {_clock(end['at'])}"
-        self._server.post(f"/flow_runs/{run}/set_state", {"force": True, "state": {
-            "type": kind, "name": kind.capitalize(), "message": f"{times}: {why}" if why else times}})
+        self._server.post(
+            f"/flow_runs/{run}/set_state",
+            {
+                "force": True,
+                "state": {"type": kind, "name": kind.capitalize(), "message": f"{times}: {why}" if why else times},
+            },
+        )
 
 
 def _parse(content: bytes) -> list[Line]:
     """The lines that are whole."""
-    return [json.loads(line) for line in content[:content.rfind(b"\n") + 1].splitlines()]
+    return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
 
 
 def _iso(seconds: float) -> str:

@@ -91,7 +91,9 @@ def choose_tracking() -> tuple[Tracking, str]:
         if answers(api) and is_admitted(api):
             return "server", f"Shown in Prefect at {api.removesuffix('/api')}"
         if answers(api):
-            return "none", (f"Prefect at {api} asks for a password: this run is not shown there (its record is in the "
-                            f"store); set {CLIENT_VARIABLE}=USER:PASSWORD")
+            return "none", (
+                f"Prefect at {api} asks for a password: this run is not shown there (its record is in the "
+                f"store); set {CLIENT_VARIABLE}=USER:PASSWORD"
+            )
     # Retrying an unreachable server for minutes would hold up the run for the sake of its picture.
     return "none", f"Prefect at {api} does not answer: this run is not shown there (its record is in the store)"

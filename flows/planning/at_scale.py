@@ -138,9 +138,14 @@ class Extent:
 def extent_of(manifest: Manifest, documents: float, document_bytes: float = DOCUMENT_BYTES) -> Extent:
     """A corpus of so many documents, prepared as a manifest says."""
     section = next((step.config for step in manifest.prepare if isinstance(step.config, Dedup)), None)
-    return Extent(documents, document_bytes, shard_bytes=manifest.ingest.shard_bytes, workers=manifest.engine.workers,
-                  keys=keys_per_document(section) if section is not None else 0,
-                  sequence_length=manifest.mix.sequence_length if manifest.mix is not None else 2048)
+    return Extent(
+        documents,
+        document_bytes,
+        shard_bytes=manifest.ingest.shard_bytes,
+        workers=manifest.engine.workers,
+        keys=keys_per_document(section) if section is not None else 0,
+        sequence_length=manifest.mix.sequence_length if manifest.mix is not None else 2048,
+    )
 
 
 @dataclass(frozen=True)
@@ -191,8 +196,9 @@ def _shard_memory(rates: Rates, extent: Extent) -> float:
 
 def _ingest(extent: Extent) -> Cost:
     rates = RATES["ingest"]
-    return Cost("ingest", _seconds(rates, extent), _shard_memory(rates, extent), 0, _of(rates.out, extent),
-                2 * extent.shards, 1)
+    return Cost(
+        "ingest", _seconds(rates, extent), _shard_memory(rates, extent), 0, _of(rates.out, extent), 2 * extent.shards, 1
+    )
 
 
 def _dedup(extent: Extent) -> Cost:
@@ -202,14 +208,28 @@ def _dedup(extent: Extent) -> Cost:
     memory = _shard_memory(rates, extent) + sorting
     opened = extent.senders * partitions * OPEN_SECONDS
     work = _of(rates.work, extent) + BATCH_BYTES * extent.senders * partitions
-    return Cost("dedup", _seconds(rates, extent) + opened, memory, work, _of(rates.out, extent),
-                6 * extent.shards + 7 * partitions, partitions)
+    return Cost(
+        "dedup",
+        _seconds(rates, extent) + opened,
+        memory,
+        work,
+        _of(rates.out, extent),
+        6 * extent.shards + 7 * partitions,
+        partitions,
+    )
 
 
 def _tokenize(extent: Extent) -> Cost:
     rates = RATES["tokenize"]
-    return Cost("tokenize", _seconds(rates, extent), _shard_memory(rates, extent), 0, _of(rates.out, extent),
-                4 * extent.shards, 1)
+    return Cost(
+        "tokenize",
+        _seconds(rates, extent),
+        _shard_memory(rates, extent),
+        0,
+        _of(rates.out, extent),
+        4 * extent.shards,
+        1,
+    )
 
 
 def _mix(extent: Extent) -> Cost:
@@ -220,36 +240,60 @@ def _mix(extent: Extent) -> Cost:
     writing = min(extent.workers, shards) * PIECE_BYTES * extent.pieces / max(1, shards)
     tables = ceil(documents / FILE_DOCUMENTS)
     memory = rates.memory + max(sorting, writing) + RECORD_BYTES * (extent.shards + shards + segments)
-    work = documents * (ENTRY_BYTES + CANDIDATE_BYTES + ENTRY_BYTES) + extent.pieces * PLACED_BYTES + (
-        BATCH_BYTES * (2 * extent.senders * segments + segments * shards))
+    work = (
+        documents * (ENTRY_BYTES + CANDIDATE_BYTES + ENTRY_BYTES)
+        + extent.pieces * PLACED_BYTES
+        + (BATCH_BYTES * (2 * extent.senders * segments + segments * shards))
+    )
     opened = (extent.senders * segments * 2 + segments * shards) * OPEN_SECONDS + (
-        0 if extent.sends else extent.shards * shards * PART_SECONDS)
-    return Cost("mix", _seconds(rates, extent) + opened, memory, work, _of(rates.out, extent),
-                3 * extent.shards + 4 * segments + 6 * shards + tables, segments, shards)
+        0 if extent.sends else extent.shards * shards * PART_SECONDS
+    )
+    return Cost(
+        "mix",
+        _seconds(rates, extent) + opened,
+        memory,
+        work,
+        _of(rates.out, extent),
+        3 * extent.shards + 4 * segments + 6 * shards + tables,
+        segments,
+        shards,
+    )
 
 
 def breaks_of(extent: Extent) -> Iterator[str]:
     """What takes long or no longer keeps up at this size, and what helps."""
     if extent.keys and extent.documents * extent.keys * BYTES_PER_KEY > MOST_PARTITIONS * PARTITION_BYTES:
         limit = MOST_PARTITIONS * PARTITION_BYTES / (extent.keys * BYTES_PER_KEY)
-        yield (f"dedup: from {limit:.1e} documents on there are no more than {MOST_PARTITIONS:,} partitions of keys: "
-               "these grow, and with them its memory; fewer bands, or several runs with `against`, need less")
+        yield (
+            f"dedup: from {limit:.1e} documents on there are no more than {MOST_PARTITIONS:,} partitions of keys: "
+            "these grow, and with them its memory; fewer bands, or several runs with `against`, need less"
+        )
     if extent.documents * extent.kept * ENTRY_BYTES > (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES:
         limit = (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES / ENTRY_BYTES
-        yield (f"mix: from {limit:.1e} documents on there are no more than {1 << streams.MOST_PARTITION_BITS:,} "
-               "segments: these grow, and with them its memory")
+        yield (
+            f"mix: from {limit:.1e} documents on there are no more than {1 << streams.MOST_PARTITION_BITS:,} "
+            "segments: these grow, and with them its memory"
+        )
     if extent.shards > MOST_PARTS and not extent.sends:
-        yield (f"mix: {extent.shards:,} token parts are more than the {MOST_PARTS:,} that a task maps: every shard of "
-               f"rows opens all of them; with ingest.shard_bytes of {sized(_better_shard(extent))} there are fewer")
+        yield (
+            f"mix: {extent.shards:,} token parts are more than the {MOST_PARTS:,} that a task maps: every shard of "
+            f"rows opens all of them; with ingest.shard_bytes of {sized(_better_shard(extent))} there are fewer"
+        )
     if not extent.sends:
         cold = extent.documents * extent.kept * ROW_BYTES
-        yield (f"mix: where memory has no room for the {sized(extent.tokens * 2)} of tokens, a page of the disk is "
-               f"read for each document, up to {sized(cold)}")
-    yield (f"explain: an id that no mixture knows is sought among all, {sized(extent.documents * ID_BYTES)}, for about "
-           f"{extent.documents * ID_SECONDS:,.0f} s")
+        yield (
+            f"mix: where memory has no room for the {sized(extent.tokens * 2)} of tokens, a page of the disk is "
+            f"read for each document, up to {sized(cold)}"
+        )
+    yield (
+        f"explain: an id that no mixture knows is sought among all, {sized(extent.documents * ID_BYTES)}, for about "
+        f"{extent.documents * ID_SECONDS:,.0f} s"
+    )
     if extent.shards > 100_000:
-        yield (f"{extent.shards:,} document shards: a folder of so many files is slow to list, and each job has a "
-               "record for each; raise ingest.shard_bytes")
+        yield (
+            f"{extent.shards:,} document shards: a folder of so many files is slow to list, and each job has a "
+            "record for each; raise ingest.shard_bytes"
+        )
 
 
 def _better_shard(extent: Extent) -> float:
@@ -273,13 +317,22 @@ def plan_at_scale(
         for cost in costs:
             disk = max(disk, outputs + cost.work_bytes + cost.out_bytes)
             outputs += cost.out_bytes
-        found.append({
-            "documents": number, "text_bytes": extent.text_bytes, "steps": [vars(cost) for cost in costs],
-            "totals": {"core_hours": hours, "days": hours / extent.workers / 24,
-                       "memory_bytes": max(cost.memory_bytes for cost in costs), "disk_bytes": disk,
-                       "files": sum(cost.files for cost in costs), "price": hours * core_hour},
-            "breaks": [*breaks_of(extent)],
-        })
+        found.append(
+            {
+                "documents": number,
+                "text_bytes": extent.text_bytes,
+                "steps": [vars(cost) for cost in costs],
+                "totals": {
+                    "core_hours": hours,
+                    "days": hours / extent.workers / 24,
+                    "memory_bytes": max(cost.memory_bytes for cost in costs),
+                    "disk_bytes": disk,
+                    "files": sum(cost.files for cost in costs),
+                    "price": hours * core_hour,
+                },
+                "breaks": [*breaks_of(extent)],
+            }
+        )
     return found
 
 
@@ -295,13 +348,22 @@ def print_at_scale(session: Session, found: Sequence[Mapping[str, Any]], core_ho
         for name in ("core hours", "memory", "working", "output", "files"):
             table.add_column(name, justify="right", no_wrap=True)
         for step in one["steps"]:
-            table.add_row(step["step"], f"{step['core_seconds'] / 3600:,.1f}", sized(step["memory_bytes"]),
-                          sized(step["work_bytes"]), sized(step["out_bytes"]), f"{step['files']:,}")
+            table.add_row(
+                step["step"],
+                f"{step['core_seconds'] / 3600:,.1f}",
+                sized(step["memory_bytes"]),
+                sized(step["work_bytes"]),
+                sized(step["out_bytes"]),
+                f"{step['files']:,}",
+            )
         console.print(table)
-        console.print(Text(
-            f"{totals['core_hours']:,.0f} core hours: {totals['days']:,.1f} days, {totals['price']:,.0f} US dollars at "
-            f"{core_hour:g} per core and hour; {sized(totals['disk_bytes'])} of disk; "
-            f"{sized(totals['memory_bytes'])} of memory"))
+        console.print(
+            Text(
+                f"{totals['core_hours']:,.0f} core hours: {totals['days']:,.1f} days, {totals['price']:,.0f} US dollars at "
+                f"{core_hour:g} per core and hour; {sized(totals['disk_bytes'])} of disk; "
+                f"{sized(totals['memory_bytes'])} of memory"
+            )
+        )
         for sentence in one["breaks"]:
             console.print(Text(f"- {sentence}", style="yellow"))
         console.print()
@@ -313,5 +375,3 @@ def sized(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f} {unit}"
     return f"{number / 1e6:.0f} MB"
-
-

@@ -50,7 +50,11 @@ REQUESTS: Mapping[str, Mapping[str, tuple[Law, Law]]] = {
 """Form of the shuffle -> step -> requests that write or list, and that read: `gristmill bench requests`, of
 small shards; of one above the block in which a store's files are read, each block more is a read more."""
 SHUFFLED: Mapping[str, tuple[float, float, float]] = {
-    "ingest": (0, 0, 0), "dedup": (144, 32, 0.22), "tokenize": (0, 0, 0), "mix": (144, 0, 0.44)}
+    "ingest": (0, 0, 0),
+    "dedup": (144, 32, 0.22),
+    "tokenize": (0, 0, 0),
+    "mix": (144, 0, 0.44),
+}
 """Step -> bytes that it shuffles, per document, for each of its keys, and per byte of text: of the same bench, whose
 documents are duplicates one in ten. More of them take more of the sketches along."""
 WORK_MOVES = 4
@@ -127,8 +131,12 @@ def loads_of(extent: Extent, engine: Engine, workers: int, prices: Prices) -> li
     """What each step takes on so many workers, each with a core."""
     one = replace(extent, workers=1, shuffle=engine.shuffle)
     costs = costs_of(one)
-    read_bytes = {"ingest": extent.text_bytes, "dedup": costs[0].out_bytes, "tokenize": costs[0].out_bytes,
-                  "mix": costs[-2].out_bytes}
+    read_bytes = {
+        "ingest": extent.text_bytes,
+        "dedup": costs[0].out_bytes,
+        "tokenize": costs[0].out_bytes,
+        "mix": costs[-2].out_bytes,
+    }
     return [_load(one, cost, engine, workers, prices, read_bytes[cost.step]) for cost in costs]
 
 
@@ -141,9 +149,17 @@ def _load(extent: Extent, cost: Cost, engine: Engine, workers: int, prices: Pric
     seconds = cost.core_seconds + waiting + moved / STORE_BYTES
     tasks = max(extent.shards, partitions)
     elements = tasks if engine.shuffle == "files" else min(tasks, MOST_ELEMENTS)
-    return Load(cost.step, elements, shuffled, writes, reads,
-                (writes * prices.write + reads * prices.read) / 1000, cost.memory_bytes - RECORD_BYTES * extent.shards,
-                seconds / min(workers, tasks), waiting / seconds)
+    return Load(
+        cost.step,
+        elements,
+        shuffled,
+        writes,
+        reads,
+        (writes * prices.write + reads * prices.read) / 1000,
+        cost.memory_bytes - RECORD_BYTES * extent.shards,
+        seconds / min(workers, tasks),
+        waiting / seconds,
+    )
 
 
 def _shuffled(step: str, extent: Extent) -> float:
@@ -168,8 +184,10 @@ def holds_of(engine: Engine, loads: Sequence[Load], workers: int) -> Iterator[st
     if engine.holds == "process":
         yield f"{said}, which this engine holds in one process: it is for one machine"
     elif engine.holds == "memory":
-        yield (f"{said}: {sized(most.shuffle_bytes / workers)} in the memory of each worker, or on its disk where that "
-               "is full")
+        yield (
+            f"{said}: {sized(most.shuffle_bytes / workers)} in the memory of each worker, or on its disk where that "
+            "is full"
+        )
     elif engine.holds == "disk":
         yield f"{said}: {sized(most.shuffle_bytes / workers)} on the disk of each worker"
     elif engine.holds == "service":
@@ -182,13 +200,19 @@ def waits_of(loads: Sequence[Load]) -> Iterator[str]:
     """Which steps wait for the store more than they work, in sentences."""
     for load in loads:
         if load.waiting > 0.5:
-            yield (f"{load.step}: {load.waiting:.0%} of its time are requests to the store, mostly for each "
-                   "document shard and partition; with a larger ingest.shard_bytes there are fewer")
+            yield (
+                f"{load.step}: {load.waiting:.0%} of its time are requests to the store, mostly for each "
+                "document shard and partition; with a larger ingest.shard_bytes there are fewer"
+            )
 
 
 def plan_on_cluster(
-    manifest: Manifest, terabytes: Sequence[float], engines: Sequence[str], workers: int,
-    document_bytes: float = DOCUMENT_BYTES, prices: Prices | None = None,
+    manifest: Manifest,
+    terabytes: Sequence[float],
+    engines: Sequence[str],
+    workers: int,
+    document_bytes: float = DOCUMENT_BYTES,
+    prices: Prices | None = None,
 ) -> list[dict[str, Any]]:
     """What each amount of text takes on each engine.
 
@@ -208,15 +232,27 @@ def plan_on_cluster(
         for name in engines:
             loads = loads_of(extent, ENGINES[name], workers, prices)
             hours = sum(load.seconds for load in loads) / 3600
-            found.append({
-                "terabytes": amount, "engine": name, "workers": workers, "shards": extent.shards,
-                "steps": [vars(load) for load in loads],
-                "totals": {"requests": sum(load.writes + load.reads for load in loads),
-                           "price": sum(load.price for load in loads), "core_price": hours * workers * prices.core_hour,
-                           "memory_bytes": max(load.memory_bytes for load in loads), "hours": hours},
-                "sentences": [*holds_of(ENGINES[name], loads, workers), *waits_of(loads),
-                              *(sentence for sentence in breaks_of(extent) if not sentence.startswith("explain"))],
-            })
+            found.append(
+                {
+                    "terabytes": amount,
+                    "engine": name,
+                    "workers": workers,
+                    "shards": extent.shards,
+                    "steps": [vars(load) for load in loads],
+                    "totals": {
+                        "requests": sum(load.writes + load.reads for load in loads),
+                        "price": sum(load.price for load in loads),
+                        "core_price": hours * workers * prices.core_hour,
+                        "memory_bytes": max(load.memory_bytes for load in loads),
+                        "hours": hours,
+                    },
+                    "sentences": [
+                        *holds_of(ENGINES[name], loads, workers),
+                        *waits_of(loads),
+                        *(sentence for sentence in breaks_of(extent) if not sentence.startswith("explain")),
+                    ],
+                }
+            )
     return found
 
 
@@ -225,21 +261,35 @@ def print_on_cluster(found: Sequence[Mapping[str, Any]]) -> None:
     console = plain_console()
     for one in found:
         totals = one["totals"]
-        console.print(Text(f"{one['terabytes']:g} TB of text in {one['shards']:,} document shards on {one['workers']} "
-                           f"workers: {one['engine']}", style="bold"))
+        console.print(
+            Text(
+                f"{one['terabytes']:g} TB of text in {one['shards']:,} document shards on {one['workers']} "
+                f"workers: {one['engine']}",
+                style="bold",
+            )
+        )
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("step", no_wrap=True)
         for name in ("elements", "shuffle", "requests", "US $", "memory", "hours"):
             table.add_column(name, justify="right", no_wrap=True)
         for step in one["steps"]:
-            table.add_row(step["step"], f"{step['elements']:,}", sized(step["shuffle_bytes"]),
-                          _count(step["writes"] + step["reads"]), f"{step['price']:,.0f}", sized(step["memory_bytes"]),
-                          f"{step['seconds'] / 3600:.1f}")
+            table.add_row(
+                step["step"],
+                f"{step['elements']:,}",
+                sized(step["shuffle_bytes"]),
+                _count(step["writes"] + step["reads"]),
+                f"{step['price']:,.0f}",
+                sized(step["memory_bytes"]),
+                f"{step['seconds'] / 3600:.1f}",
+            )
         console.print(table)
-        console.print(Text(
-            f"{totals['hours']:,.1f} hours; {_count(totals['requests'])} requests to the store for "
-            f"{totals['price']:,.0f} US dollars, workers for {totals['core_price']:,.0f}; "
-            f"{sized(totals['memory_bytes'])} of memory in the largest worker"))
+        console.print(
+            Text(
+                f"{totals['hours']:,.1f} hours; {_count(totals['requests'])} requests to the store for "
+                f"{totals['price']:,.0f} US dollars, workers for {totals['core_price']:,.0f}; "
+                f"{sized(totals['memory_bytes'])} of memory in the largest worker"
+            )
+        )
         for sentence in one["sentences"]:
             console.print(Text(f"- {sentence}", style="yellow"))
         console.print()

@@ -35,21 +35,30 @@ def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
     plain = model_of(section.depth or depth_of(str(section.size)), {})
     of_shape, of_batch = dial(model, ratio, length), dial(model, ratio, length, batch, rate)
     keys = [
-        Derived("model.layers", model.layers, plain.layers), Derived("model.width", model.width, plain.width),
+        Derived("model.layers", model.layers, plain.layers),
+        Derived("model.width", model.width, plain.width),
         Derived("model.heads", model.heads, plain.heads),
         Derived("global_batch_size", batch, of_shape.global_batch_size),
         Derived("optimizer.learning_rate", rate, of_shape.learning_rate),
         Derived("optimizer.weight_decay", section.optimizer.weight_decay, of_batch.weight_decay),
         Derived("steps", section.steps, of_batch.steps),
     ]
-    return {"from": f"depth {section.depth}" if section.size is None else f"size {section.size}",
-            "parameters": of_shape.parameters, "tokens": section.steps * batch * length, "flops": of_shape.flops,
-            "keys": {one.key: {"value": one.value, "rule": one.rule} for one in keys}}
+    return {
+        "from": f"depth {section.depth}" if section.size is None else f"size {section.size}",
+        "parameters": of_shape.parameters,
+        "tokens": section.steps * batch * length,
+        "flops": of_shape.flops,
+        "keys": {one.key: {"value": one.value, "rule": one.rule} for one in keys},
+    }
 
 
 def in_a_sentence(found: dict[str, Any]) -> str:
     """What followed, and beside what the manifest says itself what the rules give."""
-    keys = ", ".join(f"{key} {one['value']:,}" + ("" if one["value"] == one["rule"] else f" (rule: {one['rule']:,})")
-                     for key, one in found["keys"].items())
-    return (f"{found['from']}: {keys}; {found['parameters']:,} weights in the layers, "
-            f"{found['tokens']:,} tokens, {found['tokens'] / found['parameters']:.3g} per weight")
+    keys = ", ".join(
+        f"{key} {one['value']:,}" + ("" if one["value"] == one["rule"] else f" (rule: {one['rule']:,})")
+        for key, one in found["keys"].items()
+    )
+    return (
+        f"{found['from']}: {keys}; {found['parameters']:,} weights in the layers, "
+        f"{found['tokens']:,} tokens, {found['tokens'] / found['parameters']:.3g} per weight"
+    )

@@ -91,15 +91,26 @@ def plan_gpus(
         raise PlanError(str(error)) from error
     section, shape, length = _training(session)
     tokens = section.steps * section.global_batch_size * length
-    step = Step(section.global_batch_size, length, section.optimizer.kind,
-                offload=session.manifest.engine.compute.offload_optimizer)
+    step = Step(
+        section.global_batch_size,
+        length,
+        section.optimizer.kind,
+        offload=session.manifest.engine.compute.offload_optimizer,
+    )
     ranked = rank_forms(shape, step, gpus, device, utilisation)
     price = prices.per_gpu_hour.get(device.name)
     return {
-        "gpus": gpus, "gpu": asdict(device), "assumed_mfu": utilisation,
+        "gpus": gpus,
+        "gpu": asdict(device),
+        "assumed_mfu": utilisation,
         "model": _model(shape, length),
-        "training": {"steps": section.steps, "rows_per_step": section.global_batch_size, "sequence_length": length,
-                     "tokens": tokens, **_scaling(shape, length, tokens)},
+        "training": {
+            "steps": section.steps,
+            "rows_per_step": section.global_batch_size,
+            "sequence_length": length,
+            "tokens": tokens,
+            **_scaling(shape, length, tokens),
+        },
         "data": _data(session, section, length),
         "forms": [_form(one, section.steps, gpus, price) for one in ranked],
         "prices": {"as_of": prices.as_of, "currency": prices.currency, "per_gpu_hour": price},
@@ -120,8 +131,10 @@ def _training(session: Session) -> tuple[Pretrain, Shape, int]:
     if section is None or session.manifest.mix is None:
         raise PlanError(f"{session.manifest_file} has no `pretrain:` section; there is nothing to plan GPUs for")
     if section.model.use is not None:
-        raise PlanError(f"{session.manifest_file}: pretrain.model.use names a model of your own, whose memory and "
-                        "arithmetic are not known; GPUs are planned for the built-in decoder")
+        raise PlanError(
+            f"{session.manifest_file}: pretrain.model.use names a model of your own, whose memory and "
+            "arithmetic are not known; GPUs are planned for the built-in decoder"
+        )
     length = session.manifest.mix.sequence_length
     return section, shape_to_train(section, _vocab_size(session), length), length
 
@@ -142,8 +155,13 @@ def _vocab_size(session: Session) -> int:
 def _model(shape: Shape, length: int) -> dict[str, Any]:
     flops = flops_per_token(shape, length)
     return {
-        "parameters": shape.parameters, "vocab_size": shape.vocab_size, "layers": shape.layers, "width": shape.width,
-        "heads": shape.heads, "kv_heads": shape.kv_heads, "ffn_width": shape.ffn_width,
+        "parameters": shape.parameters,
+        "vocab_size": shape.vocab_size,
+        "layers": shape.layers,
+        "width": shape.width,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "ffn_width": shape.ffn_width,
         "flops_per_token": {"six_n": flops.six_n, "exact": flops.whole, "exact_causal": flops.causal},
     }
 
@@ -152,13 +170,25 @@ def _scaling(shape: Shape, length: int, tokens: int) -> dict[str, Any]:
     """Where the run stands against what is optimal for its compute."""
     flops = flops_per_token(shape, length).whole * tokens
     lookup = shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
-    optima = {"Kaplan et al. 2020": kaplan_optimum(flops), "Hoffmann et al. 2022, 20 tokens": chinchilla_optimum(flops),
-              CHINCHILLA.source: CHINCHILLA.optimum(flops), REPLICATION.source: REPLICATION.optimum(flops)}
+    optima = {
+        "Kaplan et al. 2020": kaplan_optimum(flops),
+        "Hoffmann et al. 2022, 20 tokens": chinchilla_optimum(flops),
+        CHINCHILLA.source: CHINCHILLA.optimum(flops),
+        REPLICATION.source: REPLICATION.optimum(flops),
+    }
     return {
-        "flops": flops, "tokens_per_parameter": tokens / shape.parameters,
+        "flops": flops,
+        "tokens_per_parameter": tokens / shape.parameters,
         "parameters_without_embeddings": shape.parameters - lookup,
-        "optima": {name: {"parameters": size, "tokens": number, "this_run_parameters": shape.parameters / size,
-                          "this_run_tokens": tokens / number} for name, (size, number) in optima.items()},
+        "optima": {
+            name: {
+                "parameters": size,
+                "tokens": number,
+                "this_run_parameters": shape.parameters / size,
+                "this_run_tokens": tokens / number,
+            }
+            for name, (size, number) in optima.items()
+        },
     }
 
 
@@ -176,21 +206,36 @@ def _data(session: Session, section: Pretrain, length: int) -> dict[str, Any] | 
         unique = realised["available_tokens"]
         epochs = wanted / unique if unique else 0.0
         sources[name] = {
-            "share": realised["share"], "tokens_read": wanted, "tokens_there": unique, "epochs": epochs,
+            "share": realised["share"],
+            "tokens_read": wanted,
+            "tokens_there": unique,
+            "epochs": epochs,
             "wraps_at_step": int(section.steps / epochs) + 1 if epochs > 1 else None,
         }
-    return {"passes_over_the_set": passes, "set_tokens": summary["tokens"], "sources": sources,
-            "packing": {"kind": summary["packing"], **waste_of(summary["packings"][summary["packing"]])}}
+    return {
+        "passes_over_the_set": passes,
+        "set_tokens": summary["tokens"],
+        "sources": sources,
+        "packing": {"kind": summary["packing"], **waste_of(summary["packings"][summary["packing"]])},
+    }
 
 
 def _form(one: Candidate, steps: int, gpus: int, price: float | None) -> dict[str, Any]:
     hours = one.seconds * steps / SECONDS_PER_HOUR
     return {
-        "form": one.form.label(), "parallel": asdict(one.form), "micro_batch_size": one.load.micro_rows,
-        "micro_batches": one.load.micro_batches, "activation_checkpointing": one.load.checkpointing,
-        "fits": one.fits, "memory": {**asdict(one.memory), "total": one.memory.total},
-        "host_memory": one.host_memory, "bubble": one.bubble,
-        "seconds_per_step": one.seconds, "mfu": one.utilisation, "hours": hours, "gpu_hours": hours * gpus,
+        "form": one.form.label(),
+        "parallel": asdict(one.form),
+        "micro_batch_size": one.load.micro_rows,
+        "micro_batches": one.load.micro_batches,
+        "activation_checkpointing": one.load.checkpointing,
+        "fits": one.fits,
+        "memory": {**asdict(one.memory), "total": one.memory.total},
+        "host_memory": one.host_memory,
+        "bubble": one.bubble,
+        "seconds_per_step": one.seconds,
+        "mfu": one.utilisation,
+        "hours": hours,
+        "gpu_hours": hours * gpus,
         "cost": None if price is None else hours * gpus * price,
     }
 
@@ -202,8 +247,13 @@ def shown_forms(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 MEMORY_NAMES = {
-    "parameters": "master weights", "gradients": "gradients", "optimizer": "optimizer",
-    "gathered": "gathered blocks", "activations": "activations", "loss": "loss and logits", "overhead": "overhead",
+    "parameters": "master weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "gathered": "gathered blocks",
+    "activations": "activations",
+    "loss": "loss and logits",
+    "overhead": "overhead",
 }
 
 
@@ -239,8 +289,11 @@ def duration(hours: float) -> str:
 def size(value: float) -> str:
     """Bytes with three digits and their unit: 1.55 GB."""
     number = quantity(value)
-    return f"{number[:-1]} {number[-1].upper().replace('K', 'k').replace('B', 'G')}B" if number[-1].isalpha() else (
-        f"{number} B")
+    return (
+        f"{number[:-1]} {number[-1].upper().replace('K', 'k').replace('B', 'G')}B"
+        if number[-1].isalpha()
+        else (f"{number} B")
+    )
 
 
 def at_least(value: float, digits: int) -> str:
@@ -264,24 +317,37 @@ def _print_model(console: Console, found: Mapping[str, Any]) -> None:
     model, training = found["model"], found["training"]
     flops = model["flops_per_token"]
     _heading(console, "Model and training")
-    console.print(f"{quantity(model['parameters'])} parameters ({model['layers']} layers, width {model['width']}, "
-                  f"{model['heads']}/{model['kv_heads']} heads, vocabulary {model['vocab_size']:,})")
-    console.print(f"{quantity(training['tokens'])} tokens: {training['steps']:,} steps of "
-                  f"{training['rows_per_step']:,} rows of {training['sequence_length']:,}; "
-                  f"{training['tokens_per_parameter']:.3g} tokens per parameter")
-    console.print(f"{training['flops']:.3g} FLOPs; per token {quantity(flops['exact'])} "
-                  f"(6N: {quantity(flops['six_n'])}, with causal attention halved: {quantity(flops['exact_causal'])})")
+    console.print(
+        f"{quantity(model['parameters'])} parameters ({model['layers']} layers, width {model['width']}, "
+        f"{model['heads']}/{model['kv_heads']} heads, vocabulary {model['vocab_size']:,})"
+    )
+    console.print(
+        f"{quantity(training['tokens'])} tokens: {training['steps']:,} steps of "
+        f"{training['rows_per_step']:,} rows of {training['sequence_length']:,}; "
+        f"{training['tokens_per_parameter']:.3g} tokens per parameter"
+    )
+    console.print(
+        f"{training['flops']:.3g} FLOPs; per token {quantity(flops['exact'])} "
+        f"(6N: {quantity(flops['six_n'])}, with causal attention halved: {quantity(flops['exact_causal'])})"
+    )
 
 
 def _print_optima(console: Console, training: Mapping[str, Any]) -> None:
     _heading(console, "Optimal for this compute, and this run as a multiple of it")
     table = _table("", "parameters", "run", "tokens", "run")
     for name, one in training["optima"].items():
-        table.add_row(name, quantity(one["parameters"]), f"{quantity(one['this_run_parameters'])}x",
-                      quantity(one["tokens"]), f"{quantity(one['this_run_tokens'])}x")
+        table.add_row(
+            name,
+            quantity(one["parameters"]),
+            f"{quantity(one['this_run_parameters'])}x",
+            quantity(one["tokens"]),
+            f"{quantity(one['this_run_tokens'])}x",
+        )
     console.print(table)
-    console.print("(Kaplan counts no embeddings: this run has "
-                  f"{quantity(training['parameters_without_embeddings'])} without)", style="dim")
+    console.print(
+        f"(Kaplan counts no embeddings: this run has {quantity(training['parameters_without_embeddings'])} without)",
+        style="dim",
+    )
 
 
 def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
@@ -293,47 +359,76 @@ def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
     table = _table("source", "share", "reads", "has", "epochs", "wraps at step")
     for name, one in data["sources"].items():
         wraps = "never" if one["wraps_at_step"] is None else f"{one['wraps_at_step']:,}"
-        table.add_row(name, f"{one['share']:.1%}", quantity(one["tokens_read"]), quantity(one["tokens_there"]),
-                      f"{one['epochs']:.2f}", wraps)
+        table.add_row(
+            name,
+            f"{one['share']:.1%}",
+            quantity(one["tokens_read"]),
+            quantity(one["tokens_there"]),
+            f"{one['epochs']:.2f}",
+            wraps,
+        )
     console.print(table)
     console.print(f"{data['passes_over_the_set']:.2f} passes over a set of {quantity(data['set_tokens'])} tokens")
     packing = data["packing"]
-    console.print(f"packing {packing['kind']}: {packing['padding']:.1%} padding in the rows, {packing['dropped']:.1%} "
-                  f"of the tokens dropped, {packing['split']:.1%} of the documents cut")
+    console.print(
+        f"packing {packing['kind']}: {packing['padding']:.1%} padding in the rows, {packing['dropped']:.1%} "
+        f"of the tokens dropped, {packing['split']:.1%} of the documents cut"
+    )
 
 
 def _print_forms(console: Console, found: Mapping[str, Any]) -> None:
     gpu, forms = found["gpu"], shown_forms(found)
     best = forms[0]
-    _heading(console, f"{found['gpus']} x {gpu['name']} ({gpu['flops'] / 1e12:,.0f} TFLOP/s bf16, "
-                      f"{gpu['memory'] / GIGA:.0f} GB each; {found['assumed_mfu']:.0%} MFU assumed)")
+    _heading(
+        console,
+        f"{found['gpus']} x {gpu['name']} ({gpu['flops'] / 1e12:,.0f} TFLOP/s bf16, "
+        f"{gpu['memory'] / GIGA:.0f} GB each; {found['assumed_mfu']:.0%} MFU assumed)",
+    )
     if not best["fits"]:
         largest = max(MEMORY_NAMES, key=lambda name: best["memory"][name])
-        console.print(f"no form fits: the closest needs {best['memory']['total'] / GIGA:.1f} GB per GPU, most of it "
-                      f"{MEMORY_NAMES[largest]} ({best['memory'][largest] / GIGA:.1f} GB); take more GPUs or larger "
-                      "ones, shorter rows or a smaller model"
-                      + ("" if best["host_memory"] else "; engine.compute.offload_optimizer keeps the optimizer's "
-                         "moments in host memory"))
+        console.print(
+            f"no form fits: the closest needs {best['memory']['total'] / GIGA:.1f} GB per GPU, most of it "
+            f"{MEMORY_NAMES[largest]} ({best['memory'][largest] / GIGA:.1f} GB); take more GPUs or larger "
+            "ones, shorter rows or a smaller model"
+            + (
+                ""
+                if best["host_memory"]
+                else "; engine.compute.offload_optimizer keeps the optimizer's moments in host memory"
+            )
+        )
     table = _table("form", "micro", "recompute", "GB", "bubble", "MFU", "time")
     for form in forms:
-        table.add_row(form["form"], f"{form['micro_batches']}x{form['micro_batch_size']}",
-                      "yes" if form["activation_checkpointing"] else "no", f"{form['memory']['total'] / GIGA:.1f}",
-                      f"{form['bubble']:.0%}", f"{form['mfu']:.0%}", duration(form["hours"]),
-                      style=None if form["fits"] else "dim")
+        table.add_row(
+            form["form"],
+            f"{form['micro_batches']}x{form['micro_batch_size']}",
+            "yes" if form["activation_checkpointing"] else "no",
+            f"{form['memory']['total'] / GIGA:.1f}",
+            f"{form['bubble']:.0%}",
+            f"{form['mfu']:.0%}",
+            duration(form["hours"]),
+            style=None if form["fits"] else "dim",
+        )
     console.print(table)
     rest = len(found["forms"]) - len(forms)
     if rest:
         console.print(f"({rest} more forms are in --json, those that do not fit among them)", style="dim")
     _heading(console, f"Memory of a GPU, {best['form']}")
-    console.print(", ".join(f"{name} {size(best['memory'][key])}" for key, name in MEMORY_NAMES.items())
-                  + f": {size(best['memory']['total'])} of {gpu['memory'] / GIGA:.0f} GB")
+    console.print(
+        ", ".join(f"{name} {size(best['memory'][key])}" for key, name in MEMORY_NAMES.items())
+        + f": {size(best['memory']['total'])} of {gpu['memory'] / GIGA:.0f} GB"
+    )
     if best["host_memory"]:
         console.print(f"in its host's memory (engine.compute.offload_optimizer): {best['host_memory'] / GIGA:.2f} GB")
     _heading(console, "Time and cost")
     prices = found["prices"]
-    cost = "" if best["cost"] is None else (
-        f", {at_least(best['cost'], 2)} {prices['currency']} at {prices['per_gpu_hour']:g} per GPU and hour (table of "
-        f"{prices['as_of']}; your own: --prices)")
+    cost = (
+        ""
+        if best["cost"] is None
+        else (
+            f", {at_least(best['cost'], 2)} {prices['currency']} at {prices['per_gpu_hour']:g} per GPU and hour (table of "
+            f"{prices['as_of']}; your own: --prices)"
+        )
+    )
     console.print(f"{duration(best['hours'])}, {at_least(best['gpu_hours'], 2)} GPU-hours{cost}")
 
 

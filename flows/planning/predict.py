@@ -75,8 +75,11 @@ class ShardClock:
 
     def work_seconds(self) -> float:
         """How long the stage's jobs took from shard to shard, their first ones in proportion."""
-        spans = [(times[-1][0] - times[0][0]) * times[-1][1] / (times[-1][1] - times[0][1])
-                 for times in self._done.values() if times[-1][1] > times[0][1]]
+        spans = [
+            (times[-1][0] - times[0][0]) * times[-1][1] / (times[-1][1] - times[0][1])
+            for times in self._done.values()
+            if times[-1][1] > times[0][1]
+        ]
         return sum(spans)
 
     def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
@@ -113,8 +116,10 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
     whole_bytes = large.whole_text or small.whole_text
     shard_bytes = session.manifest.ingest.shard_bytes
     sampled = _stages(session)
-    stages = [from_samples(name, small, large, whole_bytes, shard_bytes) if name in sampled else _of_past(session, name)
-              for name in session.plan]
+    stages = [
+        from_samples(name, small, large, whole_bytes, shard_bytes) if name in sampled else _of_past(session, name)
+        for name in session.plan
+    ]
     known: list[dict[str, Any]] = [row for row in stages if "error" not in row]
     totals = {
         "seconds": sum(row["seconds"] for row in known),
@@ -127,8 +132,11 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
         # The small sample ends sources without files early, and nothing says how much more they have.
         "text_at_least": not large.text and any(map(is_python_source, _paths(session))),
         "sample_text_bytes": large.text or small.text,
-        "took_seconds": time.monotonic() - started, "budget_seconds": budget_seconds, "stages": stages,
-        "totals": totals, "available": available,
+        "took_seconds": time.monotonic() - started,
+        "budget_seconds": budget_seconds,
+        "stages": stages,
+        "totals": totals,
+        "available": available,
         "refusals": refusals(totals, available),
         "lsh": lsh_curve(_minhash(session)),
     }
@@ -201,8 +209,12 @@ def _measure(session: Session, folder: Path, sample_bytes: int, deadline: float,
             break
         made = outcome.folder.manifest()
         disk = sum(file["bytes"] for file in made["files"].values())
-        found[stage] = Measured(made["seconds"], made.get("cost", {}).get("peak_memory_bytes", 0), disk,
-                                min(watch.work_seconds(), made["seconds"]))
+        found[stage] = Measured(
+            made["seconds"],
+            made.get("cost", {}).get("peak_memory_bytes", 0),
+            disk,
+            min(watch.work_seconds(), made["seconds"]),
+        )
     return SampleRun(*_text_bytes(opened, sample), shard_bytes, found, errors)
 
 
@@ -241,15 +253,22 @@ def from_samples(name: str, small: SampleRun, large: SampleRun, whole: float, sh
 def from_one_sample(name: str, run: SampleRun, whole: float) -> dict[str, Any]:
     """The figures from the pace at which one sample's shards were done; memory is what it took, or more."""
     measured, times = run.stages[name], whole / max(run.text, 1.0)
-    return {"stage": name, "seconds": measured.seconds + measured.work_seconds * (times - 1),
-            "memory_bytes": measured.memory_bytes, "disk_bytes": int(measured.disk_bytes * times), "from": "one sample"}
+    return {
+        "stage": name,
+        "seconds": measured.seconds + measured.work_seconds * (times - 1),
+        "memory_bytes": measured.memory_bytes,
+        "disk_bytes": int(measured.disk_bytes * times),
+        "from": "one sample",
+    }
 
 
 def _of_past(session: Session, name: str) -> dict[str, Any]:
     """A later stage's figures, from the newest output that the same manifest has of it, or why there are none."""
-    made = [folder.manifest() for stage, folder in session.store.outputs()
-            if stage == name and folder.path.name.startswith(f"{session.manifest.name}--")
-            and folder.state() == "committed"]
+    made = [
+        folder.manifest()
+        for stage, folder in session.store.outputs()
+        if stage == name and folder.path.name.startswith(f"{session.manifest.name}--") and folder.state() == "committed"
+    ]
     if not made:
         return {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
     newest = max(made, key=lambda manifest: manifest["started"])
@@ -259,9 +278,13 @@ def _of_past(session: Session, name: str) -> dict[str, Any]:
     times = 1.0
     for key in WORK_KEYS:
         times *= now[key] / before[key] if isinstance(now.get(key), int) and before.get(key) else 1.0
-    return {"stage": name, "seconds": newest["seconds"] * times,
-            "memory_bytes": newest.get("cost", {}).get("peak_memory_bytes", 0),
-            "disk_bytes": sum(file["bytes"] for file in newest["files"].values()), "from": "a run before"}
+    return {
+        "stage": name,
+        "seconds": newest["seconds"] * times,
+        "memory_bytes": newest.get("cost", {}).get("peak_memory_bytes", 0),
+        "disk_bytes": sum(file["bytes"] for file in newest["files"].values()),
+        "from": "a run before",
+    }
 
 
 def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
@@ -280,7 +303,8 @@ def extrapolate(name: str, small: SampleRun, large: SampleRun, whole: float, sha
     fixed = max(second.seconds - slope * large.text, 0.0)
     growth = max(second.memory_bytes - first.memory_bytes, 0) / max(large.shard_bytes - small.shard_bytes, 1)
     return {
-        "stage": name, "from": "two samples",
+        "stage": name,
+        "from": "two samples",
         "seconds": fixed + slope * whole,
         "memory_bytes": int(second.memory_bytes + growth * max(min(shard_bytes, whole) - large.shard_bytes, 0)),
         "disk_bytes": int(second.disk_bytes * whole / max(large.text, 1.0)),
@@ -301,11 +325,15 @@ def refusals(totals: Mapping[str, Any], available: Mapping[str, Any]) -> list[st
     """A sentence for everything that will not fit, with both numbers."""
     found = []
     if available["memory_bytes"] and totals["memory_bytes"] > available["memory_bytes"]:
-        found.append(f"memory: {_size(totals['memory_bytes'])} are needed and {_size(available['memory_bytes'])} are "
-                     "free; lower ingest.shard_bytes or engine.workers")
+        found.append(
+            f"memory: {_size(totals['memory_bytes'])} are needed and {_size(available['memory_bytes'])} are "
+            "free; lower ingest.shard_bytes or engine.workers"
+        )
     if available["disk_bytes"] is not None and totals["disk_bytes"] > available["disk_bytes"]:
-        found.append(f"disk: {_size(totals['disk_bytes'])} are needed and {_size(available['disk_bytes'])} are free; "
-                     "give another --store, or run `gristmill gc`")
+        found.append(
+            f"disk: {_size(totals['disk_bytes'])} are needed and {_size(available['disk_bytes'])} are free; "
+            "give another --store, or run `gristmill gc`"
+        )
     return found
 
 
@@ -327,10 +355,15 @@ def print_prediction(session: Session, found: Mapping[str, Any]) -> None:
     """Print what a run would cost."""
     console = plain_console()
     least = "at least " if found["text_at_least"] else ""
-    console.print(Text(f"{least}{_size(found['text_bytes'])} of text, predicted from "
-                       f"{_size(found['sample_text_bytes'])} "
-                       f"with {session.manifest.engine.workers} workers on this machine, in "
-                       f"{found['took_seconds']:.0f} s", style="dim"))
+    console.print(
+        Text(
+            f"{least}{_size(found['text_bytes'])} of text, predicted from "
+            f"{_size(found['sample_text_bytes'])} "
+            f"with {session.manifest.engine.workers} workers on this machine, in "
+            f"{found['took_seconds']:.0f} s",
+            style="dim",
+        )
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("stage", no_wrap=True)
     for name in ("time", "memory", "disk"):
@@ -340,15 +373,25 @@ def print_prediction(session: Session, found: Mapping[str, Any]) -> None:
         if "error" in row:
             table.add_row(row["stage"], "?", "?", "?", "")
         else:
-            table.add_row(row["stage"], _time(row["seconds"]), _size(row["memory_bytes"]), _size(row["disk_bytes"]),
-                          Text(row["from"], style="dim"))
+            table.add_row(
+                row["stage"],
+                _time(row["seconds"]),
+                _size(row["memory_bytes"]),
+                _size(row["disk_bytes"]),
+                Text(row["from"], style="dim"),
+            )
     totals = found["totals"]
     unknown: dict[str, list[str]] = {}
     for row in found["stages"]:
         if "error" in row:
             unknown.setdefault(row["error"], []).append(row["stage"])
-    table.add_row("of these" if unknown else "in all", _time(totals["seconds"]), _size(totals["memory_bytes"]),
-                  _size(totals["disk_bytes"]), style="bold")
+    table.add_row(
+        "of these" if unknown else "in all",
+        _time(totals["seconds"]),
+        _size(totals["memory_bytes"]),
+        _size(totals["disk_bytes"]),
+        style="bold",
+    )
     console.print(table)
     for error, stages in unknown.items():
         console.print(Text(f"? {', '.join(stages)}: {error}", style="yellow"))
@@ -361,15 +404,23 @@ def _print_curve(console: Console, section: MinHash | None, curve: list[dict[str
     if section is None:
         return
     console.print()
-    console.print(Text(f"Near-duplicate pairs that {section.bands} bands of {section.rows} rows find "
-                       f"(threshold {section.threshold:g}):"))
+    console.print(
+        Text(
+            f"Near-duplicate pairs that {section.bands} bands of {section.rows} rows find "
+            f"(threshold {section.threshold:g}):"
+        )
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("Jaccard", "found"):
         table.add_column(name, justify="right")
     table.add_column("")
     for point in curve:
-        table.add_row(f"{point['jaccard']:.2f}", f"{point['found']:.1%}", "#" * round(24 * point["found"]),
-                      style="" if point["jaccard"] >= section.threshold else "dim")
+        table.add_row(
+            f"{point['jaccard']:.2f}",
+            f"{point['found']:.1%}",
+            "#" * round(24 * point["found"]),
+            style="" if point["jaccard"] >= section.threshold else "dim",
+        )
     console.print(table)
 
 

@@ -257,15 +257,24 @@ class Threshold(Answer):
 def explanation(found: Mapping[str, Any]) -> Explanation:
     """A history (`questions.explain.history`) as an object."""
     metadata = found["metadata"]
-    return answer(Explanation, found, stages=[answer(Judgement, one) for one in found["stages"]],
-                  metadata=json.loads(metadata) if isinstance(metadata, str) else metadata or {})
+    return answer(
+        Explanation,
+        found,
+        stages=[answer(Judgement, one) for one in found["stages"]],
+        metadata=json.loads(metadata) if isinstance(metadata, str) else metadata or {},
+    )
 
 
 def replayed(found: Mapping[str, Any]) -> WhatIf:
     """A comparison (`questions.whatif.replay`) as an object."""
     whole: Callable[[float], int] | None = round if found["tokens_known"] else None
-    sides = {side: {str(source): Size(size["documents"], size["bytes"], whole(size["tokens"]) if whole else None)
-                    for source, size in found[side].items()} for side in ("now", "then", "unseen")}
+    sides = {
+        side: {
+            str(source): Size(size["documents"], size["bytes"], whole(size["tokens"]) if whole else None)
+            for source, size in found[side].items()
+        }
+        for side in ("now", "then", "unseen")
+    }
     return answer(WhatIf, found, **sides)
 
 

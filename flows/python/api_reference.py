@@ -70,8 +70,11 @@ def _class(module: str, name: str, kind: type) -> Iterator[str]:
         yield _prose(kind.__doc__)
         yield _prose(made.__doc__)
     else:
-        types = {one.name: _annotation(one.type) for one in dataclasses.fields(kind)} if dataclasses.is_dataclass(
-            kind) else {}
+        types = (
+            {one.name: _annotation(one.type) for one in dataclasses.fields(kind)}
+            if dataclasses.is_dataclass(kind)
+            else {}
+        )
         yield _prose(kind.__doc__, types)
     for attribute, annotation, text in _attributes(kind):
         yield f"#### `{attribute}: {annotation}`\n\n{text}\n"
@@ -82,8 +85,9 @@ def _class(module: str, name: str, kind: type) -> Iterator[str]:
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
     """What a class itself defines for all: methods and properties."""
     for name, value in kind.__dict__.items():
-        if not name.startswith("_") and (callable(value) or isinstance(value, classmethod | staticmethod | property)
-                                         or hasattr(value, "func")):
+        if not name.startswith("_") and (
+            callable(value) or isinstance(value, classmethod | staticmethod | property) or hasattr(value, "func")
+        ):
             yield name, value
 
 
@@ -166,8 +170,9 @@ def _entry(text: str, types: Mapping[str, str]) -> str:
     named = ENTRY.match(whole)
     if named is None:
         return whole
-    names = ", ".join(f"`{name}: {types[name]}`" if name in types else f"`{name}`"
-                      for name in named["names"].split(", "))
+    names = ", ".join(
+        f"`{name}: {types[name]}`" if name in types else f"`{name}`" for name in named["names"].split(", ")
+    )
     return f"{names}: {named['text']}"
 
 

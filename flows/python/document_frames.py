@@ -34,8 +34,9 @@ class Documents(CorpusDataset):
         Args:
             expression: such as `pyarrow.dataset.field("words") > 100`.
         """
-        return _opened(type(self), self.corpus, self.schema.names, self.kept, self.where,
-                       (*self._conditions, expression))
+        return _opened(
+            type(self), self.corpus, self.schema.names, self.kept, self.where, (*self._conditions, expression)
+        )
 
     def scanner(self, columns: Any = None, filter: Any = None, **options: Any) -> Any:
         """A reading of some columns (all if absent) of the documents that meet an expression (all if absent)."""
@@ -80,7 +81,8 @@ class Documents(CorpusDataset):
         """
         found = _library("datasets")
         return found.IterableDataset.from_generator(
-            _examples, gen_kwargs={"documents": self}, features=found.Features.from_arrow_schema(self.schema))
+            _examples, gen_kwargs={"documents": self}, features=found.Features.from_arrow_schema(self.schema)
+        )
 
     def _all_of(self, expression: Any) -> Any:
         found = [one for one in (*self._conditions, expression) if one is not None]
@@ -94,8 +96,14 @@ class Documents(CorpusDataset):
         return _opened, (type(self), self.corpus, self.schema.names, self.kept, self.where, self._conditions)
 
 
-def _opened(kind: type[Documents], corpus: Any, columns: list[str], kept: bool | None, where: str | None,
-            conditions: tuple[Any, ...]) -> Documents:
+def _opened(
+    kind: type[Documents],
+    corpus: Any,
+    columns: list[str],
+    kept: bool | None,
+    where: str | None,
+    conditions: tuple[Any, ...],
+) -> Documents:
     made = kind.of(corpus, columns, kept, where)
     made._conditions = conditions
     return made
@@ -110,5 +118,6 @@ def _library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise MissingLibraryError(f"{name} is not installed; install it with: pip install 'gristmill[{EXTRA_OF[name]}]'"
-                                  ) from error
+        raise MissingLibraryError(
+            f"{name} is not installed; install it with: pip install 'gristmill[{EXTRA_OF[name]}]'"
+        ) from error

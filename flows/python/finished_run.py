@@ -126,8 +126,11 @@ class Run:
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:
         """Stage -> what it says of its output, as JSON; of what is committed."""
-        return {name: self._folder(name).manifest()["summary"] for name, stage in self.stages.items()
-                if stage.state == "committed"}
+        return {
+            name: self._folder(name).manifest()["summary"]
+            for name, stage in self.stages.items()
+            if stage.state == "committed"
+        }
 
     def folder(self, stage: str) -> Path:
         """The files of a stage's output.
@@ -137,8 +140,9 @@ class Run:
         """
         if stage not in self._record["stages"]:
             known = list(self.stages)
-            raise UnknownStageError(f"{self.name} has no stage {stage!r}{did_you_mean(stage, known) or ';'} it has "
-                                    f"{', '.join(known)}")
+            raise UnknownStageError(
+                f"{self.name} has no stage {stage!r}{did_you_mean(stage, known) or ';'} it has {', '.join(known)}"
+            )
         return self._folder(stage).data
 
     def metrics(self, stage: str | None = None) -> pa.Table:
@@ -151,9 +155,12 @@ class Run:
 
         from gristmill.flows.report.run_data import training
 
-        rows = [{"stage": name, **_flat(line)} for name, node in self._session.plan.items()
-                if node.stage.trained is not None and stage in (None, name) and self._session.committed(name)
-                for line in training(self._folder(name))]
+        rows = [
+            {"stage": name, **_flat(line)}
+            for name, node in self._session.plan.items()
+            if node.stage.trained is not None and stage in (None, name) and self._session.committed(name)
+            for line in training(self._folder(name))
+        ]
         columns = list(dict.fromkeys(key for row in rows for key in row))
         return pa.table({key: pa.array([row.get(key) for row in rows], from_pandas=False) for key in columns})
 
@@ -300,18 +307,32 @@ class Run:
             return found
         manifest = folder.manifest()
         counts = manifest["summary"].get("counts") or {}
-        return replace(found, seconds=manifest["seconds"], counts=counts if "read" in counts else None,
-                       bytes=sum(entry["bytes"] for entry in manifest["files"].values()))
+        return replace(
+            found,
+            seconds=manifest["seconds"],
+            counts=counts if "read" in counts else None,
+            bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
+        )
 
     def __repr__(self) -> str:
         done = sum(stage.state == "committed" for stage in self.stages.values())
         return f"Run({self.name!r}: {self.state}, {done} of {len(self.stages)} stages committed)"
 
     def _repr_html_(self) -> str:
-        rows = [(stage.name, stage.state, stage.how.lower(), "" if stage.seconds is None else duration(stage.seconds),
-                 _kept(stage.counts), stage.fingerprint[:8]) for stage in self.stages.values()]
+        rows = [
+            (
+                stage.name,
+                stage.state,
+                stage.how.lower(),
+                "" if stage.seconds is None else duration(stage.seconds),
+                _kept(stage.counts),
+                stage.fingerprint[:8],
+            )
+            for stage in self.stages.values()
+        ]
         return f"<b>{escape(self.name)}</b>: {self.state}" + html_table(
-            ("stage", "state", "how", "took", "kept of read", "fingerprint"), rows)
+            ("stage", "state", "how", "took", "kept of read", "fingerprint"), rows
+        )
 
 
 class Store:
@@ -356,8 +377,11 @@ class Store:
             output = StageOutput(name, state, "", fingerprint, folder.data)
             if state == "committed":
                 manifest = folder.manifest()
-                output = replace(output, seconds=manifest["seconds"],
-                                 bytes=sum(entry["bytes"] for entry in manifest["files"].values()))
+                output = replace(
+                    output,
+                    seconds=manifest["seconds"],
+                    bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
+                )
             found.append(output)
         return found
 
@@ -381,9 +405,15 @@ def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Sessio
             continue
         told = read_json(folder.path / "stage.json")
         plan[name] = Node(
-            stage, record["stages"][name]["fingerprint"], told["recipe"], told["config"],
-            input_fingerprints(told), tuple(told.get("edits", ())),
-            name if name != stage.name else "", None if step is None else step.config)
+            stage,
+            record["stages"][name]["fingerprint"],
+            told["recipe"],
+            told["config"],
+            input_fingerprints(told),
+            tuple(told.get("edits", ())),
+            name if name != stage.name else "",
+            None if step is None else step.config,
+        )
     return Session(manifest, record["manifest_file"], list(record["overrides"]), store, str(store.root), plan)
 
 

@@ -50,8 +50,9 @@ class Manifest:
     file: Path | None
     """Where it was read from, or saved to last."""
 
-    def __init__(self, content: Mapping[str, Any] | None = None, /, *, folder: str | Path = ".", **sections: Any
-                 ) -> None:
+    def __init__(
+        self, content: Mapping[str, Any] | None = None, /, *, folder: str | Path = ".", **sections: Any
+    ) -> None:
         """Validate a manifest.
 
         Args:
@@ -181,8 +182,10 @@ def file_to_run(manifest: Manifest, store: Store) -> str:
 
 def overrides_of(set: Mapping[str, Any] | None) -> list[str]:
     """Settings as the command line gives them to `--set`: `key=value`, the value as YAML."""
-    return [f"{key}={_yaml(_plain(value), default_flow_style=True).removesuffix('...' + NEW_LINE).strip()}"
-            for key, value in (set or {}).items()]
+    return [
+        f"{key}={_yaml(_plain(value), default_flow_style=True).removesuffix('...' + NEW_LINE).strip()}"
+        for key, value in (set or {}).items()
+    ]
 
 
 def _yaml(value: Any, **style: Any) -> str:
@@ -204,8 +207,9 @@ def _plain(value: Any) -> Any:
     """
     if value is None or isinstance(value, bool | int | float | str | date):
         # Of a class that is derived from one of Python's own it is that one's value.
-        return next((kind(value) for kind in (int, float, str) if isinstance(value, kind) and type(value) is not bool),
-                    value)
+        return next(
+            (kind(value) for kind in (int, float, str) if isinstance(value, kind) and type(value) is not bool), value
+        )
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, BaseModel):
@@ -218,8 +222,10 @@ def _plain(value: Any) -> Any:
         return _reference(value)
     if hasattr(value, "item"):
         return _plain(value.item())  # a number of numpy's
-    raise ValueError(f"{value!r} ({type(value).__name__}) cannot stand in a manifest, which holds mappings, lists, "
-                     "texts, numbers, true, false and null")
+    raise ValueError(
+        f"{value!r} ({type(value).__name__}) cannot stand in a manifest, which holds mappings, lists, "
+        "texts, numbers, true, false and null"
+    )
 
 
 def _reference(function: Callable[..., Any]) -> str:
@@ -230,8 +236,11 @@ def _reference(function: Callable[..., Any]) -> str:
     """
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if module == "__main__" or not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not function:
-        raise ValueError(f"the function {name or function!r} cannot be named from elsewhere; write it at the top level "
-                         'of a file of its own, such as steps.py, and give "./steps.py:' f'{name.rpartition(".")[2]}"')
+        raise ValueError(
+            f"the function {name or function!r} cannot be named from elsewhere; write it at the top level "
+            'of a file of its own, such as steps.py, and give "./steps.py:'
+            f'{name.rpartition(".")[2]}"'
+        )
     file = inspect.getsourcefile(function)
     return f"{module}:{name}" if "." in module or file is None else f"{Path(file).resolve()}:{name}"
 

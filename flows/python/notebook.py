@@ -72,8 +72,9 @@ class NotebookObserver:
         return html_table(("stage", "", "", ""), self._rows.values())
 
     def __repr__(self) -> str:
-        return "\n".join("  ".join(str(cell) for cell in row if not isinstance(cell, Bar)).rstrip()
-                         for row in self._rows.values())
+        return "\n".join(
+            "  ".join(str(cell) for cell in row if not isinstance(cell, Bar)).rstrip() for row in self._rows.values()
+        )
 
     def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
         """See Observer."""

@@ -105,13 +105,20 @@ def plan(
     """
     session = _open(manifest, set, store, until, to_run=False)
     _refuse_unknown(session, force)
-    return [PlannedStage(row["stage"], row["action"], row["reason"], row["fingerprint"], row["folder"],
-                         row.get("warning", "")) for row in explain_plan(session, frozenset(force))]
+    return [
+        PlannedStage(
+            row["stage"], row["action"], row["reason"], row["fingerprint"], row["folder"], row.get("warning", "")
+        )
+        for row in explain_plan(session, frozenset(force))
+    ]
 
 
 def _open(
-    manifest: str | Path | Manifest, set: Mapping[str, Any] | None, store: str | Path | Store | None,
-    until: str | None, to_run: bool,
+    manifest: str | Path | Manifest,
+    set: Mapping[str, Any] | None,
+    store: str | Path | Store | None,
+    until: str | None,
+    to_run: bool,
 ) -> Session:
     """Open a manifest.
 
@@ -127,12 +134,15 @@ def _open(
         return open_session(str(manifest), overrides_of(set), location, until, exactly=True, allow_code=to_run)
     changed = manifest.replace(set) if set else manifest
     file = file_to_run(changed, store_at(location)) if to_run else str(changed.file or f"{changed.name}.yaml")
-    return session_of(changed.settings, written_keys(changed), file, [], location, until, exactly=True,
-                      allow_code=to_run)
+    return session_of(
+        changed.settings, written_keys(changed), file, [], location, until, exactly=True, allow_code=to_run
+    )
 
 
 def _refuse_unknown(session: Session, force: Sequence[str]) -> None:
     unknown = [name for name in force if name not in session.plan]
     if unknown:
-        raise UnknownStageError(f"{session.manifest_file} has no stage {unknown[0]!r}"
-                                f"{did_you_mean(unknown[0], session.plan) or ';'} it has {', '.join(session.plan)}")
+        raise UnknownStageError(
+            f"{session.manifest_file} has no stage {unknown[0]!r}"
+            f"{did_you_mean(unknown[0], session.plan) or ';'} it has {', '.join(session.plan)}"
+        )

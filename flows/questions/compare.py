@@ -50,22 +50,29 @@ def find_run(store: Store, wanted: str) -> dict[str, Any]:
     if len(found) == 1:
         return found[0]
     shown = ", ".join(record["run"] for record in (found or records)[-3:])
-    raise UnknownRunError(f"{wanted!r} is {'part of the names of several runs' if found else 'no run'} of "
-                          f"{store.root} (such as {shown}); see: gristmill runs")
+    raise UnknownRunError(
+        f"{wanted!r} is {'part of the names of several runs' if found else 'no run'} of "
+        f"{store.root} (such as {shown}); see: gristmill runs"
+    )
 
 
 def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
     """What is known of a run, by topic, as in `gather_facts`; topics whose output is not committed are absent."""
-    folders = {stage: store.folder(stage, record["name"], record["stages"][stage]["fingerprint"])
-               for stage in stages_of(record)}
+    folders = {
+        stage: store.folder(stage, record["name"], record["stages"][stage]["fingerprint"])
+        for stage in stages_of(record)
+    }
     folders = {stage: folder for stage, folder in folders.items() if folder.state() == "committed"}
     manifests = {stage: folder.manifest() for stage, folder in folders.items()}
     summaries = {stage: manifest["summary"] for stage, manifest in manifests.items()}
     facts: Facts = {
         "summaries": summaries,
         "funnel": with_tokens(funnel(summaries, steps_of(record)), summaries.get(TOKENIZE)),
-        "training": {name: training(folder) for name, folder in folders.items()
-                     if name in STAGES and STAGES[name].trained is not None},
+        "training": {
+            name: training(folder)
+            for name, folder in folders.items()
+            if name in STAGES and STAGES[name].trained is not None
+        },
         "seconds": {stage: manifest["seconds"] for stage, manifest in manifests.items()},
     }
     for name, folder in folders.items():
@@ -91,8 +98,10 @@ def keyed(value: Any) -> Any:
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
         steps = written_steps(value)
         if all(stage for stage, _ in steps):
-            return {name: keyed(entry[stage])
-                    for name, (stage, _), entry in zip(name_steps(steps), steps, value, strict=True)}
+            return {
+                name: keyed(entry[stage])
+                for name, (stage, _), entry in zip(name_steps(steps), steps, value, strict=True)
+            }
         names = [next(iter(entry)) for entry in value]
         if all(len(entry) == 1 for entry in value) and len(set(names)) == len(names):
             return {name: keyed(entry[name]) for name, entry in zip(names, value, strict=True)}
@@ -126,23 +135,32 @@ def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, An
         ],
         "stages": _stages(records, facts),
         "funnel": _paired([found["funnel"] for found in facts], ("stage",), ("kept", "bytes_kept", "tokens_kept")),
-        "mixture": _paired([mixture_rows(found) if "packed" in found else [] for found in facts], ("source",),
-                           ("tokens", "share", "epochs")),
+        "mixture": _paired(
+            [mixture_rows(found) if "packed" in found else [] for found in facts],
+            ("source",),
+            ("tokens", "share", "epochs"),
+        ),
         "training": _paired([loss_rows(found) for found in facts], ("stage",), ("steps", "first", "last")),
-        "evaluation": _paired([evaluation_rows(found) for found in facts], ("model", "source"),
-                              ("bits_per_byte", "perplexity", "token_accuracy")),
-    }  # fmt: skip
+        "evaluation": _paired(
+            [evaluation_rows(found) for found in facts],
+            ("model", "source"),
+            ("bits_per_byte", "perplexity", "token_accuracy"),
+        ),
+    }
 
 
 def _stages(records: Sequence[Mapping[str, Any]], facts: Sequence[Facts]) -> list[Row]:
     rows = []
     for stage in dict.fromkeys(stage for record in records for stage in stages_of(record)):
         prints = [record["stages"].get(stage, {}).get("fingerprint") for record in records]
-        rows.append({
-            "stage": stage, "same": prints[0] == prints[1],
-            "fingerprint": _both(*(None if one is None else one[:16] for one in prints)),
-            "seconds": _both(*(found["seconds"].get(stage) for found in facts)),
-        })
+        rows.append(
+            {
+                "stage": stage,
+                "same": prints[0] == prints[1],
+                "fingerprint": _both(*(None if one is None else one[:16] for one in prints)),
+                "seconds": _both(*(found["seconds"].get(stage) for found in facts)),
+            }
+        )
     return rows
 
 
@@ -150,10 +168,12 @@ def _paired(sides: Sequence[Sequence[Row]], keys: tuple[str, ...], values: tuple
     """Rows of both sides that have the same keys, with `{first, second}` for every value."""
     indexed = [{tuple(row[key] for key in keys): row for row in rows} for rows in sides]
     return [
-        {**dict(zip(keys, at, strict=True)),
-         **{value: _both(*(side.get(at, {}).get(value) for side in indexed)) for value in values}}
+        {
+            **dict(zip(keys, at, strict=True)),
+            **{value: _both(*(side.get(at, {}).get(value) for side in indexed)) for value in values},
+        }
         for at in dict.fromkeys(at for side in indexed for at in side)
-    ]  # fmt: skip
+    ]
 
 
 def _both(first: Any, second: Any) -> Row:
@@ -165,6 +185,7 @@ def loss_curves(store: Store, records: Sequence[Mapping[str, Any]]) -> dict[str,
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for record in records:
         for stage, lines in facts_of(store, record)["training"].items():
-            curves.setdefault(stage, {})[record["run"]] = [(line["step"], line["loss"]) for line in lines
-                                                           if "loss" in line]
+            curves.setdefault(stage, {})[record["run"]] = [
+                (line["step"], line["loss"]) for line in lines if "loss" in line
+            ]
     return curves

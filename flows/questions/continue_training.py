@@ -87,10 +87,20 @@ def continue_with(session: Session, step: int, settings: Sequence[str], excluded
     _check_settled(session.manifest, changed, reading, step)
     write_once(target, text)
     counts = np.bincount(reading.packed.source_of(rows), minlength=len(reading.packed.sources))
-    return {"manifest": str(target), "from_step": step, "rows": len(rows), "checkpoint": checkpoint,
-            "shares": {name: count / len(rows) for name, count in zip(
-                reading.packed.sources, counts.tolist(), strict=True) if count},
-            "excluded": ids, "list": str(listed) if ids else None, "not_found": not_found}
+    return {
+        "manifest": str(target),
+        "from_step": step,
+        "rows": len(rows),
+        "checkpoint": checkpoint,
+        "shares": {
+            name: count / len(rows)
+            for name, count in zip(reading.packed.sources, counts.tolist(), strict=True)
+            if count
+        },
+        "excluded": ids,
+        "list": str(listed) if ids else None,
+        "not_found": not_found,
+    }
 
 
 def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
@@ -98,16 +108,21 @@ def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
     assert not isinstance(reading.order, KeptOrder)
     plan = reading.plan
     if not 1 <= step <= reading.section.steps:
-        raise ContinuedError(f"--from-step {step}: {reading.stage} has {reading.section.steps} steps; give 1 to "
-                             f"{reading.section.steps}")
+        raise ContinuedError(
+            f"--from-step {step}: {reading.stage} has {reading.section.steps} steps; give 1 to {reading.section.steps}"
+        )
     if any(first < step for first, _ in getattr(plan, "jumps", ())):
         first = min(first for first, _ in plan.jumps)  # type: ignore[union-attr]
-        raise ContinuedError(f"--from-step {step}: the training rolled back to step {first} before it, and passed over "
-                             f"rows; give {first} at the most")
+        raise ContinuedError(
+            f"--from-step {step}: the training rolled back to step {first} before it, and passed over "
+            f"rows; give {first} at the most"
+        )
     if plan.end(step) > reading.order.total:
         last = next(one for one in range(step, 0, -1) if plan.end(one) <= reading.order.total)
-        raise ContinuedError(f"--from-step {step}: its training had read all {reading.order.total} rows of the set "
-                             f"before, and read them again; give {last} at the most, or mix more tokens from the start")
+        raise ContinuedError(
+            f"--from-step {step}: its training had read all {reading.order.total} rows of the set "
+            f"before, and read them again; give {last} at the most, or mix more tokens from the start"
+        )
     return reading.order.rows(np.arange(plan.end(step)))
 
 
@@ -116,10 +131,15 @@ def _continues(session: Session, packed: PackedSet, rows: np.ndarray, seed: int)
     before = session.manifest.mix.continues
     earlier = {} if before is None else {"continues": before.model_dump(mode="json", exclude_defaults=True)}
     return {
-        "rows": packed.order(seed).places_before(len(rows)), "sources": list(packed.sources),
-        "phases": [list(phase) for phase in packed.phases], "seed": seed, "fingerprint": packed.fingerprint,
+        "rows": packed.order(seed).places_before(len(rows)),
+        "sources": list(packed.sources),
+        "phases": [list(phase) for phase in packed.phases],
+        "seed": seed,
+        "fingerprint": packed.fingerprint,
         "digest": digest_of_sums(packed.sums()[rows]),
-        **({"withheld": packed.withheld.tolist()} if len(packed.withheld) else {}), **earlier}
+        **({"withheld": packed.withheld.tolist()} if len(packed.withheld) else {}),
+        **earlier,
+    }
 
 
 def _documents(session: Session, excluded: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -151,17 +171,26 @@ def _check_settled(before: Manifest, after: Manifest, reading: Reading, step: in
     if after.mix is None or after.pretrain is None:
         raise ContinuedError(f"the changed manifest has no `{MIX}:` or no `{PRETRAIN}:`, so there is nothing to train")
     moved = [f"{MIX}.{key}" for key in SETTLED if getattr(before.mix, key) != getattr(after.mix, key)]
-    moved += [f"sources.{name}.{key}" for name, source in before.sources.items() if name in after.sources
-              for key in SETTLED_OF_SOURCES if getattr(source, key) != getattr(after.sources[name], key)]
-    if (before.seed, reading.section.key_seed) != (after.seed, after.pretrain.seed if after.pretrain.seed is not None
-                                                   else after.seed):
+    moved += [
+        f"sources.{name}.{key}"
+        for name, source in before.sources.items()
+        if name in after.sources
+        for key in SETTLED_OF_SOURCES
+        if getattr(source, key) != getattr(after.sources[name], key)
+    ]
+    if (before.seed, reading.section.key_seed) != (
+        after.seed,
+        after.pretrain.seed if after.pretrain.seed is not None else after.seed,
+    ):
         moved.append(f"seed of {MIX} or {PRETRAIN}")
     plan = plan_of(after.pretrain, reading.packed.sequence_length)
     if any(plan.positions(one) != reading.plan.positions(one) for one in range(step)):  # type: ignore[union-attr]
         moved.append(f"{PRETRAIN}.global_batch_size or its batch_ramp")
     if moved:
-        raise ContinuedError(f"{', '.join(moved)}: decides what the first {step} steps read, which is settled; leave "
-                             "it as it was (batch sizes may change behind them: batch_ramp)")
+        raise ContinuedError(
+            f"{', '.join(moved)}: decides what the first {step} steps read, which is settled; leave "
+            "it as it was (batch sizes may change behind them: batch_ramp)"
+        )
 
 
 def print_continued(found: Mapping[str, Any], command: str) -> None:
@@ -174,8 +203,12 @@ def print_continued(found: Mapping[str, Any], command: str) -> None:
         console.print(Text("no checkpoint of these steps is left: training begins at step 0, on the same rows"))
     else:
         again = found["from_step"] - begins
-        console.print(Text(f"training continues from the checkpoint of step {begins}"
-                           + (f": {again} step{'s' * (again != 1)} more on the same rows" if again else "")))
+        console.print(
+            Text(
+                f"training continues from the checkpoint of step {begins}"
+                + (f": {again} step{'s' * (again != 1)} more on the same rows" if again else "")
+            )
+        )
     if found["excluded"]:
         console.print(Text(f"{len(found['excluded'])} documents are read no more: {found['list']}"))
     for name in found["not_found"]:

@@ -29,10 +29,16 @@ def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list
     """The replayable rules of every committed preparing stage, in the order of the pipeline."""
     shards = shard_names(inputs[INGEST])
     return {
-        name: rules_of(imported(STAGES[step.stage].rules), step.stage, step.config,
-                       column_names(inputs[name] / shards[0]) if shards else [], name)
-        for name, step in session.manifest.steps.items() if name in inputs
-    }  # fmt: skip
+        name: rules_of(
+            imported(STAGES[step.stage].rules),
+            step.stage,
+            step.config,
+            column_names(inputs[name] / shards[0]) if shards else [],
+            name,
+        )
+        for name, step in session.manifest.steps.items()
+        if name in inputs
+    }
 
 
 def describe_cuts(
@@ -53,10 +59,17 @@ def describe_cuts(
     samples = _sample(inputs, {stage: rules_of_stage(found, stage) for _, stage, _ in found})
     shown = show(inputs, samples)
     return [
-        {"rule": rule.label, "key": rule.key, "statistic": rule.statistic, "bound": rule.bound, "dropped": count,
-         "histogram": summaries[stage].get("histograms", {}).get(rule.statistic), **shown[rule.label]}
+        {
+            "rule": rule.label,
+            "key": rule.key,
+            "statistic": rule.statistic,
+            "bound": rule.bound,
+            "dropped": count,
+            "histogram": summaries[stage].get("histograms", {}).get(rule.statistic),
+            **shown[rule.label],
+        }
         for count, stage, rule in found
-    ]  # fmt: skip
+    ]
 
 
 def rules_of_stage(found: list[tuple[int, str, Rule]], stage: str) -> list[Rule]:
@@ -96,11 +109,19 @@ def show(
     for shard, rows in by_shard(places).items():
         documents = read_document_rows(inputs, shard, rows, ["id", "source", "locator", "text"]).to_pylist()
         for row, one in zip(rows, documents, strict=True):
-            shown[shard, row] = {"id": one["id"].hex(), "source": one["source"], "locator": one["locator"],
-                                 "excerpt": " ".join(one["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS]}
-    return {name: {side: [{**shown[shard, row], "value": value} for _, shard, row, value in entries]
-                   for side, entries in sides.items()}
-            for name, sides in samples.items()}
+            shown[shard, row] = {
+                "id": one["id"].hex(),
+                "source": one["source"],
+                "locator": one["locator"],
+                "excerpt": " ".join(one["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS],
+            }
+    return {
+        name: {
+            side: [{**shown[shard, row], "value": value} for _, shard, row, value in entries]
+            for side, entries in sides.items()
+        }
+        for name, sides in samples.items()
+    }
 
 
 def by_shard(places: Iterable[tuple[str, int]]) -> dict[str, list[int]]:

@@ -80,10 +80,12 @@ def _sections(session: Session) -> dict[str, Rules]:
     quality = configured.rules.gopher_quality or GopherQuality()
     repetition = configured.rules.gopher_repetition or GopherRepetition()
     return {
-        dialect: Rules(gopher_quality=GopherQuality(**_spoken(quality, dialect)),
-                       gopher_repetition=GopherRepetition(**_spoken(repetition, dialect)))
+        dialect: Rules(
+            gopher_quality=GopherQuality(**_spoken(quality, dialect)),
+            gopher_repetition=GopherRepetition(**_spoken(repetition, dialect)),
+        )
         for dialect in gopher.DIALECTS
-    }  # fmt: skip
+    }
 
 
 def _spoken(rules: GopherRules, dialect: str) -> dict[str, Any]:
@@ -141,8 +143,11 @@ def _none(masks: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _note_disagreements(
-    rows: pa.Table, sections: Mapping[str, Rules], measured: Mapping[str, Mapping[str, np.ndarray]],
-    failed: Mapping[str, Mapping[str, np.ndarray]], totals: _Totals,
+    rows: pa.Table,
+    sections: Mapping[str, Rules],
+    measured: Mapping[str, Mapping[str, np.ndarray]],
+    failed: Mapping[str, Mapping[str, np.ndarray]],
+    totals: _Totals,
 ) -> None:
     kept = np.array([_none(masks.values()) for masks in failed.values()])
     for row in np.flatnonzero(kept.any(axis=0) & ~kept.all(axis=0)).tolist():
@@ -150,8 +155,9 @@ def _note_disagreements(
         division, identity = tuple(kept[:, row].tolist()), rows["id"][row].as_py()
         if division in totals.examples and totals.examples[division][0] <= identity:
             continue
-        verdicts = {dialect: _verdict(sections[dialect], measured[dialect], masks, row)
-                    for dialect, masks in failed.items()}  # fmt: skip
+        verdicts = {
+            dialect: _verdict(sections[dialect], measured[dialect], masks, row) for dialect, masks in failed.items()
+        }
         example = {"id": identity.hex(), "locator": rows["locator"][row].as_py(), "verdicts": verdicts}
         totals.examples[division] = (identity, example)
 
@@ -170,13 +176,24 @@ def _verdict(
 
 def _summary(totals: _Totals, available: int) -> dict[str, Any]:
     shares = {
-        dialect: {name: {"documents": tally[0].item() / max(totals.documents, 1),
-                         "bytes": tally[1].item() / max(totals.text_bytes, 1)} for name, tally in tallies.items()}
+        dialect: {
+            name: {
+                "documents": tally[0].item() / max(totals.documents, 1),
+                "bytes": tally[1].item() / max(totals.text_bytes, 1),
+            }
+            for name, tally in tallies.items()
+        }
         for dialect, tallies in totals.kept.items()
-    }  # fmt: skip
+    }
     examples = [example for _, example in sorted(totals.examples.values(), key=lambda found: found[0])]
-    return {"documents": totals.documents, "of": available, "bytes": totals.text_bytes, "dialects": shares,
-            "disagreeing": totals.disagreeing, "examples": examples[:EXAMPLES]}  # fmt: skip
+    return {
+        "documents": totals.documents,
+        "of": available,
+        "bytes": totals.text_bytes,
+        "dialects": shares,
+        "disagreeing": totals.disagreeing,
+        "examples": examples[:EXAMPLES],
+    }
 
 
 def print_dialects(found: Mapping[str, Any]) -> None:

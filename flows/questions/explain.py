@@ -80,17 +80,17 @@ def history(session: Session, wanted: str, whole: bool = False) -> dict[str, Any
         if example is None:
             raise
         return example
-    family = {"parents": json.loads(found["metadata"] or "{}").get(PARENTS, "").split(),
-              "children": sorted(one.hex() for one in descendants(inputs, [bytes.fromhex(found["id"])]))}
+    family = {
+        "parents": json.loads(found["metadata"] or "{}").get(PARENTS, "").split(),
+        "children": sorted(one.hex() for one in descendants(inputs, [bytes.fromhex(found["id"])])),
+    }
     found |= {relation: ids for relation, ids in family.items() if ids}
     if found["outcome"] == "kept" and MIX in inputs:
         found[MIX] = places_in_mix(session, inputs[MIX], found["source"], bytes.fromhex(found["id"]))
     return found
 
 
-def _example_history(
-    session: Session, inputs: Mapping[str, Path], wanted: str, whole: bool
-) -> dict[str, Any] | None:
+def _example_history(session: Session, inputs: Mapping[str, Path], wanted: str, whole: bool) -> dict[str, Any] | None:
     """What the steps of `sft.prepare` or `dpo.prepare` said of an example; None where neither knows it."""
     for stage, folder in inputs.items():
         if not session.plan[stage].stage.of_examples:
@@ -103,14 +103,24 @@ def _example_history(
         except DocumentNotFoundError:
             continue
         steps = session.plan[stage].recipe["prepare"]
-        return judgements({name: recipe for step in steps for name, recipe in step.items()}, corpus, shard, [row],
-                          called=f"{stage}: ", whole=whole)[0]
+        return judgements(
+            {name: recipe for step in steps for name, recipe in step.items()},
+            corpus,
+            shard,
+            [row],
+            called=f"{stage}: ",
+            whole=whole,
+        )[0]
     return None
 
 
 def judgements(
-    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], shard: str, rows: Sequence[int],
-    called: str = "", whole: bool = False,
+    recipes: Mapping[str, Mapping[str, Any]],
+    inputs: Mapping[str, Path],
+    shard: str,
+    rows: Sequence[int],
+    called: str = "",
+    whole: bool = False,
 ) -> list[dict[str, Any]]:
     """Documents of a shard with what every preparing stage of the inputs said of each, up to the one that dropped it.
 
@@ -126,10 +136,21 @@ def judgements(
     edits: list[dict[str, Any]] = [{} for _ in rows]
     for row, document in zip(rows, table.to_pylist(), strict=True):
         text = document["text"] if "text" in document else decoded_text(inputs, shard, row)
-        found.append({
-            "id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
-            "metadata": document["metadata"], "characters": len(text), "excerpt": text[:EXCERPT_CHARS],
-            "shard": shard, "row": row, "stages": [], "outcome": "kept", "text": text})
+        found.append(
+            {
+                "id": document["id"].hex(),
+                "source": document["source"],
+                "locator": document["locator"],
+                "metadata": document["metadata"],
+                "characters": len(text),
+                "excerpt": text[:EXCERPT_CHARS],
+                "shard": shard,
+                "row": row,
+                "stages": [],
+                "outcome": "kept",
+                "text": text,
+            }
+        )
     left = list(range(len(rows)))
     for stage in annotation_stages(inputs):
         ids = table["id"].take(integers(np.array(left, dtype=np.int64)))
@@ -150,15 +171,21 @@ def judgements(
     for one, of_one in zip(found, edits, strict=True):
         text = one.pop("text")
         if whole:
-            one["text"] = marked_text(inputs, shard, one["row"], of_one) if of_one else [
-                {"text": text, "edit": None, "stage": None}]
+            one["text"] = (
+                marked_text(inputs, shard, one["row"], of_one)
+                if of_one
+                else [{"text": text, "edit": None, "stage": None}]
+            )
     return found
 
 
 def describe_judgement(stage: str, recipe: Mapping[str, Any], judged: Mapping[str, Any]) -> dict[str, Any]:
     """One stage's verdict: its rule, every measured value, and the thresholds that it was held against."""
-    values = {name: value.hex() if isinstance(value, bytes) else value for name, value in judged.items()
-              if name not in ("id", "keep", "reason", "error", EDITS) and value is not None}
+    values = {
+        name: value.hex() if isinstance(value, bytes) else value
+        for name, value in judged.items()
+        if name not in ("id", "keep", "reason", "error", EDITS) and value is not None
+    }
     verdict: dict[str, Any] = {"stage": stage, "keep": judged["keep"], "reason": judged["reason"], "values": values}
     if judged.get("error"):
         verdict["error"] = judged["error"]
@@ -185,8 +212,9 @@ def marked_text(inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping
         # From the end, so that the places of those before stay what they were.
         for edit in sorted(of_stage, key=lambda edit: (edit["begin"], edit["end"]), reverse=True):
             pieces = _edited(pieces, stage, edit)
-    return [{"text": piece.text.decode("utf-8", "replace"), "edit": piece.edit, "stage": piece.stage}
-            for piece in pieces]
+    return [
+        {"text": piece.text.decode("utf-8", "replace"), "edit": piece.edit, "stage": piece.stage} for piece in pieces
+    ]
 
 
 @dataclass(frozen=True)
@@ -229,8 +257,10 @@ def describe_edits(
         "number": len(edits),
         "bytes_removed": sum(edit["end"] - edit["begin"] for edit in edits),
         "bytes_added": sum(len(edit["text"].encode()) for edit in edits),
-        "first": [{"removed": text[edit["begin"] : edit["end"]].decode("utf-8", "replace"), "added": edit["text"]}
-                  for edit in edits[:SHOWN_EDITS]],
+        "first": [
+            {"removed": text[edit["begin"] : edit["end"]].decode("utf-8", "replace"), "added": edit["text"]}
+            for edit in edits[:SHOWN_EDITS]
+        ],
     }
 
 
@@ -258,9 +288,11 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None, judged: Mappin
     if isinstance(languages, Mapping) and judged.get("language"):
         of_language = {str(parse_label(name)): least for name, least in languages.items()}
         thresholds = best_match(Language(judged["language"], judged.get("script") or ""), of_language)
-    return {"language_score": thresholds, "language": languages,
-            **dict.fromkeys(NEAR_DUPLICATES, (recipe.get("minhash") or {}).get("threshold"))}.get(
-                reason, recipe.get(reason.rpartition("/")[2]))
+    return {
+        "language_score": thresholds,
+        "language": languages,
+        **dict.fromkeys(NEAR_DUPLICATES, (recipe.get("minhash") or {}).get("threshold")),
+    }.get(reason, recipe.get(reason.rpartition("/")[2]))
 
 
 def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> dict[str, Any]:
@@ -280,9 +312,15 @@ def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> 
         use = "held out" if len(pieces) else use
     reasons = packed.ledger([document])["reason"].to_pylist() if use == "not drawn" else []
     rows = pieces["row"].to_numpy()
-    return {"use": use, "reason": reasons[0] if reasons else None, "pieces": len(pieces),
-            "tokens": int(pieces["length"].to_numpy().sum()), "copies": len(set(pieces["copy"].to_pylist())),
-            "rows": rows.tolist(), "steps": steps_that_read(session, rows) if use == "trained" else []}
+    return {
+        "use": use,
+        "reason": reasons[0] if reasons else None,
+        "pieces": len(pieces),
+        "tokens": int(pieces["length"].to_numpy().sum()),
+        "copies": len(set(pieces["copy"].to_pylist())),
+        "rows": rows.tolist(),
+        "steps": steps_that_read(session, rows) if use == "trained" else [],
+    }
 
 
 def steps_that_read(session: Session, rows: np.ndarray) -> list[int]:
@@ -305,11 +343,13 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
         lines.append(judged["error"])
     if "edits" in judged:
         edits = judged["edits"]
-        lines.append(f"edits: {edits['number']}, {edits['bytes_removed']:,} bytes removed, "
-                     f"{edits['bytes_added']:,} added")
+        lines.append(
+            f"edits: {edits['number']}, {edits['bytes_removed']:,} bytes removed, {edits['bytes_added']:,} added"
+        )
         lines += [f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}" for edit in edits["first"]]
-    values = (f"{name} {short_number(value)}" for name, value in judged["values"].items()
-              if not is_idle_rule(name, value))
+    values = (
+        f"{name} {short_number(value)}" for name, value in judged["values"].items() if not is_idle_rule(name, value)
+    )
     measured = ", ".join(values)
     return [*lines, measured] if measured else lines
 
@@ -369,8 +409,14 @@ def print_text(console: Console, pieces: Sequence[Mapping[str, Any]]) -> None:
         whole.append(f"{before}{visible(piece['text'])}{after}", style=style)
     edited = dict.fromkeys(piece["stage"] for piece in pieces if piece["stage"])
     console.print()
-    console.print(Text(f"the whole text; [-taken out-] and {{+put in+}} by {', '.join(edited)}" if edited else
-                       "the whole text, which no stage has changed", style="dim"))
+    console.print(
+        Text(
+            f"the whole text; [-taken out-] and {{+put in+}} by {', '.join(edited)}"
+            if edited
+            else "the whole text, which no stage has changed",
+            style="dim",
+        )
+    )
     console.print(whole, soft_wrap=True)
 
 
@@ -415,8 +461,9 @@ def describe_use(mix: Mapping[str, Any] | None) -> list[str]:
 
 def shorten_ids(ids: Sequence[str]) -> str:
     """The first few of many documents."""
-    return ", ".join(ids[:SHOWN_NUMBERS]) + (f" and {len(ids) - SHOWN_NUMBERS:,} more" if len(ids) > SHOWN_NUMBERS
-                                             else "")
+    return ", ".join(ids[:SHOWN_NUMBERS]) + (
+        f" and {len(ids) - SHOWN_NUMBERS:,} more" if len(ids) > SHOWN_NUMBERS else ""
+    )
 
 
 def shorten(numbers: Sequence[int]) -> str:

@@ -50,7 +50,8 @@ def committed_corpus(session: Session) -> Corpus:
         if INGEST not in session.plan:
             raise NothingIngestedError(f"{session.manifest_file} has no source of documents, only of tokens")
         raise NothingIngestedError(
-            f"ingest is not committed, so there are no documents; run: {session.command('run', '--until', INGEST)}")
+            f"ingest is not committed, so there are no documents; run: {session.command('run', '--until', INGEST)}"
+        )
     steps = itertools.takewhile(committed.__contains__, session.manifest.steps)
     licences = {name: licence for name, licence in session.manifest.licences.items() if licence is not None}
     return Corpus({name: committed[name] for name in (INGEST, *steps)}, licences)
@@ -75,15 +76,23 @@ def find_document(inputs: Mapping[str, Path], wanted: str) -> Place:
         shards = shard_names(corpus[INGEST])
         hits += [(corpus, shard, row) for shard, row in find_ids(corpus[INGEST], shards, wanted)]
     if not hits:
-        hits = [(corpus, shard, row) for corpus, shard in corpus_shards(inputs)
-                for row in _rows_with_locator(corpus[INGEST] / shard, wanted)]
+        hits = [
+            (corpus, shard, row)
+            for corpus, shard in corpus_shards(inputs)
+            for row in _rows_with_locator(corpus[INGEST] / shard, wanted)
+        ]
     if not hits and "://" in wanted:
-        hits = [(corpus, shard, row) for corpus, shard in corpus_shards(inputs)
-                for row in _rows_with_address(corpus, shard, wanted)]
+        hits = [
+            (corpus, shard, row)
+            for corpus, shard in corpus_shards(inputs)
+            for row in _rows_with_address(corpus, shard, wanted)
+        ]
     if not hits:
-        raise DocumentNotFoundError(f"no document has the id, locator or address {wanted!r}; they are shown beside the "
-                                    "samples of `gristmill report`: an id has 32 hexadecimal digits, a locator is "
-                                    "FILE#NUMBER")
+        raise DocumentNotFoundError(
+            f"no document has the id, locator or address {wanted!r}; they are shown beside the "
+            "samples of `gristmill report`: an id has 32 hexadecimal digits, a locator is "
+            "FILE#NUMBER"
+        )
     if len(hits) > 1:
         raise AmbiguousDocumentError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(hits)}")
     return hits[0]
@@ -112,8 +121,10 @@ def _find_in_ledger(inputs: Mapping[str, Path], wanted: str) -> Place | None:
 
 def _ids(hits: Sequence[Place]) -> str:
     """The ids and sources of the first few hits."""
-    found = [read_documents(corpus, shard, ["id", "source"]).slice(row, 1).to_pylist()[0]
-             for corpus, shard, row in hits[:SHOWN_HITS]]
+    found = [
+        read_documents(corpus, shard, ["id", "source"]).slice(row, 1).to_pylist()[0]
+        for corpus, shard, row in hits[:SHOWN_HITS]
+    ]
     shown = ", ".join(f"{one['id'].hex()} ({one['source']})" for one in found)
     return shown + (" ..." if len(hits) > SHOWN_HITS else "")
 

@@ -49,8 +49,10 @@ def publish(session: Session, section: Documents, out: str, observer: Observer) 
     """
     remember_secrets(out)
     corpus, recipe = committed_corpus(session), recipe_of(session.manifest, section)
-    for key, message in problems_of(section, {step: [column for owner, column in corpus.measured.values()
-                                                     if owner == step] for step in corpus.steps}):
+    for key, message in problems_of(
+        section,
+        {step: [column for owner, column in corpus.measured.values() if owner == step] for step in corpus.steps},
+    ):
         raise ExportError(f"--{key}: {message}")
     identity = fingerprint(STAGE, recipe, {name: session.plan[name].fingerprint for name in corpus.inputs})
     folder = _open(out)
@@ -66,8 +68,9 @@ def publish(session: Session, section: Documents, out: str, observer: Observer) 
         _refuse_others(folder, section, out)
     node = Node(STAGE, identity, recipe, recipe)
     observer.stage_started(node, work.exists(), StageFolder(work))
-    found = export_documents(corpus, section, recipe["about"], folder, _context(session, work, node, observer, out),
-                             identity)
+    found = export_documents(
+        corpus, section, recipe["about"], folder, _context(session, work, node, observer, out), identity
+    )
     if section.where is None:
         _check_ledger(session, corpus, section, found)
     remove_tree(work)
@@ -81,9 +84,17 @@ def _context(session: Session, work: Path, node: Node, observer: Observer, out: 
     work.mkdir(parents=True, exist_ok=True)
     # The hub takes one commit at a time.
     workers = 1 if out.startswith(HUB) else engine.workers
-    return Context(work=work, stage=node.name, workers=workers, runner=engine.runner, mode=engine.mode,
-                   address=engine.address, options=engine.options, shuffle=engine.shuffle,
-                   emit=lambda event: observer.stage_event(node, event))
+    return Context(
+        work=work,
+        stage=node.name,
+        workers=workers,
+        runner=engine.runner,
+        mode=engine.mode,
+        address=engine.address,
+        options=engine.options,
+        shuffle=engine.shuffle,
+        emit=lambda event: observer.stage_event(node, event),
+    )
 
 
 def _open(out: str) -> Path:
@@ -98,8 +109,12 @@ def _open(out: str) -> Path:
     try:
         folder = as_path(out)
     except (ValueError, ImportError) as error:
-        raise ExportError(mask_text(f"{out}: {error}; give a folder, or a URL of a kind that fsspec opens here, such "
-                                    "as s3://bucket/folder or hf://datasets/USER/NAME")) from error
+        raise ExportError(
+            mask_text(
+                f"{out}: {error}; give a folder, or a URL of a kind that fsspec opens here, such "
+                "as s3://bucket/folder or hf://datasets/USER/NAME"
+            )
+        ) from error
     if is_local(folder) and folder.exists() and not folder.is_dir():
         raise ExportError(f"{out} is a file; name a folder")
     return folder.resolve() if is_local(folder) else folder
@@ -129,9 +144,14 @@ def _check_ledger(session: Session, corpus: Corpus, section: Documents, found: M
     first, last = (summaries[place].get("counts", {}) for place in (0, -1))
     if not {"kept", "bytes_kept"} <= last.keys() or "kept" not in first:
         return
-    counted = {"documents": first["kept"] - last["kept"]} if section.dropped else {
-        "documents": last["kept"], "text_bytes": last["bytes_kept"]}
+    counted = (
+        {"documents": first["kept"] - last["kept"]}
+        if section.dropped
+        else {"documents": last["kept"], "text_bytes": last["bytes_kept"]}
+    )
     differing = {name: number for name, number in counted.items() if found[name] != number}
     for name, number in differing.items():
-        raise ConservationError(f"{found[name]:,} {name.replace('_', ' ')} were written, but the steps counted "
-                                f"{number:,}; find out why with: {session.command('verify')}")
+        raise ConservationError(
+            f"{found[name]:,} {name.replace('_', ' ')} were written, but the steps counted "
+            f"{number:,}; find out why with: {session.command('verify')}"
+        )

@@ -97,8 +97,10 @@ def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
             connection.execute("SET lock_configuration = true")
             statements = connection.extract_statements(sql)
             if [one.type.name for one in statements] != ["SELECT"]:
-                raise QueryError("give one SELECT over the view `documents`, for example: SELECT source, count(*) FROM "
-                                 "documents WHERE kept GROUP BY source")
+                raise QueryError(
+                    "give one SELECT over the view `documents`, for example: SELECT source, count(*) FROM "
+                    "documents WHERE kept GROUP BY source"
+                )
             yield Answer(connection.sql(sql).columns, connection, sql)
         except duckdb.Error as error:
             raise QueryError(_said(error)) from error
@@ -150,8 +152,11 @@ def _print_rows(console: Console, columns: Sequence[str], rows: Sequence[tuple[A
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for place, name in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[place], int | float) and not isinstance(row[place], bool)
-                                     for row in rows if row[place] is not None)
+        numeric = bool(rows) and all(
+            isinstance(row[place], int | float) and not isinstance(row[place], bool)
+            for row in rows
+            if row[place] is not None
+        )
         table.add_column(visible(name), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(shown(value)) for value in row))

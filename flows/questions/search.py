@@ -78,8 +78,15 @@ def search(
     terms = terms_of(text)
     if not text.strip():
         raise SearchError("there is nothing to look for; give some words or a sentence")
-    found: dict[str, Any] = {"text": text, "by": [], "documents": 0, "with_vectors": None, "with_words": None,
-                             "matching": None, "note": None}
+    found: dict[str, Any] = {
+        "text": text,
+        "by": [],
+        "documents": 0,
+        "with_vectors": None,
+        "with_words": None,
+        "matching": None,
+        "note": None,
+    }
     depth = max(limit, DEPTH)
     near: list[Near] = []
     if by != "words":
@@ -112,16 +119,20 @@ def find_vectors(session: Session, corpus: Corpus) -> Vectors:
         if (corpus.inputs[step] / VECTORS).is_dir():
             model = ReadingModel.model_validate(session.plan[step].config["model"])
             return Vectors(step, model, session.folder(step).manifest()["summary"]["reader"]["sha256"])
-    raise SearchError("no step has left vectors; for nearest documents by meaning add a step `cluster` or "
-                      "`dedup_semantic` with a model of sentence embeddings to `prepare` (docs/meaning.md), and run it")
+    raise SearchError(
+        "no step has left vectors; for nearest documents by meaning add a step `cluster` or "
+        "`dedup_semantic` with a model of sentence embeddings to `prepare` (docs/meaning.md), and run it"
+    )
 
 
 def _by_meaning(session: Session, corpus: Corpus, text: str, depth: int) -> tuple[list[Near], int]:
     vectors = find_vectors(session, corpus)
     model_folder(vectors.model.path)
     if folder_sha256(vectors.model.path) != vectors.sha256:
-        raise SearchError(f"the model at {vectors.model.path} is not the one that {vectors.step} made its vectors "
-                          "with; put that one back, or run the step with the new one")
+        raise SearchError(
+            f"the model at {vectors.model.path} is not the one that {vectors.step} made its vectors "
+            "with; put that one back, or run the step with the new one"
+        )
     # One short text: no GPU is wanted for it, and float16 in the files is coarser than what differs.
     here = vectors.model.model_copy(update={"device": "cpu"})
     vector = load_embedder(here, vectors.sha256).embed([text])[0]
@@ -139,8 +150,10 @@ def _rows_of(corpus: Corpus, near: Sequence[Near]) -> list[tuple[Place, float]]:
         ids = read_documents(corpus.inputs, shard, ["id"])["id"]
         wanted = pa.array(sorted({one.id for one in near if one.shard == shard}), ids.type)
         rows = np.flatnonzero(pc.is_in(ids, value_set=wanted).to_numpy(zero_copy_only=False))
-        places |= {(shard, id_): (shard, row)
-                   for id_, row in zip(ids.take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True)}
+        places |= {
+            (shard, id_): (shard, row)
+            for id_, row in zip(ids.take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True)
+        }
     return [(places[one.shard, one.id], one.cosine) for one in near]
 
 
@@ -173,13 +186,20 @@ def _described(corpus: Corpus, merged: Sequence[Merged], terms: Sequence[str]) -
         rows = sorted(one.place[1] for one in merged if one.place[0] == shard)
         judged = corpus.read(shard, SHOWN, kept=None).take(pa.array(rows)).to_pylist()
         texts = read_document_rows(corpus.inputs, shard, rows, ["text"])["text"].to_pylist()
-        known |= {(shard, row): {**one, "characters": len(text), "snippet": snippet(text, terms)}
-                  for row, one, text in zip(rows, judged, texts, strict=True)}
-    return [{**{name: known[one.place][name] for name in ("id", "source", "locator", "url")},
-             "score": round(one.score, 6), "meaning": _ranked(one.meaning, "cosine"),
-             "words": _ranked(one.words, "bm25"),
-             **{name: known[one.place][name] for name in ("kept", "dropped_by", "reason", "characters", "snippet")}}
-            for one in merged]
+        known |= {
+            (shard, row): {**one, "characters": len(text), "snippet": snippet(text, terms)}
+            for row, one, text in zip(rows, judged, texts, strict=True)
+        }
+    return [
+        {
+            **{name: known[one.place][name] for name in ("id", "source", "locator", "url")},
+            "score": round(one.score, 6),
+            "meaning": _ranked(one.meaning, "cosine"),
+            "words": _ranked(one.words, "bm25"),
+            **{name: known[one.place][name] for name in ("kept", "dropped_by", "reason", "characters", "snippet")},
+        }
+        for one in merged
+    ]
 
 
 def _ranked(found: tuple[int, float] | None, name: str) -> dict[str, Any] | None:
@@ -203,8 +223,17 @@ def print_hits(found: Mapping[str, Any]) -> None:
         console.print(Text(found["note"], style="yellow"))
     for number, hit in enumerate(found["hits"], 1):
         console.print()
-        console.print(Text.assemble((f"{number:>2}. ", "bold"), hit["id"][:16], "  ", visible(hit["source"]), "  ",
-                                    visible(hit["url"] or hit["locator"])), soft_wrap=True)
+        console.print(
+            Text.assemble(
+                (f"{number:>2}. ", "bold"),
+                hit["id"][:16],
+                "  ",
+                visible(hit["source"]),
+                "  ",
+                visible(hit["url"] or hit["locator"]),
+            ),
+            soft_wrap=True,
+        )
         console.print(Text(f"    {verdict(hit)}; {', '.join(ranks(hit))}", style="dim"), soft_wrap=True)
         console.print(Padding(Text(visible(hit["snippet"])), (0, 0, 0, 4)))
 
@@ -228,4 +257,5 @@ def ranks(hit: Mapping[str, Any]) -> list[str]:
     """What a document has in each list."""
     meaning, words = hit["meaning"], hit["words"]
     return ([f"cosine {meaning['cosine']:.3f} (number {meaning['rank']} by meaning)"] if meaning else []) + (
-        [f"BM25 {words['bm25']:.2f} (number {words['rank']} by words)"] if words else [])
+        [f"BM25 {words['bm25']:.2f} (number {words['rank']} by words)"] if words else []
+    )

@@ -53,11 +53,23 @@ def shown_documents(recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[st
     kept: list[Group] = [(None, None)] if (None, None) in numbers else []
     dropped = sorted((group for group in numbers if group[0]), key=lambda group: (-numbers[group], group))
     groups = [*kept, *dropped[:MOST_GROUPS]]
-    which = {group: _spread([places for (of, _), places in sorted(chosen.items(), key=str) if of == group],
-                            DROPPED_SHOWN if group[0] else KEPT_SHOWN) for group in groups}
+    which = {
+        group: _spread(
+            [places for (of, _), places in sorted(chosen.items(), key=str) if of == group],
+            DROPPED_SHOWN if group[0] else KEPT_SHOWN,
+        )
+        for group in groups
+    }
     shown = _shown(recipes, inputs, {(shard, row) for some in which.values() for _, shard, row in some})
-    return [{"step": group[0], "rule": group[1], "documents": numbers[group],
-             "shown": [shown[shard, row] for _, shard, row in which[group]]} for group in groups]
+    return [
+        {
+            "step": group[0],
+            "rule": group[1],
+            "documents": numbers[group],
+            "shown": [shown[shard, row] for _, shard, row in which[group]],
+        }
+        for group in groups
+    ]
 
 
 def _groups(inputs: Mapping[str, Path], shard: str) -> Iterable[tuple[Group, str, int, list[Place]]]:
@@ -75,11 +87,12 @@ def _groups(inputs: Mapping[str, Path], shard: str) -> Iterable[tuple[Group, str
     yield from _by_source((None, None), documents, np.flatnonzero(left), shard)
 
 
-def _by_source(group: Group, documents: pa.Table, rows: np.ndarray, shard: str
-               ) -> Iterable[tuple[Group, str, int, list[Place]]]:
+def _by_source(
+    group: Group, documents: pa.Table, rows: np.ndarray, shard: str
+) -> Iterable[tuple[Group, str, int, list[Place]]]:
     of_group = documents.take(pa.array(rows))
     ids = of_group["id"].combine_chunks()
-    keys = np.frombuffer(ids.buffers()[1], ">u8")[ids.offset * ID_BYTES // 8:][: len(rows) * ID_BYTES // 8: 2]
+    keys = np.frombuffer(ids.buffers()[1], ">u8")[ids.offset * ID_BYTES // 8 :][: len(rows) * ID_BYTES // 8 : 2]
     for source in pc.unique(of_group["source"].cast(pa.string())).to_pylist():
         places = np.flatnonzero(pc.equal(of_group["source"].cast(pa.string()), source).to_numpy())
         first = places[np.argsort(keys[places], kind="stable")[:KEPT_SHOWN]]
@@ -100,9 +113,11 @@ def _shown(
     for shard, rows in by_shard(places).items():
         for row, found in zip(rows, judgements(recipes, inputs, shard, rows, whole=True), strict=True):
             last = found["stages"][-1:] if found["outcome"] != "kept" else []
-            shown[shard, row] = {**{key: found[key] for key in ("id", "source", "locator", "characters")},
-                                 "said": [line for verdict in last for line in describe_values(verdict)],
-                                 "pieces": _beginning(found["text"])}
+            shown[shard, row] = {
+                **{key: found[key] for key in ("id", "source", "locator", "characters")},
+                "said": [line for verdict in last for line in describe_values(verdict)],
+                "pieces": _beginning(found["text"]),
+            }
     return shown
 
 

@@ -35,5 +35,4 @@ def with_origins(found: list[dict[str, Any]], mix: Path, inputs: Mapping[str, Pa
         return found
     with closing(PackedSet(mix)) as packed:
         known = known_of(packed, inputs, suspects)
-    return [{**step, "documents": [{**one, **known.get(one["id"], {})} for one in step["documents"]]}
-            for step in found]
+    return [{**step, "documents": [{**one, **known.get(one["id"], {})} for one in step["documents"]]} for step in found]

@@ -35,8 +35,12 @@ def stage_states(session: Session) -> list[dict[str, Any]]:
         folder = session.folder(stage)
         state: str = folder.state()
         owner = running_owner(folder.path / "lease") if state == "unfinished" else None
-        row: dict[str, Any] = {"stage": stage, "state": "running" if owner else state,
-                               "fingerprint": node.fingerprint[:16], "folder": str(folder.path)}
+        row: dict[str, Any] = {
+            "stage": stage,
+            "state": "running" if owner else state,
+            "fingerprint": node.fingerprint[:16],
+            "folder": str(folder.path),
+        }
         if state == "committed":
             manifest = folder.manifest()
             row["seconds"] = manifest["seconds"]
@@ -142,15 +146,24 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
         if "warning" in row:
             console.print(Text(row["warning"], style="yellow"), soft_wrap=True)
         if found := row.get("continue_from"):
-            console.print(Text(f"{row['stage']} would start at step 1, but could continue from step {found['step']} of "
-                               f"another training: --set {row['stage']}.continue_from={found['checkpoint']}",
-                               style="yellow"), soft_wrap=True)
+            console.print(
+                Text(
+                    f"{row['stage']} would start at step 1, but could continue from step {found['step']} of "
+                    f"another training: --set {row['stage']}.continue_from={found['checkpoint']}",
+                    style="yellow",
+                ),
+                soft_wrap=True,
+            )
     for row in rows:
         for code in row.get("code", ()):
             console.print(Text(f"{row['stage']} runs code of your own: {code}", style="dim"), soft_wrap=True)
     work = sum(row["action"] != "reuse" for row in rows)
-    console.print(Text(f"{work} of {len(rows)} stages would run" if work else "nothing would run: all stages are "
-                       "committed", style="dim"))
+    console.print(
+        Text(
+            f"{work} of {len(rows)} stages would run" if work else "nothing would run: all stages are committed",
+            style="dim",
+        )
+    )
 
 
 def print_runs(records: list[dict[str, Any]]) -> None:
@@ -165,8 +178,12 @@ def print_runs(records: list[dict[str, Any]]) -> None:
         reused = [stage for stage in record["stages"].values() if stage.get("how") == "Cached"]
         state = run_state(record)
         end = record.get("finished", time.time() if state == "running" else None)
-        table.add_row(record["run"], state, "" if end is None else f"{end - record['started']:.0f}",
-                      f"{len(made)} / {len(reused)}")
+        table.add_row(
+            record["run"],
+            state,
+            "" if end is None else f"{end - record['started']:.0f}",
+            f"{len(made)} / {len(reused)}",
+        )
     console = plain_console()
     if not records:
         console.print("this store has no runs yet; start one with: gristmill run MANIFEST", soft_wrap=True)
@@ -230,13 +247,17 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
     """
     chosen = stage or _interesting(session)
     if chosen not in session.plan:
-        raise NoLogError(f"no such stage: {chosen!r}{did_you_mean(chosen, session.plan) or ';'} "
-                         f"{session.manifest_file} has {', '.join(session.plan)}")
+        raise NoLogError(
+            f"no such stage: {chosen!r}{did_you_mean(chosen, session.plan) or ';'} "
+            f"{session.manifest_file} has {', '.join(session.plan)}"
+        )
     folder = session.folder(chosen).logs
     attempts = sorted(int(path.stem) for path in folder.glob("*.log")) if folder.exists() else []
     if not attempts:
-        raise NoLogError(f"{chosen} has no log here, since nothing has been run of it; run it with: "
-                         f"{session.command('run', '--until', chosen)}")
+        raise NoLogError(
+            f"{chosen} has no log here, since nothing has been run of it; run it with: "
+            f"{session.command('run', '--until', chosen)}"
+        )
     if attempt is not None and attempt not in attempts:
         raise NoLogError(f"{chosen} has no attempt {attempt}; its attempts are {', '.join(map(str, attempts))}")
     return folder / f"{attempts[-1] if attempt is None else attempt}.log"
@@ -248,8 +269,10 @@ def _interesting(session: Session) -> str:
         found = [row["stage"] for row in rows if row["state"] in states]
         if found:
             return str(found[-1])
-    raise NoLogError(f"nothing of {session.manifest_file} has been run in {session.store.root}; run it with: "
-                     f"{session.command('run')}")
+    raise NoLogError(
+        f"nothing of {session.manifest_file} has been run in {session.store.root}; run it with: "
+        f"{session.command('run')}"
+    )
 
 
 def read_log(log: Path, lines: int | None, follow: bool) -> Iterator[str]:

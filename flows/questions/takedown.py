@@ -70,8 +70,10 @@ def read_list(path: Path) -> list[str]:
         if text and not text.startswith("#"):
             found[_named(path, number, text) if text.startswith("{") else text] = None
     if not found:
-        raise TakedownError(f"{path}: names no document; write an id, a locator or an address a line, or JSON "
-                            f"lines with one of {', '.join(LIST_KEYS)}")
+        raise TakedownError(
+            f"{path}: names no document; write an id, a locator or an address a line, or JSON "
+            f"lines with one of {', '.join(LIST_KEYS)}"
+        )
     return list(found)
 
 
@@ -105,8 +107,10 @@ def find_documents(inputs: Mapping[str, Path], wanted: Sequence[str]) -> tuple[d
         table = table.append_column("url", urls_of(table) if len(addresses) else pa.nulls(len(table), pa.string()))
         plain = pc.replace_substring_regex(table["locator"], RECORD_ID.pattern, "")
         by_place = pa.array(sorted(places), pa.string())
-        hit = pc.or_(pc.is_in(table["id"], value_set=pa.array(list(ids), pa.binary(ID_BYTES))),
-                     pc.or_(pc.is_in(table["locator"], value_set=by_place), pc.is_in(plain, value_set=by_place)))
+        hit = pc.or_(
+            pc.is_in(table["id"], value_set=pa.array(list(ids), pa.binary(ID_BYTES))),
+            pc.or_(pc.is_in(table["locator"], value_set=by_place), pc.is_in(plain, value_set=by_place)),
+        )
         hit = pc.or_(hit, pc.is_in(table["url"], value_set=addresses))
         for row in table.filter(hit).to_pylist():
             found[row["id"]] = {"source": row["source"], "locator": row["locator"], "shard": shard}
@@ -117,8 +121,11 @@ def find_documents(inputs: Mapping[str, Path], wanted: Sequence[str]) -> tuple[d
 def none_there(wanted: Sequence[str]) -> TakedownError:
     """What to raise where a list names nothing that is here."""
     shown = ", ".join(wanted[:SHOWN_NAMES]) + (" ..." if len(wanted) > SHOWN_NAMES else "")
-    return TakedownError(f"none of the {len(wanted)} documents is there: {shown}" if len(wanted) > 1 else
-                         f"there is no such document: {shown}")
+    return TakedownError(
+        f"none of the {len(wanted)} documents is there: {shown}"
+        if len(wanted) > 1
+        else f"there is no such document: {shown}"
+    )
 
 
 def _is_id(text: str) -> bool:
@@ -189,10 +196,14 @@ def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> di
     ids = sorted(one.hex() for one in {*excluded, *(one for one, _ in examples)})
     told = forget_answers(session.store.root / ANSWERS, ids, remove=False)
     return {
-        "documents": _listed(found), "near_duplicates": _listed(others),
-        "generated": _listed(children), "not_found": not_found,
+        "documents": _listed(found),
+        "near_duplicates": _listed(others),
+        "generated": _listed(children),
+        "not_found": not_found,
         "examples": [{"id": one.hex(), "set": name} for one, name in examples],
-        "excluded": ids, "answers": told["answers"], "unknown_answers": told["unknown"],
+        "excluded": ids,
+        "answers": told["answers"],
+        "unknown_answers": told["unknown"],
         "document_shards": sorted({entry["shard"] for entry in excluded.values()}),
         "packed_shards": [] if reading is None or reading.packed is None else reading.packed.shards_of(rows),
         "rows": rows.tolist(),
@@ -211,27 +222,34 @@ def _rows_of(reading: Reading | None, documents: Sequence[bytes]) -> tuple[np.nd
     if reading is None or reading.packed is None:
         return np.zeros(0, np.int64), {}
     packed = reading.packed
-    return (np.unique(packed.rows_of_documents(documents)["row"].to_numpy()),
-            {source: np.unique(packed.validation_rows_of_documents(source, documents)["row"].to_numpy())
-             for source in packed.manifest["validation"]})
+    return (
+        np.unique(packed.rows_of_documents(documents)["row"].to_numpy()),
+        {
+            source: np.unique(packed.validation_rows_of_documents(source, documents)["row"].to_numpy())
+            for source in packed.manifest["validation"]
+        },
+    )
 
 
 def _listed(documents: Mapping[bytes, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"id": one.hex(), **entry} for one, entry in sorted(documents.items())]
 
 
-def _state_of_training(
-    session: Session, reading: Reading | None, first: int | None, sets: set[str]
-) -> dict[str, Any]:
+def _state_of_training(session: Session, reading: Reading | None, first: int | None, sets: set[str]) -> dict[str, Any]:
     done, checkpoints = (0, []) if reading is None else (reading.steps_done(), reading.checkpoints())
     clean = [step for step in checkpoints if first is None or step < first]
     tainted = first is not None and first <= done
     return {
-        "first_step": first, "steps_done": done, "trained": tainted,
+        "first_step": first,
+        "steps_done": done,
+        "trained": tainted,
         "checkpoints": {"clean": clean, "affected": [step for step in checkpoints if step not in clean]},
         "last_clean": max(clean, default=None),
-        "models": [name for name in _after(session, {PRETRAIN} if tainted else set(), set(map(output_name, sets)))
-                   if session.committed(name) is not None],
+        "models": [
+            name
+            for name in _after(session, {PRETRAIN} if tainted else set(), set(map(output_name, sets)))
+            if session.committed(name) is not None
+        ],
     }
 
 
@@ -290,8 +308,11 @@ def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]
     write_once(manifest, text)
     _remember(session.store.root, found["excluded"])
     forget_answers(session.store.root / ANSWERS, found["excluded"], remove=True)
-    return {"manifest": str(manifest), "list": str(listed),
-            "checkpoint": None if checkpoint is None else str(checkpoint)}
+    return {
+        "manifest": str(manifest),
+        "list": str(listed),
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+    }
 
 
 def forget_taken_down(root: Path, remove: bool) -> int:
@@ -340,4 +361,3 @@ def write_once(path: Path, text: str) -> None:
         raise TakedownError(f"{path} exists with other content; move it away first")
     with atomic_write(path) as sink:
         sink.write(text.encode())
-

@@ -47,8 +47,13 @@ def trace_step(session: Session, step: int, stage: str = PRETRAIN, rank: int | N
     # As train.loop.stream.micro_batches deals them out; in reinforcement learning it deals out answers.
     rows = rows[share::shares] if answers is None else rows
     found: dict[str, Any] = {
-        "stage": stage, "step": step, "use": reading.use(step, reading.steps_done()), "rank": rank, "ranks": ranks,
-        "rows": rows.tolist(), "checkpoints_after": [one for one in reading.checkpoints() if one >= step],
+        "stage": stage,
+        "step": step,
+        "use": reading.use(step, reading.steps_done()),
+        "rank": rank,
+        "ranks": ranks,
+        "rows": rows.tolist(),
+        "checkpoints_after": [one for one in reading.checkpoints() if one >= step],
     }
     if answers is not None:
         return {**found, "examples": [reading.examples[row][0] for row in rows.tolist()], "answers": answers}
@@ -68,10 +73,12 @@ def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, i
     """
     engine = session.manifest.engine
     if not 0 <= rank < engine.ranks:
-        raise TraceError(f"there is no rank {rank}: engine.ranks is {engine.ranks}, so ranks are 0 to "
-                         f"{engine.ranks - 1}")
-    return engine.parallel.share_of(rank, engine.ranks, pipelined=reading.packed is not None,
-                                    split=getattr(reading.section, "lora", None) is None)
+        raise TraceError(
+            f"there is no rank {rank}: engine.ranks is {engine.ranks}, so ranks are 0 to {engine.ranks - 1}"
+        )
+    return engine.parallel.share_of(
+        rank, engine.ranks, pipelined=reading.packed is not None, split=getattr(reading.section, "lora", None) is None
+    )
 
 
 def documents_of_rows(reading: Reading, inputs: Mapping[str, Path], rows: np.ndarray) -> list[dict[str, Any]]:
@@ -80,16 +87,21 @@ def documents_of_rows(reading: Reading, inputs: Mapping[str, Path], rows: np.nda
     pieces = reading.packed.pieces(rows)
     described = describe_documents(reading.packed, inputs, set(pieces["id"].to_pylist()))
     groups = pieces.group_by("id").aggregate([("length", "sum"), ("row", "distinct"), ("copy", "distinct")])
-    documents = [{**described[group["id"]], "tokens": group["length_sum"], "rows": sorted(group["row_distinct"]),
-                  "copies": sorted(group["copy_distinct"])} for group in _pylist(groups)]
+    documents = [
+        {
+            **described[group["id"]],
+            "tokens": group["length_sum"],
+            "rows": sorted(group["row_distinct"]),
+            "copies": sorted(group["copy_distinct"]),
+        }
+        for group in _pylist(groups)
+    ]
     return sorted(documents, key=lambda entry: (-entry["tokens"], entry["id"]))
 
 
 def _pylist(table: pa.Table) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
-
-
 
 
 def trace_document(session: Session, wanted: str) -> dict[str, Any]:
@@ -113,14 +125,22 @@ def trace_document(session: Session, wanted: str) -> dict[str, Any]:
     mix = found.get(MIX)
     family: dict[str, Any] = {relation: found[relation] for relation in ("parents", "children") if relation in found}
     traced: dict[str, Any] = {
-        "kind": "document", **{key: found[key] for key in ("id", "source", "locator", "shard", "row", "outcome")},
-        "steps": [], "checkpoints_after": [], **family,
+        "kind": "document",
+        **{key: found[key] for key in ("id", "source", "locator", "shard", "row", "outcome")},
+        "steps": [],
+        "checkpoints_after": [],
+        **family,
     }
     if mix is None:
         traced["stages"] = found["stages"]
         return traced
-    traced |= {"use": mix["use"], "reason": mix["reason"], "tokens": mix["tokens"], "copies": mix["copies"],
-               "rows": mix["rows"]}
+    traced |= {
+        "use": mix["use"],
+        "reason": mix["reason"],
+        "tokens": mix["tokens"],
+        "copies": mix["copies"],
+        "rows": mix["rows"],
+    }
     if mix["use"] == "trained" and session.manifest.pretrain is not None:
         traced |= describe_reading(reading_of(session), mix["rows"])
     return traced
@@ -130,18 +150,24 @@ def _family_of(session: Session, example: str) -> dict[str, Any]:
     """What an example that a model has written was made from, and what was made from it."""
     inputs, own = committed_inputs(session, session.plan), bytes.fromhex(example)
     family = {"parents": parents(inputs, own), "children": descendants(inputs, [own])}
-    return {relation: sorted(one.hex() for one in ids) for relation, ids in family.items()} if any(
-        family.values()) else {}
+    return (
+        {relation: sorted(one.hex() for one in ids) for relation, ids in family.items()} if any(family.values()) else {}
+    )
 
 
 def describe_reading(reading: Reading, rows: Sequence[int]) -> dict[str, Any]:
     """The steps that read some rows, and the checkpoints that were written after the first of them."""
     read, done = reading.steps_that_read(np.array(sorted(set(rows)), dtype=np.int64)), reading.steps_done()
-    steps = [{"stage": reading.stage, "step": step, "use": reading.use(step, done), "rows": which}
-             for step, which in read.items()]
+    steps = [
+        {"stage": reading.stage, "step": step, "use": reading.use(step, done), "rows": which}
+        for step, which in read.items()
+    ]
     first = min(read, default=None)
-    after = [] if first is None else [{"stage": reading.stage, "step": step}
-                                      for step in reading.checkpoints() if step >= first]
+    after = (
+        []
+        if first is None
+        else [{"stage": reading.stage, "step": step} for step in reading.checkpoints() if step >= first]
+    )
     return {"steps": steps, "checkpoints_after": after}
 
 
@@ -150,14 +176,20 @@ def _trace_example(session: Session, wanted: str) -> dict[str, Any] | None:
     found: dict[str, Any] | None = None
     for stage, node in session.plan.items():
         if node.stage.rows in (None, "documents") or not any(
-                (session.folder(stage).data / ids).exists() for ids in (EXAMPLE_IDS, PROMPT_IDS)):
+            (session.folder(stage).data / ids).exists() for ids in (EXAMPLE_IDS, PROMPT_IDS)
+        ):
             continue
         reading = reading_of(session, stage)
-        hits = {one for row in reading.examples for one in row if one == wanted.lower() or (
-            len(wanted) >= 4 and one.startswith(wanted.lower()))}
+        hits = {
+            one
+            for row in reading.examples
+            for one in row
+            if one == wanted.lower() or (len(wanted) >= 4 and one.startswith(wanted.lower()))
+        }
         if len(hits) > 1:
-            raise DocumentNotFoundError(f"{len(hits)} examples of {stage} fit {wanted!r}; give more digits: "
-                                        f"{', '.join(sorted(hits)[:5])}")
+            raise DocumentNotFoundError(
+                f"{len(hits)} examples of {stage} fit {wanted!r}; give more digits: {', '.join(sorted(hits)[:5])}"
+            )
         if not hits:
             continue
         (example,) = hits
@@ -180,8 +212,10 @@ def other_reading(session: Session, other: str) -> Reading:
         return reading_of(open_session(other, [], session.store_option))
     runs = {folder.name: record for folder, record in read_runs(session.store)}
     if other not in runs:
-        raise TraceError(f"{other!r} is neither a manifest nor a run of {session.store.root}; runs are "
-                         f"{', '.join(runs) or 'none'} (gristmill runs lists them)")
+        raise TraceError(
+            f"{other!r} is neither a manifest nor a run of {session.store.root}; runs are "
+            f"{', '.join(runs) or 'none'} (gristmill runs lists them)"
+        )
     stage = runs[other]["stages"].get(PRETRAIN)
     if stage is None:
         raise TraceError(f"the run {other} does not pre-train")
@@ -209,12 +243,16 @@ def compare_readings(ours: Reading, theirs: Reading) -> dict[str, Any]:
     same_set = ours.fingerprint == theirs.fingerprint
     # Digests of different sets differ from the beginning, whatever the rows hold: they narrow nothing down.
     end = last if differ is None or not same_set else differ
-    found = next((step for step in range((agree or 0) + 1, end + 1) if not _same_step(ours, theirs, step, same_set)),
-                 None)
+    found = next(
+        (step for step in range((agree or 0) + 1, end + 1) if not _same_step(ours, theirs, step, same_set)), None
+    )
     return {
-        "first_difference": found, "same_steps": last if found is None else found - 1,
-        "steps": [ours.section.steps, theirs.section.steps], "same_set": same_set,
-        "sets": [ours.fingerprint, theirs.fingerprint], "recorded": {"agree": agree, "differ": differ},
+        "first_difference": found,
+        "same_steps": last if found is None else found - 1,
+        "steps": [ours.section.steps, theirs.section.steps],
+        "same_set": same_set,
+        "sets": [ours.fingerprint, theirs.fingerprint],
+        "recorded": {"agree": agree, "differ": differ},
         "attested": [_is_attested(reading, record) for reading, record in zip((ours, theirs), records, strict=True)],
     }
 

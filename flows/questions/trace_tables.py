@@ -35,10 +35,17 @@ def print_step(found: Mapping[str, Any]) -> None:
     """Print what a step read."""
     console = plain_console()
     rank = "" if found["rank"] is None else f" on rank {found['rank']} of {found['ranks']}"
-    what = f"{len(found['examples'])} examples" if "examples" in found else (
-        f"{found['tokens']} tokens, {len(found['documents'])} documents")
-    console.print(Text(f"{found['stage']} step {found['step']} {found['use']}{rank}: {len(found['rows'])} rows, {what}",
-                       style="bold"))
+    what = (
+        f"{len(found['examples'])} examples"
+        if "examples" in found
+        else (f"{found['tokens']} tokens, {len(found['documents'])} documents")
+    )
+    console.print(
+        Text(
+            f"{found['stage']} step {found['step']} {found['use']}{rank}: {len(found['rows'])} rows, {what}",
+            style="bold",
+        )
+    )
     if "answers" in found:
         print_answers(console, found)
         return
@@ -53,8 +60,9 @@ def _print_documents(console: Console, documents: Sequence[Mapping[str, Any]]) -
     """Two lines a document: what is known of it in columns, and where it is from, whole, since `explain` takes that."""
     rows = [("tokens", "source", "id", "quality", "cluster")]
     for entry in documents:
-        quality = " ".join(f"{value:.3g}" if isinstance(value, float) else str(value)
-                           for value in entry.get("quality", {}).values())
+        quality = " ".join(
+            f"{value:.3g}" if isinstance(value, float) else str(value) for value in entry.get("quality", {}).values()
+        )
         size = entry.get("cluster_size")
         cluster = "" if size is None else "alone" if size == 1 else f"{entry['cluster'][:8]} of {size}"
         rows.append((str(entry["tokens"]), entry["source"], entry["id"][:16], quality, cluster))
@@ -79,22 +87,28 @@ def print_answers(console: Console, found: Mapping[str, Any]) -> None:
     for example, answers in groupby(found["answers"], key=lambda one: one["id"]):
         listed = list(answers)
         right = "" if listed[0]["right"] is None else f"  right: {_ending(listed[0]['right'])}"
-        console.print(Text.assemble((f"{example[:16]}  ", "dim"), (shorten_text(listed[0]["prompt"]), "bold"),
-                                    (right, "green")))
+        console.print(
+            Text.assemble((f"{example[:16]}  ", "dim"), (shorten_text(listed[0]["prompt"]), "bold"), (right, "green"))
+        )
         table = new_table(("reward", True), ("advantage", True), ("tokens", True), ("", False), ("answer", False))
         for one in listed:
             said = Text()
             for used in one.get("used") or ():
                 call = shorten_text(f"{used['name']} {used['arguments']} -> {used['answer']}")
                 said.append(f"{call}\n", "red" if used["failed"] else "dim")
-            table.add_row(f"{one['reward']:.4g}", f"{one['advantage']:+.4g}", str(one["tokens"]),
-                          "" if one["ended"] else "cut", said.append(shorten_text(one["answer"])))
+            table.add_row(
+                f"{one['reward']:.4g}",
+                f"{one['advantage']:+.4g}",
+                str(one["tokens"]),
+                "" if one["ended"] else "cut",
+                said.append(shorten_text(one["answer"])),
+            )
         console.print(table)
 
 
 def _ending(text: str) -> str:
     """The end of a right answer, where its result stands, on one line between quotes."""
-    return repr(text if len(text) <= SHOWN_CHARS else f"...{text[3 - SHOWN_CHARS:]}")
+    return repr(text if len(text) <= SHOWN_CHARS else f"...{text[3 - SHOWN_CHARS :]}")
 
 
 def print_document(found: Mapping[str, Any]) -> None:
@@ -130,18 +144,30 @@ def print_spans(found: Mapping[str, Any]) -> None:
     """Print the passages of a text that stand in the training rows, longest first."""
     console = plain_console()
     share = f"{found['covered'] / found['characters']:.0%}" if found["characters"] else "none"
-    console.print(Text(f"{found['found']} passage{'s' * (found['found'] != 1)} of {found['shortest_span']} tokens or "
-                       f"more in the training rows, {share} of the text", style="bold"))
+    console.print(
+        Text(
+            f"{found['found']} passage{'s' * (found['found'] != 1)} of {found['shortest_span']} tokens or "
+            f"more in the training rows, {share} of the text",
+            style="bold",
+        )
+    )
     for span in found["spans"]:
         console.print()
-        console.print(Text(f"{span['tokens']} tokens, characters {span['begin']} to {span['end']}, "
-                           f"{span['count']:,} place{'s' * (span['count'] != 1)}", style="bold"))
+        console.print(
+            Text(
+                f"{span['tokens']} tokens, characters {span['begin']} to {span['end']}, "
+                f"{span['count']:,} place{'s' * (span['count'] != 1)}",
+                style="bold",
+            )
+        )
         console.print(Text(f"  {_excerpt(span['text'])}"), soft_wrap=True)
         for place in span["places"]:
-            console.print(Text(f"  {place['id'][:16]}  {place['source']}  {place.get('url', place['locator'])}"),
-                          soft_wrap=True)
-            console.print(Text(f"    row {place['row']} from token {place['start']}; {_who_read(place['steps'])}",
-                               style="dim"))
+            console.print(
+                Text(f"  {place['id'][:16]}  {place['source']}  {place.get('url', place['locator'])}"), soft_wrap=True
+            )
+            console.print(
+                Text(f"    row {place['row']} from token {place['start']}; {_who_read(place['steps'])}", style="dim")
+            )
         if span["count"] > len(span["places"]):
             console.print(Text(f"  ... and {span['count'] - len(span['places']):,} more", style="dim"))
     if found["found"] > len(found["spans"]):
@@ -187,8 +213,13 @@ def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, 
     listed, alike, gone = (len(found[key]) for key in ("documents", "near_duplicates", "excluded"))
     them = "it" if gone - len(found["generated"]) == 1 else "them"
     written_from = f", {len(found['generated'])} written from {them}" if found["generated"] else ""
-    console.print(Text(f"{listed} document{'s' * (listed != 1)}, {alike} near-duplicate{'s' * (alike != 1)}"
-                       f"{written_from}; {gone} to take down", style="bold"))
+    console.print(
+        Text(
+            f"{listed} document{'s' * (listed != 1)}, {alike} near-duplicate{'s' * (alike != 1)}"
+            f"{written_from}; {gone} to take down",
+            style="bold",
+        )
+    )
     for title in ("documents", "near_duplicates", "generated"):
         for entry in found[title][:SHOWN_STEPS]:
             mark = " " if entry["id"] in found["excluded"] else "-"
@@ -217,8 +248,13 @@ def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, 
         table.add_row(name, value)
     console.print(table)
     if found["unknown_answers"]:
-        console.print(Text(f"{found['unknown_answers']:,} answers of an earlier version name no document; remove "
-                           "STORE/answers to be sure", style="yellow"))
+        console.print(
+            Text(
+                f"{found['unknown_answers']:,} answers of an earlier version name no document; remove "
+                "STORE/answers to be sure",
+                style="yellow",
+            )
+        )
     if written is None:
         return
     begin = "starts over" if written["checkpoint"] is None else f"resumes from step {found['last_clean']}"
@@ -229,8 +265,11 @@ def print_comparison(names: Sequence[str], found: Mapping[str, Any]) -> None:
     """Print from which step on two trainings read other tokens."""
     console = plain_console()
     first, shared = found["first_difference"], min(found["steps"])
-    verdict, style = (f"the same tokens in all {shared} steps that both have", "green") if first is None else (
-        f"the same tokens up to step {first - 1}, other tokens from step {first} on", "yellow")
+    verdict, style = (
+        (f"the same tokens in all {shared} steps that both have", "green")
+        if first is None
+        else (f"the same tokens up to step {first - 1}, other tokens from step {first} on", "yellow")
+    )
     console.print(Text(verdict, style=f"bold {style}"))
     table = new_table(("", False), ("set", False), ("steps", True), ("record", False))
     attested = {True: "matches its order", False: "does NOT match its order", None: "none yet"}

@@ -55,11 +55,12 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
     """
     inputs = committed_inputs(session, session.plan)
     if TEXT_INDEX not in session.plan:
-        raise TraceError(f"{session.manifest_file} indexes no training rows; add the section `text_index: {{}}` behind "
-                         f"`mix:`, and run: {session.command('run', '--until', TEXT_INDEX)}")
+        raise TraceError(
+            f"{session.manifest_file} indexes no training rows; add the section `text_index: {{}}` behind "
+            f"`mix:`, and run: {session.command('run', '--until', TEXT_INDEX)}"
+        )
     if TEXT_INDEX not in inputs:
-        raise TraceError("the training rows are not indexed yet; run: "
-                         f"{session.command('run', '--until', TEXT_INDEX)}")
+        raise TraceError(f"the training rows are not indexed yet; run: {session.command('run', '--until', TEXT_INDEX)}")
     packed = PackedSet(inputs[MIX])
     index = OpenIndex(inputs[TEXT_INDEX], packed)
     spans = find_spans(index, load(inputs[TOKENIZER]).tokenizer, text)
@@ -71,10 +72,21 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
     first = [first_places(span.places) for span in shown]
     known = _describe_places(session, packed, inputs, sorted({place for places in first for place in places}))
     return {
-        "characters": len(text), "covered": int(covered.sum()), "shortest_span": index.shortest, "found": len(spans),
-        "spans": [{"begin": span.begin, "end": span.end, "tokens": span.tokens, "text": text[span.begin : span.end],
-                   "count": len(span.places), "places": [known[place] for place in places]}
-                  for span, places in zip(shown, first, strict=True)],
+        "characters": len(text),
+        "covered": int(covered.sum()),
+        "shortest_span": index.shortest,
+        "found": len(spans),
+        "spans": [
+            {
+                "begin": span.begin,
+                "end": span.end,
+                "tokens": span.tokens,
+                "text": text[span.begin : span.end],
+                "count": len(span.places),
+                "places": [known[place] for place in places],
+            }
+            for span, places in zip(shown, first, strict=True)
+        ],
     }
 
 
@@ -123,9 +135,15 @@ def _describe_places(
                 steps.setdefault(row, []).append({key: step[key] for key in ("stage", "step", "use")})
     described = {}
     for place, row, start in zip(places, numbers.tolist(), starts.tolist(), strict=True):
-        piece = next(one for one in pieces
-                     if one["row"] == row and one["start"] <= start < one["start"] + one["length"])
-        described[place] = {**documents[piece["id"]], "row": row, "start": start,
-                            "offset": piece["offset"] + start - piece["start"], "copy": piece["copy"],
-                            "steps": steps.get(row, [])}
+        piece = next(
+            one for one in pieces if one["row"] == row and one["start"] <= start < one["start"] + one["length"]
+        )
+        described[place] = {
+            **documents[piece["id"]],
+            "row": row,
+            "start": start,
+            "offset": piece["offset"] + start - piece["start"],
+            "copy": piece["copy"],
+            "steps": steps.get(row, []),
+        }
     return described

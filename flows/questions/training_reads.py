@@ -61,8 +61,10 @@ class KeptOrder:
             TraceError: they were not asked yet.
         """
         if len(positions) and int(positions.max()) >= len(self.numbers):
-            raise TraceError("rl.curriculum is set: which prompts a step asks follows from the pass rates of those "
-                             "before it, and is known once it is there")
+            raise TraceError(
+                "rl.curriculum is set: which prompts a step asks follows from the pass rates of those "
+                "before it, and is known once it is there"
+            )
         found: np.ndarray = self.numbers[positions]
         return found
 
@@ -101,8 +103,9 @@ class Reading:
             TraceError: there is no such step.
         """
         if not 1 <= step <= self.section.steps:
-            raise TraceError(f"{self.stage} has {self.section.steps} steps; there is no step {step}; "
-                             f"give 1 to {self.section.steps}")
+            raise TraceError(
+                f"{self.stage} has {self.section.steps} steps; there is no step {step}; give 1 to {self.section.steps}"
+            )
         return self.plan.rows(self.order, step - 1)
 
     def steps_that_read(self, rows: np.ndarray) -> dict[int, list[int]]:
@@ -112,8 +115,9 @@ class Reading:
         if isinstance(self.order, KeptOrder):
             asked = np.flatnonzero(np.isin(self.order.numbers, rows))
             epochs = np.atleast_2d(self.plan.steps_of(asked) + 1)
-            for step, number in zip(epochs.ravel().tolist(), np.tile(self.order.numbers[asked], len(epochs)).tolist(),
-                                    strict=True):
+            for step, number in zip(
+                epochs.ravel().tolist(), np.tile(self.order.numbers[asked], len(epochs)).tolist(), strict=True
+            ):
                 if step <= self.section.steps:
                     found.setdefault(step, []).append(number)
             return {step: sorted(found[step]) for step in sorted(found)}
@@ -137,8 +141,10 @@ class Reading:
     def checkpoints(self) -> list[int]:
         """The steps of which there is a complete checkpoint, ascending."""
         # The marker, which is written last, says so; loading one checks its files too.
-        return sorted(int(path.parent.name.removeprefix("step-"))
-                      for path in (self.folder.work / "checkpoints").glob("step-*/complete.json"))
+        return sorted(
+            int(path.parent.name.removeprefix("step-"))
+            for path in (self.folder.work / "checkpoints").glob("step-*/complete.json")
+        )
 
     def use(self, step: int, done: int) -> Use:
         """Whether a step has been trained."""
@@ -174,16 +180,26 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
         return _pre_training(stage, folder, section, inputs[MIX])
     ids = PROMPT_IDS if kind.rows == "prompts" else EXAMPLE_IDS
     if not (folder.data / ids).exists():
-        raise TraceError(f"which examples {stage} reads is known once it has begun; run: "
-                         f"{session.command('run', '--until', stage)}")
+        raise TraceError(
+            f"which examples {stage} reads is known once it has begun; run: {session.command('run', '--until', stage)}"
+        )
     examples = tuple(tuple(line.split()) for line in (folder.data / ids).read_text().splitlines())
     if isinstance(section, Rl):
-        order = Order([len(examples)], section.key_seed) if section.curriculum is None else (
-            _kept_order(folder, section, examples))
+        order = (
+            Order([len(examples)], section.key_seed)
+            if section.curriculum is None
+            else (_kept_order(folder, section, examples))
+        )
         return Reading(stage, folder, section, prompt_plan_of(section), order, examples=examples)
     rows_per_set: list[int] = read_json(folder.data / ROWS_PER_SET)
-    return Reading(stage, folder, section, settled_plan(folder, plan_of(section, 0)),
-                   Order(rows_per_set, section.key_seed), examples=examples)
+    return Reading(
+        stage,
+        folder,
+        section,
+        settled_plan(folder, plan_of(section, 0)),
+        Order(rows_per_set, section.key_seed),
+        examples=examples,
+    )
 
 
 def reading_of_folder(folder: StageFolder) -> Reading:
@@ -221,8 +237,14 @@ def settled_plan(folder: StageFolder, plan: RowPlan) -> RowPlan:
 
 def _pre_training(stage: str, folder: StageFolder, section: Training, mix: Path) -> Reading:
     packed = PackedSet(mix)
-    return Reading(stage, folder, section, settled_plan(folder, plan_of(section, packed.sequence_length)),
-                   packed.order(section.key_seed), packed)
+    return Reading(
+        stage,
+        folder,
+        section,
+        settled_plan(folder, plan_of(section, packed.sequence_length)),
+        packed.order(section.key_seed),
+        packed,
+    )
 
 
 def answers_of_step(reading: Reading, step: int, share: int = 0, shares: int = 1) -> list[dict[str, Any]]:

@@ -19,11 +19,30 @@ from gristmill.mixtures.manifest import Manifest, context_warnings, current_plac
 from gristmill.mixtures.own_code import code_in, is_code
 from gristmill.mixtures.training import HOW_KEYS
 
-CONTINUABLE = ("steps", "schedule.", "optimizer.learning_rate", "optimizer.betas", "optimizer.eps",
-               "optimizer.weight_decay", "optimizer.momentum", "optimizer.hessian_every", "optimizer.gamma",
-               "optimizer.clip", "optimizer.cautious_decay", "optimizer.beta3", "optimizer.alpha",
-               "optimizer.rise_steps", "spikes.sigma", "z_loss", "early_stopping", "callbacks", "tasks", "beta",
-               "continue_from", *HOW_KEYS)
+CONTINUABLE = (
+    "steps",
+    "schedule.",
+    "optimizer.learning_rate",
+    "optimizer.betas",
+    "optimizer.eps",
+    "optimizer.weight_decay",
+    "optimizer.momentum",
+    "optimizer.hessian_every",
+    "optimizer.gamma",
+    "optimizer.clip",
+    "optimizer.cautious_decay",
+    "optimizer.beta3",
+    "optimizer.alpha",
+    "optimizer.rise_steps",
+    "spikes.sigma",
+    "z_loss",
+    "early_stopping",
+    "callbacks",
+    "tasks",
+    "beta",
+    "continue_from",
+    *HOW_KEYS,
+)
 """Keys of a training that may change on the way: what was read, and what a checkpoint holds, depends on none."""
 MOST_CHANGES = 4
 LONGEST_VALUE = 60
@@ -49,8 +68,15 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
         if action != "reuse" and row["stage"] in warnings:
             row["warning"] = warnings[row["stage"]]
         derived = derived_keys(session.manifest) if row["stage"] == PRETRAIN else None
-        rows.append({**row, "action": action, "reason": reason, **_code(session.plan[row["stage"]]),
-                     **({} if derived is None else {"derived": derived})})
+        rows.append(
+            {
+                **row,
+                "action": action,
+                "reason": reason,
+                **_code(session.plan[row["stage"]]),
+                **({} if derived is None else {"derived": derived}),
+            }
+        )
     return rows
 
 
@@ -63,8 +89,11 @@ def _code(node: Node) -> dict[str, list[str]]:
 def trained_context(manifest: Manifest) -> int:
     """Most tokens in a row that the model which the run begins with will have been trained on."""
     length = 0 if manifest.mix is None else manifest.mix.sequence_length
-    given = manifest.model.path if manifest.model is not None else (
-        None if manifest.pretrain is None else manifest.pretrain.model.init_from)
+    given = (
+        manifest.model.path
+        if manifest.model is not None
+        else (None if manifest.pretrain is None else manifest.pretrain.model.init_from)
+    )
     if given is None:
         return length
     config = read_json(as_path(given) / "config.json")
@@ -107,8 +136,11 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
         if name != stage or not description.exists():
             continue
         told = read_json(description)
-        if told["version"] != node.stage.version or input_fingerprints(told) != dict(node.inputs) or not all(
-                key.startswith(CONTINUABLE) for key, _, _ in changed_keys(told["recipe"], recipe)):
+        if (
+            told["version"] != node.stage.version
+            or input_fingerprints(told) != dict(node.inputs)
+            or not all(key.startswith(CONTINUABLE) for key, _, _ in changed_keys(told["recipe"], recipe))
+        ):
             continue
         markers = (folder.work / "checkpoints").glob("step-*/complete.json")
         found += [(int(path.parent.name.removeprefix("step-")), str(path.parent)) for path in markers]
@@ -135,7 +167,7 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
     recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
     changes: dict[str, list[str]] = {"config": [], "files": [], "code": [], "input": []}
     for key, old, new in changed_keys(manifest["recipe"], recipe):
-        if (code := list(_changed_code(old, new))):
+        if code := list(_changed_code(old, new)):
             changes["code"].extend(code)
         elif key.rpartition(".")[2] == "listing":
             changes["files"].append(f"{key.rpartition('.')[0]} ({_changed_files(old, new)})")
@@ -201,11 +233,16 @@ def describe_change(key: str, old: Any, new: Any) -> str:
 
 def _changed_files(old: Any, new: Any) -> str:
     """`2 new, 1 gone, 3 changed` of two listings."""
-    stamps = [{file["path"]: (file["size"], file["stamp"]) for file in files} if isinstance(files, list) else {}
-              for files in (old, new)]
+    stamps = [
+        {file["path"]: (file["size"], file["stamp"]) for file in files} if isinstance(files, list) else {}
+        for files in (old, new)
+    ]
     before, after = stamps
-    counts = {"new": len(after.keys() - before.keys()), "gone": len(before.keys() - after.keys()),
-              "changed": sum(before[path] != after[path] for path in before.keys() & after.keys())}
+    counts = {
+        "new": len(after.keys() - before.keys()),
+        "gone": len(before.keys() - after.keys()),
+        "changed": sum(before[path] != after[path] for path in before.keys() & after.keys()),
+    }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "in another order"
 
 

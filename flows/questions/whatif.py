@@ -58,8 +58,12 @@ class Comparison:
     def changed(self) -> list[Rule]:
         """The rules whose bounds differ."""
         old = {rule.key: rule.bound for rules in self.before.values() for rule in rules}
-        return [rule for rules in self.after.values() for rule in rules
-                if rule.key not in old or old[rule.key] != rule.bound]
+        return [
+            rule
+            for rules in self.after.values()
+            for rule in rules
+            if rule.key not in old or old[rule.key] != rule.bound
+        ]
 
 
 @dataclass
@@ -79,12 +83,16 @@ def compare(before: Session, after: Session) -> Comparison:
     """
     differing = _differing_keys(before, after)
     if examples := sorted(key for key in differing if key.split(".")[1:2] == ["prepare"]):
-        prepared = next(name for name, node in after.plan.items() if node.stage.of_examples
-                        and node.recipe["kind"] == examples[0].partition(".")[0])
+        prepared = next(
+            name
+            for name, node in after.plan.items()
+            if node.stage.of_examples and node.recipe["kind"] == examples[0].partition(".")[0]
+        )
         raise NotReplayableError(
             f"{examples[0]} is about examples, of which there are few: whatif looks at documents alone; run it: "
             f"{after.command('run', '--until', prepared)}, and gristmill report or "
-            "gristmill explain with an example's place says what became of which")
+            "gristmill explain with an example's place says what became of which"
+        )
     inputs = _measured(before)
     old_rules = _replayable(before, inputs, None)
     new_rules = _replayable(after, inputs, old_rules)
@@ -92,7 +100,8 @@ def compare(before: Session, after: Session) -> Comparison:
     if others:
         raise NotReplayableError(
             f"{others[0]} changes what is measured, or what comes after preparation: stored values cannot answer for "
-            f"it; run it: {after.command('run')}")
+            f"it; run it: {after.command('run')}"
+        )
     comparison = Comparison(inputs, old_rules, new_rules)
     if not comparison.changed:
         raise NotReplayableError("nothing differs; name a threshold, e.g. --set filter.gopher_quality.min_words=40")
@@ -109,8 +118,10 @@ def _measured(session: Session) -> dict[str, Path]:
     stages = [INGEST, *session.manifest.steps]
     missing = [name for name in stages if name not in inputs]
     if missing:
-        raise NotReplayableError(f"{missing[0]} is not committed, so nothing is measured yet; run: "
-                                 f"{session.command('run', '--until', stages[-1])}")
+        raise NotReplayableError(
+            f"{missing[0]} is not committed, so nothing is measured yet; run: "
+            f"{session.command('run', '--until', stages[-1])}"
+        )
     return {name: inputs[name] for name in stages}
 
 
@@ -141,10 +152,19 @@ def _threshold(rule: Rule) -> dict[str, Any]:
         size = NEIGHBOUR * abs(rule.bound)
         step = max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
         sign = 1 if rule.side == "max" else -1
-        sides = {name: {"bound": round(rule.bound + direction * step, 10), "failing": 0}
-                 for name, direction in (("looser", sign), ("stricter", -sign))}
-    return {"rule": rule.label, "key": short_key(rule.key), "bound": rule.bound, "seen": 0,
-            "failing": 0, "only": 0, **sides}
+        sides = {
+            name: {"bound": round(rule.bound + direction * step, 10), "failing": 0}
+            for name, direction in (("looser", sign), ("stricter", -sign))
+        }
+    return {
+        "rule": rule.label,
+        "key": short_key(rule.key),
+        "bound": rule.bound,
+        "seen": 0,
+        "failing": 0,
+        "only": 0,
+        **sides,
+    }
 
 
 def _add(one: dict[str, Any], rule: Rule, verdicts: Verdicts) -> None:
@@ -187,8 +207,10 @@ def _keys(rules: Mapping[str, list[Rule]]) -> set[str]:
 
 
 def _differing_keys(before: Session, after: Session) -> set[str]:
-    old, new = (dict(_flat(name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))))
-                for session in (before, after))
+    old, new = (
+        dict(_flat(name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))))
+        for session in (before, after)
+    )
     names = list(after.manifest.steps)
     return {_key(place, names) for place in old.keys() | new.keys() if old.get(place) != new.get(place)}
 
@@ -233,7 +255,9 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
             size["tokens"] += size.pop("estimated_bytes", 0.0) * per_byte.get(source, 0.0)
     shown = show(comparison.inputs, totals.samples)
     return {
-        "now": totals.now, "then": totals.then, "unseen": totals.unseen,
+        "now": totals.now,
+        "then": totals.then,
+        "unseen": totals.unseen,
         "rules": {name: {side: vars(tally) for side, tally in sides.items()} for name, sides in totals.rules.items()},
         "cuts": [_describe_cut(comparison, rule, shown.get(rule.label, {})) for rule in changed.values()],
         "tokens_known": tokens is not None,
@@ -304,12 +328,14 @@ def _tokens_per_byte(now: Sizes) -> dict[str, float]:
     return {source: size["tokens"] / max(size["bytes"], 1) for source, size in now.items()}
 
 
-def _describe_cut(
-    comparison: Comparison, rule: Rule, shown: Mapping[str, list[dict[str, Any]]]
-) -> dict[str, Any]:
+def _describe_cut(comparison: Comparison, rule: Rule, shown: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     old = {other.key: other.bound for rules in comparison.before.values() for other in rules}
     return {
-        "rule": rule.label, "key": rule.key, "statistic": rule.statistic, "now": old.get(rule.key), "then": rule.bound,
+        "rule": rule.label,
+        "key": rule.key,
+        "statistic": rule.statistic,
+        "now": old.get(rule.key),
+        "then": rule.bound,
         **shown,
     }
 
@@ -326,8 +352,10 @@ def print_replay(found: Mapping[str, Any]) -> None:
     for cut in found["cuts"]:
         console.print()
         console.print(Text.assemble((cut["key"], "bold"), f"  {_shown(cut['now'])} -> {_shown(cut['then'])}"))
-        for side, title in (("failing", "would be dropped, nearest to the cut first"),
-                            ("passing", "would pass, nearest to the cut first")):
+        for side, title in (
+            ("failing", "would be dropped, nearest to the cut first"),
+            ("passing", "would pass, nearest to the cut first"),
+        ):
             if cut.get(side):
                 console.print(Text(title, style="red" if side == "failing" else "green"))
             for sample in cut.get(side, []):
@@ -343,17 +371,30 @@ def print_thresholds(found: Sequence[Mapping[str, Any]], command: str) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     touching = [one for one in found if one["failing"] or (one["stricter"] or {}).get("failing")]
     for one in sorted(touching, key=lambda one: -one["failing"]):
-        sides = ("" if one[side] is None else f"{one[side]['bound']:g}: {one[side]['failing']:,}"
-                 for side in ("looser", "stricter"))
+        sides = (
+            "" if one[side] is None else f"{one[side]['bound']:g}: {one[side]['failing']:,}"
+            for side in ("looser", "stricter")
+        )
         table.add_row(f"{one['key']}={_shown(one['bound'])}", f"{one['failing']:,}", f"{one['only']:,}", *sides)
     console.print(table)
     idle = [one["key"] for one in found if one not in touching]
     if idle:
         others = f", and {len(idle) - MOST_IDLE} others" if len(idle) > MOST_IDLE else ""
-        console.print(Text(f"{len(idle)} more drop nothing, nor would they with a bound that is a tenth stricter: "
-                           f"{', '.join(idle[:MOST_IDLE])}{others}", style="dim"))
-    console.print(Text("Documents of those that the stage saw; a document may fail several. What another threshold "
-                       f"keeps in the end: {command}", style="dim"), soft_wrap=True)
+        console.print(
+            Text(
+                f"{len(idle)} more drop nothing, nor would they with a bound that is a tenth stricter: "
+                f"{', '.join(idle[:MOST_IDLE])}{others}",
+                style="dim",
+            )
+        )
+    console.print(
+        Text(
+            "Documents of those that the stage saw; a document may fail several. What another threshold "
+            f"keeps in the end: {command}",
+            style="dim",
+        ),
+        soft_wrap=True,
+    )
 
 
 def _print_sample(console: Console, sample: Mapping[str, Any]) -> None:
@@ -383,16 +424,23 @@ def _print_sizes(console: Console, found: Mapping[str, Any]) -> None:
     console.print(table)
     unseen = sum(size["documents"] for size in found["unseen"].values())
     if unseen:
-        console.print(Text(f"and {unseen:,} documents that the stages behind have not seen: they may drop some of them",
-                           style="yellow"))
+        console.print(
+            Text(
+                f"and {unseen:,} documents that the stages behind have not seen: they may drop some of them",
+                style="yellow",
+            )
+        )
 
 
 def _print_rules(console: Console, found: Mapping[str, Any]) -> None:
     """The rules of the stages in which something changed: how many documents fail each, and how many no other."""
     rules = found["rules"]
     touched = {cut["rule"].partition("/")[0] for cut in found["cuts"]}
-    shown = [name for name, sides in rules.items() if sides["now"] != sides["then"]
-             or (name.partition("/")[0] in touched and sides["then"]["failing"])]
+    shown = [
+        name
+        for name, sides in rules.items()
+        if sides["now"] != sides["then"] or (name.partition("/")[0] in touched and sides["then"]["failing"])
+    ]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("rule", overflow="fold")
     for name in ("fail", "then", "only it", "then"):

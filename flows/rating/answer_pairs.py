@@ -100,11 +100,15 @@ def models_to_rate(session: Session, other: Session | None, first: str | None, s
     made = _made(session)
     if other is not None:
         of_first, of_second = first or _last(session, made), second or _last(other, _made(other))
-        return [_rated(session, of_first, f"{session.manifest.name}/{of_first}"),
-                _rated(other, of_second, f"{other.manifest.name}/{of_second}")]
+        return [
+            _rated(session, of_first, f"{session.manifest.name}/{of_first}"),
+            _rated(other, of_second, f"{other.manifest.name}/{of_second}"),
+        ]
     if (first is None or second is None) and len(made) < 2:
-        raise ModelNotFoundError(f"{session.manifest_file} has made {' and '.join(made) or 'no model yet'}; two models "
-                                 "are compared: run the stages that train them, or give another manifest with --other")
+        raise ModelNotFoundError(
+            f"{session.manifest_file} has made {' and '.join(made) or 'no model yet'}; two models "
+            "are compared: run the stages that train them, or give another manifest with --other"
+        )
     of_second = second or next(name for name in reversed(made) if name != first)
     of_first = first or next(name for name in reversed(made) if name != of_second)
     if of_first == of_second:
@@ -113,8 +117,9 @@ def models_to_rate(session: Session, other: Session | None, first: str | None, s
 
 
 def _made(session: Session) -> list[str]:
-    return [name for name, node in session.plan.items()
-            if node.stage.makes_model and session.committed(name) is not None]
+    return [
+        name for name, node in session.plan.items() if node.stage.makes_model and session.committed(name) is not None
+    ]
 
 
 def _last(session: Session, made: Sequence[str]) -> str:
@@ -126,14 +131,21 @@ def _last(session: Session, made: Sequence[str]) -> str:
 def _rated(session: Session, stage: str, label: str) -> RatedModel:
     makers = [name for name, node in session.plan.items() if node.stage.makes_model]
     if stage not in makers:
-        raise ModelNotFoundError(f"{session.manifest_file}: {stage!r} makes no model; those that do are "
-                                 f"{', '.join(makers) or 'none'}")
+        raise ModelNotFoundError(
+            f"{session.manifest_file}: {stage!r} makes no model; those that do are {', '.join(makers) or 'none'}"
+        )
     folder, tokenizer = session.committed(stage), session.committed(TOKENIZER)
     if folder is None or tokenizer is None:
-        raise ModelNotFoundError(f"{session.manifest_file}: {stage} has made no model yet; run: "
-                                 f"{session.command('run', '--until', stage)}")
-    return RatedModel(label, session.plan[stage].fingerprint, folder.data / "model", tokenizer.data,
-                      session.plan[stage].stage.rows != "documents")  # pre-training makes a model of texts
+        raise ModelNotFoundError(
+            f"{session.manifest_file}: {stage} has made no model yet; run: {session.command('run', '--until', stage)}"
+        )
+    return RatedModel(
+        label,
+        session.plan[stage].fingerprint,
+        folder.data / "model",
+        tokenizer.data,
+        session.plan[stage].stage.rows != "documents",
+    )  # pre-training makes a model of texts
 
 
 def make_pairs(
@@ -148,26 +160,37 @@ def make_pairs(
         max_new_tokens: longest answer.
         kept: the file; it is written anew if it holds the answers of other models, prompts or settings.
     """
-    asked = {"models": [[one.label, one.fingerprint] for one in models], "prompts": list(prompts.values()),
-             "sampling": asdict(sampling), "max_new_tokens": max_new_tokens}
+    asked = {
+        "models": [[one.label, one.fingerprint] for one in models],
+        "prompts": list(prompts.values()),
+        "sampling": asdict(sampling),
+        "max_new_tokens": max_new_tokens,
+    }
     key = hashlib.sha256(canonical_json(asked)).hexdigest()
     found = read_json(kept) if kept.exists() else {}
     if found.get("key") != key:
         answered = [_answers(model, prompts, sampling, max_new_tokens) for model in models]
-        found = {"key": key, "models": [one.label for one in models],
-                 "answers": [list(both) for both in zip(*answered, strict=True)]}
+        found = {
+            "key": key,
+            "models": [one.label for one in models],
+            "answers": [list(both) for both in zip(*answered, strict=True)],
+        }
         write_json(kept, found)
     return _paired(models, prompts, found["answers"])
 
 
 def _answers(
     model: RatedModel, prompts: Mapping[int, Prompt], sampling: Sampling, max_new_tokens: int
-) -> list[dict[str, str]]:  # fmt: skip
+) -> list[dict[str, str]]:
     """Per prompt `text`, or why there is none as `error`."""
     language = open_language_model(model.weights, model.tokenizer)
     through_chat = model.chat and language.chat is not None
-    asked = {number: {"messages": [{"role": "user", "content": prompt["prompt"]}]}
-             if through_chat and "prompt" in prompt else prompt for number, prompt in prompts.items()}
+    asked = {
+        number: {"messages": [{"role": "user", "content": prompt["prompt"]}]}
+        if through_chat and "prompt" in prompt
+        else prompt
+        for number, prompt in prompts.items()
+    }
     lines = generate_lines(language, Scheduler(language.model, BATCH), asked, sampling, max_new_tokens).lines
     del language
     gc.collect()  # one model at a time
@@ -176,11 +199,12 @@ def _answers(
 
 def _paired(
     models: Sequence[RatedModel], prompts: Mapping[int, Prompt], answers: Sequence[Sequence[Mapping[str, str]]]
-) -> AnswerPairs:  # fmt: skip
+) -> AnswerPairs:
     labels, pairs, same, failed = [one.label for one in models], {}, 0, {}
     for (number, prompt), both in zip(prompts.items(), answers, strict=True):
-        error = next((f"{label}: {one['error']}" for label, one in zip(labels, both, strict=True) if "error" in one),
-                     None)
+        error = next(
+            (f"{label}: {one['error']}" for label, one in zip(labels, both, strict=True) if "error" in one), None
+        )
         if error is not None:
             failed[number] = error
             continue

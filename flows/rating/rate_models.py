@@ -20,9 +20,16 @@ class RateProblemError(ValueError):
 
 
 def serve_pairs(
-    session: Session, other: Session | None, first: str | None, second: str | None, prompts: Path, files: RatingFiles,
-    drawn: tuple[float, float, int], max_new_tokens: int, port: int,
-) -> None:  # fmt: skip
+    session: Session,
+    other: Session | None,
+    first: str | None,
+    second: str | None,
+    prompts: Path,
+    files: RatingFiles,
+    drawn: tuple[float, float, int],
+    max_new_tokens: int,
+    port: int,
+) -> None:
     """Serve the pages until Ctrl-C.
 
     Args:
@@ -57,7 +64,10 @@ def serve_pairs(
     if not found.pairs:
         raise RateProblemError(f"no prompt of {prompts} has two answers that differ; there is nothing to rate")
     write_settled(read_ratings(files.ratings), files.settled)
-    print(f"http://{LOOPBACK[0]}:{listening.getsockname()[1]}/ asks about {len(found.pairs):,} pairs; ratings go to "
-          f"{files.ratings}; Ctrl-C ends it", flush=True)
+    print(
+        f"http://{LOOPBACK[0]}:{listening.getsockname()[1]}/ asks about {len(found.pairs):,} pairs; ratings go to "
+        f"{files.ratings}; Ctrl-C ends it",
+        flush=True,
+    )
     pages = RatingPages(found.pairs, files.ratings, files.settled, session.command("rate", "--results"))
     serve(pages.app(), listening)

@@ -42,7 +42,9 @@ def _of_group(ratings: Sequence[Rating]) -> dict[str, Any]:
     majority = means[means != 0.5] > 0.5
     raters = Counter(one["rater"] for one in ratings)
     return {
-        "pairs": len(by_pair), "ratings": len(ratings), "raters": dict(raters),
+        "pairs": len(by_pair),
+        "ratings": len(ratings),
+        "raters": dict(raters),
         "verdicts": {verdict: sum(one["verdict"] == verdict for one in ratings) for verdict in VERDICTS},
         "win_rate": mean_with_interval(means, SEED, BOOTSTRAP_SAMPLES),
         "decided": wilson(float(majority.mean()), len(majority)) if len(majority) else None,
@@ -83,8 +85,10 @@ def krippendorff_alpha(units: Sequence[Sequence[str]]) -> float | None:
     if not expected:
         return None
     # Of a unit with m values, each ordered pair of two unlike ones counts 1 / (m - 1).
-    observed = sum((sum(one.values()) ** 2 - sum(number * number for number in one.values())) / (sum(one.values()) - 1)
-                   for one in compared)
+    observed = sum(
+        (sum(one.values()) ** 2 - sum(number * number for number in one.values())) / (sum(one.values()) - 1)
+        for one in compared
+    )
     return 1.0 - (n - 1) * observed / expected
 
 
@@ -100,13 +104,17 @@ def print_results(results: Sequence[Mapping[str, Any]]) -> None:
             (f"{second} wins against {first}", _share(found["win_rate"]) + ", ties as halves"),
             ("where raters are of one mind or a majority", _share(found["decided"])),
             ("pairs, ratings", f"{found['pairs']:,}, {found['ratings']:,}"),
-            (f"{second}, {first}, tie, both bad", ", ".join(f"{verdicts[one]:,}" for one in (
-                "second", "first", "tie", "both_bad"))),
+            (
+                f"{second}, {first}, tie, both bad",
+                ", ".join(f"{verdicts[one]:,}" for one in ("second", "first", "tie", "both_bad")),
+            ),
             ("raters", ", ".join(f"{name} {number:,}" for name, number in found["raters"].items())),
             ("the answer on the left wins", _share(found["left_preferred"])),
             ("Krippendorff's alpha", _number(found["alpha"])),
-            *((f"Cohen's kappa, {' and '.join(one['raters'])}",
-               f"{_number(one['kappa'])} on {one['pairs']:,} pairs") for one in found["kappas"]),
+            *(
+                (f"Cohen's kappa, {' and '.join(one['raters'])}", f"{_number(one['kappa'])} on {one['pairs']:,} pairs")
+                for one in found["kappas"]
+            ),
         ):
             table.add_row(name, value)
         console.print(table)

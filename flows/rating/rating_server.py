@@ -40,8 +40,12 @@ MOST_BYTES = 10_000
 """Of what a form sends."""
 CHOICES = ("left", "right", "tie", "both_bad")
 FOLDER = Path(__file__).parent / "templates"
-RATING_HEADERS = {**HEADERS, "content-security-policy": HEADERS["content-security-policy"].replace(
-    "default-src 'none'", "default-src 'none'; script-src 'self'")}
+RATING_HEADERS = {
+    **HEADERS,
+    "content-security-policy": HEADERS["content-security-policy"].replace(
+        "default-src 'none'", "default-src 'none'; script-src 'self'"
+    ),
+}
 
 
 class RatingPages:
@@ -67,12 +71,20 @@ class RatingPages:
         """What answers."""
         style = style_sheet("rate.css.jinja", FOLDER)
         script = (FOLDER / "keys.js").read_text(encoding="utf-8")
-        return Guarded(Starlette(routes=[
-            Route("/", self._page, methods=["GET"]),
-            Route("/rate", self._rate, methods=["POST"]),
-            Route(STYLE, lambda request: PlainTextResponse(style, media_type="text/css"), methods=["GET"]),
-            Route(SCRIPT, lambda request: PlainTextResponse(script, media_type="text/javascript"), methods=["GET"]),
-        ], middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]), RATING_HEADERS)
+        return Guarded(
+            Starlette(
+                routes=[
+                    Route("/", self._page, methods=["GET"]),
+                    Route("/rate", self._rate, methods=["POST"]),
+                    Route(STYLE, lambda request: PlainTextResponse(style, media_type="text/css"), methods=["GET"]),
+                    Route(
+                        SCRIPT, lambda request: PlainTextResponse(script, media_type="text/javascript"), methods=["GET"]
+                    ),
+                ],
+                middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
+            ),
+            RATING_HEADERS,
+        )
 
     def _page(self, request: Request) -> Response:
         """The next pair of a rater, one of before, or the question who rates."""
@@ -80,22 +92,37 @@ class RatingPages:
         if not rater:
             return _html("who.html.jinja", raters=sorted(self._rated), problem="")
         if not RATER.fullmatch(rater):
-            return _html("who.html.jinja", HTTPStatus.BAD_REQUEST, raters=sorted(self._rated), problem=(
-                "A name has letters, digits, blanks and . _ @ + -, 60 at the most."))
+            return _html(
+                "who.html.jinja",
+                HTTPStatus.BAD_REQUEST,
+                raters=sorted(self._rated),
+                problem=("A name has letters, digits, blanks and . _ @ + -, 60 at the most."),
+            )
         rated = self._rated.get(rater, {})
         order = sorted(self._pairs.values(), key=lambda pair: pair.place(rater))
         asked = self._pairs.get(request.query_params.get("pair", ""))
         pair = asked or next((one for one in order if one.id not in rated), None)
         done = sum(one.id in rated for one in order)
         before = _before(order, rated, pair)
-        told: dict[str, Any] = {"rater": rater, "done": done, "total": len(order),
-                "before": None if before is None else "/?" + urlencode({"rater": rater, "pair": before.id})}
+        told: dict[str, Any] = {
+            "rater": rater,
+            "done": done,
+            "total": len(order),
+            "before": None if before is None else "/?" + urlencode({"rater": rater, "pair": before.id}),
+        }
         if pair is None:
             return _html("done.html.jinja", **told, results=self._results)
         answers = pair.answers[::-1] if pair.is_swapped(rater) else pair.answers
         turns = [{"role": "", "content": pair.prompt}] if isinstance(pair.prompt, str) else pair.prompt
-        return _html("rate.html.jinja", **told, pair=pair.id, turns=turns, answers=answers, token=self._token,
-                     again=_shown(pair, rater, rated.get(pair.id)))
+        return _html(
+            "rate.html.jinja",
+            **told,
+            pair=pair.id,
+            turns=turns,
+            answers=answers,
+            token=self._token,
+            again=_shown(pair, rater, rated.get(pair.id)),
+        )
 
     async def _rate(self, request: Request) -> Response:
         """Keep a rating; leads to the next pair."""
@@ -106,8 +133,11 @@ class RatingPages:
                 return PlainTextResponse("too much", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         sent = {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
         if not hmac.compare_digest(sent.get("token", "").encode(), self._token.encode()):
-            return PlainTextResponse("This page is of a server that has ended, or of another site. Open / again; all "
-                                     "that was rated is kept.", HTTPStatus.FORBIDDEN)
+            return PlainTextResponse(
+                "This page is of a server that has ended, or of another site. Open / again; all "
+                "that was rated is kept.",
+                HTTPStatus.FORBIDDEN,
+            )
         pair, rater, choice = self._pairs.get(sent.get("pair", "")), sent.get("rater", ""), sent.get("choice", "")
         if pair is None or not RATER.fullmatch(rater) or choice not in CHOICES:
             return PlainTextResponse("no such pair, rater or choice", HTTPStatus.BAD_REQUEST)
@@ -130,8 +160,9 @@ def verdict_of(pair: AnswerPair, rater: str, choice: str) -> Verdict:
 
 def _shown(pair: AnswerPair, rater: str, verdict: Verdict | None) -> str | None:
     """The choice that led to a verdict."""
-    return next((choice for choice in CHOICES if verdict is not None and verdict_of(pair, rater, choice) == verdict),
-                None)
+    return next(
+        (choice for choice in CHOICES if verdict is not None and verdict_of(pair, rater, choice) == verdict), None
+    )
 
 
 def _before(order: Sequence[AnswerPair], rated: Mapping[str, Verdict], pair: AnswerPair | None) -> AnswerPair | None:

@@ -50,9 +50,16 @@ class RatingsError(ValueError):
 
 def add_rating(path: Path, pair: AnswerPair, rater: str, verdict: Verdict) -> None:
     """Add a rating; when this returns, it is on disk."""
-    said: dict[str, Any] = {"pair": pair.id, "rater": rater, "verdict": verdict, "first": pair.first,
-                            "second": pair.second, "left": "second" if pair.is_swapped(rater) else "first",
-                            "prompt": pair.prompt, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    said: dict[str, Any] = {
+        "pair": pair.id,
+        "rater": rater,
+        "verdict": verdict,
+        "first": pair.first,
+        "second": pair.second,
+        "left": "second" if pair.is_swapped(rater) else "first",
+        "prompt": pair.prompt,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     if verdict in ("first", "second"):
         chosen, rejected = pair.answers if verdict == "first" else pair.answers[::-1]
         said |= {"chosen": chosen, "rejected": rejected}
@@ -111,8 +118,16 @@ def settled_pairs(ratings: Sequence[Rating]) -> list[dict[str, Any]]:
             continue
         winner = "first" if votes["first"] > votes["second"] else "second"
         one = next(one for one in of_pair if one["verdict"] == winner)
-        found.append({"prompt": one["prompt"], "chosen": one["chosen"], "rejected": one["rejected"], "pair": pair,
-                      "for": votes[winner], "against": votes["second" if winner == "first" else "first"]})
+        found.append(
+            {
+                "prompt": one["prompt"],
+                "chosen": one["chosen"],
+                "rejected": one["rejected"],
+                "pair": pair,
+                "for": votes[winner],
+                "against": votes["second" if winner == "first" else "first"],
+            }
+        )
     return found
 
 

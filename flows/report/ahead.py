@@ -19,8 +19,11 @@ def drawing_ahead(session: Session) -> Callable[[str], None]:
     """What is to be called with each stage that is made: once the documents are judged, it lets a thread draw what the
     report will show of them, while the stages after these work. What that needs is imported while earlier ones work.
     """
-    left = {name for name, node in session.plan.items()
-            if (node.stage.judges or name == INGEST) and session.committed(name) is None}
+    left = {
+        name
+        for name, node in session.plan.items()
+        if (node.stage.judges or name == INGEST) and session.committed(name) is None
+    }
     if left:
         _later(partial(importlib.import_module, "gristmill.flows.orchestration.cards"))
 

@@ -28,34 +28,92 @@ def tables(found: Mapping[str, Any]) -> list[tuple[str, Table]]:
     """A table, with its title, of every topic that both or one of the runs have."""
     made = []
     if found["manifest"]:
-        made.append(("Manifest", Table(["key", "first", "second"], [
-            [row["key"], _value(row["first"]), _value(row["second"])] for row in found["manifest"]])))
-    made.append(("Outputs", Table(["stage", "output", "seconds"], [
-        [row["stage"], "the same" if row["same"] else pair(row["fingerprint"], lambda text: str(text)[:8]),
-         pair(row["seconds"], lambda seconds: f"{seconds:.1f}")] for row in found["stages"]], {2})))
+        made.append(
+            (
+                "Manifest",
+                Table(
+                    ["key", "first", "second"],
+                    [[row["key"], _value(row["first"]), _value(row["second"])] for row in found["manifest"]],
+                ),
+            )
+        )
+    made.append(
+        (
+            "Outputs",
+            Table(
+                ["stage", "output", "seconds"],
+                [
+                    [
+                        row["stage"],
+                        "the same" if row["same"] else pair(row["fingerprint"], lambda text: str(text)[:8]),
+                        pair(row["seconds"], lambda seconds: f"{seconds:.1f}"),
+                    ]
+                    for row in found["stages"]
+                ],
+                {2},
+            ),
+        )
+    )
     for topic, title, keys, columns in TOPICS:
         if found[topic]:
-            made.append((title, Table([*keys, *(name for name, _, _ in columns)], [
-                [*(row[key] for key in keys), *(pair(row[key], form) for _, key, form in columns)]
-                for row in found[topic]], set(range(len(keys), len(keys) + len(columns))))))
+            made.append(
+                (
+                    title,
+                    Table(
+                        [*keys, *(name for name, _, _ in columns)],
+                        [
+                            [*(row[key] for key in keys), *(pair(row[key], form) for _, key, form in columns)]
+                            for row in found[topic]
+                        ],
+                        set(range(len(keys), len(keys) + len(columns))),
+                    ),
+                )
+            )
     return made
 
 
 TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
-    ("funnel", "Documents", ["stage"], [
-        ("kept", "kept", lambda count: f"{count:,}"), ("MB kept", "bytes_kept", lambda size: f"{size / 1e6:.1f}"),
-        ("tokens", "tokens_kept", lambda count: f"{count:,.0f}")]),
-    ("mixture", "Mixture", ["source"], [
-        ("tokens", "tokens", lambda count: f"{count:,}"), ("share", "share", lambda share: f"{share:.2%}"),
-        ("epochs", "epochs", lambda epochs: f"{epochs:.2f}")]),
-    ("training", "Training", ["stage"], [
-        ("steps", "steps", lambda steps: f"{steps:,}"), ("first loss", "first", lambda loss: f"{loss:.4f}"),
-        ("last loss", "last", lambda loss: f"{loss:.4f}")]),
-    ("evaluation", "Held-out text", ["model", "source"], [
-        ("bits/byte", "bits_per_byte", lambda bits: f"{bits:.4f}"),
-        ("perplexity", "perplexity", lambda perplexity: f"{perplexity:.1f}"),
-        ("token accuracy", "token_accuracy", lambda share: f"{share:.1%}")]),
-]  # fmt: skip
+    (
+        "funnel",
+        "Documents",
+        ["stage"],
+        [
+            ("kept", "kept", lambda count: f"{count:,}"),
+            ("MB kept", "bytes_kept", lambda size: f"{size / 1e6:.1f}"),
+            ("tokens", "tokens_kept", lambda count: f"{count:,.0f}"),
+        ],
+    ),
+    (
+        "mixture",
+        "Mixture",
+        ["source"],
+        [
+            ("tokens", "tokens", lambda count: f"{count:,}"),
+            ("share", "share", lambda share: f"{share:.2%}"),
+            ("epochs", "epochs", lambda epochs: f"{epochs:.2f}"),
+        ],
+    ),
+    (
+        "training",
+        "Training",
+        ["stage"],
+        [
+            ("steps", "steps", lambda steps: f"{steps:,}"),
+            ("first loss", "first", lambda loss: f"{loss:.4f}"),
+            ("last loss", "last", lambda loss: f"{loss:.4f}"),
+        ],
+    ),
+    (
+        "evaluation",
+        "Held-out text",
+        ["model", "source"],
+        [
+            ("bits/byte", "bits_per_byte", lambda bits: f"{bits:.4f}"),
+            ("perplexity", "perplexity", lambda perplexity: f"{perplexity:.1f}"),
+            ("token accuracy", "token_accuracy", lambda share: f"{share:.1%}"),
+        ],
+    ),
+]
 """Topic of a comparison, title, keys, and its columns: name, figure, how it is written."""
 
 
@@ -84,8 +142,10 @@ def write_comparison(store: Store, records: Sequence[Mapping[str, Any]], out: Pa
     """Write the comparison as one self-contained HTML file, with the losses of both runs over one axis."""
     found = compare_runs(store, *records)
     sections = [Section(title, [table]) for title, table in tables(found)]
-    if losses := [Figure(curves(series, "step", "loss"), f"{stage}: training loss")
-                  for stage, series in loss_curves(store, records).items()]:
+    if losses := [
+        Figure(curves(series, "step", "loss"), f"{stage}: training loss")
+        for stage, series in loss_curves(store, records).items()
+    ]:
         sections.append(Section("Losses", losses))
     with atomic_write(out) as sink:
         sink.write(page(" and ".join(run["run"] for run in found["runs"]), sections).encode())

@@ -9,9 +9,11 @@ from gristmill.flows.report.parts import Note, Part, Table
 from gristmill.flows.report.run_data import Facts
 
 EFFECT_HEADINGS = ("stage", "held out", "before", "after", "")
-NOTE = ("Text: bits per byte, before training those of the first batch. Answers: loss per token of held-out "
-        "conversations. Pairs: how often the chosen answer gains more than the rejected one, where a coin has 50 %, "
-        "with its 95 % interval.")
+NOTE = (
+    "Text: bits per byte, before training those of the first batch. Answers: loss per token of held-out "
+    "conversations. Pairs: how often the chosen answer gains more than the rejected one, where a coin has 50 %, "
+    "with its 95 % interval."
+)
 
 
 def effect_rows(facts: Facts) -> list[tuple[str, str, str, str, str]]:
@@ -79,10 +81,22 @@ def _rewards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, s
     found = summary.get("held_out")
     if found:
         gain = found["difference"]
-        said = ("the same" if gain["low"] == gain["high"] == 0 else "better" if gain["low"] > 0 else
-                "worse" if gain["high"] < 0 else f"within noise ({gain['low']:+.3f} to {gain['high']:+.3f})")
-        yield ("rl", f"rewards of {summary['held_out_prompts']:,} prompts", f"{found['reward_before']:.3f}",
-               f"{found['reward']:.3f}", said)
+        said = (
+            "the same"
+            if gain["low"] == gain["high"] == 0
+            else "better"
+            if gain["low"] > 0
+            else "worse"
+            if gain["high"] < 0
+            else f"within noise ({gain['low']:+.3f} to {gain['high']:+.3f})"
+        )
+        yield (
+            "rl",
+            f"rewards of {summary['held_out_prompts']:,} prompts",
+            f"{found['reward_before']:.3f}",
+            f"{found['reward']:.3f}",
+            said,
+        )
 
 
 def _change(before: float, after: float) -> str:

@@ -11,16 +11,27 @@ from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note
 SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 
-def markdown_page(title: str, sections: Sequence[Section], *, note: str = "", cards: Sequence[tuple[str, str]] = (),
-                  parts: Sequence[Part] = (), contents: bool = False) -> str:
+def markdown_page(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    note: str = "",
+    cards: Sequence[tuple[str, str]] = (),
+    parts: Sequence[Part] = (),
+    contents: bool = False,
+) -> str:
     """A page as a forge shows it (GitHub's Markdown): tables stay tables, what a click opens is open.
 
     Args:
         title, sections, note, cards, parts: as `parts.page` has them.
         contents: nothing: forges list the headings themselves.
     """
-    found = [f"# {plain(title)}", plain(note),
-             ", ".join(f"{plain(name)} **{plain(value)}**" for name, value in cards), *map(markdown, parts)]
+    found = [
+        f"# {plain(title)}",
+        plain(note),
+        ", ".join(f"{plain(name)} **{plain(value)}**" for name, value in cards),
+        *map(markdown, parts),
+    ]
     for section in sections:
         if texts := list(filter(None, map(markdown, section.parts))):  # none where there are pictures alone
             found += [f"## {plain(section.title)}", *texts]
@@ -69,6 +80,12 @@ def _details(part: Details) -> str:
 
 
 _WRITERS: dict[type, Callable[[Any], str]] = {
-    Note: lambda part: plain(part.text), Heading: lambda part: f"### {plain(part.text)}", Table: _table,
-    Figure: lambda part: "", Listing: _listing, Text: _text, Sides: _sides, Details: _details,
-}  # fmt: skip
+    Note: lambda part: plain(part.text),
+    Heading: lambda part: f"### {plain(part.text)}",
+    Table: _table,
+    Figure: lambda part: "",
+    Listing: _listing,
+    Text: _text,
+    Sides: _sides,
+    Details: _details,
+}

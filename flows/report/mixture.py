@@ -32,14 +32,22 @@ def tokenizer_section(facts: Facts, name: str = "tokenize") -> Section | None:
     model, unseen = tokenizer.get("model"), tokenizer.get("bytes_per_token")
     sources = [[*row, *([_shown(unseen.get(row[0]))] if unseen else [])] for row in group_rows(summary["sources"])]
     parts: list[Part] = [
-        Note(f"Learnt here, with tokenizer.model {model}. {describe_vocabulary(summary)}" if model else
-             describe_vocabulary(summary)),
+        Note(
+            f"Learnt here, with tokenizer.model {model}. {describe_vocabulary(summary)}"
+            if model
+            else describe_vocabulary(summary)
+        ),
         Note("Over all documents that are left, those too that the vocabulary was learnt from."),
         Table(["source", *HEADER, *(["of unseen text"] if unseen else [])], sources, set(range(1, 8))),
-        Table(["language", *HEADER], group_rows(languages, MOST_LANGUAGES), set(range(1, 7)))]
+        Table(["language", *HEADER], group_rows(languages, MOST_LANGUAGES), set(range(1, 7))),
+    ]
     if len(languages) > MOST_LANGUAGES:
-        parts.append(Note(f"The {MOST_LANGUAGES} languages with most tokens of {len(languages)}; all are in the "
-                          "stage's report.json."))
+        parts.append(
+            Note(
+                f"The {MOST_LANGUAGES} languages with most tokens of {len(languages)}; all are in the "
+                "stage's report.json."
+            )
+        )
     for title, key in (("The most frequent tokens", "most_frequent"), ("The longest tokens that occur", "longest")):
         rows = [[repr(token["text"]), token["bytes"], f"{token['count']:,}"] for token in summary["vocabulary"][key]]
         parts.append(Details(title, [Table(["token", "bytes", "times"], rows, {1, 2})]))
@@ -51,18 +59,27 @@ def describe_vocabulary(summary: Mapping[str, Any]) -> str:
     vocabulary = summary["vocabulary"]
     if not vocabulary["used"]:
         return "No document has a token."
-    text = (f"Of {vocabulary['size']:,} tokens (special ones apart) {vocabulary['used']:,} occur "
-            f"({vocabulary['used_share']:.1%}) and {vocabulary['never_used']:,} never do; "
-            f"{vocabulary['single_byte_share']:.1%} of the text's tokens are single bytes.")
+    text = (
+        f"Of {vocabulary['size']:,} tokens (special ones apart) {vocabulary['used']:,} occur "
+        f"({vocabulary['used_share']:.1%}) and {vocabulary['never_used']:,} never do; "
+        f"{vocabulary['single_byte_share']:.1%} of the text's tokens are single bytes."
+    )
     return text if summary["encoder"] in FAST_ENCODERS else f"{text} Encoded by {summary['encoder']}."
 
 
 def group_rows(groups: Mapping[str, Mapping[str, Any]], most: int | None = None) -> list[list[str]]:
     """A row per group, in the order of HEADER behind the name; those with most tokens first."""
     ordered = sorted(groups.items(), key=lambda item: (-item[1]["tokens"], item[0]))[:most]
-    return [[name, f"{group['documents']:,}", f"{group['bytes'] / 1e6:.2f}", f"{group['tokens']:,}",
-             *(_shown(group[key]) for key in ("bytes_per_token", "characters_per_token", "tokens_per_word"))]
-            for name, group in ordered]
+    return [
+        [
+            name,
+            f"{group['documents']:,}",
+            f"{group['bytes'] / 1e6:.2f}",
+            f"{group['tokens']:,}",
+            *(_shown(group[key]) for key in ("bytes_per_token", "characters_per_token", "tokens_per_word")),
+        ]
+        for name, group in ordered
+    ]
 
 
 def mixture_section(facts: Facts, name: str = "mix") -> Section | None:
@@ -70,31 +87,61 @@ def mixture_section(facts: Facts, name: str = "mix") -> Section | None:
     if "packed" not in facts:
         return None
     rows = mixture_rows(facts)
-    return Section("Mixture", [
-        Note(f"Vocabulary of {facts['packed']['tokenizer']['vocab_size']:,}. Rows of "
-             f"{facts['packed']['sequence_length']} tokens."),
-        Figure(mixture_picture(rows), "Shares of tokens, requested and realised."),
-        *(Table(*found, set(range(1 if found[0][0] == "source" else 2, len(found[0]))), OF_TRAINING)
-          for found in (mixture_table(facts, 3), stage_table(facts, 3)) if found is not None),
-        *(Note(note) for note in (limits_note(facts), prefix_note(facts)) if note),
-        *packing(facts)])
+    return Section(
+        "Mixture",
+        [
+            Note(
+                f"Vocabulary of {facts['packed']['tokenizer']['vocab_size']:,}. Rows of "
+                f"{facts['packed']['sequence_length']} tokens."
+            ),
+            Figure(mixture_picture(rows), "Shares of tokens, requested and realised."),
+            *(
+                Table(*found, set(range(1 if found[0][0] == "source" else 2, len(found[0]))), OF_TRAINING)
+                for found in (mixture_table(facts, 3), stage_table(facts, 3))
+                if found is not None
+            ),
+            *(Note(note) for note in (limits_note(facts), prefix_note(facts)) if note),
+            *packing(facts),
+        ],
+    )
 
 
 def mixture_picture(rows: list[dict[str, Any]]) -> str:
     """Shares of tokens as asked for and as packed, of `mixture_rows`."""
-    return stacked_bars([("requested", {row["source"]: row["requested"] for row in rows}),
-                         ("packed", {row["source"]: row["share"] for row in rows})], "share of tokens")
+    return stacked_bars(
+        [
+            ("requested", {row["source"]: row["requested"] for row in rows}),
+            ("packed", {row["source"]: row["share"] for row in rows}),
+        ],
+        "share of tokens",
+    )
 
 
 def packing(facts: Facts) -> list[Part]:
     """What the packing cuts, drops and pads, beside the other ones."""
-    rows = [[row["packing"] + (" (used)" if row["used"] else ""), f"{row['rows']:,}", f"{row['split']:.3%}",
-             f"{row['in_split']:.3%}", f"{row['dropped']:.3%}", f"{row['padding']:.3%}"] for row in packing_rows(facts)]
-    return [] if not rows else [
-        Heading("Packing"),
-        Note("The same documents in rows of every kind: the share of documents that a row's end cuts, of tokens that "
-             "belong to them, of tokens that no row holds, and of the rows that is padding."),
-        Table(["packing", "rows", "cut documents", "tokens in them", "dropped", "padding"], rows, {1, 2, 3, 4, 5})]
+    rows = [
+        [
+            row["packing"] + (" (used)" if row["used"] else ""),
+            f"{row['rows']:,}",
+            f"{row['split']:.3%}",
+            f"{row['in_split']:.3%}",
+            f"{row['dropped']:.3%}",
+            f"{row['padding']:.3%}",
+        ]
+        for row in packing_rows(facts)
+    ]
+    return (
+        []
+        if not rows
+        else [
+            Heading("Packing"),
+            Note(
+                "The same documents in rows of every kind: the share of documents that a row's end cuts, of tokens that "
+                "belong to them, of tokens that no row holds, and of the rows that is padding."
+            ),
+            Table(["packing", "rows", "cut documents", "tokens in them", "dropped", "padding"], rows, {1, 2, 3, 4, 5}),
+        ]
+    )
 
 
 def mixture_rows(facts: Facts) -> list[dict[str, Any]]:
@@ -106,9 +153,15 @@ def mixture_rows(facts: Facts) -> list[dict[str, Any]]:
     packed = facts["packed"]
     moved = packed.get("redistributed", {})
     return [
-        {"source": name, "tokens": packed["realised"][name]["tokens"], "share": packed["realised"][name]["share"],
-         "requested": packed["requested"][name]["share"], "moved": moved.get(name, 0),
-         "epochs": packed["realised"][name]["epochs"], "max_epochs": packed["requested"][name]["max_epochs"]}
+        {
+            "source": name,
+            "tokens": packed["realised"][name]["tokens"],
+            "share": packed["realised"][name]["share"],
+            "requested": packed["requested"][name]["share"],
+            "moved": moved.get(name, 0),
+            "epochs": packed["realised"][name]["epochs"],
+            "max_epochs": packed["requested"][name]["max_epochs"],
+        }
         for name in packed["sources"]
     ]
 
@@ -119,9 +172,15 @@ def mixture_table(facts: Facts, digits: int = 2) -> Columns:
     moved = any(row["moved"] for row in rows)
     header = ["source", "tokens", "share", "requested", *(["moved"] if moved else []), "epochs", "at most"]
     return header, [
-        [row["source"], f"{row['tokens']:,}", f"{row['share']:.{digits}%}", f"{row['requested']:.{digits}%}",
-         *([f"{row['moved']:+,}" if row["moved"] else ""] if moved else []),
-         f"{row['epochs']:.2f}", f"{row['max_epochs']:g}"]
+        [
+            row["source"],
+            f"{row['tokens']:,}",
+            f"{row['share']:.{digits}%}",
+            f"{row['requested']:.{digits}%}",
+            *([f"{row['moved']:+,}" if row["moved"] else ""] if moved else []),
+            f"{row['epochs']:.2f}",
+            f"{row['max_epochs']:g}",
+        ]
         for row in rows
     ]
 
@@ -147,8 +206,11 @@ def limits_note(facts: Facts) -> str:
     """The limits and repeats that sources have, in words; empty where there are none but `max_epochs`."""
     parts = []
     for name, asked in facts["packed"]["requested"].items():
-        found = [f"{key.replace('_tokens', '')} {asked[key]:,} tokens" for key in ("min_tokens", "max_tokens")
-                 if asked.get(key) is not None]
+        found = [
+            f"{key.replace('_tokens', '')} {asked[key]:,} tokens"
+            for key in ("min_tokens", "max_tokens")
+            if asked.get(key) is not None
+        ]
         found += [f"epochs {asked['epochs']}"] if asked.get("epochs") else []
         parts += [f"{name}: {', '.join(found)}"] if found else []
     return "; ".join(parts)
@@ -157,8 +219,11 @@ def limits_note(facts: Facts) -> str:
 def prefix_note(facts: Facts) -> str:
     """How far the beginnings of the training order are from the mixture, in words; empty where it was not measured."""
     found = facts["summaries"].get("mix", {}).get("prefixes", {})
-    parts = [f"{name} {drift['largest_drift_rows']:.2f} rows (bound {drift['bound_rows']:.2f})"
-             for name, drift in found.items() if drift["bound_rows"]]
+    parts = [
+        f"{name} {drift['largest_drift_rows']:.2f} rows (bound {drift['bound_rows']:.2f})"
+        for name, drift in found.items()
+        if drift["bound_rows"]
+    ]
     return f"The mixture holds in every prefix of the training order, within: {', '.join(parts)}." if parts else ""
 
 
@@ -178,9 +243,12 @@ def packing_rows(facts: Facts) -> list[dict[str, Any]]:
 def waste_of(costs: Mapping[str, int]) -> dict[str, float]:
     """The four shares of one packing; see `packing_rows`."""
     read, space = costs["tokens"] + costs["dropped_tokens"], costs["tokens"] + costs["padding_tokens"]
-    return {"split": costs["split_documents"] / max(costs["documents"], 1),
-            "in_split": costs["split_tokens"] / max(read, 1), "dropped": costs["dropped_tokens"] / max(read, 1),
-            "padding": costs["padding_tokens"] / max(space, 1)}
+    return {
+        "split": costs["split_documents"] / max(costs["documents"], 1),
+        "in_split": costs["split_tokens"] / max(read, 1),
+        "dropped": costs["dropped_tokens"] / max(read, 1),
+        "padding": costs["padding_tokens"] / max(space, 1),
+    }
 
 
 def _shown(value: float | None) -> str:

@@ -45,8 +45,7 @@ _drawing = threading.Lock()
 
 
 def draw_ahead(session: Session) -> None:
-    """Draw what the report will show, for whoever writes it to find; nobody hears of errors: the report has them too.
-    """
+    """Draw what the report will show, for whoever writes it to find; nobody hears of errors: the report has them too."""
     with _drawing, suppress(Exception):
         render_report(session, None)
 
@@ -71,11 +70,17 @@ def write_report(session: Session, record: RunRecord) -> Path:
 def _ingredients(session: Session, record: Mapping[str, Any]) -> str:
     """A name of all that a report is made of, but for the time and the state of its run."""
     code = {path.name: path.stat().st_mtime_ns for folder in SOURCES for path in sorted(folder.rglob("*.*"))}
-    commits = {name: None if (folder := session.committed(name)) is None else (folder.path / "_SUCCESS").read_text()
-               for name in session.plan}
-    parts = {"code": code, "commits": commits, "manifest": mask_secrets(record["manifest"]),
-             "fingerprints": {name: node.fingerprint for name, node in session.plan.items()},
-             "store": str(session.store.root)}
+    commits = {
+        name: None if (folder := session.committed(name)) is None else (folder.path / "_SUCCESS").read_text()
+        for name in session.plan
+    }
+    parts = {
+        "code": code,
+        "commits": commits,
+        "manifest": mask_secrets(record["manifest"]),
+        "fingerprints": {name: node.fingerprint for name, node in session.plan.items()},
+        "store": str(session.store.root),
+    }
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
@@ -96,10 +101,15 @@ def render_report(session: Session, record: dict[str, Any] | None, write: Callab
     kinds = {name: node.stage for name, node in session.plan.items() if name in facts["summaries"]}
     # What was prepared stands before what was trained on it.
     trainings = next((place for place, stage in enumerate(kinds.values()) if stage.trains), len(kinds))
-    sections = [*document_sections(facts), *stage_sections(facts, dict(islice(kinds.items(), trainings))),
-                training_section(facts), spikes(facts),
-                *stage_sections(facts, dict(islice(kinds.items(), trainings, None))),
-                costs(facts), lineage(facts, record)]
+    sections = [
+        *document_sections(facts),
+        *stage_sections(facts, dict(islice(kinds.items(), trainings))),
+        training_section(facts),
+        spikes(facts),
+        *stage_sections(facts, dict(islice(kinds.items(), trainings, None))),
+        costs(facts),
+        lineage(facts, record),
+    ]
     shown = [section for section in sections if section is not None]
     if (columns := definitions(shown)) is not None:
         shown.append(columns)
@@ -144,23 +154,46 @@ def costs(facts: Facts) -> Section | None:
     done = [stage for stage in facts["stages"] if stage["seconds"] is not None]
     if not done:
         return None
-    rows = [[stage["stage"], f"{stage['seconds']:,.1f}", f"{stage['bytes'] / 1e6:,.2f}",
-             f"{stage['cost']['cpu_seconds']:,.1f}" if stage["cost"] else "",
-             f"{stage['cost']['peak_memory_bytes'] / 1e6:,.0f}" if stage["cost"] else ""] for stage in done]
+    rows = [
+        [
+            stage["stage"],
+            f"{stage['seconds']:,.1f}",
+            f"{stage['bytes'] / 1e6:,.2f}",
+            f"{stage['cost']['cpu_seconds']:,.1f}" if stage["cost"] else "",
+            f"{stage['cost']['peak_memory_bytes'] / 1e6:,.0f}" if stage["cost"] else "",
+        ]
+        for stage in done
+    ]
     bars = [(stage["stage"], {"seconds": stage["seconds"]}) for stage in done]
-    return Section("Time and cost", [
-        Figure(stacked_bars(bars, "seconds"), "Time of every stage when it was run, also where this run reused it."),
-        Table(["stage", "seconds", "MB written", "CPU seconds", "MB of memory"], rows, {1, 2, 3, 4})])
+    return Section(
+        "Time and cost",
+        [
+            Figure(
+                stacked_bars(bars, "seconds"), "Time of every stage when it was run, also where this run reused it."
+            ),
+            Table(["stage", "seconds", "MB written", "CPU seconds", "MB of memory"], rows, {1, 2, 3, 4}),
+        ],
+    )
 
 
 def lineage(facts: Facts, record: dict[str, Any] | None) -> Section:
     """Every stage's output and what it was made from; versions; the manifest as it was resolved."""
-    rows = [[stage["stage"], stage["fingerprint"], ", ".join(stage["inputs"]) or "the sources",
-             "" if stage["seconds"] is not None else "not run"] for stage in facts["stages"]]
+    rows = [
+        [
+            stage["stage"],
+            stage["fingerprint"],
+            ", ".join(stage["inputs"]) or "the sources",
+            "" if stage["seconds"] is not None else "not run",
+        ]
+        for stage in facts["stages"]
+    ]
     versions: dict[str, str] = next((s["versions"] for s in reversed(facts["stages"]) if s["versions"]), {})
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
-    parts: list[Part] = [Table(["stage", "fingerprint", "made from", ""], rows), Note(text),
-                         Note(f"Store: `{facts['store']}`")]
+    parts: list[Part] = [
+        Table(["stage", "fingerprint", "made from", ""], rows),
+        Note(text),
+        Note(f"Store: `{facts['store']}`"),
+    ]
     if record:
         manifest = yaml.safe_dump(name_code(mask_secrets(record["manifest"])), sort_keys=False, allow_unicode=True)
         parts.append(Details("The manifest, with every default", [Text([(manifest, "")], columns=True)]))

@@ -21,11 +21,31 @@ from gristmill.flows.report.pictures import ON_DARK
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-LIGHT = {"paper": "#ffffff", "ink": "#111827", "soft": "#6b7280", "line": "#e5e7eb", "edge": "#9ca3af",
-         "accent": "#2563eb", "plain": "#f9fafb", "trained": "#bbf7d0", "removed": "#fee2e2", "added": "#dcfce7"}
-DARK = {"paper": "#111827", "ink": "#f3f4f6", "soft": "#9ca3af", "line": "#374151", "edge": "#6b7280",
-        "accent": "#60a5fa", "plain": "#1f2937", "trained": "#14532d", "removed": "#5b1a1a", "added": "#14452a",
-        **{f"series-{number}": colour for number, colour in enumerate(ON_DARK)}}
+LIGHT = {
+    "paper": "#ffffff",
+    "ink": "#111827",
+    "soft": "#6b7280",
+    "line": "#e5e7eb",
+    "edge": "#9ca3af",
+    "accent": "#2563eb",
+    "plain": "#f9fafb",
+    "trained": "#bbf7d0",
+    "removed": "#fee2e2",
+    "added": "#dcfce7",
+}
+DARK = {
+    "paper": "#111827",
+    "ink": "#f3f4f6",
+    "soft": "#9ca3af",
+    "line": "#374151",
+    "edge": "#6b7280",
+    "accent": "#60a5fa",
+    "plain": "#1f2937",
+    "trained": "#14532d",
+    "removed": "#5b1a1a",
+    "added": "#14452a",
+    **{f"series-{number}": colour for number, colour in enumerate(ON_DARK)},
+}
 """Variables of the page's style, in either mode."""
 LONG_NAME = 16
 """Characters that a column of a table always has room for."""
@@ -127,10 +147,22 @@ class Section:
 
 def definitions(sections: Sequence[Section]) -> Section | None:
     """What the columns of all these tables hold, in one list: for where no pointer can rest on a name."""
-    rows = dict.fromkeys((name, meaning) for section in sections for table in _tables(section.parts) if table.rows
-                         for name in table.header if (meaning := table.meaning(name)))
-    return Section("What the columns hold", [Details("All columns of these tables", [
-        Table(["column", "holds"], sorted(rows))])]) if rows else None
+    rows = dict.fromkeys(
+        (name, meaning)
+        for section in sections
+        for table in _tables(section.parts)
+        if table.rows
+        for name in table.header
+        if (meaning := table.meaning(name))
+    )
+    return (
+        Section(
+            "What the columns hold",
+            [Details("All columns of these tables", [Table(["column", "holds"], sorted(rows))])],
+        )
+        if rows
+        else None
+    )
 
 
 def _tables(parts: Sequence[Part]) -> Iterator[Table]:
@@ -141,8 +173,15 @@ def _tables(parts: Sequence[Part]) -> Iterator[Table]:
             yield from _tables(part.parts)
 
 
-def page(title: str, sections: Sequence[Section], *, note: str = "", cards: Sequence[tuple[str, str]] = (),
-         parts: Sequence[Part] = (), contents: bool = False) -> str:
+def page(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    note: str = "",
+    cards: Sequence[tuple[str, str]] = (),
+    parts: Sequence[Part] = (),
+    contents: bool = False,
+) -> str:
     """A whole file of HTML: nothing in it is loaded from elsewhere, and browsers run nothing but the script by which
     tables are sorted and searched.
 
@@ -154,9 +193,22 @@ def page(title: str, sections: Sequence[Section], *, note: str = "", cards: Sequ
         parts: what stands before the first section.
         contents: link to the sections at the top.
     """
-    return templates().get_template("page.html.jinja").render(
-        title=title, note=note, cards=cards, contents=contents, parts=parts, sections=sections, light=LIGHT, dark=DARK,
-        script=tables_script(), policy=content_policy())
+    return (
+        templates()
+        .get_template("page.html.jinja")
+        .render(
+            title=title,
+            note=note,
+            cards=cards,
+            contents=contents,
+            parts=parts,
+            sections=sections,
+            light=LIGHT,
+            dark=DARK,
+            script=tables_script(),
+            policy=content_policy(),
+        )
+    )
 
 
 @cache
@@ -182,8 +234,13 @@ def environment(*folders: Path) -> Environment:
     """The templates of some folders. They escape every value that they show."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = Environment(loader=FileSystemLoader(folders), autoescape=True, undefined=StrictUndefined,
-                        trim_blocks=True, lstrip_blocks=True)
+    found = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     found.filters["breakable"] = breakable
     found.globals["meanings"] = MEANINGS
     return found

@@ -21,8 +21,13 @@ COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#b
 ON_DARK = ("#60a5fa", "#fbbf24", "#34d399", "#f87171", "#a78bfa", "#22d3ee", "#f472b6", "#a3e635")
 """The same colours where the page is dark."""
 PAPER, INK, LINE, EDGE = "#ffffff", "#111827", "#e5e7eb", "#9ca3af"
-VARIABLES = {PAPER: "paper", INK: "ink", LINE: "line", EDGE: "edge",
-             **{colour: f"series-{number}" for number, colour in enumerate(COLOURS)}}
+VARIABLES = {
+    PAPER: "paper",
+    INK: "ink",
+    LINE: "line",
+    EDGE: "edge",
+    **{colour: f"series-{number}" for number, colour in enumerate(COLOURS)},
+}
 """Colours of a picture -> the variables of a page that replace them."""
 WIDTH_INCHES, HEIGHT_INCHES = 5.2, 2.5
 """Small, so that letters can still be read where a phone shrinks the picture to its width."""
@@ -50,13 +55,27 @@ def _figure(layout: Literal["constrained"] | None = "constrained") -> tuple[Any,
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams.update({
-        "svg.fonttype": "none", "svg.hashsalt": "gristmill", "font.family": "sans-serif", "font.size": 8,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": LINE,
-        "axes.edgecolor": EDGE, "axes.axisbelow": True, "legend.frameon": False, "text.color": INK,
-        "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "figure.facecolor": PAPER,
-        "axes.facecolor": PAPER,
-    })
+    mpl.rcParams.update(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "gristmill",
+            "font.family": "sans-serif",
+            "font.size": 8,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.color": LINE,
+            "axes.edgecolor": EDGE,
+            "axes.axisbelow": True,
+            "legend.frameon": False,
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "figure.facecolor": PAPER,
+            "axes.facecolor": PAPER,
+        }
+    )
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout=layout)
@@ -70,7 +89,7 @@ def _svg(figure: Any) -> str:
     # `savefig` draws each picture twice, once to know how large it is.
     FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
-    return re.sub("|".join(VARIABLES), _as_variable, text[text.index("<svg"):])
+    return re.sub("|".join(VARIABLES), _as_variable, text[text.index("<svg") :])
 
 
 def _as_variable(colour: re.Match[str]) -> str:
@@ -88,8 +107,15 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_
     """Lines over a common axis: name -> points."""
     figure, axes = _figure()
     for (name, points), colour in zip(series.items(), COLOURS * 4, strict=False):
-        axes.plot([x for x, _ in points], [y for _, y in points], label=name, color=colour, linewidth=1.6,
-                  marker="o" if len(points) < 12 else "", markersize=3)
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            label=name,
+            color=colour,
+            linewidth=1.6,
+            marker="o" if len(points) < 12 else "",
+            markersize=3,
+        )
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     _legend(figure, list(series))
@@ -102,8 +128,12 @@ def steps(series: Mapping[str, Sequence[float]], names: Sequence[str], y_label: 
     figure, axes = _figure()
     for (name, shares), colour in zip(series.items(), COLOURS * 4, strict=False):
         axes.plot(range(len(names)), shares, label=name, color=colour, linewidth=1.6, marker="o", markersize=3)
-    axes.set_xticks(range(len(names)), names, rotation=30 if len(names) > MOST_LEVEL else 0, ha="right" if len(
-        names) > MOST_LEVEL else "center")
+    axes.set_xticks(
+        range(len(names)),
+        names,
+        rotation=30 if len(names) > MOST_LEVEL else 0,
+        ha="right" if len(names) > MOST_LEVEL else "center",
+    )
     axes.set_ylim(0, 1.03)
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_ylabel(y_label)
@@ -151,9 +181,15 @@ def reliability(bins: Sequence[Mapping[str, float]]) -> str:
     figure.set_figheight(HEIGHT_INCHES * 1.2)
     total = sum(one["items"] for one in bins) or 1
     axes.plot([0, 1], [0, 1], color=EDGE, linewidth=1.0, linestyle="--")
-    axes.scatter([one["confidence"] for one in bins], [one["accuracy"] for one in bins],
-                 [20 + 400 * one["items"] / total for one in bins], color=COLOURS[0], alpha=0.75, linewidths=0,
-                 clip_on=False)
+    axes.scatter(
+        [one["confidence"] for one in bins],
+        [one["accuracy"] for one in bins],
+        [20 + 400 * one["items"] / total for one in bins],
+        color=COLOURS[0],
+        alpha=0.75,
+        linewidths=0,
+        clip_on=False,
+    )
     axes.set_xlim(0, 1.02)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("confidence")
@@ -215,7 +251,10 @@ def predicted_and_measured(points: Sequence[tuple[float, float, float]], label: 
 @drawn_once
 def laws(
     series: Mapping[str, tuple[Sequence[tuple[float, float]], Sequence[tuple[float, float]]]],
-    predicted: tuple[float, float, float, float], measured: float | None, x_label: str, y_label: str,
+    predicted: tuple[float, float, float, float],
+    measured: float | None,
+    x_label: str,
+    y_label: str,
 ) -> str:
     """Measured points with the curve that a law draws through them, and what it predicts beyond.
 
@@ -229,8 +268,16 @@ def laws(
         axes.plot([x for x, _ in curve], [y for _, y in curve], color=colour, linewidth=1.0, alpha=0.6)
         axes.plot([x for x, _ in points], [y for _, y in points], "o", color=colour, markersize=4, label=name)
     x, y, low, high = predicted
-    axes.errorbar([x], [y], yerr=[[max(y - low, 0.0)], [max(high - y, 0.0)]], fmt="D", color=INK, ecolor=EDGE,
-                  markersize=4, label="predicted")
+    axes.errorbar(
+        [x],
+        [y],
+        yerr=[[max(y - low, 0.0)], [max(high - y, 0.0)]],
+        fmt="D",
+        color=INK,
+        ecolor=EDGE,
+        markersize=4,
+        label="predicted",
+    )
     if measured is not None:
         axes.plot([x], [measured], "x", color=COLOURS[3], markersize=6, label="measured")
     axes.set_xscale("log")

@@ -81,21 +81,29 @@ def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -
         "name": session.manifest.name,
         "store": mask_text(str(session.store.root)),
         "stages": [
-            {"stage": name, "fingerprint": node.fingerprint[:16], "inputs": list(node.inputs),
-             "seconds": manifests[name]["seconds"] if name in manifests else None,
-             "bytes": sum(file["bytes"] for file in manifests[name]["files"].values()) if name in manifests else None,
-             "cost": manifests[name].get("cost") if name in manifests else None,
-             "versions": manifests[name]["versions"] if name in manifests else None}
+            {
+                "stage": name,
+                "fingerprint": node.fingerprint[:16],
+                "inputs": list(node.inputs),
+                "seconds": manifests[name]["seconds"] if name in manifests else None,
+                "bytes": sum(file["bytes"] for file in manifests[name]["files"].values())
+                if name in manifests
+                else None,
+                "cost": manifests[name].get("cost") if name in manifests else None,
+                "versions": manifests[name]["versions"] if name in manifests else None,
+            }
             for name, node in session.plan.items()
         ],
         "funnel": with_tokens(funnel(summaries, session.manifest.steps), summaries.get(TOKENIZE)),
         "summaries": summaries,
-        "training": {name: training(folder) for name, folder in folders.items()
-                     if session.plan[name].stage.trained is not None},
+        "training": {
+            name: training(folder) for name, folder in folders.items() if session.plan[name].stage.trained is not None
+        },
     }
     facts["spikes"] = {name: spike_reports(folders[name]) for name in facts["training"]}
-    facts["near_duplicates"] = {name: least_alike(folder.data) for name, folder in folders.items()
-                                if session.plan[name].stage.of_examples}
+    facts["near_duplicates"] = {
+        name: least_alike(folder.data) for name, folder in folders.items() if session.plan[name].stage.of_examples
+    }
     if INGEST in folders and whole:
         facts |= _looked_at(session, folders, summaries)
     for name, folder in folders.items():
@@ -116,8 +124,10 @@ def _looked_at(
     if _last_look.session is not session or _last_look.commits != commits:
         inputs = committed_inputs(session, session.plan)
         recipes = {name: node.recipe for name, node in session.plan.items()}
-        _last_look.facts = {"cuts": describe_cuts(session, inputs, summaries),
-                            "shown_documents": shown_documents(recipes, inputs)}
+        _last_look.facts = {
+            "cuts": describe_cuts(session, inputs, summaries),
+            "shown_documents": shown_documents(recipes, inputs),
+        }
         _last_look.session, _last_look.commits = session, commits
     return _last_look.facts
 
@@ -154,12 +164,17 @@ def clusters_found(session: Session, name: str, folder: StageFolder, facts: Fact
     sizes, pairs = duplicates_found(inputs, name)
     survivors = {bytes.fromhex(cluster["survivor"]) for cluster in clusters}
     beside = {one[side] for one in pairs for side in ("dropped", "kept")}
-    texts = {key: {"locator": one["locator"], "text": one["text"][:COMPARED_CHARACTERS]}
-             for key, one in documents_of(inputs, survivors | beside, ["locator", "text"]).items()}
+    texts = {
+        key: {"locator": one["locator"], "text": one["text"][:COMPARED_CHARACTERS]}
+        for key, one in documents_of(inputs, survivors | beside, ["locator", "text"]).items()
+    }
     locators = {key: one["locator"] for key, one in texts.items()}
     found = [{**cluster, "locator": locators.get(bytes.fromhex(cluster["survivor"]), "")} for cluster in clusters]
-    shown = [{**one, "dropped": texts[one["dropped"]], "kept": texts[one["kept"]]} for one in pairs
-              if {one["dropped"], one["kept"]} <= texts.keys()]  # a survivor may be of another run
+    shown = [
+        {**one, "dropped": texts[one["dropped"]], "kept": texts[one["kept"]]}
+        for one in pairs
+        if {one["dropped"], one["kept"]} <= texts.keys()
+    ]  # a survivor may be of another run
     return {"clusters": {**facts.get("clusters", {}), name: {"largest": found, "sizes": sizes, "beside": shown}}}
 
 
@@ -184,9 +199,13 @@ def duplicates_found(inputs: Mapping[str, Path], step: str) -> tuple[dict[str, i
         near = table.filter(pc.less(table[measure], 1.0))
         found += zip(near[measure].to_pylist(), near["id"].to_pylist(), near["duplicate_of"].to_pylist(), strict=True)
         found = sorted(found)[:SHOWN_PAIRS]
-    return ({name: int(count) for name, count in zip(names, counted, strict=True) if count},
-            [{"measure": measure, "similarity": similarity, "dropped": dropped, "kept": kept}
-             for similarity, dropped, kept in found])
+    return (
+        {name: int(count) for name, count in zip(names, counted, strict=True) if count},
+        [
+            {"measure": measure, "similarity": similarity, "dropped": dropped, "kept": kept}
+            for similarity, dropped, kept in found
+        ],
+    )
 
 
 def funnel(summaries: Mapping[str, Mapping[str, Any]], steps: Iterable[str]) -> list[dict[str, Any]]:
@@ -214,10 +233,18 @@ def with_tokens(rows: list[dict[str, Any]], tokenized: Mapping[str, Any] | None)
     average = sum(tokens.values()) / max(tokenized["counts"]["bytes_kept"], 1)
     found = []
     for row in rows:
-        left = {name: tokens.get(name, 0) if row is rows[-1] else size["bytes_kept"] * per_byte.get(name, average)
-                for name, size in row["sources"].items()}
-        found.append({**row, "tokens_exact": row is rows[-1], "tokens_kept": sum(left.values()), "sources": {
-            name: {**size, "tokens_kept": left[name]} for name, size in row["sources"].items()}})
+        left = {
+            name: tokens.get(name, 0) if row is rows[-1] else size["bytes_kept"] * per_byte.get(name, average)
+            for name, size in row["sources"].items()
+        }
+        found.append(
+            {
+                **row,
+                "tokens_exact": row is rows[-1],
+                "tokens_kept": sum(left.values()),
+                "sources": {name: {**size, "tokens_kept": left[name]} for name, size in row["sources"].items()},
+            }
+        )
     return found
 
 
@@ -228,8 +255,10 @@ def eaten_sources(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         for name, part in sorted(row.get("sources", {}).items()):
             if part.get("read", 0) >= EATEN_FROM and part["kept"] < EATEN * part["read"]:
                 rules = " and ".join(f"{rule} ({count:,})" for rule, count in top_reasons(part, 2))
-                found.append(f"{row['stage']} keeps {part['kept']:,} of {part['read']:,} documents of {name!r} "
-                             f"({part['kept'] / part['read']:.1%})" + (f", most dropped by {rules}" if rules else ""))
+                found.append(
+                    f"{row['stage']} keeps {part['kept']:,} of {part['read']:,} documents of {name!r} "
+                    f"({part['kept'] / part['read']:.1%})" + (f", most dropped by {rules}" if rules else "")
+                )
     return found
 
 

@@ -104,8 +104,14 @@ def print_examples(facts: Facts, console: Console) -> None:
     if not rows:
         return
     section(console, "Examples")
-    table = plain_table(("set", False), ("records", True), ("quarantined", True), ("dropped", True), ("kept", True),
-                        ("dropped most by", False))
+    table = plain_table(
+        ("set", False),
+        ("records", True),
+        ("quarantined", True),
+        ("dropped", True),
+        ("kept", True),
+        ("dropped most by", False),
+    )
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -150,11 +156,17 @@ def print_packing(facts: Facts, console: Console) -> None:
     if not rows:
         return
     section(console, "Packing")
-    table = plain_table(("packing", False), ("rows", True), ("cut documents", True), ("dropped", True),
-                        ("padding", True))
+    table = plain_table(
+        ("packing", False), ("rows", True), ("cut documents", True), ("dropped", True), ("padding", True)
+    )
     for row in rows:
-        table.add_row(row["packing"] + (" (used)" if row["used"] else ""), f"{row['rows']:,}", f"{row['split']:.2%}",
-                      f"{row['dropped']:.2%}", f"{row['padding']:.2%}")
+        table.add_row(
+            row["packing"] + (" (used)" if row["used"] else ""),
+            f"{row['rows']:,}",
+            f"{row['split']:.2%}",
+            f"{row['dropped']:.2%}",
+            f"{row['padding']:.2%}",
+        )
     console.print(table)
 
 
@@ -178,8 +190,9 @@ def print_losses(facts: Facts, console: Console) -> None:
         section(console, "Held-out text, masked")
         table = plain_table(("model", False), ("source", False), ("pseudo-perplexity", True), ("masked accuracy", True))
         for row in masked:
-            table.add_row(row["model"], row["source"], f"{row['pseudo_perplexity']:.1f}",
-                          f"{row['masked_accuracy']:.1%}")
+            table.add_row(
+                row["model"], row["source"], f"{row['pseudo_perplexity']:.1f}", f"{row['masked_accuracy']:.1%}"
+            )
         console.print(table)
     if spans := span_rows(facts):
         section(console, "Held-out text, hidden spans")
@@ -190,11 +203,17 @@ def print_losses(facts: Facts, console: Console) -> None:
     if not rows:
         return
     section(console, "Held-out text")
-    table = plain_table(("model", False), ("source", False), ("bits/byte", True), ("perplexity", True),
-                        ("token accuracy", True))
+    table = plain_table(
+        ("model", False), ("source", False), ("bits/byte", True), ("perplexity", True), ("token accuracy", True)
+    )
     for row in rows:
-        table.add_row(row["model"], row["source"], f"{row['bits_per_byte']:.3f}", f"{row['perplexity']:.1f}",
-                      f"{row['token_accuracy']:.1%}")
+        table.add_row(
+            row["model"],
+            row["source"],
+            f"{row['bits_per_byte']:.3f}",
+            f"{row['perplexity']:.1f}",
+            f"{row['token_accuracy']:.1%}",
+        )
     console.print(table)
 
 
@@ -220,8 +239,11 @@ def print_next(session: Session, facts: Facts, run: Path, console: Console) -> N
         console.print(f"model:   {facts['export']}", soft_wrap=True)
         cost = facts["summaries"].get("export", {}).get("int8")
         if cost and cost["perplexity"] is not None:
-            console.print(f"int8:    perplexity {cost['perplexity_before']:.3f} -> {cost['perplexity']:.3f} "
-                          f"({cost['growth']:+.2%}) on {cost['rows']} held-out rows", soft_wrap=True)
+            console.print(
+                f"int8:    perplexity {cost['perplexity_before']:.3f} -> {cost['perplexity']:.3f} "
+                f"({cost['growth']:+.2%}) on {cost['rows']} held-out rows",
+                soft_wrap=True,
+            )
     questions = next_questions(session, facts)
     if questions:
         section(console, "Ask next")
@@ -253,9 +275,14 @@ def looser_setting(rules: Mapping[str, Sequence[Rule]], summaries: Mapping[str, 
         rules: step -> those that can be replayed.
         summaries: of the steps.
     """
-    dropping = [(count, rule) for step, of_step in rules.items() for rule in of_step
-                if isinstance(rule.bound, int | float) and rule.bound > isinstance(rule.bound, int)
-                and (count := rule.dropped(summaries.get(step, {})))]
+    dropping = [
+        (count, rule)
+        for step, of_step in rules.items()
+        for rule in of_step
+        if isinstance(rule.bound, int | float)
+        and rule.bound > isinstance(rule.bound, int)
+        and (count := rule.dropped(summaries.get(step, {})))
+    ]
     if not dropping:
         return None
     _, rule = max(dropping, key=lambda one: (one[0], one[1].label))

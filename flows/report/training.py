@@ -26,19 +26,25 @@ def training_section(facts: Facts) -> Section | None:
         return None
     found = loss_rows(facts)
     rows = [[row["stage"], row["steps"], f"{row['first']:.4f}", f"{row['last']:.4f}"] for row in found]
-    return Section("Training", [
-        *(figure for stage, record in facts["training"].items() for figure in training_figures(stage, record)),
-        Table(["stage", "steps", "first loss", "last loss"], rows, {1, 2, 3}),
-        *([Heading("What each stage changed"), *effects] if (effects := effect_parts(facts)) else []),
-        *(Note(f"{row['stage']}: {row['ended']}.") for row in found if row["ended"])])
+    return Section(
+        "Training",
+        [
+            *(figure for stage, record in facts["training"].items() for figure in training_figures(stage, record)),
+            Table(["stage", "steps", "first loss", "last loss"], rows, {1, 2, 3}),
+            *([Heading("What each stage changed"), *effects] if (effects := effect_parts(facts)) else []),
+            *(Note(f"{row['stage']}: {row['ended']}.") for row in found if row["ended"]),
+        ],
+    )
 
 
 def training_figures(stage: str, record: Sequence[Mapping[str, Any]]) -> list[Part]:
     """The curves of one training's record, those that it has."""
     steps = [line for line in record if "loss" in line]
-    found: list[Part] = [Figure(curves(series, "step", what), f"{stage}: training {what}")
-                         for what, series in (("loss", by_source(steps, "loss")),
-                                              ("bits per byte", by_source(steps, "bits_per_byte"))) if series]
+    found: list[Part] = [
+        Figure(curves(series, "step", what), f"{stage}: training {what}")
+        for what, series in (("loss", by_source(steps, "loss")), ("bits per byte", by_source(steps, "bits_per_byte")))
+        if series
+    ]
     validation: Points = {}
     for line in record if steps else ():
         for source, values in line.get("validation", {}).items():
@@ -50,11 +56,17 @@ def training_figures(stage: str, record: Sequence[Mapping[str, Any]]) -> list[Pa
     if steps and len(held_out) > 1:
         # With a teacher the loss is not of the labels alone.
         trained = [(line["step"], line.get("label_loss", line["loss"])) for line in steps]
-        found.append(Figure(curves({"trained": trained, "held out": held_out}, "step", "loss"),
-                            f"{stage}: loss on the conversations that are trained on, and on those held out"))
+        found.append(
+            Figure(
+                curves({"trained": trained, "held out": held_out}, "step", "loss"),
+                f"{stage}: loss on the conversations that are trained on, and on those held out",
+            )
+        )
     if stage == "dpo" and any("rewards/margins" in line for line in steps):
-        margins = {name: [(line["step"], line[f"rewards/{name}"]) for line in steps if f"rewards/{name}" in line]
-                   for name in ("chosen", "rejected", "margins")}
+        margins = {
+            name: [(line["step"], line[f"rewards/{name}"]) for line in steps if f"rewards/{name}" in line]
+            for name in ("chosen", "rejected", "margins")
+        }
         found.append(Figure(curves(margins, "step", "reward"), "dpo: rewards"))
     return found
 
@@ -80,8 +92,16 @@ def loss_rows(facts: Facts) -> list[dict[str, Any]]:
         summary = facts.get("summaries", {}).get(stage, {})
         ended, last = ended_by(summary), summary.get("stopped_by", steps[-1])["step"]
         detail = "" if details is None else imported(details)(facts, steps)
-        rows.append({"stage": stage, "steps": last, "first": steps[0]["loss"], "last": steps[-1]["loss"],
-                     "ended": ended, "details": "\n".join(part for part in (ended, detail) if part)})
+        rows.append(
+            {
+                "stage": stage,
+                "steps": last,
+                "first": steps[0]["loss"],
+                "last": steps[-1]["loss"],
+                "ended": ended,
+                "details": "\n".join(part for part in (ended, detail) if part),
+            }
+        )
     return rows
 
 
@@ -97,13 +117,18 @@ def reward_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
     """How often answers are rewarded as they were judged in the end: those trained on, and those held out."""
     summary = facts["summaries"].get("dpo", {})
     shares = shares_right(summary)
-    accuracy = [f"{'answers rewarded right' if summary.get('objective') == 'kto' else 'reward accuracy'} {shares}"
-                ] if shares else []
+    accuracy = (
+        [f"{'answers rewarded right' if summary.get('objective') == 'kto' else 'reward accuracy'} {shares}"]
+        if shares
+        else []
+    )
     found = summary.get("chosen_decline", {})
     if found.get("fell_chosen") is not None:
         alarm = "" if found["alarm_step"] is None else f", alarm at step {found['alarm_step']}"
-        accuracy.append(f"log-probability below the reference in the last batch: {found['fell_chosen']:.0%} of chosen, "
-                        f"{found['fell_rejected']:.0%} of rejected{alarm}")
+        accuracy.append(
+            f"log-probability below the reference in the last batch: {found['fell_chosen']:.0%} of chosen, "
+            f"{found['fell_rejected']:.0%} of rejected{alarm}"
+        )
     return "\n".join(accuracy)
 
 
@@ -127,9 +152,11 @@ def shares_right(summary: dict[str, Any]) -> str:
     Empty where none were measured, as in outputs of earlier versions.
     """
     right = summary.get("margins", {}).get("right", {})
-    shown = [f"{found['value']:.0%} of {found['units']:,} {part.replace('_', ' ')}"
-             + ("" if part == "trained" else f" ({found['low']:.0%} to {found['high']:.0%})")
-             for part, found in sorted(right.items(), reverse=True)]
+    shown = [
+        f"{found['value']:.0%} of {found['units']:,} {part.replace('_', ' ')}"
+        + ("" if part == "trained" else f" ({found['low']:.0%} to {found['high']:.0%})")
+        for part, found in sorted(right.items(), reverse=True)
+    ]
     return ", ".join(shown)
 
 
@@ -142,12 +169,20 @@ def spikes(facts: Facts) -> Section | None:
 def skipped_step(stage: str, step: Mapping[str, Any]) -> Part:
     """A skipped step with its attributed documents, as train/loop/spike_report.py wrote them."""
     suspects = set(step["suspects"])
-    rows = [(_loss(one["loss"]), " ".join(str(one[key]) for key in ("source", "id") if one.get(key))
-             + (f" · {origin}" if (origin := describe_origin(one)) else ""),
-             " ".join(str(one.get("text") or "").split())[:EXCERPT])
-            for one in step["documents"] if one["id"] in suspects][:MOST_ATTRIBUTED]
-    title = (f"{stage}, step {step['step']}: loss {_loss(step['loss'])}, where {_loss(step.get('mean'))} was "
-             f"usual; {len(suspects)} attributed document{'s' * (len(suspects) != 1)}")
+    rows = [
+        (
+            _loss(one["loss"]),
+            " ".join(str(one[key]) for key in ("source", "id") if one.get(key))
+            + (f" · {origin}" if (origin := describe_origin(one)) else ""),
+            " ".join(str(one.get("text") or "").split())[:EXCERPT],
+        )
+        for one in step["documents"]
+        if one["id"] in suspects
+    ][:MOST_ATTRIBUTED]
+    title = (
+        f"{stage}, step {step['step']}: loss {_loss(step['loss'])}, where {_loss(step.get('mean'))} was "
+        f"usual; {len(suspects)} attributed document{'s' * (len(suspects) != 1)}"
+    )
     return Details(title, [Listing("Attributed documents: loss, source, id, where from, how judged", rows)])
 
 
@@ -156,10 +191,16 @@ def _loss(value: float | None) -> str:
 
 
 SHARES = (
-    ("share of answers", "Answers whose group has one and the same reward teach nothing.", {
-        "pass_rate": "passed", "frac_reward_zero_std": "group has one reward", "completions/clipped_ratio": "cut"}),
-    ("share of prompts", "Prompts that were asked, by the share of answers that passed the last time.", {
-        "curriculum/too_hard": "too hard", "curriculum/wanted": "wanted", "curriculum/too_easy": "too easy"}),
+    (
+        "share of answers",
+        "Answers whose group has one and the same reward teach nothing.",
+        {"pass_rate": "passed", "frac_reward_zero_std": "group has one reward", "completions/clipped_ratio": "cut"},
+    ),
+    (
+        "share of prompts",
+        "Prompts that were asked, by the share of answers that passed the last time.",
+        {"curriculum/too_hard": "too hard", "curriculum/wanted": "wanted", "curriculum/too_easy": "too easy"},
+    ),
     ("calls per answer", "Calls of tools.", {"tools/call_frequency": "calls"}),
     ("share of calls", "Calls that were answered with an error.", {"tools/failure_frequency": "errors"}),
 )
@@ -174,15 +215,22 @@ def reinforcement(facts: Facts, name: str = "rl") -> Section | None:
         return None
     drift = points_of(lines, {"kl": "divergence from the start, nats per token", "entropy": "entropy, nats per token"})
     lengths = points_of(lines, {"completions/mean_length": "tokens per answer"})
-    return Section("Reinforcement learning", [
-        Table(["reward", "first step", "last step"], reward_rows(summary), {1, 2}),
-        Note(held_out_note(summary)),
-        Figure(curves(rewards, "step", "reward"), "Mean rewards of the answers of each logged step."),
-        Figure(curves(drift, "step", "nats per token"), "How far the policy moved, and how free its choice is."),
-        Figure(curves(lengths, "step", "tokens"), "Length of answers."),
-        *(Figure(curves(points, "step", what), told) for what, told, wanted in SHARES if (
-            points := points_of(lines, wanted))),
-        *(sample_of(one) for one in summary.get("samples", []))])
+    return Section(
+        "Reinforcement learning",
+        [
+            Table(["reward", "first step", "last step"], reward_rows(summary), {1, 2}),
+            Note(held_out_note(summary)),
+            Figure(curves(rewards, "step", "reward"), "Mean rewards of the answers of each logged step."),
+            Figure(curves(drift, "step", "nats per token"), "How far the policy moved, and how free its choice is."),
+            Figure(curves(lengths, "step", "tokens"), "Length of answers."),
+            *(
+                Figure(curves(points, "step", what), told)
+                for what, told, wanted in SHARES
+                if (points := points_of(lines, wanted))
+            ),
+            *(sample_of(one) for one in summary.get("samples", [])),
+        ],
+    )
 
 
 def reward_points(lines: Sequence[Mapping[str, Any]]) -> Points:
@@ -203,8 +251,10 @@ def points_of(lines: Sequence[Mapping[str, Any]], wanted: Mapping[str, str]) -> 
 def reward_rows(summary: Mapping[str, Any]) -> list[list[Any]]:
     """Each reward, in the first and in the last line of the record."""
     first, last = summary.get("first_rewards", {}), summary.get("last_rewards", {})
-    return [["all, weighted" if key == REWARD else key.removeprefix(OF_REWARDS), f"{value:.3f}", f"{last[key]:.3f}"]
-            for key, value in first.items()]
+    return [
+        ["all, weighted" if key == REWARD else key.removeprefix(OF_REWARDS), f"{value:.3f}", f"{last[key]:.3f}"]
+        for key, value in first.items()
+    ]
 
 
 def held_out_note(summary: Mapping[str, Any]) -> str:
@@ -214,9 +264,11 @@ def held_out_note(summary: Mapping[str, Any]) -> str:
     if found is None:
         return f"{how}; no prompts were held out."
     gain = found["difference"]
-    return (f"{how}. Reward of the likeliest answers to {summary['held_out_prompts']:,} held-out prompts: "
-            f"{found['reward_before']:.3f} before, {found['reward']:.3f} after; a gain of {gain['value']:+.3f} "
-            f"({gain['low']:+.3f} to {gain['high']:+.3f}).")
+    return (
+        f"{how}. Reward of the likeliest answers to {summary['held_out_prompts']:,} held-out prompts: "
+        f"{found['reward_before']:.3f} before, {found['reward']:.3f} after; a gain of {gain['value']:+.3f} "
+        f"({gain['low']:+.3f} to {gain['high']:+.3f})."
+    )
 
 
 def sample_of(one: Mapping[str, Any]) -> Part:
@@ -232,5 +284,4 @@ def reinforcement_details(facts: Facts, steps: Sequence[Mapping[str, Any]]) -> s
     rewarded = [line[REWARD] for line in steps if REWARD in line]
     found = facts["summaries"].get("rl", {}).get("held_out")
     trained = f"reward {rewarded[0]:.3f} -> {rewarded[-1]:.3f}" if rewarded else ""
-    return trained if found is None else (
-        f"{trained}\nheld out {found['reward_before']:.3f} -> {found['reward']:.3f}")
+    return trained if found is None else (f"{trained}\nheld out {found['reward_before']:.3f} -> {found['reward']:.3f}")

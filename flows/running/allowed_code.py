@@ -31,10 +31,16 @@ def refused_listings(manifest: Manifest, written: Written, store: Store, allow: 
             write_json(marker, {"function": listing.use.reference, "source": name, "manifest": manifest.name})
         else:
             code = ", ".join(f"{file}: {len(source.splitlines())} lines" for file, source in listing.use.files.items())
-            problems.append(written.problem(("sources", name, "list"), (
-                f"planning would run {listing.use.reference} ({code or listing.use.distribution}) to list the files; "
-                "read it, then allow it: gristmill plan --allow-code, or gristmill run, which runs all code of a "
-                "manifest")))
+            problems.append(
+                written.problem(
+                    ("sources", name, "list"),
+                    (
+                        f"planning would run {listing.use.reference} ({code or listing.use.distribution}) to list the files; "
+                        "read it, then allow it: gristmill plan --allow-code, or gristmill run, which runs all code of a "
+                        "manifest"
+                    ),
+                )
+            )
     return problems
 
 

@@ -67,9 +67,15 @@ def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
             rendezvous = lead(folder, engine)
             if interface := engine["network"]["interface"]:
                 name_interface(interface)
-            print_event({"event": "warning", "message": (
-                f"waiting at {rendezvous.endpoint} for {rendezvous.nodes - 1} more of {rendezvous.nodes} hosts; start "
-                f"the same gristmill command there, or {shlex.join(rendezvous.command(folder, leads=False))}")})
+            print_event(
+                {
+                    "event": "warning",
+                    "message": (
+                        f"waiting at {rendezvous.endpoint} for {rendezvous.nodes - 1} more of {rendezvous.nodes} hosts; start "
+                        f"the same gristmill command there, or {shlex.join(rendezvous.command(folder, leads=False))}"
+                    ),
+                }
+            )
             command = rendezvous.command(here, leads=True)
         else:
             command = torchrun_command(here, engine["ranks"])
@@ -90,10 +96,18 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     module, _, function = description["run"].partition(":")
     engine = description["engine"]
     context = Context(
-        work=folder / "work", stage=description["stage"], workers=engine["workers"], runner=engine["runner"],
-        mode=engine["mode"], nodes=engine.get("nodes", 1), address=engine["address"], options=engine["options"],
-        shuffle=engine.get("shuffle"), checkpoint_every=engine["checkpoint_every"],
-        keep_checkpoints=engine["keep_checkpoints"], answers=folder.parent.parent / ANSWERS,
+        work=folder / "work",
+        stage=description["stage"],
+        workers=engine["workers"],
+        runner=engine["runner"],
+        mode=engine["mode"],
+        nodes=engine.get("nodes", 1),
+        address=engine["address"],
+        options=engine["options"],
+        shuffle=engine.get("shuffle"),
+        checkpoint_every=engine["checkpoint_every"],
+        keep_checkpoints=engine["keep_checkpoints"],
+        answers=folder.parent.parent / ANSWERS,
     )
     run = getattr(importlib.import_module(module), function)
     with through(None if context.runner == "local" else folder.parent.parent):
@@ -118,8 +132,16 @@ def write_error(folder: Path, error: BaseException) -> None:
 
 def torchrun_command(folder: Path, ranks: int) -> list[str]:
     """The command that runs a training stage on so many processes of this machine."""
-    return [sys.executable, "-m", "gristmill.train.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}",
-            "-m", "gristmill.train.rank", str(folder)]
+    return [
+        sys.executable,
+        "-m",
+        "gristmill.train.torchrun",
+        "--nnodes=1",
+        f"--nproc-per-node={ranks}",
+        "-m",
+        "gristmill.train.rank",
+        str(folder),
+    ]
 
 
 if __name__ == "__main__":

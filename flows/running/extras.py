@@ -41,8 +41,10 @@ def sentence_of(library: str, what: str) -> str:
         what: what needs it.
     """
     compiled = f"{_to_compile(library)}," if library in WANTED else ""
-    return (f"{what} needs {library}, which is not installed; install it{compiled} with: "
-            f"pip install 'gristmill[{EXTRA_OF[library]}]'")
+    return (
+        f"{what} needs {library}, which is not installed; install it{compiled} with: "
+        f"pip install 'gristmill[{EXTRA_OF[library]}]'"
+    )
 
 
 def check_libraries(session: Session, stages: Iterable[str], force: frozenset[str] = frozenset()) -> None:
@@ -60,13 +62,15 @@ def check_libraries(session: Session, stages: Iterable[str], force: frozenset[st
     if len(missing) == 1:
         ((library, needing),) = missing.items()
         keys = [one for one in needing if "." in one]
-        raise MissingLibraryError(sentence_of(library, _called(session, library, needing)) +
-                                  (f", or remove {_and(keys)}" if keys else ""))
+        raise MissingLibraryError(
+            sentence_of(library, _called(session, library, needing)) + (f", or remove {_and(keys)}" if keys else "")
+        )
     if missing:
         listed = "; ".join(f"{library}{_to_compile(library)}: {_and(needing)}" for library, needing in missing.items())
         extras = ",".join(sorted({EXTRA_OF[library] for library in missing}))
-        raise MissingLibraryError(f"some stages need what is not installed ({listed}); install it with: "
-                                f"pip install 'gristmill[{extras}]'")
+        raise MissingLibraryError(
+            f"some stages need what is not installed ({listed}); install it with: pip install 'gristmill[{extras}]'"
+        )
 
 
 def _needed(session: Session, name: str) -> Iterator[tuple[str, str]]:

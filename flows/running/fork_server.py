@@ -44,9 +44,12 @@ class ForkServer:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
-                stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
                 env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ, **(environment or {})},
-            )  # fmt: skip
+            )
 
     @property
     def is_running(self) -> bool:
@@ -76,9 +79,12 @@ class ForkServer:
         """
         folder = os.getcwd()
         request = {
-            "environment": dict(environment), "modules": list(modules), "folder": folder,
-            "path": [folder, *filter(None, sys.path)], "command": list(command),
-        }  # fmt: skip
+            "environment": dict(environment),
+            "modules": list(modules),
+            "folder": folder,
+            "path": [folder, *filter(None, sys.path)],
+            "command": list(command),
+        }
         line, theirs = socket.socketpair()
         try:
             with theirs, self._lock:

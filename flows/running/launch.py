@@ -34,8 +34,10 @@ from gristmill.flows.store.lease import LeaseLostError
 from gristmill.flows.store.runs import RunRecord
 
 STORE_ADVICE = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
-                    "Make it writable, or name another place with --store or GRISTMILL_STORE"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
+        "Make it writable, or name another place with --store or GRISTMILL_STORE",
+    ),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space there"),
 }
 """What to do first about an error of the system."""
@@ -43,7 +45,7 @@ FORMER_VARIABLES = {
     "GRISTMILL_NODES": "say engine.nodes, as in --set engine.nodes=2",
     "GRISTMILL_LAUNCHER": "start the same command on each host, as in `srun gristmill run ...` (docs/hosts.md)",
     "GRISTMILL_RENDEZVOUS": "hosts find each other by the store; engine.network.interface and engine.network.port say "
-                            "where the one that leads listens",
+    "where the one that leads listens",
 }
 """Variables that an earlier version read -> what says the same now."""
 SHOWN_NAMES = 3
@@ -150,7 +152,8 @@ def what_is_not_written(urls: Sequence[str], session: Session) -> str:
     return mask_text(
         f"interrupted while the store {session.store.root} could not be reached; not written: {shown}. What is "
         "committed stays; other hosts take over what was under way after 90 s, this one at once. Once the store "
-        f"answers, resume with: {session.command('run')}")
+        f"answers, resume with: {session.command('run')}"
+    )
 
 
 def why_the_store_failed(error: Exception, session: Session) -> str:
@@ -169,13 +172,19 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
     advice = STORE_ADVICE.get(number or 0, "See that it can be reached")
     if number in (errno.ENOSPC, errno.EDQUOT):
         advice += f" ({session.gc_command} tells what can go)"
-    return mask_text(f"the store {session.store.root} cannot be used: {said}; what is committed stays. "
-                     f"{advice}, then resume with: "
-                     f"{session.command('run')}")
+    return mask_text(
+        f"the store {session.store.root} cannot be used: {said}; what is committed stays. "
+        f"{advice}, then resume with: "
+        f"{session.command('run')}"
+    )
 
 
 def run_untracked(
-    session: Session, stages: list[str], force: frozenset[str], observer: Display, server: ForkServer | None = None,
+    session: Session,
+    stages: list[str],
+    force: frozenset[str],
+    observer: Display,
+    server: ForkServer | None = None,
     keep: bool = False,
 ) -> RunRecord:
     """Run stages without Prefect; returns the run's record.
@@ -194,9 +203,12 @@ def run_untracked(
     try:
         with record.until_end():
             run_in_threads(
-                jobs_of(session.plan, stages, runner.engine), runner.engine.workers,
+                jobs_of(session.plan, stages, runner.engine),
+                runner.engine.workers,
                 lambda stage, workers: kept.task(stage, lambda: runner.run_stage(stage, stage in force, workers)),
-                finish, runner.processes.stop)
+                finish,
+                runner.processes.stop,
+            )
     finally:
         from gristmill.flows.report.page import write_report
 
@@ -205,7 +217,11 @@ def run_untracked(
 
 
 def _run_tracked(
-    session: Session, stages: list[str], force: frozenset[str], observer: Display, console: Console,
+    session: Session,
+    stages: list[str],
+    force: frozenset[str],
+    observer: Display,
+    console: Console,
     server: ForkServer | None,
 ) -> Path:
     """Run stages in Prefect's flow where a server of Prefect's runs; returns the run's folder."""
@@ -238,10 +254,17 @@ def _run_tracked(
     shown["overrides"] = tuple(shown["overrides"])
     try:
         if len(stages) == 1 and list(session.plan) != stages:
-            return as_path(cast(str, gristmill_stage(
-                manifest=session.manifest_file, stage=stages[0], force=bool(force), **shown)))
-        return as_path(cast(str, gristmill(
-            manifest=session.manifest_file, until=list(session.plan)[-1], force=tuple(sorted(force)), **shown)))
+            return as_path(
+                cast(str, gristmill_stage(manifest=session.manifest_file, stage=stages[0], force=bool(force), **shown))
+            )
+        return as_path(
+            cast(
+                str,
+                gristmill(
+                    manifest=session.manifest_file, until=list(session.plan)[-1], force=tuple(sorted(force)), **shown
+                ),
+            )
+        )
     finally:
         observer_of_caller.reset(tokens[0])
         session_of_caller.reset(tokens[1])

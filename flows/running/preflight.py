@@ -28,16 +28,26 @@ def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -
         stages: those that would run; what only the others read may be gone.
     """
     measured = {name: measured_by(step) for name, step in manifest.steps.items()}
-    kinds: Mapping[str, Stage] = {**STAGES, **{name: STAGES[step.stage] for name, step in manifest.steps.items()},
-                                  **instances_of(manifest)}
-    return [written.problem(location, message) for name in stages if (preflight := kinds[name].preflight) is not None
-            for location, message in preflight(manifest, name, measured)]
+    kinds: Mapping[str, Stage] = {
+        **STAGES,
+        **{name: STAGES[step.stage] for name, step in manifest.steps.items()},
+        **instances_of(manifest),
+    }
+    return [
+        written.problem(location, message)
+        for name in stages
+        if (preflight := kinds[name].preflight) is not None
+        for location, message in preflight(manifest, name, measured)
+    ]
 
 
 def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
     """Every outside path of a manifest that names nothing which can be read."""
-    return [_at_listing(location, message, written) for location, path in outside_paths(manifest)
-            if (message := _why_missing(manifest, location, path)) is not None]
+    return [
+        _at_listing(location, message, written)
+        for location, path in outside_paths(manifest)
+        if (message := _why_missing(manifest, location, path)) is not None
+    ]
 
 
 def _at_listing(location: Location, message: str, written: Written) -> Problem:
@@ -77,8 +87,10 @@ def _trained_later(manifest: Manifest, location: Location, path: str) -> str:
     name = PurePath(path).name
     if location[-1] != "folder" or name not in (*MODELS, LAST) or getattr(manifest, name) is None:
         return ""
-    return (f"; {'.'.join(map(str, location[:-1]))} is asked before {name} has made a model: train and export it by a "
-            "manifest of its own, and give the exported folder here")
+    return (
+        f"; {'.'.join(map(str, location[:-1]))} is asked before {name} has made a model: train and export it by a "
+        "manifest of its own, and give the exported folder here"
+    )
 
 
 def _is_left_out(manifest: Manifest, location: Location) -> bool:

@@ -114,12 +114,21 @@ class StageProcess:
     """
 
     def __init__(
-        self, stage_folder: Path, log: Path, on_event: Callable[[Event], None], secrets: str | None = None,
-        server: ForkServer | None = None, module: str = EXECUTE, arguments: Sequence[str] = (),
+        self,
+        stage_folder: Path,
+        log: Path,
+        on_event: Callable[[Event], None],
+        secrets: str | None = None,
+        server: ForkServer | None = None,
+        module: str = EXECUTE,
+        arguments: Sequence[str] = (),
         imports: Sequence[str] = (),
     ) -> None:
         environment = {
-            **os.environ, "GRISTMILL_PARENT": str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0",
+            **os.environ,
+            "GRISTMILL_PARENT": str(os.getpid()),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONHASHSEED": "0",
             **{name: os.environ.get(name, value) for name, value in STAGE_ENVIRONMENT.items()},
             VARIABLE: secrets or "[]",
         }
@@ -129,10 +138,17 @@ class StageProcess:
         self._output = open(read, "rb")  # noqa: SIM115 - whoever reads it closes it
         try:
             self._process: subprocess.Popen[bytes] | ForkedProcess = (
-                ForkedProcess(server.start(environment, imports, write, [str(stage_folder)])) if server is not None
-                else subprocess.Popen([sys.executable, "-m", module, str(stage_folder), *arguments],
-                                      stdin=subprocess.DEVNULL, stdout=write, stderr=write, start_new_session=True,
-                                      env=environment))
+                ForkedProcess(server.start(environment, imports, write, [str(stage_folder)]))
+                if server is not None
+                else subprocess.Popen(
+                    [sys.executable, "-m", module, str(stage_folder), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=write,
+                    stderr=write,
+                    start_new_session=True,
+                    env=environment,
+                )
+            )
         except BaseException:
             self._output.close()
             raise

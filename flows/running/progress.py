@@ -39,8 +39,16 @@ class ProgressFile:
             return
         self._written = time.time()
         try:
-            write_json(self._path, {"started": self._started, "at": self._written, "job_started": self._job_started,
-                                    "job_done": self._job_done, **event})
+            write_json(
+                self._path,
+                {
+                    "started": self._started,
+                    "at": self._written,
+                    "job_started": self._job_started,
+                    "job_done": self._job_done,
+                    **event,
+                },
+            )
         except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
             # A full disk ends the stage at its own next write; the thread that reads its output must live on.
             self._broken = True

@@ -55,8 +55,10 @@ def _why_not(model: AskedModel, session: Session) -> Iterator[str]:
     from gristmill.dataprep.asking.client import settings_of
 
     if model.api_key_env is not None and not os.environ.get(model.api_key_env, "").strip():
-        yield (f"`api_key_env` of the model {model.called} names ${model.api_key_env}, which is not set here; set it "
-               "in the environment of `gristmill run`")
+        yield (
+            f"`api_key_env` of the model {model.called} names ${model.api_key_env}, which is not set here; set it "
+            "in the environment of `gristmill run`"
+        )
     if not model.endpoints or has_answers(session.store.root / ANSWERS, settings_of(model, None)):
         return
     refusals = [_refusal(url) for url in model.endpoints]

@@ -189,9 +189,18 @@ class Runner:
                 if self.engine.nodes > 1 and (node.stage.trains or node.uses_workers):
                     _, secrets = split_secrets(self.describe(node, workers))
                     log = folder.logs / "hosts" / f"{socket.gethostname()}-{os.getpid()}.log"
-                    parts.enter_context(self.processes.start(lambda: StageProcess(
-                        folder.path, log, lambda event: None, secrets, module=TAKE_PART,
-                        arguments=[self.engine.network.interface or ""])))
+                    parts.enter_context(
+                        self.processes.start(
+                            lambda: StageProcess(
+                                folder.path,
+                                log,
+                                lambda event: None,
+                                secrets,
+                                module=TAKE_PART,
+                                arguments=[self.engine.network.interface or ""],
+                            )
+                        )
+                    )
 
             yield Waiting(begin)
 
@@ -199,8 +208,9 @@ class Runner:
         """Why the stage is not made, where another host led it and gave up."""
         error = folder.work / "error.json"
         reason = read_json(error)["message"] if error.exists() else "it was ended there"
-        return mask_text(f"{node.name}: the host that led it has given up: {reason}\n  resume with: "
-                         f"{self.resume_command}")
+        return mask_text(
+            f"{node.name}: the host that led it has given up: {reason}\n  resume with: {self.resume_command}"
+        )
 
     def _finished(self, node: Node, outcome: Outcome) -> Outcome:
         self.observer.stage_finished(node, outcome)
@@ -238,35 +248,50 @@ class Runner:
         lease.check()
         seconds = time.time() - started
         cost = folder.work / "cost.json"
-        folder.commit({
-            **header, **how_of(node), "started": started, "seconds": round(seconds, 3), "lease": lease.number,
-            **({"cost": read_json(cost)} if cost.exists() else {}),
-        }, summary, lease.commit)
+        folder.commit(
+            {
+                **header,
+                **how_of(node),
+                "started": started,
+                "seconds": round(seconds, 3),
+                "lease": lease.number,
+                **({"cost": read_json(cost)} if cost.exists() else {}),
+            },
+            summary,
+            lease.commit,
+        )
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
 
     def describe(self, node: Node, workers: int | None = None) -> dict[str, Any]:
         """What a stage's process gets: all that is in `stage.json`, credentials included."""
         engine = {**self.engine.model_dump(mode="json"), "workers": workers or self.engine.workers}
         return {
-            **self.header(node), WORK_FORMAT: node.stage.work_format, "launch": node.stage.launch,
-            "run": node.stage.run, "config": dict(node.config),
+            **self.header(node),
+            WORK_FORMAT: node.stage.work_format,
+            "launch": node.stage.launch,
+            "run": node.stage.run,
+            "config": dict(node.config),
             "inputs": [{"stage": name, "folder": str(self.folder(name).data)} for name in node.inputs],
             "trained": [name for name in node.inputs if self.plan[name].stage.trains],
-            "origins": self._origins(node), "engine": engine,
+            "origins": self._origins(node),
+            "engine": engine,
         }
 
     def _origins(self, node: Node) -> dict[str, str]:
         """What knows more of the documents that a pre-training reads, by stage: it changes nothing that is learned."""
         if node.stage.rows != "documents":
             return {}
-        folders = {name: self.folder(name) for name, one in self.plan.items()
-                   if name in (INGEST, IMPORTED) or one.stage.judges}
+        folders = {
+            name: self.folder(name) for name, one in self.plan.items() if name in (INGEST, IMPORTED) or one.stage.judges
+        }
         return {name: str(folder.data) for name, folder in folders.items() if folder.state() == "committed"}
 
     def header(self, node: Node) -> dict[str, Any]:
         """What a stage's output is, as its records say it: without credentials."""
         return {
-            "stage": node.name, "version": node.stage.version, "fingerprint": node.fingerprint,
+            "stage": node.name,
+            "version": node.stage.version,
+            "fingerprint": node.fingerprint,
             "recipe": mask_secrets(dict(node.recipe)),
             "input_fingerprints": [{"stage": name, "fingerprint": each} for name, each in node.inputs.items()],
             "edits": list(node.edits),
@@ -299,8 +324,9 @@ class Runner:
         """Start a stage's process: as a fork of what has imported all that it needs, where that is there."""
         if self.server and self.server.is_running and is_forkable(self.plan, node.name):
             with suppress(ForkServerError):  # it ended this very moment
-                return StageProcess(folder.path, log, take, secrets, self.server,
-                                    imports=[node.stage.run.partition(":")[0]])
+                return StageProcess(
+                    folder.path, log, take, secrets, self.server, imports=[node.stage.run.partition(":")[0]]
+                )
         return StageProcess(folder.path, log, take, secrets)
 
     def _failure(self, node: Node, folder: StageFolder, code: int, process: StageProcess, log: Path) -> str:
@@ -363,6 +389,12 @@ def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:
         remove_tree(replaced.path)
         return Outcome(**{**vars(outcome), "note": "every byte as before"})
     differing = sorted(name for name in {*new, *old} if new.get(name) != old.get(name))
-    return Outcome(**{**vars(outcome), "note": (
-        f"differs from the output that it replaced in {', '.join(differing[:3])}"
-        f"{' ...' if len(differing) > 3 else ''}; the old one is in {replaced.path}")})
+    return Outcome(
+        **{
+            **vars(outcome),
+            "note": (
+                f"differs from the output that it replaced in {', '.join(differing[:3])}"
+                f"{' ...' if len(differing) > 3 else ''}; the old one is in {replaced.path}"
+            ),
+        }
+    )

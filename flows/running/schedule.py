@@ -90,7 +90,10 @@ def next_jobs(
 
 
 def run_jobs(
-    jobs: Sequence[Job], workers: int, start: Callable[[str, int], Pending], finish: Callable[[str, Any], None],
+    jobs: Sequence[Job],
+    workers: int,
+    start: Callable[[str, int], Pending],
+    finish: Callable[[str, Any], None],
     stop: Callable[[], None],
 ) -> None:
     """Run all jobs. Where one fails no other is started, and those that run are finished before its error is raised.
@@ -142,7 +145,10 @@ def run_jobs(
 
 
 def run_in_threads(
-    jobs: Sequence[Job], workers: int, run: Callable[[str, int], Any], finish: Callable[[str, Any], None],
+    jobs: Sequence[Job],
+    workers: int,
+    run: Callable[[str, int], Any],
+    finish: Callable[[str, Any], None],
     stop: Callable[[], None],
 ) -> None:
     """Run all jobs, each in a thread of its own; see `run_jobs`.
@@ -152,5 +158,10 @@ def run_in_threads(
         finish: given the name and the outcome.
     """
     with ThreadPoolExecutor(max_workers=workers + 1, thread_name_prefix="stage") as pool:
-        run_jobs(jobs, workers, lambda name, taken: pool.submit(run, name, taken),
-                 lambda name, future: finish(name, future.result()), stop)
+        run_jobs(
+            jobs,
+            workers,
+            lambda name, taken: pool.submit(run, name, taken),
+            lambda name, future: finish(name, future.result()),
+            stop,
+        )

@@ -62,8 +62,17 @@ class Session:
 
     def runner(self, observer: Observer, server: ForkServer | None = None) -> Runner:
         """What runs the plan's stages; `server`, where there is one, is what they are forked from."""
-        return Runner(self.store, self.plan, self.manifest.name, self.manifest.engine, observer, self.command("run"),
-                      self.command("verify", "--repair"), self.gc_command, server)
+        return Runner(
+            self.store,
+            self.plan,
+            self.manifest.name,
+            self.manifest.engine,
+            observer,
+            self.command("run"),
+            self.command("verify", "--repair"),
+            self.gc_command,
+            server,
+        )
 
     @contextmanager
     def stage_server(self, stages: Iterable[str], force: Collection[str]) -> Iterator[ForkServer | None]:
@@ -152,8 +161,9 @@ def session_of(
     remember_secrets(loaded.model_dump(mode="json"))
     known = [*STAGES, *(name for name in (*loaded.steps, *instances_of(loaded)) if name not in STAGES)]
     if until is not None and until not in known:
-        raise UnknownStageError(f"no such stage: {until!r}{did_you_mean(until, known) or ';'} stages are "
-                                f"{', '.join(known)}")
+        raise UnknownStageError(
+            f"no such stage: {until!r}{did_you_mean(until, known) or ';'} stages are {', '.join(known)}"
+        )
     opened = store_at(store)
     if refused := refused_listings(loaded, written, opened, allow_code):
         raise ManifestError(refused)
@@ -165,12 +175,19 @@ def session_of(
             raise
         raise ManifestError([*problems, *find_problems(loaded, written, present_stages(loaded))]) from error
     if until is not None and until not in plan and exactly:
-        raise UnknownStageError(f"{manifest} has no stage {until!r}{did_you_mean(until, plan) or ';'} it has "
-                                f"{', '.join(plan)}")
+        raise UnknownStageError(
+            f"{manifest} has no stage {until!r}{did_you_mean(until, plan) or ';'} it has {', '.join(plan)}"
+        )
     if until is not None:
         order = list(STAGES)
-        last = until if until in plan else next((
-            name for name in reversed(list(plan)) if order.index(plan[name].stage.name) <= order.index(until)), None)
+        last = (
+            until
+            if until in plan
+            else next(
+                (name for name in reversed(list(plan)) if order.index(plan[name].stage.name) <= order.index(until)),
+                None,
+            )
+        )
         if last is None:
             raise UnknownStageError(f"{manifest} has no stage {until!r}, and none before it; it has {', '.join(plan)}")
         names = list(plan)

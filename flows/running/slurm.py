@@ -75,18 +75,33 @@ def _command(session: Session, stage: str, *settings: str) -> str:
 
 
 def _head(session: Session, stage: str, allotment: Allotment, lines: Sequence[str]) -> str:
-    options = [f"--job-name={session.manifest.name}-{stage}", f"--cpus-per-task={allotment.cores}",
-               f"--time={allotment.time}", f"--chdir={Path.cwd()}", *lines, "--requeue",
-               "--open-mode=append", *allotment.options]
-    return "\n".join([
-        "#!/bin/bash", f"# The stage {stage}, written by `gristmill slurm`. To do what it lacks, submit this file",
-        "# again, or any one task of its array.", *(f"#SBATCH {option}" for option in options), "set -u", ""])
+    options = [
+        f"--job-name={session.manifest.name}-{stage}",
+        f"--cpus-per-task={allotment.cores}",
+        f"--time={allotment.time}",
+        f"--chdir={Path.cwd()}",
+        *lines,
+        "--requeue",
+        "--open-mode=append",
+        *allotment.options,
+    ]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"# The stage {stage}, written by `gristmill slurm`. To do what it lacks, submit this file",
+            "# again, or any one task of its array.",
+            *(f"#SBATCH {option}" for option in options),
+            "set -u",
+            "",
+        ]
+    )
 
 
 def _stage(session: Session, stage: str, allotment: Allotment, folder: Path, tasks: int) -> str:
     lines = ["--nodes=1", "--ntasks=1"]
-    lines += ([f"--array=0-{tasks - 1}", f"--output={folder}/%x-%A_%a.log"] if tasks > 1
-              else [f"--output={folder}/%x-%j.log"])
+    lines += (
+        [f"--array=0-{tasks - 1}", f"--output={folder}/%x-%A_%a.log"] if tasks > 1 else [f"--output={folder}/%x-%j.log"]
+    )
     # The number of processes of a training, which need not be a multiple of the tasks, does not matter here.
     command = _command(session, stage, f"engine.nodes={tasks}", f"engine.workers={allotment.cores}", "engine.ranks=1")
     return f"{_head(session, stage, allotment, lines)}exec {command}\n"
@@ -95,8 +110,12 @@ def _stage(session: Session, stage: str, allotment: Allotment, folder: Path, tas
 def _training(session: Session, stage: str, allotment: Allotment, folder: Path) -> str:
     hosts = allotment.hosts
     ranks = hosts * allotment.gpus or session.manifest.engine.ranks
-    lines = [f"--nodes={hosts}", "--ntasks-per-node=1", f"--output={folder}/%x-%j.log",
-             f"--signal=B:TERM@{60 * MINUTES_TO_STOP}"]
+    lines = [
+        f"--nodes={hosts}",
+        "--ntasks-per-node=1",
+        f"--output={folder}/%x-%j.log",
+        f"--signal=B:TERM@{60 * MINUTES_TO_STOP}",
+    ]
     lines += [f"--gpus-per-node={allotment.gpus}"] if allotment.gpus else []
     settings = [f"engine.nodes={hosts}", f"engine.ranks={ranks}", f"engine.workers={max(allotment.cores, ranks)}"]
     start = f"srun --ntasks-per-node=1 --cpus-per-task={allotment.cores} --kill-on-bad-exit=1 " if hosts > 1 else ""
@@ -121,6 +140,14 @@ def _submit(names: Sequence[str]) -> str:
     lines = [f"job=$(sbatch --parsable {shlex.quote(names[0])})"]
     after = 'sbatch --parsable --dependency="afterany:${job%%;*}"'
     lines += [f"job=$({after} {shlex.quote(name)})" for name in names[1:]]
-    return "\n".join([
-        "#!/bin/bash", "# Submits every stage, each after the one before; what is committed is passed over.", "set -eu",
-        'cd "$(dirname "$0")"', *lines, 'echo "the last job is ${job%%;*}"', ""])
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "# Submits every stage, each after the one before; what is committed is passed over.",
+            "set -eu",
+            'cd "$(dirname "$0")"',
+            *lines,
+            'echo "the last job is ${job%%;*}"',
+            "",
+        ]
+    )

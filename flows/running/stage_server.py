@@ -99,7 +99,9 @@ def _is_likely_made(manifest: Path, overrides: Sequence[str], store: str | None)
     except (OSError, ValueError):
         return False
     return record["state"] == "completed" and (record["manifest_file"], record["overrides"]) == (
-        str(manifest.resolve()), list(overrides))
+        str(manifest.resolve()),
+        list(overrides),
+    )
 
 
 def _start() -> ForkServer:

@@ -76,8 +76,10 @@ def join_trainings(folder: Path) -> None:
             time.sleep(LOOK_SECONDS)
             continue
         joined = rendezvous.name
-        print(f"{socket.gethostname()} joins the training that {rendezvous.host} leads at {rendezvous.endpoint}",
-              flush=True)
+        print(
+            f"{socket.gethostname()} joins the training that {rendezvous.host} leads at {rendezvous.endpoint}",
+            flush=True,
+        )
         with _ended_with_us(subprocess.Popen(rendezvous.command(folder, leads=False))) as training:
             while training.poll() is None and read_rendezvous(folder) == rendezvous:
                 time.sleep(LOOK_SECONDS)

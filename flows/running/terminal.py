@@ -44,9 +44,21 @@ def visible(text: str) -> str:
 
 _SIGNS = {
     # Unicode has a picture of each control character of ASCII; the others are named by their number.
-    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}, 0x7F: "\u2421",
-    **{code: f"<{code:02x}>" for code in (*range(0x80, 0xA0), 0x200E, 0x200F, *range(0x202A, 0x202F), 0x2028, 0x2029,
-                                          *range(0x2066, 0x206A), 0xFEFF)},
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
+    0x7F: "\u2421",
+    **{
+        code: f"<{code:02x}>"
+        for code in (
+            *range(0x80, 0xA0),
+            0x200E,
+            0x200F,
+            *range(0x202A, 0x202F),
+            0x2028,
+            0x2029,
+            *range(0x2066, 0x206A),
+            0xFEFF,
+        )
+    },
 }
 
 
@@ -108,25 +120,34 @@ class TerminalObserver:
         with self._lock:
             if self._bars is None:
                 self._bars = Progress(
-                    TextColumn("  {task.description}", markup=False), BarColumn(bar_width=None),
-                    TextColumn("{task.fields[count]}", markup=False), TimeRemainingColumn(compact=True),
-                    console=self._console, transient=True, expand=True,
+                    TextColumn("  {task.description}", markup=False),
+                    BarColumn(bar_width=None),
+                    TextColumn("{task.fields[count]}", markup=False),
+                    TimeRemainingColumn(compact=True),
+                    console=self._console,
+                    transient=True,
+                    expand=True,
                 )
                 self._bars.start()
             self._tasks[node.name] = self._bars.add_task(node.name, total=None, count="")
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
         """See Observer."""
-        self._console.print(f"  {node.name}: another run (process {owner['pid']} on {owner['host']}) is making this "
-                            "output; waiting for it", style="yellow")
+        self._console.print(
+            f"  {node.name}: another run (process {owner['pid']} on {owner['host']}) is making this "
+            "output; waiting for it",
+            style="yellow",
+        )
 
     def stage_event(self, node: Node, event: Event) -> None:
         """See Observer."""
         if event["event"] == "warning":
             self._console.print(Text(f"  {node.name}: {event['message']}", style="yellow"), soft_wrap=True)
         if event["event"] == "stopping":
-            self._console.print(f"  {node.name}: is asked to stop, and saves what it has done first: "
-                                f"{event['seconds']:g} s at most", style="yellow")
+            self._console.print(
+                f"  {node.name}: is asked to stop, and saves what it has done first: {event['seconds']:g} s at most",
+                style="yellow",
+            )
         if event["event"] != "progress":
             return
         job = event.get("job") or node.name
@@ -139,8 +160,9 @@ class TerminalObserver:
                 if what != self._jobs[node.name]:
                     self._jobs[node.name] = what
                     self._bars.reset(task)
-                self._bars.update(task, description=what, completed=event["done"], total=event["total"],
-                                  count=count + details)
+                self._bars.update(
+                    task, description=what, completed=event["done"], total=event["total"], count=count + details
+                )
                 return
         if time.monotonic() - self._lines[node.name] >= PLAIN_SECONDS:
             self._lines[node.name] = time.monotonic()

@@ -25,9 +25,7 @@ def columns(section: Annotate) -> Iterable[str]:
         return [*section.min, *section.max]
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """What is wrong with a step's model, or what the source of its function shows, without running either."""
     step = manifest.steps[name]
     place = ("prepare", list(manifest.steps).index(name), step.stage)
@@ -62,8 +60,9 @@ def known_before(manifest: Manifest, name: str, measured: Mapping[str, Sequence[
     from gristmill.dataprep.own.own_documents import DOCUMENT_COLUMNS
 
     names = list(manifest.steps)
-    before = names_of({other: [column for column in measured[other] if column != EDITS]
-                       for other in names[:names.index(name)]})
+    before = names_of(
+        {other: [column for column in measured[other] if column != EDITS] for other in names[: names.index(name)]}
+    )
     return [*DOCUMENT_COLUMNS, *(column for columns in before.values() for column in columns.values())]
 
 
@@ -81,11 +80,21 @@ def wrong_with_function(step: OwnStep, place: Location, known: Sequence[str]) ->
     for side in ("min", "max"):
         for column in getattr(step, side) if returned else ():
             if column not in returned:
-                yield (*place, side, column), (
-                    f"{step.use.place}: {step.use.name} does not return {column!r}{did_you_mean(column, returned)}; it "
-                    f"returns {', '.join(returned)}; correct it, or name it in `measures` too")
+                yield (
+                    (*place, side, column),
+                    (
+                        f"{step.use.place}: {step.use.name} does not return {column!r}{did_you_mean(column, returned)}; it "
+                        f"returns {', '.join(returned)}; correct it, or name it in `measures` too"
+                    ),
+                )
 
 
-STAGE = Stage("annotate", 1, "gristmill.dataprep.own.annotate:run", section=Annotate, columns=columns,
-              preflight=preflight, report=("gristmill.flows.report.document_sections:own_code",
-                                           "gristmill.flows.report.document_sections:reader"))
+STAGE = Stage(
+    "annotate",
+    1,
+    "gristmill.dataprep.own.annotate:run",
+    section=Annotate,
+    columns=columns,
+    preflight=preflight,
+    report=("gristmill.flows.report.document_sections:own_code", "gristmill.flows.report.document_sections:reader"),
+)

@@ -16,5 +16,11 @@ def columns(section: Clean) -> Iterable[str]:
     return [EDITS, WORDS_LEFT, REMOVED_RATIO, *(RULE_PREFIX + rule for step in steps(section) for rule in step.rules)]
 
 
-STAGE = Stage("clean", 2, "gristmill.dataprep.cleaning.clean:run", section=Clean, columns=columns,
-              report=("gristmill.flows.report.document_sections:edits",))
+STAGE = Stage(
+    "clean",
+    2,
+    "gristmill.dataprep.cleaning.clean:run",
+    section=Clean,
+    columns=columns,
+    report=("gristmill.flows.report.document_sections:edits",),
+)

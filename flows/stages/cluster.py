@@ -10,14 +10,17 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup_semantic import Cluster
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """What the model's files, and what is installed, show to be wrong."""
     yield from wrong_with_vectors(manifest, name)
 
 
 STAGE = Stage(
-    "cluster", 2, "gristmill.dataprep.meaning.cluster:run", section=Cluster, preflight=preflight,
+    "cluster",
+    2,
+    "gristmill.dataprep.meaning.cluster:run",
+    section=Cluster,
+    preflight=preflight,
     columns=lambda section: ["domain", "domain_name"],
-    report=("gristmill.flows.report.document_sections:domains", "gristmill.flows.report.document_sections:reader"))
+    report=("gristmill.flows.report.document_sections:domains", "gristmill.flows.report.document_sections:reader"),
+)

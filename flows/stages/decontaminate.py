@@ -6,7 +6,11 @@ from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 STAGE = Stage(
-    "decontaminate", 2, "gristmill.dataprep.passages.decontaminate:run", section=Decontaminate,
+    "decontaminate",
+    2,
+    "gristmill.dataprep.passages.decontaminate:run",
+    section=Decontaminate,
     columns=lambda section: ["contamination", "contamination_words", "contaminated_item", "left_words", "edits"],
     rules="gristmill.dataprep.passages.decontaminate:rules",
-    report=("gristmill.flows.report.document_sections:contamination",))
+    report=("gristmill.flows.report.document_sections:contamination",),
+)

@@ -10,9 +10,7 @@ from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.dedup_semantic import DedupSemantic
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A `keep` that is malformed, or names a column that nothing before it measures."""
     from gristmill.dataprep.duplicates.clusters import check_names, parse_keep, qualified
 
@@ -28,8 +26,14 @@ def preflight(
 
 
 STAGE = Stage(
-    "dedup", 3, "gristmill.dataprep.duplicates.dedup:run", section=Dedup, preflight=preflight,
-    work_format=2, imports=lambda settings: ["datasketch"],
+    "dedup",
+    3,
+    "gristmill.dataprep.duplicates.dedup:run",
+    section=Dedup,
+    preflight=preflight,
+    work_format=2,
+    imports=lambda settings: ["datasketch"],
     columns=lambda section: ["cluster", "cluster_size", "duplicate_of", "jaccard", "against_index", "against_locator"],
     report_facts="gristmill.flows.report.run_data:clusters_found",
-    report=("gristmill.flows.report.document_sections:duplicates",))
+    report=("gristmill.flows.report.document_sections:duplicates",),
+)

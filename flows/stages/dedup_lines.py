@@ -6,6 +6,10 @@ from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.steps.dedup import DedupLines
 
 STAGE = Stage(
-    "dedup_lines", 1, "gristmill.dataprep.passages.dedup_lines:run", section=DedupLines,
+    "dedup_lines",
+    1,
+    "gristmill.dataprep.passages.dedup_lines:run",
+    section=DedupLines,
     columns=lambda section: ["lines_removed", "removed_line_ratio", "edits"],
-    report=("gristmill.flows.report.document_sections:repeated_lines",))
+    report=("gristmill.flows.report.document_sections:repeated_lines",),
+)

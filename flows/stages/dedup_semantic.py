@@ -10,9 +10,7 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup_semantic import Cluster, DedupSemantic
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """What `dedup` finds wrong with a `keep`, and what the model's files, and what is installed, show to be wrong."""
     yield from dedup.preflight(manifest, name, measured)
     yield from wrong_with_vectors(manifest, name)
@@ -33,7 +31,12 @@ def wrong_with_vectors(manifest: Manifest, name: str) -> Iterator[tuple[Location
 
 
 STAGE = Stage(
-    "dedup_semantic", 1, "gristmill.dataprep.meaning.dedup_semantic:run", section=DedupSemantic, preflight=preflight,
+    "dedup_semantic",
+    1,
+    "gristmill.dataprep.meaning.dedup_semantic:run",
+    section=DedupSemantic,
+    preflight=preflight,
     columns=lambda section: ["cluster", "cluster_size", "duplicate_of", "cosine", "centroid"],
     report_facts="gristmill.flows.report.run_data:clusters_found",
-    report=("gristmill.flows.report.document_sections:duplicates", "gristmill.flows.report.document_sections:reader"))
+    report=("gristmill.flows.report.document_sections:duplicates", "gristmill.flows.report.document_sections:reader"),
+)

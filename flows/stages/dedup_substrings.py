@@ -6,6 +6,10 @@ from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 STAGE = Stage(
-    "dedup_substrings", 1, "gristmill.dataprep.passages.dedup_substrings:run", section=DedupSubstrings,
+    "dedup_substrings",
+    1,
+    "gristmill.dataprep.passages.dedup_substrings:run",
+    section=DedupSubstrings,
     columns=lambda section: ["duplicated_substring_words", "duplicated_substring_ratio", "edits"],
-    report=("gristmill.flows.report.document_sections:repeated_passages",))
+    report=("gristmill.flows.report.document_sections:repeated_passages",),
+)

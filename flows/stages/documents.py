@@ -39,8 +39,9 @@ def _about(manifest: Manifest) -> dict[str, Any]:
     from gristmill.mixtures.own_code import own_functions
 
     shown = manifest.model_dump(mode="json", include={*SHAPING}, exclude_defaults=True)
-    steps = [{"name": name, "stage": step.stage, "settings": dump(step.config)}
-             for name, step in manifest.steps.items()]
+    steps = [
+        {"name": name, "stage": step.stage, "settings": dump(step.config)} for name, step in manifest.steps.items()
+    ]
     code: dict[str, str] = {}
     replaced = dict(_relative_paths(manifest))
     for location, own in own_functions(manifest):
@@ -95,9 +96,7 @@ def _put(value: Any, location: Sequence[str | int], new: Any) -> None:
         value[int(location[-1])] = new
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A condition that is none, or a column that nothing measures."""
     assert manifest.documents is not None
     for key, message in problems_of(manifest.documents, measured):
@@ -120,6 +119,13 @@ def problems_of(section: Documents, measured: Mapping[str, Sequence[str]]) -> It
 
 
 STAGE = Stage(
-    "documents", 1, "gristmill.dataprep.exporting.export_documents:run", configure, documents(), parallel=True,
-    preflight=preflight, pace="a sample's documents are no whole files",
-    facts="gristmill.flows.report.run_data:exported_documents")
+    "documents",
+    1,
+    "gristmill.dataprep.exporting.export_documents:run",
+    configure,
+    documents(),
+    parallel=True,
+    preflight=preflight,
+    pace="a sample's documents are no whole files",
+    facts="gristmill.flows.report.run_data:exported_documents",
+)

@@ -13,6 +13,14 @@ def needs(manifest: Manifest) -> list[str]:
     return ["tokenizer", "mix", *reference.needs(manifest), "reference"]
 
 
-STAGE = training("dpo", 6, whole("dpo"), needs, trained=Dpo, rows="examples", makes_model=True,
-                 details="gristmill.flows.report.training:reward_details",
-                 report=("gristmill.flows.report.tuning:preference_effects",))
+STAGE = training(
+    "dpo",
+    6,
+    whole("dpo"),
+    needs,
+    trained=Dpo,
+    rows="examples",
+    makes_model=True,
+    details="gristmill.flows.report.training:reward_details",
+    report=("gristmill.flows.report.tuning:preference_effects",),
+)

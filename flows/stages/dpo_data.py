@@ -21,8 +21,10 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     leaks = _leaks(manifest)
     named, config = (None, None) if leaks is None else step_recipe(decontaminate.STAGE, leaks, manifest, verify)
     # How often a set is read is none of this stage's.
-    return ({**recipe, "data": [without(item, "weight") for item in recipe["data"]], "leaks": named},
-            {**told, "data": [without(item, "weight") for item in told["data"]], "leaks": config})
+    return (
+        {**recipe, "data": [without(item, "weight") for item in recipe["data"]], "leaks": named},
+        {**told, "data": [without(item, "weight") for item in told["data"]], "leaks": config},
+    )
 
 
 def _leaks(manifest: Manifest) -> Decontaminate | None:
@@ -37,5 +39,11 @@ def needs(manifest: Manifest) -> list[str]:
     return ["dpo_prepare", *made_sets(manifest.dpo), *data_needs(manifest)]
 
 
-STAGE = Stage("dpo_data", 4, "gristmill.train.stages.dpo_data:run", configure, needs,
-              report=("gristmill.flows.report.tuning:preferences",))
+STAGE = Stage(
+    "dpo_data",
+    4,
+    "gristmill.train.stages.dpo_data:run",
+    configure,
+    needs,
+    report=("gristmill.flows.report.tuning:preferences",),
+)

@@ -23,8 +23,10 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     told: Recipe = {name: recipe[name] for name in ("tasks", "suites") if name in recipe}
     if section.red_team is None:
         return named, told
-    return ({**named, "red_team": _without_how(named["red_team"], section.red_team)},
-            {**told, "red_team": recipe["red_team"]})
+    return (
+        {**named, "red_team": _without_how(named["red_team"], section.red_team)},
+        {**told, "red_team": recipe["red_team"]},
+    )
 
 
 def _without_how(named: Recipe, section: RedTeam) -> Recipe:
@@ -38,9 +40,7 @@ def _without_how(named: Recipe, section: RedTeam) -> Recipe:
     return {**named, "judge": {**named["judge"], "model": without(named["judge"]["model"], *HOW), **question}}
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """What is wrong with what judges the answers to a red team."""
     from gristmill.dataprep.asking.prompt_templates import TemplateProblemError, read_template
     from gristmill.dataprep.models.document_scores import announce
@@ -72,10 +72,23 @@ def needs_libraries(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield from ((f"evaluate.tasks.{task.name}.metrics", library) for library in task.libraries)
 
 
-STAGE = Stage("evaluate", 3, "gristmill.train.stages.evaluate:run", configure, only("tokenizer", "mix", *MODELS),
-              preflight=preflight, needs_torch=True, needs_libraries=needs_libraries,
-              topics={"evaluation": "evaluation.json"},
-              report=("gristmill.flows.report.evaluation:held_out", "gristmill.flows.report.evaluation:tasks",
-                      "gristmill.flows.report.evaluation:suites",
-                      "gristmill.flows.report.evaluation:memorisation", "gristmill.flows.report.evaluation:leaks",
-                      "gristmill.flows.report.safety:red_team", "gristmill.flows.report.evaluation:samples"))
+STAGE = Stage(
+    "evaluate",
+    3,
+    "gristmill.train.stages.evaluate:run",
+    configure,
+    only("tokenizer", "mix", *MODELS),
+    preflight=preflight,
+    needs_torch=True,
+    needs_libraries=needs_libraries,
+    topics={"evaluation": "evaluation.json"},
+    report=(
+        "gristmill.flows.report.evaluation:held_out",
+        "gristmill.flows.report.evaluation:tasks",
+        "gristmill.flows.report.evaluation:suites",
+        "gristmill.flows.report.evaluation:memorisation",
+        "gristmill.flows.report.evaluation:leaks",
+        "gristmill.flows.report.safety:red_team",
+        "gristmill.flows.report.evaluation:samples",
+    ),
+)

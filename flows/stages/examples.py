@@ -15,8 +15,10 @@ from gristmill.mixtures.steps.made_examples import made_names, output_name
 
 def instances(manifest: Manifest) -> dict[str, Manifest]:
     """Each set under the name of its output."""
-    return {output_name(name): manifest.model_copy(update={"examples": {name: section}})
-            for name, section in manifest.examples.items()}
+    return {
+        output_name(name): manifest.model_copy(update={"examples": {name: section}})
+        for name, section in manifest.examples.items()
+    }
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -30,8 +32,10 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     data = [{**without(one, "path"), "listing": examples_listing(one["path"])} for one in config["data"]]
     named = name_outside_files({**config, "data": data}, section, verify, ("data",))
     shipped = {key: template.sha256 for key, (template, _, is_ours) in templates_of(section).items() if is_ours}
-    return ({"name": name, "made": _without_how(named), "shipped": shipped, "seed": seed_of(section, manifest)},
-            {"section": config})
+    return (
+        {"name": name, "made": _without_how(named), "shipped": shipped, "seed": seed_of(section, manifest)},
+        {"section": config},
+    )
 
 
 def _without_how(value: Any) -> Any:
@@ -44,13 +48,14 @@ def _without_how(value: Any) -> Any:
 
 def needs(manifest: Manifest) -> list[str]:
     """The sets that a set's prompts are of."""
-    return [output_name(name) for section in manifest.examples.values()
-            for name in made_names([one.path for one in section.data])]
+    return [
+        output_name(name)
+        for section in manifest.examples.values()
+        for name in made_names([one.path for one in section.data])
+    ]
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A template that is none, or that asks for what it is not given; a file without principles."""
     from gristmill.dataprep.asking.prompt_templates import TemplateProblemError, read_lines
     from gristmill.dataprep.examples.make_examples import templates_of
@@ -75,8 +80,17 @@ def needs_libraries(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield from (("", "torch") for one in section.rewards if isinstance(one, ModelReward))
 
 
-STAGE = Stage("examples", 1, "gristmill.dataprep.examples.make_examples:run", configure, needs, instances=instances,
-              asks=lambda manifest: manifest.examples, preflight=preflight,
-              needs_libraries=needs_libraries, imports=lambda settings: ["httpx"],
-              pace="a model's answers take as long as its server is busy",
-              report=("gristmill.flows.report.asked_sections:made_examples",))
+STAGE = Stage(
+    "examples",
+    1,
+    "gristmill.dataprep.examples.make_examples:run",
+    configure,
+    needs,
+    instances=instances,
+    asks=lambda manifest: manifest.examples,
+    preflight=preflight,
+    needs_libraries=needs_libraries,
+    imports=lambda settings: ["httpx"],
+    pace="a model's answers take as long as its server is busy",
+    report=("gristmill.flows.report.asked_sections:made_examples",),
+)

@@ -25,8 +25,10 @@ def _lineage(manifest: Manifest) -> Recipe:
     mix = {} if manifest.mix is None else dump(manifest.mix)
     own = uses_own_weights({} if manifest.mix is None else manifest.mix.model_dump())
     licences = manifest.licences
-    sources = {name: {**({"weight": source.weight} if own else {}), "licence": licences.get(name, source.licence)}
-               for name, source in manifest.sources.items()}
+    sources = {
+        name: {**({"weight": source.weight} if own else {}), "licence": licences.get(name, source.licence)}
+        for name, source in manifest.sources.items()
+    }
     asked = {key: mix[key] for key in ("weights", "stages") if mix.get(key)}
     return {"name": manifest.name, "sources": sources, **({"mix": asked} if asked else {})}
 
@@ -37,9 +39,7 @@ def needs(manifest: Manifest) -> list[str]:
     return ["tokenizer", *measured, model_before(STAGE.name, manifest)]
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """What keeps a GGUF file from being written, which would be found after the trainings otherwise."""
     if manifest.export is None or not manifest.export.gguf:
         return
@@ -73,7 +73,14 @@ def _why_not_for_llama_cpp(manifest: Manifest) -> str | None:
     return None
 
 
-STAGE = Stage("export", 1, "gristmill.train.stages.export:run", configure, needs,
-              needs_torch=True, preflight=preflight,
-              facts="gristmill.flows.report.run_data:exported",
-              report=("gristmill.flows.report.tuning:rounding",))
+STAGE = Stage(
+    "export",
+    1,
+    "gristmill.train.stages.export:run",
+    configure,
+    needs,
+    needs_torch=True,
+    preflight=preflight,
+    facts="gristmill.flows.report.run_data:exported",
+    report=("gristmill.flows.report.tuning:rounding",),
+)

@@ -21,9 +21,7 @@ def columns(section: Filter) -> Iterable[str]:
     return [*(name for chosen in section.rule_sets for name in RULE_COLUMNS[chosen]), *own]
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """What `unknown_languages` finds."""
     steps = list(manifest.steps.values())
     number = list(manifest.steps).index(name)
@@ -58,8 +56,13 @@ def unknown_languages(steps: Sequence[Judging], place: Location) -> Iterator[tup
         if (problem := why_unknown(str(language), labels, model_name(before))) is not None:
             yield at, problem
         elif not is_kept(language, wanted := wanted_languages(before)):
-            yield at, (f"langid keeps {', '.join(wanted)} alone, so that no document in {key} comes here; add it to "
-                          "langid.keep, or remove it")
+            yield (
+                at,
+                (
+                    f"langid keeps {', '.join(wanted)} alone, so that no document in {key} comes here; add it to "
+                    "langid.keep, or remove it"
+                ),
+            )
 
 
 def recipe(section: Filter, named: Recipe) -> Recipe:
@@ -87,12 +90,27 @@ def needs_libraries(section: Filter) -> list[tuple[str, str]]:
 
 def _words(section: Filter) -> set[str]:
     """Whose words the rules count, by `words` of each set that has the key."""
-    return {words for rules in (section.rules, *section.by_language.values()) for name in configured_names(rules)
-            if (words := getattr(getattr(rules, name), "words", None)) is not None}
+    return {
+        words
+        for rules in (section.rules, *section.by_language.values())
+        for name in configured_names(rules)
+        if (words := getattr(getattr(rules, name), "words", None)) is not None
+    }
 
 
-STAGE = Stage("filter", 2, "gristmill.dataprep.filtering.filter:run", section=Filter, columns=columns, recipe=recipe,
-              imports=imports, needs_libraries=needs_libraries,
-              rules="gristmill.dataprep.filtering.filter:rules", preflight=preflight,
-              report=("gristmill.flows.report.document_sections:lengths",
-                      "gristmill.flows.report.document_sections:rules_by_language"))
+STAGE = Stage(
+    "filter",
+    2,
+    "gristmill.dataprep.filtering.filter:run",
+    section=Filter,
+    columns=columns,
+    recipe=recipe,
+    imports=imports,
+    needs_libraries=needs_libraries,
+    rules="gristmill.dataprep.filtering.filter:rules",
+    preflight=preflight,
+    report=(
+        "gristmill.flows.report.document_sections:lengths",
+        "gristmill.flows.report.document_sections:rules_by_language",
+    ),
+)

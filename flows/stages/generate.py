@@ -14,8 +14,9 @@ from gristmill.mixtures.steps.asked_model import HOW
 from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.steps.quality import Quality
 
-CHOOSING = {module.STAGE.name: module.STAGE
-            for module in (filter, dedup, langid, quality, decontaminate, annotate, judge)}
+CHOOSING = {
+    module.STAGE.name: module.STAGE for module in (filter, dedup, langid, quality, decontaminate, annotate, judge)
+}
 """The steps that choose parents."""
 
 
@@ -29,8 +30,10 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     order = generation_order(sources)
     named = [{"name": name, **_recipe(sources[name].generate, manifest, verify)} for name in order]
     sections = {name: dump(sources[name].generate) for name in order}
-    return ({**recipe, "generated": named, "seed": manifest.seed},
-            {**told, "generate": sections, "order": order, "ingest": dump(manifest.ingest)})
+    return (
+        {**recipe, "generated": named, "seed": manifest.seed},
+        {**told, "generate": sections, "order": order, "ingest": dump(manifest.ingest)},
+    )
 
 
 def _recipe(section: Generate, manifest: Manifest, verify: bool) -> Recipe:
@@ -40,15 +43,18 @@ def _recipe(section: Generate, manifest: Manifest, verify: bool) -> Recipe:
 
     named = name_outside_files(dump(section), section, verify)
     model = {key: value for key, value in named["model"].items() if key not in HOW}
-    steps = [{step.stage: step_recipe(CHOOSING[step.stage], step.config, manifest, verify)[0],
-              "version": CHOOSING[step.stage].version} for step in section.prepare]
+    steps = [
+        {
+            step.stage: step_recipe(CHOOSING[step.stage], step.config, manifest, verify)[0],
+            "version": CHOOSING[step.stage].version,
+        }
+        for step in section.prepare
+    ]
     prompt = {} if section.template is not None else {"prompt": shipped(f"generate-{section.style}").sha256}
     return {**named, "model": model, "prepare": steps, **prompt}
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A template that is none, or that asks for what it is not given; the same of the judges of parents."""
     from gristmill.dataprep.asking.generated_documents import GIVEN
     from gristmill.dataprep.asking.prompt_templates import TemplateProblemError, read_template
@@ -66,7 +72,15 @@ def preflight(
                 yield from judge.wrong_question(step.config.judge, (*place, "judge"))
 
 
-STAGE = Stage("generate", 1, "gristmill.dataprep.asking.generated_documents:run", configure, parallel=True,
-              asks=lambda manifest: manifest.generated_sources, preflight=preflight, imports=lambda settings: ["httpx"],
-              pace="a model's answers take as long as its server is busy",
-              report=("gristmill.flows.report.asked_sections:generated",))
+STAGE = Stage(
+    "generate",
+    1,
+    "gristmill.dataprep.asking.generated_documents:run",
+    configure,
+    parallel=True,
+    asks=lambda manifest: manifest.generated_sources,
+    preflight=preflight,
+    imports=lambda settings: ["httpx"],
+    pace="a model's answers take as long as its server is busy",
+    report=("gristmill.flows.report.asked_sections:generated",),
+)

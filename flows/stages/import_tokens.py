@@ -16,11 +16,14 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     from gristmill.tokenize.importing.token_files import token_listing
 
     listings = {name: token_listing(name, source, verify) for name, source in sources.items()}
-    named = {name: {**{key: value for key, value in source.items() if key != "tokens"}, "listing": listings[name]}
-             for name, source in sources.items()}
+    named = {
+        name: {**{key: value for key, value in source.items() if key != "tokens"}, "listing": listings[name]}
+        for name, source in sources.items()
+    }
     # The stage compares the listing with what it finds: files that changed meanwhile are an error.
-    return {"sources": named}, {"sources": {name: {**source, "listing": listings[name]}
-                                            for name, source in sources.items()}}
+    return {"sources": named}, {
+        "sources": {name: {**source, "listing": listings[name]} for name, source in sources.items()}
+    }
 
 
 STAGE = Stage("import_tokens", 1, "gristmill.tokenize.importing.import_tokens:run", configure, only("tokenizer"))

@@ -36,8 +36,11 @@ def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> tupl
     """Some sources as they are read, with their files: the recipe, and what the stage gets besides."""
     from gristmill.dataprep.reading.sources import listing
 
-    dumped = {name: dump(source, *MIXTURE_KEYS, *NOTE_KEYS, *(key for key in OWN_KEYS if getattr(source, key) is None))
-              for name, source in manifest.document_sources.items() if name in names}
+    dumped = {
+        name: dump(source, *MIXTURE_KEYS, *NOTE_KEYS, *(key for key in OWN_KEYS if getattr(source, key) is None))
+        for name, source in manifest.document_sources.items()
+        if name in names
+    }
     read = {name: {key: value for key, value in source.items() if key != "path"} for name, source in dumped.items()}
     listings = {name: listing(name, source, verify=verify) for name, source in dumped.items()}
     recipe = {
@@ -48,9 +51,7 @@ def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> tupl
     return recipe, {"sources": {name: {**source, "listing": listings[name]} for name, source in dumped.items()}}
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """What the source of a reader shows to be wrong, without running it."""
     for source, section in manifest.document_sources.items():
         if section.read is not None and (wrong := misfit(section.read, given=1)) is not None:
@@ -58,7 +59,16 @@ def preflight(
 
 
 STAGE = Stage(
-    INGEST, 2, "gristmill.dataprep.reading.ingest:run", configure, needs, parallel=True, preflight=preflight,
+    INGEST,
+    2,
+    "gristmill.dataprep.reading.ingest:run",
+    configure,
+    needs,
+    parallel=True,
+    preflight=preflight,
     work_format=2,
-    report=("gristmill.flows.report.document_sections:damaged_files",
-            "gristmill.flows.report.document_sections:skipped_records"))
+    report=(
+        "gristmill.flows.report.document_sections:damaged_files",
+        "gristmill.flows.report.document_sections:skipped_records",
+    ),
+)

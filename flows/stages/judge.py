@@ -15,10 +15,16 @@ def asked_recipe(section: Question | JudgePairs, named: Recipe, shipped_as: str 
     """The settings without how the judges are reached, and the text of a question that comes with gristmill."""
     from gristmill.dataprep.asking.prompt_templates import shipped
 
-    models = {key: {name: value for name, value in named[key].items() if name not in HOW}
-              for key in ("model", "second") if named.get(key) is not None}
-    question = {} if section.template is not None else {"question": shipped(
-        f"judge-{section.rubric}" if isinstance(section, Question) else shipped_as).sha256}
+    models = {
+        key: {name: value for name, value in named[key].items() if name not in HOW}
+        for key in ("model", "second")
+        if named.get(key) is not None
+    }
+    question = (
+        {}
+        if section.template is not None
+        else {"question": shipped(f"judge-{section.rubric}" if isinstance(section, Question) else shipped_as).sha256}
+    )
     return {**named, **models, **question}
 
 
@@ -36,16 +42,22 @@ def wrong_question(section: Question, place: Location) -> Iterator[tuple[Locatio
         yield (*place, "template"), str(error)
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """What is wrong with the question."""
     step = manifest.steps[name]
     assert isinstance(step.config, Judge)
     yield from wrong_question(step.config, ("prepare", list(manifest.steps).index(name), step.stage))
 
 
-STAGE = Stage("judge", 1, "gristmill.dataprep.asking.judge:run", section=Judge, imports=lambda settings: ["httpx"],
-              columns=lambda section: section.measured, recipe=asked_recipe, preflight=preflight,
-              pace="a model's answers take as long as its server is busy",
-              report=("gristmill.flows.report.asked_sections:judges",))
+STAGE = Stage(
+    "judge",
+    1,
+    "gristmill.dataprep.asking.judge:run",
+    section=Judge,
+    imports=lambda settings: ["httpx"],
+    columns=lambda section: section.measured,
+    recipe=asked_recipe,
+    preflight=preflight,
+    pace="a model's answers take as long as its server is busy",
+    report=("gristmill.flows.report.asked_sections:judges",),
+)

@@ -23,9 +23,7 @@ def leaves_out(section: LanguageId) -> Collection[str]:
     return () if is_other_model(section.model) else ("model",)
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """Languages that the model does not know, where it is here."""
     section = manifest.steps[name].config
     assert isinstance(section, LanguageId)
@@ -49,7 +47,14 @@ def model_name(section: LanguageId) -> str:
 
 
 STAGE = Stage(
-    "langid", 3, "gristmill.dataprep.judges.langid:run", section=LanguageId, columns=columns, leaves_out=leaves_out,
-    preflight=preflight, imports=lambda settings: ["fasttext"],
+    "langid",
+    3,
+    "gristmill.dataprep.judges.langid:run",
+    section=LanguageId,
+    columns=columns,
+    leaves_out=leaves_out,
+    preflight=preflight,
+    imports=lambda settings: ["fasttext"],
     rules="gristmill.dataprep.judges.langid:rules",
-    report=("gristmill.flows.report.document_sections:languages",))
+    report=("gristmill.flows.report.document_sections:languages",),
+)

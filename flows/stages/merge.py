@@ -17,13 +17,16 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if section is None or pretrain is None:
         return None
     measured = manifest.evaluate or Evaluate()
-    return {"steps": merged_steps(section, pretrain), "of": pretrain.steps, "shares": section.shares,
-            "seed": seed_of(measured, manifest), "bootstrap_samples": measured.bootstrap_samples}, {}
+    return {
+        "steps": merged_steps(section, pretrain),
+        "of": pretrain.steps,
+        "shares": section.shares,
+        "seed": seed_of(measured, manifest),
+        "bootstrap_samples": measured.bootstrap_samples,
+    }, {}
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """Checkpoints that would be gone by then."""
     assert manifest.merge is not None
     problem = merge_problems(manifest.engine.checkpoint_every, manifest.engine.permanent_every, manifest.merge.every)
@@ -31,6 +34,15 @@ def preflight(
         yield (STAGE.name, "every"), problem
 
 
-STAGE = Stage("merge", 1, "gristmill.train.stages.merge:run", configure, only("tokenizer", "mix", "pretrain"),
-              needs_torch=True, makes_model=True, preflight=preflight, topics={"merged": "merged.json"},
-              report=("gristmill.flows.report.evaluation:merged",))
+STAGE = Stage(
+    "merge",
+    1,
+    "gristmill.train.stages.merge:run",
+    configure,
+    only("tokenizer", "mix", "pretrain"),
+    needs_torch=True,
+    makes_model=True,
+    preflight=preflight,
+    topics={"merged": "merged.json"},
+    report=("gristmill.flows.report.evaluation:merged",),
+)

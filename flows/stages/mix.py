@@ -15,25 +15,29 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     """The section, with what of each source counts in a mixture."""
     if manifest.mix is None:
         return None
-    sources = {name: source.model_dump(mode="json", include=set(MIXTURE_KEYS))
-               for name, source in manifest.sources.items()}
+    sources = {
+        name: source.model_dump(mode="json", include=set(MIXTURE_KEYS)) for name, source in manifest.sources.items()
+    }
     dumped = dump(manifest.mix, "seed")
     mix = name_outside_files(dumped, manifest.mix, verify)
     told = {} if mix == dumped else {"mix": dumped}
     recipe = {"mix": mix, "sources": sources, "seed": seed_of(manifest.mix, manifest)}
     if uses_own_weights(manifest.mix.model_dump()):
         return recipe, told
-    weighed = {name: {key: value for key, value in source.items() if key != "weight"}
-               for name, source in sources.items()}
+    weighed = {
+        name: {key: value for key, value in source.items() if key != "weight"} for name, source in sources.items()
+    }
     return {**recipe, "sources": weighed}, {**told, "sources": sources}
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """Every `where` and `epochs` of the sources that is not of the grammar, or names a column that nothing measures."""
-    expressions = [(("sources", source, key), expression) for source, section in manifest.sources.items()
-                   for key in ("where", "epochs") if (expression := getattr(section, key)) is not None]
+    expressions = [
+        (("sources", source, key), expression)
+        for source, section in manifest.sources.items()
+        for key in ("where", "epochs")
+        if (expression := getattr(section, key)) is not None
+    ]
     if not expressions:
         return
     from gristmill.dataprep.expressions import OF_TOKENS, names_of
@@ -50,9 +54,15 @@ def preflight(
 
 
 STAGE = Stage(
-    "mix", 8, "gristmill.tokenize.mixing.mix:run", configure, documents("tokenizer", "tokenize", "import_tokens"),
+    "mix",
+    8,
+    "gristmill.tokenize.mixing.mix:run",
+    configure,
+    documents("tokenizer", "tokenize", "import_tokens"),
     parallel=True,
     work_format=2,
     preflight=preflight,
-    pace="a sample has too few tokens to be mixed", topics={"packed": "packed.json"},
-    report=("gristmill.flows.report.mixture:mixture_section",))
+    pace="a sample has too few tokens to be mixed",
+    topics={"packed": "packed.json"},
+    report=("gristmill.flows.report.mixture:mixture_section",),
+)

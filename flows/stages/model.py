@@ -19,9 +19,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return name_outside_files(told, manifest.model, verify), told
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A model that this decoder cannot run."""
     assert manifest.model is not None
     message = why_no_model(manifest.model.path, tokenizer_of(manifest))
@@ -29,5 +27,13 @@ def preflight(
         yield ("model", "path"), message
 
 
-STAGE = Stage("model", 1, "gristmill.train.stages.model:run", configure, only("tokenizer"), preflight=preflight,
-              needs_torch=True, makes_model=True)
+STAGE = Stage(
+    "model",
+    1,
+    "gristmill.train.stages.model:run",
+    configure,
+    only("tokenizer"),
+    preflight=preflight,
+    needs_torch=True,
+    makes_model=True,
+)

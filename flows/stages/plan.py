@@ -121,9 +121,11 @@ def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str], edits: 
     so that what they made is another output.
     """
     ordered = {"edits": list(edits)} if len(edits) > 1 else {}
-    return hashlib.sha256(canonical_json(
-        {"stage": stage.name, "version": stage.version, "recipe": recipe, "inputs": list(inputs.items()), **ordered}
-    )).hexdigest()
+    return hashlib.sha256(
+        canonical_json(
+            {"stage": stage.name, "version": stage.version, "recipe": recipe, "inputs": list(inputs.items()), **ordered}
+        )
+    ).hexdigest()
 
 
 def _placed(manifest: Manifest) -> list[_Placed]:
@@ -153,7 +155,7 @@ def _listed(manifest: Manifest) -> Iterator[_Placed]:
         before = [INGEST]
         for name, step in manifest.steps.items():
             of_step = STAGES[step.stage]
-            yield _Placed(name, of_step, tuple(before), partial(step_recipe, of_step, step.config, manifest),
-                          step.config)
+            yield _Placed(
+                name, of_step, tuple(before), partial(step_recipe, of_step, step.config, manifest), step.config
+            )
             before.append(name)
-

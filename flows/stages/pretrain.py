@@ -27,9 +27,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return recipe, told
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A model that no training can begin with, or a tokenizer without the special tokens that the objective needs."""
     assert manifest.pretrain is not None
     folder, masked = manifest.pretrain.model.init_from, manifest.pretrain.masked
@@ -43,8 +41,13 @@ def preflight(
         if problem is not None:
             yield ("pretrain", spans[0]), problem
     if masked is not None and tokenizer is not None and all(tokenizer.token_to_id(one) is None for one in MASK_TOKENS):
-        yield ("pretrain", "masked"), (f"needs a mask token, and {manifest.tokenizer.path} has none of "  # type: ignore[union-attr]
-                                       f"{', '.join(MASK_TOKENS)}: name one in tokenizer.special_tokens")
+        yield (
+            ("pretrain", "masked"),
+            (
+                f"needs a mask token, and {manifest.tokenizer.path} has none of "  # type: ignore[union-attr]
+                f"{', '.join(MASK_TOKENS)}: name one in tokenizer.special_tokens"
+            ),
+        )
 
 
 def why_no_model(path: str, tokenizer: Tokenizer | None, kind: Kind = "decoder") -> str | None:
@@ -60,8 +63,10 @@ def why_no_model(path: str, tokenizer: Tokenizer | None, kind: Kind = "decoder")
         return str(error)
     ids = _ids_of(tokenizer)
     if ids is not None and ids > shape.vocab_size:
-        return (f"{folder}: the model has {shape.vocab_size} ids, but its tokenizer has {ids}; give the model's own "
-                "tokenizer as tokenizer.path, and a chat template of its own special tokens (tokenizer.chat_template)")
+        return (
+            f"{folder}: the model has {shape.vocab_size} ids, but its tokenizer has {ids}; give the model's own "
+            "tokenizer as tokenizer.path, and a chat template of its own special tokens (tokenizer.chat_template)"
+        )
     return None
 
 
@@ -84,6 +89,14 @@ def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
         return None  # its own stage says so
 
 
-STAGE = training("pretrain", 2, configure, only("tokenizer", "mix"), preflight=preflight, trained=Pretrain,
-                 rows="documents", makes_model=True,
-                 report_facts="gristmill.flows.report.run_data:spikes_with_origins")
+STAGE = training(
+    "pretrain",
+    2,
+    configure,
+    only("tokenizer", "mix"),
+    preflight=preflight,
+    trained=Pretrain,
+    rows="documents",
+    makes_model=True,
+    report_facts="gristmill.flows.report.run_data:spikes_with_origins",
+)

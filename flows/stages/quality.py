@@ -23,9 +23,7 @@ def recipe(section: Quality, named: Recipe) -> Recipe:
     return named
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A judge's column that no step before measures; what is wrong with the question that a judge is asked."""
     from gristmill.dataprep.expressions import names_of
 
@@ -40,8 +38,13 @@ def preflight(
     known = [column for columns in before.values() for column in columns.values()]
     column = section.judge.column
     if column is not None and column not in known:
-        yield (*place, "column"), (f"no step before measures {column!r}{did_you_mean(column, known)}; there are "
-                                   f"{', '.join(known) or 'none'}")
+        yield (
+            (*place, "column"),
+            (
+                f"no step before measures {column!r}{did_you_mean(column, known)}; there are "
+                f"{', '.join(known) or 'none'}"
+            ),
+        )
 
 
 def needs_libraries(section: Quality) -> Iterator[tuple[str, str]]:
@@ -53,11 +56,19 @@ def needs_libraries(section: Quality) -> Iterator[tuple[str, str]]:
 
 
 STAGE = Stage(
-    "quality", 4, "gristmill.dataprep.judges.quality:run", section=Quality,
+    "quality",
+    4,
+    "gristmill.dataprep.judges.quality:run",
+    section=Quality,
     needs_libraries=needs_libraries,
-    imports=lambda settings: [*(["fasttext"] if settings.classifier else []), *(
-        ["httpx"] if settings.judge is not None and settings.judge.model is not None else [])],
+    imports=lambda settings: [
+        *(["fasttext"] if settings.classifier else []),
+        *(["httpx"] if settings.judge is not None and settings.judge.model is not None else []),
+    ],
     preflight=preflight,
-    columns=lambda section: [*section.scores, "perplexity_bucket"], recipe=recipe,
-    ranking="gristmill.dataprep.judges.replay_ranking:keep_top_rule", work_format=2,
-    report=("gristmill.flows.report.document_sections:quality", "gristmill.flows.report.asked_sections:judges"))
+    columns=lambda section: [*section.scores, "perplexity_bucket"],
+    recipe=recipe,
+    ranking="gristmill.dataprep.judges.replay_ranking:keep_top_rule",
+    work_format=2,
+    report=("gristmill.flows.report.document_sections:quality", "gristmill.flows.report.asked_sections:judges"),
+)

@@ -50,10 +50,45 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.prepare import Step, register_step, unregister_step
 from gristmill.mixtures.sources import INGEST
 
-ORDER = (generate, ingest, clean, filter, dedup, dedup_semantic, dedup_lines, dedup_substrings, langid, quality,
-         decontaminate, annotate, cluster, edit, judge, documents, tokenizer, tokenize, import_tokens, mix, text_index,
-         model, examples, sft_prepare, sft_data, dpo_prepare, dpo_data, pretrain, merge, teacher, sft, reward,
-         reference, dpo, rl, evaluate, export)
+ORDER = (
+    generate,
+    ingest,
+    clean,
+    filter,
+    dedup,
+    dedup_semantic,
+    dedup_lines,
+    dedup_substrings,
+    langid,
+    quality,
+    decontaminate,
+    annotate,
+    cluster,
+    edit,
+    judge,
+    documents,
+    tokenizer,
+    tokenize,
+    import_tokens,
+    mix,
+    text_index,
+    model,
+    examples,
+    sft_prepare,
+    sft_data,
+    dpo_prepare,
+    dpo_data,
+    pretrain,
+    merge,
+    teacher,
+    sft,
+    reward,
+    reference,
+    dpo,
+    rl,
+    evaluate,
+    export,
+)
 """The stages in the order in which they are listed, and run where nothing asks for another: steps of `prepare` run in
 the manifest's, and a stage that needs a later one comes behind that."""
 STAGES: dict[str, Stage] = {}
@@ -63,7 +98,8 @@ STAGES: dict[str, Stage] = {}
 LAST = export.STAGE.name
 """The last stage of all."""
 TOKENIZER, TOKENIZE, MIX, TEXT_INDEX, PRETRAIN = (
-    module.STAGE.name for module in (tokenizer, tokenize, mix, text_index, pretrain))
+    module.STAGE.name for module in (tokenizer, tokenize, mix, text_index, pretrain)
+)
 """Those that whole pages are about: the tokenizer, the tokens of all documents, the packed set, its index, the training
 on it."""
 
@@ -83,8 +119,11 @@ def register(stage: Stage, behind: str = INGEST) -> None:
         StageNameError: there is a stage of this name, or none to stand behind.
     """
     if stage.name in STAGES or behind not in STAGES:
-        raise StageNameError(f"there is a stage {stage.name!r} already" if stage.name in STAGES else
-                             f"there is no stage {behind!r} to stand behind; there are {', '.join(STAGES)}")
+        raise StageNameError(
+            f"there is a stage {stage.name!r} already"
+            if stage.name in STAGES
+            else f"there is no stage {behind!r} to stand behind; there are {', '.join(STAGES)}"
+        )
     listed = list(STAGES.items())
     place = list(STAGES).index(behind) + 1
     STAGES.clear()
@@ -107,8 +146,9 @@ def measured_by(step: Step) -> list[str]:
 
 def instances_of(manifest: Manifest) -> dict[str, Stage]:
     """What a manifest asks for several times beside `prepare`, by the names that it has there."""
-    return {name: stage for stage in STAGES.values() if stage.instances is not None
-            for name in stage.instances(manifest)}
+    return {
+        name: stage for stage in STAGES.values() if stage.instances is not None for name in stage.instances(manifest)
+    }
 
 
 def _let_stand(stage: Stage) -> None:

@@ -24,6 +24,13 @@ def needs(manifest: Manifest) -> list[str]:
     return [*([] if own else ["dpo_prepare"]), *made_sets(manifest.reward if own else manifest.dpo), "tokenizer", start]
 
 
-STAGE = training("reward", 3, configure, needs, trained=Reward, rows="examples",
-                 details="gristmill.flows.report.training:ranking_details",
-                 report=("gristmill.flows.report.tuning:reward_model",))
+STAGE = training(
+    "reward",
+    3,
+    configure,
+    needs,
+    trained=Reward,
+    rows="examples",
+    details="gristmill.flows.report.training:ranking_details",
+    report=("gristmill.flows.report.tuning:reward_model",),
+)

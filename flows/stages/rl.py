@@ -20,12 +20,16 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     recipe, told = found
     # Which model begins is among the inputs.
     del recipe["start_from"]
-    rewards = [{**one, "path": outside_listing(f"rl.rewards.{number}.path", one["path"], verify)} if one.get("path")
-               else one for number, one in enumerate(recipe["rewards"])]
+    rewards = [
+        {**one, "path": outside_listing(f"rl.rewards.{number}.path", one["path"], verify)} if one.get("path") else one
+        for number, one in enumerate(recipe["rewards"])
+    ]
     named, given = {**recipe, "rewards": rewards}, {**told, "rewards": recipe["rewards"]}
     if "tools" in recipe:
-        named["tools"] = [{**one, "path": outside_listing(f"rl.tools.{number}.path", one["path"], verify)}
-                          if one.get("path") else one for number, one in enumerate(recipe["tools"])]
+        named["tools"] = [
+            {**one, "path": outside_listing(f"rl.tools.{number}.path", one["path"], verify)} if one.get("path") else one
+            for number, one in enumerate(recipe["tools"])
+        ]
         given["tools"] = recipe["tools"]
     return named, given
 
@@ -37,11 +41,22 @@ def needs(manifest: Manifest) -> list[str]:
     asked = manifest.rl.start_from
     start = model_before("rl", manifest) if asked == "auto" else asked
     models = ["reward"] if any(one.kind == "model" and one.path is None for one in manifest.rl.rewards) else []
-    searched = [INGEST, *manifest.steps] if any(
-        isinstance(one, SearchTool) and one.path is None for one in manifest.rl.tools) else []
+    searched = (
+        [INGEST, *manifest.steps]
+        if any(isinstance(one, SearchTool) and one.path is None for one in manifest.rl.tools)
+        else []
+    )
     return [*made_sets(manifest.rl), *searched, "mix", "tokenizer", start, *models]
 
 
-STAGE = training("rl", 3, configure, needs, trained=Rl, rows="prompts", makes_model=True,
-                 details="gristmill.flows.report.training:reinforcement_details",
-                 report=("gristmill.flows.report.training:reinforcement",))
+STAGE = training(
+    "rl",
+    3,
+    configure,
+    needs,
+    trained=Rl,
+    rows="prompts",
+    makes_model=True,
+    details="gristmill.flows.report.training:reinforcement_details",
+    report=("gristmill.flows.report.training:reinforcement",),
+)

@@ -40,11 +40,19 @@ def part_of_section(
     found = whole("sft")(manifest, verify)
     if found is None:
         return None
-    recipe, told = ({key: value for key, value in part.items() if is_wanted(key, key in SftData.model_fields)}
-                    for part in found)
+    recipe, told = (
+        {key: value for key, value in part.items() if is_wanted(key, key in SftData.model_fields)} for part in found
+    )
     return recipe, told
 
 
-STAGE = training("sft", 5, configure, only("tokenizer", "mix", "sft_data", "model", "pretrain", "merge", "teacher"),
-                 trained=Tuning, rows="examples", makes_model=True,
-                 details="gristmill.flows.report.training:teaching_details")
+STAGE = training(
+    "sft",
+    5,
+    configure,
+    only("tokenizer", "mix", "sft_data", "model", "pretrain", "merge", "teacher"),
+    trained=Tuning,
+    rows="examples",
+    makes_model=True,
+    details="gristmill.flows.report.training:teaching_details",
+)

@@ -20,11 +20,18 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 def needs(manifest: Manifest) -> list[str]:
     """The examples; and pre-training, where rows of it are replayed and it alone knows which of them it has read."""
     sft, pretrain = manifest.sft, manifest.pretrain
-    is_open = pretrain is not None and (pretrain.early_stopping is not None
-                                        or pretrain.spikes.rollback_after is not None)
+    is_open = pretrain is not None and (
+        pretrain.early_stopping is not None or pretrain.spikes.rollback_after is not None
+    )
     replays = ["pretrain"] if sft is not None and sft.replay and is_open else []
     return ["sft_prepare", *made_sets(sft), *data_needs(manifest), *replays]
 
 
-STAGE = Stage("sft_data", 3, "gristmill.train.stages.sft_data:run", configure, needs,
-              report=("gristmill.flows.report.tuning:masks",))
+STAGE = Stage(
+    "sft_data",
+    3,
+    "gristmill.train.stages.sft_data:run",
+    configure,
+    needs,
+    report=("gristmill.flows.report.tuning:masks",),
+)

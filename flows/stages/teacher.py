@@ -16,8 +16,10 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         return None
     dumped = {key: dump(manifest.sft.distill)[key] for key in TeacherKeys.model_fields}
     named = name_outside_files(dumped, TeacherKeys.model_validate(dumped), verify)
-    return ({**named, "precision": manifest.sft.precision},
-            {"teacher": dumped["teacher"], "micro_batch_size": manifest.sft.micro_batch_size})
+    return (
+        {**named, "precision": manifest.sft.precision},
+        {"teacher": dumped["teacher"], "micro_batch_size": manifest.sft.micro_batch_size},
+    )
 
 
 def needs(manifest: Manifest) -> list[str]:
@@ -26,5 +28,4 @@ def needs(manifest: Manifest) -> list[str]:
     return ["tokenizer", "sft_data", *(["pretrain"] if own else [])]
 
 
-STAGE = training("teacher", 1, configure, needs,
-                 report=("gristmill.flows.report.tuning:distillation",))
+STAGE = training("teacher", 1, configure, needs, report=("gristmill.flows.report.tuning:distillation",))

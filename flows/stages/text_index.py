@@ -12,5 +12,12 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return None if manifest.text_index is None or manifest.mix is None else (dump(manifest.text_index), {})
 
 
-STAGE = Stage("text_index", 2, "gristmill.tokenize.text_index:run", configure, only("mix"), parallel=True,
-              pace="a sample is not mixed, so it has no rows")
+STAGE = Stage(
+    "text_index",
+    2,
+    "gristmill.tokenize.text_index:run",
+    configure,
+    only("mix"),
+    parallel=True,
+    pace="a sample is not mixed, so it has no rows",
+)

@@ -11,6 +11,14 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return None if manifest.tokenizer is None or not manifest.text_sources else ({}, {})
 
 
-STAGE = Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", configure, documents("tokenizer"), parallel=True,
-              work_format=2, imports=lambda settings: ["tokenizers", "gigatoken", "awkward"],
-              report=("gristmill.flows.report.mixture:tokenizer_section",))
+STAGE = Stage(
+    "tokenize",
+    2,
+    "gristmill.tokenize.encoding.encode:run",
+    configure,
+    documents("tokenizer"),
+    parallel=True,
+    work_format=2,
+    imports=lambda settings: ["tokenizers", "gigatoken", "awkward"],
+    report=("gristmill.flows.report.mixture:tokenizer_section",),
+)

@@ -52,12 +52,19 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     """Recipes have it where it is given."""
     if section.path is not None:
         chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path", *of_code)
-        return ({"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
-                {"tokenizer": dump(section), "sources": [], "seed": 0})
-    dumped = {**dump(section, "seed", "path", *(() if of_code else ("chat_formatter",)), *OF_MODELS),
-              **_of_model(section)}
-    return {"tokenizer": name_outside_files(dumped, section, verify), "sources": list(manifest.text_sources),
-            "seed": seed_of(section, manifest)}, {"tokenizer": dumped}
+        return (
+            {"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
+            {"tokenizer": dump(section), "sources": [], "seed": 0},
+        )
+    dumped = {
+        **dump(section, "seed", "path", *(() if of_code else ("chat_formatter",)), *OF_MODELS),
+        **_of_model(section),
+    }
+    return {
+        "tokenizer": name_outside_files(dumped, section, verify),
+        "sources": list(manifest.text_sources),
+        "seed": seed_of(section, manifest),
+    }, {"tokenizer": dumped}
 
 
 def needs(manifest: Manifest) -> list[str]:
@@ -73,14 +80,14 @@ def _of_model(section: Tokenizer) -> Recipe:
     """The model and its settings; nothing for `bpe`, whose recipes are as they were when it was the only model."""
     if section.model == "bpe":
         return {}
-    settings = {"sentencepiece_bpe": {"character_coverage": section.character_coverage or CHARACTER_COVERAGE},
-                "superbpe": {"transition_point": section.transition_point or TRANSITION_POINT}}
+    settings = {
+        "sentencepiece_bpe": {"character_coverage": section.character_coverage or CHARACTER_COVERAGE},
+        "superbpe": {"transition_point": section.transition_point or TRANSITION_POINT},
+    }
     return {"model": section.model, **settings.get(section.model, {})}
 
 
-def preflight(
-    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[Location, str]]:  # fmt: skip
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A tokenizer that is none, or a template that is none."""
     from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
     from gristmill.tokenize.encoding.tokenizer import TokenizerError, check, read_external, read_template
@@ -88,8 +95,13 @@ def preflight(
     section, at = tokenizer_of(manifest), "chat_template_path"
     assert section is not None
     if section.model == "unigram" and section.path is None and find_spec("sentencepiece") is None:
-        yield (STAGE.name, "model"), ("unigram needs sentencepiece, which is not installed; install it with: "
-                                        "pip install 'gristmill[sentencepiece]'")
+        yield (
+            (STAGE.name, "model"),
+            (
+                "unigram needs sentencepiece, which is not installed; install it with: "
+                "pip install 'gristmill[sentencepiece]'"
+            ),
+        )
     if section.chat_formatter is not None:
         found = signature_of(section.chat_formatter.use)
         takes_tools = found is not None and "tools" in (*found.required, *found.optional)
@@ -109,6 +121,14 @@ def preflight(
 
 
 STAGE = Stage(
-    "tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", configure, needs, parallel=True,
-    is_short=lambda recipe: "external" in recipe, work_format=2, imports=lambda settings: ["tokenizers"],
-    preflight=preflight)
+    "tokenizer",
+    3,
+    "gristmill.tokenize.encoding.tokenizer:run",
+    configure,
+    needs,
+    parallel=True,
+    is_short=lambda recipe: "external" in recipe,
+    work_format=2,
+    imports=lambda settings: ["tokenizers"],
+    preflight=preflight,
+)

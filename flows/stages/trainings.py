@@ -27,8 +27,10 @@ def _compared(section: JudgePairs, named: Recipe) -> Recipe:
 
 COMPARES = Stage("judge_pairs", 1, "gristmill.dataprep.asking.judge_pairs:run", section=JudgePairs, recipe=_compared)
 """The step that examples alone have: it compares the answers of pairs."""
-JUDGES = {**{module.STAGE.name: module.STAGE for module in (filter, dedup, langid, decontaminate, annotate)},
-          COMPARES.name: COMPARES}
+JUDGES = {
+    **{module.STAGE.name: module.STAGE for module in (filter, dedup, langid, decontaminate, annotate)},
+    COMPARES.name: COMPARES,
+}
 """The steps that judge examples too."""
 UNNAMED_VERSIONS = {"filter": 2, "dedup": 3, "langid": 2, "decontaminate": 2, "annotate": 1, "judge_pairs": 1}
 """The versions of those steps that recipes of prepared examples do not name, as from before they named any."""
@@ -36,8 +38,18 @@ UNNAMED_VERSIONS = {"filter": 2, "dedup": 3, "langid": 2, "decontaminate": 2, "a
 
 def training(name: str, version: int, configure: Configure, needs: Needs, **shown: Any) -> Stage:
     """A stage that torchrun starts on every rank, whose function is `run` of the file called like it; see `Stage`."""
-    return Stage(name, version, f"gristmill.train.stages.{name}:run", configure, needs, launch="torchrun",
-                 needs_torch=True, needs_libraries=_libraries_of(name), pace=PACE, **shown)
+    return Stage(
+        name,
+        version,
+        f"gristmill.train.stages.{name}:run",
+        configure,
+        needs,
+        launch="torchrun",
+        needs_torch=True,
+        needs_libraries=_libraries_of(name),
+        pace=PACE,
+        **shown,
+    )
 
 
 def _libraries_of(name: str) -> Callable[[Manifest], Iterator[tuple[str, str]]]:
@@ -56,8 +68,11 @@ def _libraries_of(name: str) -> Callable[[Manifest], Iterator[tuple[str, str]]]:
             yield f"{name}.lora.base", "bitsandbytes"
         if getattr(section, "rollouts", None) == "vllm":
             yield f"{name}.rollouts", "vllm"
-        yield from ((f"engine.{client}", client) for client in Trackers.model_fields
-                    if getattr(manifest.engine, client) is not None)
+        yield from (
+            (f"engine.{client}", client)
+            for client in Trackers.model_fields
+            if getattr(manifest.engine, client) is not None
+        )
 
     return needed
 
@@ -126,11 +141,19 @@ def _named(name: str, config: Recipe, section: Training, verify: bool) -> Recipe
 
 def prepares_examples(name: str, version: int, section: str, **shown: Any) -> Stage:
     """The stage that prepares a section's examples, where it asks for that; see `Stage`."""
-    return Stage(name, version, "gristmill.dataprep.examples.prepare:run", _examples(section),
-                 lambda manifest: made_sets(getattr(manifest, section)), of_examples=True,
-                 preflight=_wrong_steps(section), parallel=True,
-                 asks=lambda manifest: getattr(getattr(manifest, section), "prepare", ()),
-                 report=("gristmill.flows.report.tuning:preparation",), **shown)
+    return Stage(
+        name,
+        version,
+        "gristmill.dataprep.examples.prepare:run",
+        _examples(section),
+        lambda manifest: made_sets(getattr(manifest, section)),
+        of_examples=True,
+        preflight=_wrong_steps(section),
+        parallel=True,
+        asks=lambda manifest: getattr(getattr(manifest, section), "prepare", ()),
+        report=("gristmill.flows.report.tuning:preparation",),
+        **shown,
+    )
 
 
 def _examples(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
@@ -140,11 +163,18 @@ def _examples(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
         if found is None or not section.prepare:
             return None
         recipe, told = ([without(item, "weight", "train_on") for item in part["data"]] for part in found)
-        steps = [(step.stage, step.judged, *step_recipe(JUDGES[step.stage], step.config, manifest, verify))
-                 for step in section.prepare]
-        return ({"kind": name, "data": recipe,
-                 "prepare": [{stage: named, "judge": judged, **_raised(stage)} for stage, judged, named, _ in steps]},
-                {"data": told, "prepare": [{stage: config, "judge": judged} for stage, judged, _, config in steps]})
+        steps = [
+            (step.stage, step.judged, *step_recipe(JUDGES[step.stage], step.config, manifest, verify))
+            for step in section.prepare
+        ]
+        return (
+            {
+                "kind": name,
+                "data": recipe,
+                "prepare": [{stage: named, "judge": judged, **_raised(stage)} for stage, judged, named, _ in steps],
+            },
+            {"data": told, "prepare": [{stage: config, "judge": judged} for stage, judged, _, config in steps]},
+        )
 
     return configure
 
@@ -160,7 +190,7 @@ def _wrong_steps(name: str) -> Preflight:
 
     def preflight(
         manifest: Manifest, stage: str, measured: Mapping[str, Sequence[str]]
-    ) -> Iterator[tuple[Location, str]]:  # fmt: skip
+    ) -> Iterator[tuple[Location, str]]:
         from gristmill.dataprep.asking.judge_pairs import read_question
         from gristmill.dataprep.asking.prompt_templates import TemplateProblemError
 

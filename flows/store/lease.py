@@ -76,8 +76,9 @@ class Lease:
             LeaseLostError: somebody who took over has decided otherwise.
         """
         if not create_exclusively(self.folder / f"{self.number}.commit", content):
-            raise LeaseLostError(f"{self.folder.parent} was taken over by another run; this attempt's work is not "
-                                 "committed")
+            raise LeaseLostError(
+                f"{self.folder.parent} was taken over by another run; this attempt's work is not committed"
+            )
 
     def name_child(self, pid: int) -> None:
         """Write down the process group that does the work, so that whoever takes over can end it."""
@@ -113,7 +114,9 @@ class Lease:
 
 
 def acquire(
-    folder: Path, on_wait: Callable[[dict[str, Any]], None], wanted: Callable[[], bool],
+    folder: Path,
+    on_wait: Callable[[dict[str, Any]], None],
+    wanted: Callable[[], bool],
     publish: Callable[[bytes], bool] = lambda content: False,
 ) -> Lease | None:
     """Take the lease of a stage folder, waiting for a living owner.
@@ -163,15 +166,22 @@ def running_owner(folder: Path) -> dict[str, Any] | None:
     owner: dict[str, Any] = read_json(folder / f"{number}.json")
     if is_here(owner):
         return owner if is_alive(owner) else None
-    seen = [path.stat().st_mtime for path in (folder / f"{number}.json", folder / f"{number}.beat.json")
-            if path.exists()]
+    seen = [
+        path.stat().st_mtime for path in (folder / f"{number}.json", folder / f"{number}.beat.json") if path.exists()
+    ]
     return owner if time.time() - max(seen, default=0.0) < FORGOTTEN_SECONDS else None
 
 
 def identity(pid: int) -> dict[str, Any]:
     """What tells a process apart from all others: of other machines and containers, and with the same number later."""
-    return {"host": socket.gethostname(), "machine": _machine_id(), "boot": _boot_id(), "pids": _pid_namespace(),
-            "pid": pid, "ticks": _start_ticks(pid)}
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine_id(),
+        "boot": _boot_id(),
+        "pids": _pid_namespace(),
+        "pid": pid,
+        "ticks": _start_ticks(pid),
+    }
 
 
 def is_here(owner: dict[str, Any]) -> bool:

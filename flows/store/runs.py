@@ -32,10 +32,15 @@ class RunRecord:
         """Make a new run's folder and first record."""
         record = cls(new_run_folder(store, manifest.name))
         record.content = {
-            "run": record.folder.name, "name": manifest.name, "manifest_file": str(Path(file).resolve()),
-            "manifest": manifest.model_dump(mode="json", exclude_none=True), "overrides": overrides,
+            "run": record.folder.name,
+            "name": manifest.name,
+            "manifest_file": str(Path(file).resolve()),
+            "manifest": manifest.model_dump(mode="json", exclude_none=True),
+            "overrides": overrides,
             "settings": manifest.model_dump(mode="json", exclude_unset=True),
-            "state": "running", "started": time.time(), "owner": identity(os.getpid()),
+            "state": "running",
+            "started": time.time(),
+            "owner": identity(os.getpid()),
             "stages": {name: {"fingerprint": node.fingerprint} for name, node in plan.items()},
         }
         record.save()
@@ -44,8 +49,11 @@ class RunRecord:
     def add(self, outcome: Outcome) -> None:
         """Note how a stage came to its output."""
         self.content["stages"][outcome.stage] = {
-            "fingerprint": outcome.fingerprint, "how": outcome.how, "seconds": round(outcome.seconds, 3),
-            "folder": str(outcome.folder.path), "note": outcome.note,
+            "fingerprint": outcome.fingerprint,
+            "how": outcome.how,
+            "seconds": round(outcome.seconds, 3),
+            "folder": str(outcome.folder.path),
+            "note": outcome.note,
         }
         self.save()
 
@@ -106,5 +114,7 @@ def referenced_fingerprints(store: Store, keep_runs: int) -> set[str]:
         by_manifest[record["name"]].append(record)
     return {
         stage["fingerprint"][:FINGERPRINT_CHARS]
-        for records in by_manifest.values() for record in records[-keep_runs:] for stage in record["stages"].values()
+        for records in by_manifest.values()
+        for record in records[-keep_runs:]
+        for stage in record["stages"].values()
     }

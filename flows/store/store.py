@@ -50,8 +50,9 @@ MANIFESTS = "manifests"
 
 ANSWER_SECONDS = 10.0
 """For an object store to answer to the first request of a command."""
-CREDENTIALS = ("give those of the store in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
-               "AWS_PROFILE")
+CREDENTIALS = (
+    "give those of the store in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE"
+)
 ENDPOINT = "see that it can be reached from here; AWS_ENDPOINT_URL names the address of a store that is not Amazon's"
 
 
@@ -72,11 +73,17 @@ def store_at(option: str | None) -> Store:
         store = Store.at(location)
     except (ValueError, ImportError) as error:
         said = " ".join(str(error).split())
-        raise StoreLocationError(mask_text(f"the store {location}: {said}; give a folder, or a URL of a kind that "
-                                           "fsspec opens here, such as s3://bucket/folder")) from error
+        raise StoreLocationError(
+            mask_text(
+                f"the store {location}: {said}; give a folder, or a URL of a kind that "
+                "fsspec opens here, such as s3://bucket/folder"
+            )
+        ) from error
     if location.startswith("memory:"):
-        raise StoreLocationError(f"the store {location} would be in the memory of this process alone, and stages run "
-                                 "in processes of their own; give a folder, or the URL of an object store")
+        raise StoreLocationError(
+            f"the store {location} would be in the memory of this process alone, and stages run "
+            "in processes of their own; give a folder, or the URL of an object store"
+        )
     if (problem := why_not_open(store.root)) is not None:
         raise StoreLocationError(mask_text(f"the store {location}: {problem}"))
     if is_local(store.root) and store.root.exists() and not store.root.is_dir():
@@ -102,8 +109,7 @@ def why_not_open(root: Path) -> str | None:
         with asked_for(ANSWER_SECONDS):
             files.info(root.drive)
     except FileNotFoundError:
-        return (f"there is no bucket {root.drive}, or these credentials may not know of it; make it, or correct the "
-                "name")
+        return f"there is no bucket {root.drive}, or these credentials may not know of it; make it, or correct the name"
     except PermissionError as error:
         return f"access is denied ({error}); {CREDENTIALS}"
     except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
@@ -200,8 +206,11 @@ class StageFolder:
                 theirs, perhaps, and stay until the commit.
         """
         written = self.path / "stage.json"
-        if self.work.exists() and written.exists() and (
-                read_json(written).get(WORK_FORMAT, 1) != description.get(WORK_FORMAT, 1)):
+        if (
+            self.work.exists()
+            and written.exists()
+            and (read_json(written).get(WORK_FORMAT, 1) != description.get(WORK_FORMAT, 1))
+        ):
             remove_tree(self.work)
         for folder in (self.data, self.work, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
@@ -216,7 +225,9 @@ class StageFolder:
             self._remove_half_written(self.data.rglob)
 
     def commit(
-        self, header: Mapping[str, Any], summary: Mapping[str, Any],
+        self,
+        header: Mapping[str, Any],
+        summary: Mapping[str, Any],
         decide: Callable[[bytes], None] = lambda content: None,
     ) -> dict[str, Any]:
         """Make the output count: write the manifest, then `_SUCCESS`, then remove what only attempts needed.
@@ -268,8 +279,9 @@ class StageFolder:
 
     def is_tidy(self) -> bool:
         """Whether a committed output's last attempt has come to its end: it may be killed while it cleans up."""
-        return not (any((self.work / name).exists() for name in LAST_WORK)
-                    or any(self.path.glob(f"*{TEMPORARY_MARK}*")))
+        return not (
+            any((self.work / name).exists() for name in LAST_WORK) or any(self.path.glob(f"*{TEMPORARY_MARK}*"))
+        )
 
     def tidy(self) -> None:
         """Remove what a killed attempt has left behind its commit."""
@@ -362,8 +374,17 @@ def library_versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": platform.python_version()}
-    for package in ("gristmill", "apache-beam", "pyarrow", "numpy", "numba", "datasketch", "fasttext", "tokenizers",
-                    "torch"):
+    for package in (
+        "gristmill",
+        "apache-beam",
+        "pyarrow",
+        "numpy",
+        "numba",
+        "datasketch",
+        "fasttext",
+        "tokenizers",
+        "torch",
+    ):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -386,5 +407,8 @@ def read_runs(store: Store) -> list[tuple[Path, dict[str, Any]]]:
     """All runs with their records, oldest first."""
     if not store.runs.exists():
         return []
-    return [(folder, read_json(folder / "run.json"))
-            for folder in sorted(store.runs.iterdir()) if (folder / "run.json").exists()]
+    return [
+        (folder, read_json(folder / "run.json"))
+        for folder in sorted(store.runs.iterdir())
+        if (folder / "run.json").exists()
+    ]

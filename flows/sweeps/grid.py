@@ -59,8 +59,10 @@ def read_grid(path: Path) -> Grid:
     except YamlFileError as error:
         raise SweepError(str(error)) from error
     except ValidationError as error:
-        raise SweepError(f"{path}: {problems_of(error)}; it holds a list of weights, or a mapping with "
-                         f"{', '.join(Grid.model_fields)}") from error
+        raise SweepError(
+            f"{path}: {problems_of(error)}; it holds a list of weights, or a mapping with "
+            f"{', '.join(Grid.model_fields)}"
+        ) from error
 
 
 def mixtures_of(grid: Grid, own: Mapping[str, float]) -> list[Weights]:

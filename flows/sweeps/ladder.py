@@ -74,16 +74,35 @@ def plan_ladder(
     assert manifest.pretrain is not None
     assert manifest.mix is not None
     if manifest.pretrain.size is None and manifest.pretrain.depth is None:
-        raise SweepError(f"{manifest_file}: a ladder's trainings follow from the dial that the target's follow from; "
-                         "give pretrain.size (or depth) in place of the shape, batch, rate and steps")
+        raise SweepError(
+            f"{manifest_file}: a ladder's trainings follow from the dial that the target's follow from; "
+            "give pretrain.size (or depth) in place of the shape, batch, rate and steps"
+        )
     if not manifest.mix.validation:
         raise SweepError("mix.validation is 0, so that there is no held-out loss to predict; raise it")
-    rungs = tuple(sorted((
-        _rung(f"{size} x {ratio:g}", manifest_file, [
-            *overrides, f"pretrain.size={size}", "pretrain.depth=null", f"pretrain.tokens_per_parameter={ratio:g}",
-            "pretrain.steps=null", "pretrain.early_stopping=null", "merge=null"], store)
-        for size in dict.fromkeys(sizes) for ratio in dict.fromkeys(ratios)),
-        key=lambda one: (one.parameters, one.tokens)))
+    rungs = tuple(
+        sorted(
+            (
+                _rung(
+                    f"{size} x {ratio:g}",
+                    manifest_file,
+                    [
+                        *overrides,
+                        f"pretrain.size={size}",
+                        "pretrain.depth=null",
+                        f"pretrain.tokens_per_parameter={ratio:g}",
+                        "pretrain.steps=null",
+                        "pretrain.early_stopping=null",
+                        "merge=null",
+                    ],
+                    store,
+                )
+                for size in dict.fromkeys(sizes)
+                for ratio in dict.fromkeys(ratios)
+            ),
+            key=lambda one: (one.parameters, one.tokens),
+        )
+    )
     _check(rungs, len(dict.fromkeys(sizes)), manifest.mix.tokens)
     return Ladder(rungs, target, manifest.mix.tokens)
 
@@ -96,24 +115,34 @@ def _rung(name: str, manifest_file: str, overrides: Sequence[str], store: str | 
     length = manifest.mix.sequence_length
     tokens = plan_of(manifest.pretrain, length).positions(manifest.pretrain.steps)[0] * length
     needed = needed_of(session.plan, PRETRAIN)
-    return Rung(name, manifest.pretrain.model.layer_weights, tokens, replace(
-        session, plan={stage: node for stage, node in session.plan.items() if stage in needed}))
+    return Rung(
+        name,
+        manifest.pretrain.model.layer_weights,
+        tokens,
+        replace(session, plan={stage: node for stage, node in session.plan.items() if stage in needed}),
+    )
 
 
 def _check(rungs: Sequence[Rung], sizes: int, set_tokens: int) -> None:
     shapes = len({one.parameters for one in rungs})
     if shapes < sizes:
-        raise SweepError(f"{sizes} sizes come out as {shapes} shape{'s' if shapes > 1 else ''}: the nearest depths are "
-                         "the same, or pretrain.model says the width; give sizes that are further apart, or remove it")
+        raise SweepError(
+            f"{sizes} sizes come out as {shapes} shape{'s' if shapes > 1 else ''}: the nearest depths are "
+            "the same, or pretrain.model says the width; give sizes that are further apart, or remove it"
+        )
     if len({(one.parameters, one.tokens) for one in rungs}) < LEAST_RUNS or shapes < 2 or len(rungs) == shapes:
-        raise SweepError(f"{len(rungs)} trainings of {shapes} size{'s' if shapes > 1 else ''}: the law has five "
-                         f"numbers, so that a ladder needs at least {LEAST_RUNS} trainings, of two sizes and two "
-                         "budgets; give more of --sizes or --tokens-per-parameter")
+        raise SweepError(
+            f"{len(rungs)} trainings of {shapes} size{'s' if shapes > 1 else ''}: the law has five "
+            f"numbers, so that a ladder needs at least {LEAST_RUNS} trainings, of two sizes and two "
+            "budgets; give more of --sizes or --tokens-per-parameter"
+        )
     most = max(rungs, key=lambda one: one.tokens)
     if most.tokens > set_tokens:
-        raise SweepError(f"{most.name}: reads {most.tokens:,} tokens, and the set has {set_tokens:,}: the law is of "
-                         f"text that is read once; set mix.tokens to at least {most.tokens}, or lower "
-                         "--tokens-per-parameter")
+        raise SweepError(
+            f"{most.name}: reads {most.tokens:,} tokens, and the set has {set_tokens:,}: the law is of "
+            f"text that is read once; set mix.tokens to at least {most.tokens}, or lower "
+            "--tokens-per-parameter"
+        )
 
 
 def climb(ladder: Ladder, shown: TextIO) -> list[float]:
@@ -173,16 +202,30 @@ def analyse_ladder(ladder: Ladder, losses: Sequence[float]) -> dict[str, Any]:
     predicted = jackknife(law, without, lambda one: one(target.parameters, target.tokens))
     measured = measured_loss(target)
     rungs: list[Mapping[str, Any]] = [
-        {"name": one.name, "parameters": one.parameters, "tokens": one.tokens, "loss": loss,
-         "fitted": law(one.parameters, one.tokens), "left_out": guess,
-         "fingerprint": one.session.plan[PRETRAIN].fingerprint}
-        for one, loss, guess in zip(ladder.rungs, losses, guesses, strict=True)]
+        {
+            "name": one.name,
+            "parameters": one.parameters,
+            "tokens": one.tokens,
+            "loss": loss,
+            "fitted": law(one.parameters, one.tokens),
+            "left_out": guess,
+            "fingerprint": one.session.plan[PRETRAIN].fingerprint,
+        }
+        for one, loss, guess in zip(ladder.rungs, losses, guesses, strict=True)
+    ]
     flops = FLOPS_PER_WEIGHT_AND_TOKEN * target.parameters * target.tokens
     return {
-        "rungs": rungs, "law": described(law, without),
-        "error": (sum((guess / loss - 1) ** 2 for guess, loss in zip(guesses, losses, strict=True)) / len(losses))**0.5,
-        "target": {"parameters": target.parameters, "tokens": target.tokens, "set_tokens": ladder.set_tokens,
-                   "predicted": asdict(predicted), "measured": measured,
-                   "off": None if measured is None else predicted.value / measured - 1},
+        "rungs": rungs,
+        "law": described(law, without),
+        "error": (sum((guess / loss - 1) ** 2 for guess, loss in zip(guesses, losses, strict=True)) / len(losses))
+        ** 0.5,
+        "target": {
+            "parameters": target.parameters,
+            "tokens": target.tokens,
+            "set_tokens": ladder.set_tokens,
+            "predicted": asdict(predicted),
+            "measured": measured,
+            "off": None if measured is None else predicted.value / measured - 1,
+        },
         "best_parameters": law.best_parameters(flops),
     }

@@ -41,8 +41,9 @@ def print_ladder(found: Mapping[str, Any], console: Console | None = None) -> No
     for row in _rows(found):
         table.add_row(*row)
     console.print(table)
-    console.print(Text("; ".join(f"{name} {value} [{interval}]" for name, value, interval in _numbers(found)),
-                       style="dim"))
+    console.print(
+        Text("; ".join(f"{name} {value} [{interval}]" for name, value, interval in _numbers(found)), style="dim")
+    )
     console.print(Text(describe_target(found), style="bold green"))
 
 
@@ -50,19 +51,27 @@ def describe_target(found: Mapping[str, Any]) -> str:
     """The prediction in sentences, what to think of it, and how far off it was."""
     target = found["target"]
     predicted, measured = target["predicted"], target["measured"]
-    said = [f"predicted for {target['parameters']:,} weights and {target['tokens']:,} tokens: a held-out loss of "
-            f"{predicted['value']:.4f} nats per token [{predicted['low']:.4f}, {predicted['high']:.4f}]; left out one "
-            f"by one, the trainings are predicted within {found['error']:.2%}"]
+    said = [
+        f"predicted for {target['parameters']:,} weights and {target['tokens']:,} tokens: a held-out loss of "
+        f"{predicted['value']:.4f} nats per token [{predicted['low']:.4f}, {predicted['high']:.4f}]; left out one "
+        f"by one, the trainings are predicted within {found['error']:.2%}"
+    ]
     if measured is not None:
         inside = "inside" if predicted["low"] <= measured <= predicted["high"] else "outside"
-        said.append(f"the target was trained: {measured:.4f}, so that the prediction is off by {target['off']:+.2%}, "
-                    f"{inside} its interval")
+        said.append(
+            f"the target was trained: {measured:.4f}, so that the prediction is off by {target['off']:+.2%}, "
+            f"{inside} its interval"
+        )
     if target["tokens"] > target["set_tokens"]:
-        said.append(f"the target reads its set of {target['set_tokens']:,} tokens more than once, and the law is of "
-                    "text that is read once: expect more")
-    said.append("size or data make no difference by this law: give sizes and budgets that are further apart"
-                if found["best_parameters"] is None else
-                f"by this law {found['best_parameters']:,.3g} weights would be best for the target's arithmetic")
+        said.append(
+            f"the target reads its set of {target['set_tokens']:,} tokens more than once, and the law is of "
+            "text that is read once: expect more"
+        )
+    said.append(
+        "size or data make no difference by this law: give sizes and budgets that are further apart"
+        if found["best_parameters"] is None
+        else f"by this law {found['best_parameters']:,.3g} weights would be best for the target's arithmetic"
+    )
     return "; ".join(said)
 
 
@@ -75,12 +84,22 @@ def ladder_page(name: str, found: Mapping[str, Any]) -> str:
         points = [(one["tokens"], one["loss"]) for one in group]
         series[f"{size:,} weights"] = (points, _curve(law, size, points[0][0], points[-1][0]))
     predicted = target["predicted"]
-    picture = laws(series, (target["tokens"], predicted["value"], predicted["low"], predicted["high"]),
-                   target["measured"], "tokens", "held-out loss, nats per token")
-    return page(f"Ladder of {name}", [
-        Section("Trainings", [Table(HEADER, _rows(found), set(range(1, len(HEADER))))]),
-        Section("Law", [Table(["number", "value", "95 % interval"], _numbers(found), {1, 2})]),
-    ], note=describe_target(found), parts=[Figure(picture, f"What was measured, and {LAW}.")])
+    picture = laws(
+        series,
+        (target["tokens"], predicted["value"], predicted["low"], predicted["high"]),
+        target["measured"],
+        "tokens",
+        "held-out loss, nats per token",
+    )
+    return page(
+        f"Ladder of {name}",
+        [
+            Section("Trainings", [Table(HEADER, _rows(found), set(range(1, len(HEADER))))]),
+            Section("Law", [Table(["number", "value", "95 % interval"], _numbers(found), {1, 2})]),
+        ],
+        note=describe_target(found),
+        parts=[Figure(picture, f"What was measured, and {LAW}.")],
+    )
 
 
 def _curve(law: ScalingLaw, size: float, first: float, last: float) -> list[tuple[float, float]]:
@@ -88,10 +107,22 @@ def _curve(law: ScalingLaw, size: float, first: float, last: float) -> list[tupl
 
 
 def _rows(found: Mapping[str, Any]) -> list[list[str]]:
-    return [[one["name"], f"{one['parameters']:,}", f"{one['tokens']:,}", f"{one['tokens'] / one['parameters']:.3g}",
-             f"{one['loss']:.4f}", f"{one['fitted']:.4f}", f"{one['left_out']:.4f}"] for one in found["rungs"]]
+    return [
+        [
+            one["name"],
+            f"{one['parameters']:,}",
+            f"{one['tokens']:,}",
+            f"{one['tokens'] / one['parameters']:.3g}",
+            f"{one['loss']:.4f}",
+            f"{one['fitted']:.4f}",
+            f"{one['left_out']:.4f}",
+        ]
+        for one in found["rungs"]
+    ]
 
 
 def _numbers(found: Mapping[str, Any]) -> list[list[str]]:
-    return [[NUMBERS[name], f"{one['value']:.4g}", f"{one['low']:.3g} to {one['high']:.3g}"]
-            for name, one in found["law"].items()]
+    return [
+        [NUMBERS[name], f"{one['value']:.4g}", f"{one['low']:.3g} to {one['high']:.3g}"]
+        for name, one in found["law"].items()
+    ]

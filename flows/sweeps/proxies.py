@@ -74,8 +74,14 @@ class Sweep:
 
 
 def plan_sweep(
-    manifest_file: str, grid_file: Path, steps: int, num_seeds: int, model: Mapping[str, Any], overrides: Sequence[str],
-    store: str | None, target: Mapping[str, float] | None = None,
+    manifest_file: str,
+    grid_file: Path,
+    steps: int,
+    num_seeds: int,
+    model: Mapping[str, Any],
+    overrides: Sequence[str],
+    store: str | None,
+    target: Mapping[str, float] | None = None,
 ) -> Sweep:
     """Read what is asked for, and check it before any work.
 
@@ -104,15 +110,21 @@ def plan_sweep(
         raise SweepError(f"--target: {both[0]} is a source and a task; give the task another name")
     unknown = sorted((target or {}).keys() - own.keys() - set(tasks))
     if unknown:
-        raise SweepError(f"--target: no such source: {', '.join(unknown)} (sources: {', '.join(own)}; tasks of "
-                         f"pretrain.tasks: {', '.join(tasks) or 'none'})")
+        raise SweepError(
+            f"--target: no such source: {', '.join(unknown)} (sources: {', '.join(own)}; tasks of "
+            f"pretrain.tasks: {', '.join(tasks) or 'none'})"
+        )
     negative = sorted(name for name, share in (target or {}).items() if share < 0)
     if negative:
         raise SweepError(f"--target: the share of {negative[0]} is below 0; shares are 0 or more")
-    counts = normalised({name: (target or own).get(name, 0.0) for name in (
-        *own, *(task for task in tasks if task in (target or {})))})
-    proxy = [f"pretrain.steps={steps}", f"pretrain.validate_every={steps}",
-             f"pretrain.model={yaml.safe_dump({**PROXY_MODEL, **model}, default_flow_style=True).strip()}"]
+    counts = normalised(
+        {name: (target or own).get(name, 0.0) for name in (*own, *(task for task in tasks if task in (target or {})))}
+    )
+    proxy = [
+        f"pretrain.steps={steps}",
+        f"pretrain.validate_every={steps}",
+        f"pretrain.model={yaml.safe_dump({**PROXY_MODEL, **model}, default_flow_style=True).strip()}",
+    ]
     # Asked of the changed manifest, since ramps of the batch depend on the steps.
     changed = open_session(manifest_file, [*overrides, *proxy], store).manifest
     assert isinstance(changed.pretrain, Pretrain)
@@ -120,9 +132,15 @@ def plan_sweep(
     tokens = plan_of(changed.pretrain, length).positions(steps)[0] * length
     first_seed = manifest.seed if manifest.pretrain.seed is None else manifest.pretrain.seed
     return Sweep(
-        manifest_file, (*overrides, *proxy, f"mix.tokens={tokens}", *without_limits(manifest)), store,
-        tuple(mixtures_of(read_grid(grid_file), own)), tuple(first_seed + number for number in range(num_seeds)), own,
-        counts, manifest.mix.tokens)
+        manifest_file,
+        (*overrides, *proxy, f"mix.tokens={tokens}", *without_limits(manifest)),
+        store,
+        tuple(mixtures_of(read_grid(grid_file), own)),
+        tuple(first_seed + number for number in range(num_seeds)),
+        own,
+        counts,
+        manifest.mix.tokens,
+    )
 
 
 def needed_of(plan: Plan, stage: str) -> set[str]:
@@ -153,8 +171,12 @@ def weight_overrides(weights: Mapping[str, float]) -> list[str]:
 
 def without_limits(manifest: Manifest) -> list[str]:
     """The settings that free sources of limits in tokens, which are meant for the whole set and not for a proxy's."""
-    return [f"sources.{name}.{key}=null" for name, source in manifest.sources.items()
-            for key in ("min_tokens", "max_tokens") if getattr(source, key) is not None]
+    return [
+        f"sources.{name}.{key}=null"
+        for name, source in manifest.sources.items()
+        for key in ("min_tokens", "max_tokens")
+        if getattr(source, key) is not None
+    ]
 
 
 def run_shared(sweep: Sweep, observer: Observer) -> None:
@@ -195,8 +217,14 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
         found["supply"] = supply_of(session)
         measured = folder.manifest()["summary"].get("validation", {})
         bits = {name: values["bits_per_byte"] for name, values in measured.items() if "bits_per_byte" in values}
-        found["proxies"].append({"seed": seed, "fingerprint": read_json(folder.path / "stage.json")["fingerprint"],
-                                 "bits_per_byte": bits, "tasks": task_errors(folder.data / METRICS)})
+        found["proxies"].append(
+            {
+                "seed": seed,
+                "fingerprint": read_json(folder.path / "stage.json")["fingerprint"],
+                "bits_per_byte": bits,
+                "tasks": task_errors(folder.data / METRICS),
+            }
+        )
     return found
 
 
@@ -223,14 +251,18 @@ def _rows_of(folder: Path) -> tuple[str, ...] | None:
         return None
     with closing(PackedSet(folder)) as packed:
         return packed.fingerprint, *sorted(
-            f"{name} {one['sha256']}" for name, one in packed.manifest["validation"].items())
+            f"{name} {one['sha256']}" for name, one in packed.manifest["validation"].items()
+        )
 
 
 def supply_of(session: Session) -> dict[str, float]:
     """Tokens that a mixture may read of each source that it mixes: one pass, times `max_epochs`."""
     packed = read_json(session.folder(MIXTURE).data / MANIFEST)
-    return {name: one["available_tokens"] * packed["requested"][name]["max_epochs"]
-            for name, one in packed["realised"].items() if name in packed["requested"]}
+    return {
+        name: one["available_tokens"] * packed["requested"][name]["max_epochs"]
+        for name, one in packed["realised"].items()
+        if name in packed["requested"]
+    }
 
 
 def task_errors(metrics: Path) -> dict[str, float]:
@@ -238,8 +270,10 @@ def task_errors(metrics: Path) -> dict[str, float]:
     choices, nats of a cloze's answer, bits per byte of texts. Accuracies of small models are all near chance."""
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     last: dict[str, dict[str, float]] = next((line["tasks"] for line in reversed(lines) if "tasks" in line), {})
-    return {task: -found["logp"] if "logp" in found else found["brier"] if "brier" in found else found["bits_per_byte"]
-            for task, found in last.items()}
+    return {
+        task: -found["logp"] if "logp" in found else found["brier"] if "brier" in found else found["bits_per_byte"]
+        for task, found in last.items()
+    }
 
 
 def held_out_by(session: Session) -> Mapping[str, Mapping[str, Any]]:
@@ -252,8 +286,9 @@ def check_held_out(held_out: Mapping[str, Mapping[str, Any]], target: Mapping[st
     """Raise SweepError where the rows held out of a mixture, by source, have none of a source that counts."""
     missing = [name for name, share in target.items() if share and not held_out.get(name, {}).get("rows")]
     if missing:
-        raise SweepError(f"no held-out text of {', '.join(missing)}; raise mix.validation, or leave these sources "
-                         "out of --target")
+        raise SweepError(
+            f"no held-out text of {', '.join(missing)}; raise mix.validation, or leave these sources out of --target"
+        )
 
 
 def run_recorded(

@@ -73,7 +73,9 @@ def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
 
 
 MODELS: dict[str, tuple[Callable[[np.ndarray, np.ndarray], Predict], int]] = {
-    "linear": (fit_linear, 0), "law": (fit_law, 1)}
+    "linear": (fit_linear, 0),
+    "law": (fit_law, 1),
+}
 """Name -> (how to fit it, parameters beyond one per source)."""
 
 
@@ -85,8 +87,7 @@ def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
         values: (n,), positive.
     """
     mean = np.array([np.delete(values, left_out).mean() for left_out in range(len(values))])
-    candidates: dict[str, tuple[np.ndarray, Predict]] = {
-        MEAN: (mean, lambda where: np.full(len(where), values.mean()))}
+    candidates: dict[str, tuple[np.ndarray, Predict]] = {MEAN: (mean, lambda where: np.full(len(where), values.mean()))}
     for name, (model, more) in MODELS.items():
         # Without the mixture that is left out there must be as many as there are parameters.
         if len(values) - 1 >= shares.shape[1] + more:
@@ -100,9 +101,12 @@ def leave_one_out(
     model: Callable[[np.ndarray, np.ndarray], Predict], shares: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
     """What a model predicts for each mixture when it is fitted to all others."""
-    return np.array([
-        model(np.delete(shares, number, axis=0), np.delete(values, number))(shares[number : number + 1])[0]
-        for number in range(len(values))])
+    return np.array(
+        [
+            model(np.delete(shares, number, axis=0), np.delete(values, number))(shares[number : number + 1])[0]
+            for number in range(len(values))
+        ]
+    )
 
 
 def root_mean_square(errors: np.ndarray) -> float:
@@ -143,8 +147,13 @@ def least_within_hull(
         corner = point.x
     found = [corner]
     for start in (np.full(n, 1.0 / n), 0.5 * corner + 0.5 / n):
-        result = minimize(of_average, np.asarray(start, dtype=np.float64), method="SLSQP", bounds=[(0.0, 1.0)] * n,
-                          constraints=constraints)
+        result = minimize(
+            of_average,
+            np.asarray(start, dtype=np.float64),
+            method="SLSQP",
+            bounds=[(0.0, 1.0)] * n,
+            constraints=constraints,
+        )
         parts = np.clip(result.x, 0.0, 1.0)
         parts /= parts.sum()
         if (parts @ shares <= limits + ROOM).all():
@@ -176,20 +185,33 @@ def analyse(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, An
     """
     good = [outcome for outcome in outcomes if "error" not in outcome]
     if len({tuple(sorted(outcome["validation"].items())) for outcome in good}) > 1:
-        raise SweepError("the mixtures were measured on different held-out rows, so their losses cannot be compared; "
-                         "this should not be: held-out rows depend on no weight (report it)")
+        raise SweepError(
+            "the mixtures were measured on different held-out rows, so their losses cannot be compared; "
+            "this should not be: held-out rows depend on no weight (report it)"
+        )
     shares = sweep.target
     counted = [name for name, share in shares.items() if share]
     mixtures = [_summarise(outcome, shares) for outcome in good]
     found: dict[str, Any] = {
-        "seeds": list(sweep.seeds), "overrides": list(sweep.overrides), "target": shares, "mixtures": mixtures,
-        "failed": [{"mixture": one["mixture"], "weights": one["weights"], "error": one["error"]}
-                   for one in outcomes if "error" in one],
-        "fits": {}, "suggestion": None, "refusal": None,
+        "seeds": list(sweep.seeds),
+        "overrides": list(sweep.overrides),
+        "target": shares,
+        "mixtures": mixtures,
+        "failed": [
+            {"mixture": one["mixture"], "weights": one["weights"], "error": one["error"]}
+            for one in outcomes
+            if "error" in one
+        ],
+        "fits": {},
+        "suggestion": None,
+        "refusal": None,
     }
     if len(mixtures) < LEAST_MIXTURES:
-        return {**found, "refusal": f"{len(mixtures)} mixtures are too few to fit anything; try at least "
-                                    f"{LEAST_MIXTURES}, better four per source"}
+        return {
+            **found,
+            "refusal": f"{len(mixtures)} mixtures are too few to fit anything; try at least "
+            f"{LEAST_MIXTURES}, better four per source",
+        }
     tried = matrix([one["weights"] for one in mixtures])
     used = tried[:, tried.any(axis=0)]
     fits = {name: fit(used, np.array([one["bits_per_byte"][name]["mean"] for one in mixtures])) for name in counted}
@@ -204,16 +226,21 @@ def limits_of(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, 
     supply: dict[str, float] = {}
     for outcome in outcomes:
         supply |= outcome.get("supply", {})
-    return {name: min(1.0, supply[name] / sweep.tokens) if sweep.tokens and name in supply else 1.0
-            for name in sweep.own}
+    return {
+        name: min(1.0, supply[name] / sweep.tokens) if sweep.tokens and name in supply else 1.0 for name in sweep.own
+    }
 
 
 def _summarise(outcome: Mapping[str, Any], target: Mapping[str, float]) -> dict[str, Any]:
     per_seed = [{**proxy["bits_per_byte"], **proxy.get("tasks", {})} for proxy in outcome["proxies"]]
     weighted = [sum(share * values[name] for name, share in target.items() if share) for values in per_seed]
-    return {"mixture": outcome["mixture"], "weights": outcome["weights"], "proxies": outcome["proxies"],
-            "bits_per_byte": {name: _spread([values[name] for values in per_seed]) for name in per_seed[0]},
-            "target": _spread(weighted)}
+    return {
+        "mixture": outcome["mixture"],
+        "weights": outcome["weights"],
+        "proxies": outcome["proxies"],
+        "bits_per_byte": {name: _spread([values[name] for values in per_seed]) for name in per_seed[0]},
+        "target": _spread(weighted),
+    }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
@@ -222,7 +249,10 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def _suggest(
-    mixtures: Sequence[Mapping[str, Any]], tried: np.ndarray, fits: Mapping[str, Fit], target: Mapping[str, float],
+    mixtures: Sequence[Mapping[str, Any]],
+    tried: np.ndarray,
+    fits: Mapping[str, Fit],
+    target: Mapping[str, float],
     limits: Mapping[str, float],
 ) -> dict[str, Any]:
     """The least of the fit within what was tried and may be repeated, unless the fit is no better than the mean."""
@@ -238,26 +268,43 @@ def _suggest(
             total += target[name] * one.predict(shares[:, used])
         return total
 
-    fitted: dict[str, Any] = {"error": error, "mean_error": mean_error, "predicted": objective(tried).tolist(),
-                              "left_out": np.asarray(predicted).tolist()}
+    fitted: dict[str, Any] = {
+        "error": error,
+        "mean_error": mean_error,
+        "predicted": objective(tried).tolist(),
+        "left_out": np.asarray(predicted).tolist(),
+    }
     if error >= mean_error or all(one.model == MEAN for one in fits.values()):
-        return {"fit": fitted, "refusal": (
-            f"no mixture is suggested: left out one by one, the mixtures are predicted with an error of {error:.4f} "
-            f"bits per byte, and by the mean of the others with {mean_error:.4f}. {_remedy(len(values), used)}")}
+        return {
+            "fit": fitted,
+            "refusal": (
+                f"no mixture is suggested: left out one by one, the mixtures are predicted with an error of {error:.4f} "
+                f"bits per byte, and by the mean of the others with {mean_error:.4f}. {_remedy(len(values), used)}"
+            ),
+        }
     most = np.array(list(limits.values()))
     found = least_within_hull(objective, tried, most)
     if found is None:
         bounds = ", ".join(f"{name} {share:.3f}" for name, share in limits.items() if share < 1)
-        return {"fit": fitted, "refusal": (
-            "no mixture is suggested: none between those that were tried keeps to max_epochs in the manifest's own "
-            f"set, where the largest shares are {bounds}; raise a max_epochs, lower mix.tokens, or try mixtures with "
-            "less of these sources")}
+        return {
+            "fit": fitted,
+            "refusal": (
+                "no mixture is suggested: none between those that were tried keeps to max_epochs in the manifest's own "
+                f"set, where the largest shares are {bounds}; raise a max_epochs, lower mix.tokens, or try mixtures with "
+                "less of these sources"
+            ),
+        }
     weights, least = found
     within = (tried <= most + ROOM).all(axis=1)
     best = int(np.argmin(np.where(within, values, np.inf) if within.any() else values))
-    return {"fit": fitted, "suggestion": {
-        "weights": normalised(dict(zip(limits, weights.tolist(), strict=True))), "predicted": least,
-        "best_tried": {"mixture": mixtures[best]["mixture"], "target": mixtures[best]["target"]["mean"]}}}
+    return {
+        "fit": fitted,
+        "suggestion": {
+            "weights": normalised(dict(zip(limits, weights.tolist(), strict=True))),
+            "predicted": least,
+            "best_tried": {"mixture": mixtures[best]["mixture"], "target": mixtures[best]["target"]["mean"]},
+        },
+    }
 
 
 def _remedy(mixtures: int, used: np.ndarray) -> str:

@@ -92,25 +92,50 @@ def fit_scaling_law(
     low, high = [-20.0, -20.0, 0.0, -20.0, 0.0], [math.log(measured.min()), 20.0, STEEPEST, 20.0, STEEPEST]
     starts = _starts(n, d, measured)
     if start is not None:
-        starts.insert(0, np.array([_log(start.floor), _log(start.a) - start.alpha * math.log(middle_n), start.alpha,
-                                   _log(start.b) - start.beta * math.log(middle_d), start.beta]))
-    found = [least_squares(residuals, np.clip(one, np.add(low, 1e-9), np.subtract(high, 1e-9)), jac=jacobian,
-                           bounds=(low, high), loss="huber", f_scale=HUBER, xtol=1e-12, ftol=1e-12, gtol=1e-12,
-                           max_nfev=400) for one in starts]
+        starts.insert(
+            0,
+            np.array(
+                [
+                    _log(start.floor),
+                    _log(start.a) - start.alpha * math.log(middle_n),
+                    start.alpha,
+                    _log(start.b) - start.beta * math.log(middle_d),
+                    start.beta,
+                ]
+            ),
+        )
+    found = [
+        least_squares(
+            residuals,
+            np.clip(one, np.add(low, 1e-9), np.subtract(high, 1e-9)),
+            jac=jacobian,
+            bounds=(low, high),
+            loss="huber",
+            f_scale=HUBER,
+            xtol=1e-12,
+            ftol=1e-12,
+            gtol=1e-12,
+            max_nfev=400,
+        )
+        for one in starts
+    ]
     floor, a, alpha, b, beta = min(found, key=lambda one: one.cost).x.tolist()
-    return ScalingLaw(math.exp(floor), math.exp(a + alpha * math.log(middle_n)), alpha,
-                      math.exp(b + beta * math.log(middle_d)), beta)
+    return ScalingLaw(
+        math.exp(floor), math.exp(a + alpha * math.log(middle_n)), alpha, math.exp(b + beta * math.log(middle_d)), beta
+    )
 
 
 def left_out(
     law: ScalingLaw, parameters: Sequence[float], tokens: Sequence[float], losses: Sequence[float]
 ) -> list[ScalingLaw]:
     """The laws without each of the trainings."""
+
     def but(values: Sequence[float], one: int) -> list[float]:
         return [*values[:one], *values[one + 1 :]]
 
-    return [fit_scaling_law(but(parameters, one), but(tokens, one), but(losses, one), law)
-            for one in range(len(losses))]
+    return [
+        fit_scaling_law(but(parameters, one), but(tokens, one), but(losses, one), law) for one in range(len(losses))
+    ]
 
 
 def jackknife(law: ScalingLaw, without: Sequence[ScalingLaw], of: Callable[[ScalingLaw], float]) -> Interval:
@@ -130,8 +155,13 @@ def described(law: ScalingLaw, without: Sequence[ScalingLaw]) -> dict[str, dict[
     numbers = {}
     for place, name in enumerate(names):
         is_log = name in ("a", "b")
-        found = jackknife(law, without, lambda one, place=place, is_log=is_log: (  # type: ignore[misc]
-            _log(astuple(one)[place]) if is_log else astuple(one)[place]))
+        found = jackknife(
+            law,
+            without,
+            lambda one, place=place, is_log=is_log: (  # type: ignore[misc]
+                _log(astuple(one)[place]) if is_log else astuple(one)[place]
+            ),
+        )
         numbers[name] = {key: _exp(value) if is_log else max(value, 0.0) for key, value in vars(found).items()}
     return numbers
 

@@ -52,8 +52,14 @@ def mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
 
 @flow(name="gristmill-sweep", flow_run_name="mixtures of {manifest}", persist_result=False, log_prints=False)
 def gristmill_sweep(
-    manifest: FilePath, grid: FilePath, steps: Count, seeds: Count = 1, model: ProxyModel = PROXY,
-    overrides: tuple[Setting, ...] = (), store: str = "", target: tuple[SourceShare, ...] = (),
+    manifest: FilePath,
+    grid: FilePath,
+    steps: Count,
+    seeds: Count = 1,
+    model: ProxyModel = PROXY,
+    overrides: tuple[Setting, ...] = (),
+    store: str = "",
+    target: tuple[SourceShare, ...] = (),
 ) -> list[dict[str, Any]]:
     """Train a small proxy on every mixture of a grid.
 
@@ -73,8 +79,16 @@ def gristmill_sweep(
             return _run(sweep)
         with publishing_refusal(manifest):
             refuse_secrets({"overrides": list(overrides), "store": store})
-            sweep = plan_sweep(manifest, Path(grid), steps, seeds, model.as_keys(),
-                               list(overrides), store or None, {one.source: one.share for one in target} or None)
+            sweep = plan_sweep(
+                manifest,
+                Path(grid),
+                steps,
+                seeds,
+                model.as_keys(),
+                list(overrides),
+                store or None,
+                {one.source: one.share for one in target} or None,
+            )
         return _run(sweep)
 
 
@@ -98,7 +112,12 @@ def mixture_name(number: int) -> str:
 
 
 def launch_sweep(
-    sweep: Sweep, grid_file: Path, steps: int, model: Mapping[str, Any], overrides: list[str], tracked: bool,
+    sweep: Sweep,
+    grid_file: Path,
+    steps: int,
+    model: Mapping[str, Any],
+    overrides: list[str],
+    tracked: bool,
     output: TextIO,
 ) -> list[dict[str, Any]]:
     """Train every proxy that is not trained yet; returns the outcomes of all mixtures.
@@ -118,10 +137,14 @@ def launch_sweep(
     observer = TerminalObserver(console)
     # Prefect keeps these for everybody to read; what the flow works with is the sweep.
     shown: dict[str, Any] = {
-        "manifest": sweep.manifest_file, "grid": str(grid_file), "steps": steps, "seeds": len(sweep.seeds),
-        "model": ProxyModel.of(model), "target": tuple(SourceShare(source=name, share=share)
-                                                       for name, share in sweep.target.items()),
-        **mask_secrets({"overrides": overrides, "store": sweep.store or ""})}
+        "manifest": sweep.manifest_file,
+        "grid": str(grid_file),
+        "steps": steps,
+        "seeds": len(sweep.seeds),
+        "model": ProxyModel.of(model),
+        "target": tuple(SourceShare(source=name, share=share) for name, share in sweep.target.items()),
+        **mask_secrets({"overrides": overrides, "store": sweep.store or ""}),
+    }
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         if tracked:
@@ -140,14 +163,17 @@ def launch_sweep(
 
 def _run_untracked(sweep: Sweep, observer: Observer, kept: KeptRun) -> list[dict[str, Any]]:
     kept.task(SHARED, lambda: run_shared(sweep, observer))
-    return [kept.task(mixture_name(number), partial(run_mixture, sweep, number, observer))
-            for number in range(len(sweep.mixtures))]
+    return [
+        kept.task(mixture_name(number), partial(run_mixture, sweep, number, observer))
+        for number in range(len(sweep.mixtures))
+    ]
 
 
 def _run_kept(sweep: Sweep, shown: Mapping[str, Any], observer: Observer) -> list[dict[str, Any]]:
     """Train every proxy; the next Prefect server hears of it."""
-    parameters = {name: value.model_dump(mode="json") if isinstance(value, ProxyModel) else value
-                  for name, value in shown.items()}
+    parameters = {
+        name: value.model_dump(mode="json") if isinstance(value, ProxyModel) else value for name, value in shown.items()
+    }
     parameters["target"] = [share.model_dump(mode="json") for share in shown["target"]]
     names = [SHARED, *map(mixture_name, range(len(sweep.mixtures)))]
     kept = KeptRun.begin("gristmill-sweep", f"mixtures of {sweep.manifest_file}", parameters, dict.fromkeys(names, ()))

@@ -57,8 +57,9 @@ def print_results(found: Mapping[str, Any], console: Console | None = None) -> N
     A line for each mixture would be too wide for most terminals, and half a number looks like another one.
     """
     console = console or plain_console()
-    grid = new_table(("mixture", True), ("bits/byte", True), ("source", False), ("weight", True),
-                     ("bits/byte of it", True))
+    grid = new_table(
+        ("mixture", True), ("bits/byte", True), ("source", False), ("weight", True), ("bits/byte of it", True)
+    )
     for one in ranked(found):
         head = [str(one["mixture"]), shown(one["target"])]
         for name in found["target"]:
@@ -81,16 +82,19 @@ def describe_suggestion(found: Mapping[str, Any]) -> str:
         return str(found["refusal"])
     weights = ", ".join(f"{name} {weight:.3f}" for name, weight in suggestion["weights"].items())
     best = suggestion["best_tried"]
-    return (f"suggested: {weights}, for which {suggestion['predicted']:.4f} bits per byte are predicted (plus or minus "
-            f"{found['fit']['error']:.4f}); the best that was tried, mixture {best['mixture']}, has "
-            f"{best['target']:.4f}" + _limits(found))
+    return (
+        f"suggested: {weights}, for which {suggestion['predicted']:.4f} bits per byte are predicted (plus or minus "
+        f"{found['fit']['error']:.4f}); the best that was tried, mixture {best['mixture']}, has "
+        f"{best['target']:.4f}" + _limits(found)
+    )
 
 
 def _limits(found: Mapping[str, Any]) -> str:
     """Where repetition limits bound the suggestion."""
     weights = found["suggestion"]["weights"]
-    met = [f"{name} ({share:.3f})" for name, share in found["limits"].items()
-           if share < 1 and weights[name] > share - 1e-3]
+    met = [
+        f"{name} ({share:.3f})" for name, share in found["limits"].items() if share < 1 and weights[name] > share - 1e-3
+    ]
     return f"; {', '.join(met)} at the most that max_epochs allows" if met else ""
 
 
@@ -113,21 +117,42 @@ def as_html(name: str, found: Mapping[str, Any]) -> str:
     parts: list[Part] = []
     if best_first:
         bars = [(f"{one['mixture']}: {one['target']['mean']:.4f}", one["weights"]) for one in best_first]
-        parts.append(Figure(stacked_bars(bars, "share of tokens"),
-                            "The mixtures, that of the least mean bits per byte on top."))
+        parts.append(
+            Figure(stacked_bars(bars, "share of tokens"), "The mixtures, that of the least mean bits per byte on top.")
+        )
     if "fit" in found:
-        points = [(one["target"]["mean"], guess, one["target"]["spread"] or 0.0)
-                  for one, guess in zip(found["mixtures"], found["fit"]["left_out"], strict=True)]
-        parts.append(Figure(predicted_and_measured(points, "bits per byte"),
-                            "Each mixture as it was measured, and as the others predict it."))
+        points = [
+            (one["target"]["mean"], guess, one["target"]["spread"] or 0.0)
+            for one, guess in zip(found["mixtures"], found["fit"]["left_out"], strict=True)
+        ]
+        parts.append(
+            Figure(
+                predicted_and_measured(points, "bits per byte"),
+                "Each mixture as it was measured, and as the others predict it.",
+            )
+        )
     header = ["mixture", *sources, "bits/byte", *(f"of {name}" for name in measured)]
-    rows = [[one["mixture"], *(f"{one['weights'][source]:.3f}" for source in sources), shown(one["target"]),
-             *(shown(one["bits_per_byte"].get(name)) for name in measured)] for one in best_first]
+    rows = [
+        [
+            one["mixture"],
+            *(f"{one['weights'][source]:.3f}" for source in sources),
+            shown(one["target"]),
+            *(shown(one["bits_per_byte"].get(name)) for name in measured),
+        ]
+        for one in best_first
+    ]
     parts.append(Table(header, rows, set(range(len(header)))))
-    fits = [[source, one["model"], ", ".join(f"{model} {error:.4f}" for model, error in one["errors"].items())]
-            for source, one in found["fits"].items()]
+    fits = [
+        [source, one["model"], ", ".join(f"{model} {error:.4f}" for model, error in one["errors"].items())]
+        for source, one in found["fits"].items()
+    ]
     failed = [[one["mixture"], one["weights"], one["error"]] for one in found["failed"]]
-    sections = [Section(title, [table]) for title, table in (
-        ("Fits", Table(["source", "model", "leave-one-out errors"], fits)),
-        ("Not trained", Table(["mixture", "weights", "why"], failed, {0}))) if table.rows]
+    sections = [
+        Section(title, [table])
+        for title, table in (
+            ("Fits", Table(["source", "model", "leave-one-out errors"], fits)),
+            ("Not trained", Table(["mixture", "weights", "why"], failed, {0})),
+        )
+        if table.rows
+    ]
     return page(f"Mixtures of {name}", sections, note=describe_suggestion(found), parts=parts)

@@ -65,8 +65,9 @@ class OwnTool(Tool, OwnCall):
         """See that it says what it does, as far as its source is at hand; see `OwnPlace.check_code`."""
         definition = code.definition()
         if definition is not None and not ast.get_docstring(definition):
-            raise OwnCodeError(f"{code.place}: {code.name} has no docstring, from which the model knows what the tool "
-                               "does; write one")
+            raise OwnCodeError(
+                f"{code.place}: {code.name} has no docstring, from which the model knows what the tool does; write one"
+            )
 
 
 KINDS = ("calculator", "python", "search")
@@ -88,7 +89,8 @@ def written_tool(value: Any) -> Any:
 
 AnyTool = Annotated[
     Annotated[CalculatorTool | PythonTool | SearchTool | OwnTool, Field(discriminator="kind")],
-    BeforeValidator(written_tool)]
+    BeforeValidator(written_tool),
+]
 
 
 def name_of_tool(tool: Tool) -> str:

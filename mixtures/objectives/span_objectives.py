@@ -13,7 +13,9 @@ SENTINEL = "<extra_id_{}>"
 """T5's name of the token that stands for the hidden span of a number."""
 Mode = Literal["R", "S", "X"]
 MODE_TOKENS: tuple[dict[Mode, str], ...] = (
-    {"R": "[R]", "S": "[S]", "X": "[X]"}, {"R": "[NLU]", "S": "[S2S]", "X": "[NLG]"})
+    {"R": "[R]", "S": "[S]", "X": "[X]"},
+    {"R": "[NLU]", "S": "[S2S]", "X": "[NLG]"},
+)
 """The paper's mode tokens, and those of the published UL2 20B."""
 Density = Annotated[float, Field(gt=0.0, lt=1.0)]
 
@@ -62,10 +64,14 @@ class Ul2(Section):
     """`encoder_decoder`: T5's, which encodes what is left and decodes what is hidden. `decoder`: one that reads both in
     a row, what is left in both directions; of a row as many tokens are read as fit in with the sentinels."""
     denoisers: Annotated[tuple[Denoiser, ...], Field(min_length=1)] = (
-        Denoiser(mode="R", density=0.15, mean_length=3.0), Denoiser(mode="R", density=0.15, mean_length=8.0),
+        Denoiser(mode="R", density=0.15, mean_length=3.0),
+        Denoiser(mode="R", density=0.15, mean_length=8.0),
         Denoiser(mode="S", density=0.25),
-        Denoiser(mode="X", density=0.5, mean_length=3.0), Denoiser(mode="X", density=0.5, mean_length=8.0),
-        Denoiser(mode="X", density=0.15, mean_length=64.0), Denoiser(mode="X", density=0.5, mean_length=64.0))
+        Denoiser(mode="X", density=0.5, mean_length=3.0),
+        Denoiser(mode="X", density=0.5, mean_length=8.0),
+        Denoiser(mode="X", density=0.15, mean_length=64.0),
+        Denoiser(mode="X", density=0.5, mean_length=64.0),
+    )
     """The paper's seven, of table 1, if absent."""
 
 
@@ -94,15 +100,22 @@ class BlankInfilling(Section):
     @model_validator(mode="after")
     def _shares_of_one(self) -> BlankInfilling:
         if self.document_share + self.sentence_share > 1.0:
-            raise ValueError(f"document_share {self.document_share} and sentence_share {self.sentence_share} are more "
-                             "than 1 together; the rest of the rows has short blanks")
+            raise ValueError(
+                f"document_share {self.document_share} and sentence_share {self.sentence_share} are more "
+                "than 1 together; the rest of the rows has short blanks"
+            )
         return self
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """Names of the tokens that it needs."""
-        return (BLANK, BEGIN, END, *((LONG_BLANK,) if self.document_share else ()),
-                *((SENTENCE_BLANK,) if self.sentence_share else ()))
+        return (
+            BLANK,
+            BEGIN,
+            END,
+            *((LONG_BLANK,) if self.document_share else ()),
+            *((SENTENCE_BLANK,) if self.sentence_share else ()),
+        )
 
 
 Spans = SpanCorruption | Ul2 | BlankInfilling
@@ -141,8 +154,11 @@ def lacking(section: Spans, length: int, has: Callable[[str], bool]) -> str | No
     """
     if isinstance(section, BlankInfilling):
         missing = [name for name in section.special_tokens if not has(name)]
-        return f"needs the special tokens {', '.join(missing)}: name them in tokenizer.special_tokens" if (
-            missing) else None
+        return (
+            f"needs the special tokens {', '.join(missing)}: name them in tokenizer.special_tokens"
+            if (missing)
+            else None
+        )
     most = most_spans(section, length)
     if not all(has(SENTINEL.format(number)) for number in range(most)):
         return f"needs {most} sentinels, one for each hidden span of a row: say `tokenizer: {{sentinels: {most}}}`"
@@ -154,5 +170,6 @@ def lacking(section: Spans, length: int, has: Callable[[str], bool]) -> str | No
 def tokens_that_fit(length: int, tokens: int, one: Denoiser) -> int:
     """How many of so many tokens fit into a row of `length` together with a mode token, two sentinels for each span and
     an end of text."""
-    return next((count for count in range(min(tokens, length), 0, -1)
-                 if count + 2 * spans_of(count, one)[1] + 2 <= length), 0)
+    return next(
+        (count for count in range(min(tokens, length), 0, -1) if count + 2 * spans_of(count, one)[1] + 2 <= length), 0
+    )

@@ -40,13 +40,23 @@ class Masked(Section):
     @model_validator(mode="after")
     def _shares_of_one(self) -> Masked:
         if self.mask_share + self.random_share > 1.0:
-            raise ValueError(f"mask_share {self.mask_share} and random_share {self.random_share} are more than 1 "
-                             "together; the rest of the chosen tokens stays as it is")
+            raise ValueError(
+                f"mask_share {self.mask_share} and random_share {self.random_share} are more than 1 "
+                "together; the rest of the chosen tokens stays as it is"
+            )
         return self
 
 
-NOT_OF_AN_ENCODER_DECODER = ("use", "kv_heads", "moe", "rope_theta", "rope_scaling", "qk_norm", "document_mask",
-                             "mup_base_width")
+NOT_OF_AN_ENCODER_DECODER = (
+    "use",
+    "kv_heads",
+    "moe",
+    "rope_theta",
+    "rope_scaling",
+    "qk_norm",
+    "document_mask",
+    "mup_base_width",
+)
 """Keys of `pretrain.model` that an encoder-decoder does not have."""
 
 
@@ -119,7 +129,8 @@ class Objectives(Section):
     def reads_prefixes(self) -> bool:
         """Whether it is a decoder that reads the beginning of what it is given in both directions."""
         return any(one is not None for one in (self.prefix_lm, self.blank_infilling)) or (
-            self.ul2 is not None and self.kind == "decoder")
+            self.ul2 is not None and self.kind == "decoder"
+        )
 
     @property
     def spans(self) -> tuple[str, Spans] | None:
@@ -145,13 +156,17 @@ def objective_problem(pretrain: Any) -> str | None:
     if turned and (pretrain.model.use is not None or pretrain.kind != "decoder"):
         return "phases: rope_theta and rope_scaling are the built-in decoder's; remove them, or train that"
     if given in (["ul2"], ["blank_infilling"]) and pretrain.model.document_mask:
-        return (f"{given[0]} hides spans of whole rows, whose documents model.document_mask keeps apart; remove one of "
-                "the two")
+        return (
+            f"{given[0]} hides spans of whole rows, whose documents model.document_mask keeps apart; remove one of "
+            "the two"
+        )
     if given == ["blank_infilling"] and (problem := _glm_problem(pretrain.model)) is not None:
         return problem
     if pretrain.multi_token is not None:
-        others = [*given, *(f"model.{key}" for key in ("use", "moe", "mup_base_width")
-                            if getattr(pretrain.model, key) is not None)]
+        others = [
+            *given,
+            *(f"model.{key}" for key in ("use", "moe", "mup_base_width") if getattr(pretrain.model, key) is not None),
+        ]
         if others:
             return f"multi_token adds to a dense decoder that predicts the next token; remove it, or {others[0]}"
     return None if pretrain.kind == "decoder" else _other_kind_problem(pretrain, given[0])
@@ -182,6 +197,8 @@ def _other_kind_problem(pretrain: Any, objective: str) -> str | None:
     if pretrain.float8 != "off":
         return f"float8 needs a decoder, whose layers it multiplies in 8 bits; remove it beside `{objective}`"
     if pretrain.tasks:
-        return (f"tasks: {pretrain.tasks[0].name} asks for likelihoods of answers, which an {name} does not give; "
-                f"remove `tasks` beside `{objective}`")
+        return (
+            f"tasks: {pretrain.tasks[0].name} asks for likelihoods of answers, which an {name} does not give; "
+            f"remove `tasks` beside `{objective}`"
+        )
     return None

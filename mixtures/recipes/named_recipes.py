@@ -64,6 +64,7 @@ def recipe_file(recipe: str) -> Path:
     if name not in names and name and len(begun) == 1:
         return _FOLDER / f"{begun[0]}.yaml"
     if name not in names:
-        raise FileNotFoundError(f"no recipe is called {name!r}{did_you_mean(name, names) or ';'} "
-                                f"there are {', '.join(names)}")
+        raise FileNotFoundError(
+            f"no recipe is called {name!r}{did_you_mean(name, names) or ';'} there are {', '.join(names)}"
+        )
     return _FOLDER / f"{name}.yaml"

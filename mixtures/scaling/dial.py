@@ -69,8 +69,9 @@ def depth_of(size: str) -> int:
     [1, 3, 4, 8, 14, 27]
     """
     wanted = float(size[:-1]) * _UNITS[size[-1]]
-    return min(range(1, MOST_DEPTH + 1),
-               key=lambda depth: abs(math.log(model_of(depth, {}).layer_weights / max(wanted, 1.0))))
+    return min(
+        range(1, MOST_DEPTH + 1), key=lambda depth: abs(math.log(model_of(depth, {}).layer_weights / max(wanted, 1.0)))
+    )
 
 
 def model_of(depth: int, given: Mapping[str, Any]) -> Model:
@@ -84,8 +85,9 @@ def model_of(depth: int, given: Mapping[str, Any]) -> Model:
     return Model.model_validate({"layers": depth, "width": width, "heads": heads, **given})
 
 
-def dial(model: Model, tokens_per_parameter: float, sequence_length: int, batch: int | None = None,
-         rate: float | None = None) -> Dialled:
+def dial(
+    model: Model, tokens_per_parameter: float, sequence_length: int, batch: int | None = None, rate: float | None = None
+) -> Dialled:
     """What follows from a shape.
 
     Args:
@@ -102,8 +104,18 @@ def dial(model: Model, tokens_per_parameter: float, sequence_length: int, batch:
     used = rate or three_digits(RATE * flops**RATE_POWER)
     steps = max(1, math.ceil(tokens / (rows * sequence_length)))
     timescale = TIMESCALE * tokens_per_parameter**TIMESCALE_POWER
-    return Dialled(model.layers, model.width, model.heads, model.layer_weights, round(tokens), flops, rows, used,
-                   three_digits(1 / (used * timescale * steps)), steps)
+    return Dialled(
+        model.layers,
+        model.width,
+        model.heads,
+        model.layer_weights,
+        round(tokens),
+        flops,
+        rows,
+        used,
+        three_digits(1 / (used * timescale * steps)),
+        steps,
+    )
 
 
 def take_dial(section: Any, sequence_length: Any) -> Any:
@@ -124,16 +136,26 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
     is_asked, batch = isinstance(asked, Mapping), section.get("global_batch_size")
     try:
         shape = model_of(depth, given)
-        found = dial(shape, _positive(ratio) or TOKENS_PER_PARAMETER, int(_positive(sequence_length) or 1),
-                     int(_positive(batch) or 0), _positive(asked.get("learning_rate")) if is_asked else None)
+        found = dial(
+            shape,
+            _positive(ratio) or TOKENS_PER_PARAMETER,
+            int(_positive(sequence_length) or 1),
+            int(_positive(batch) or 0),
+            _positive(asked.get("learning_rate")) if is_asked else None,
+        )
     except (ValidationError, TypeError, ArithmeticError):
         return {"steps": 1, **section}
     if is_asked and asked.get("kind", "adamw") in AT_ADAMWS_SCALE and asked.get("use") is None:
         asked = {"learning_rate": found.learning_rate, "weight_decay": found.weight_decay, **asked}
-    return {**section, "model": {"layers": found.layers, "width": found.width, "heads": found.heads, **given},
-            "optimizer": asked, **{
-                key: getattr(found, key) if section.get(key) is None else section[key]
-                for key in ("steps", "global_batch_size")}}
+    return {
+        **section,
+        "model": {"layers": found.layers, "width": found.width, "heads": found.heads, **given},
+        "optimizer": asked,
+        **{
+            key: getattr(found, key) if section.get(key) is None else section[key]
+            for key in ("steps", "global_batch_size")
+        },
+    }
 
 
 def three_digits(value: float) -> float:

@@ -29,8 +29,9 @@ class Merge(Section):
     @model_validator(mode="after")
     def _a_weight_each(self) -> Merge:
         if not isinstance(self.weights, str) and len(self.weights) != self.last:
-            raise ValueError(f"weights has {len(self.weights)} numbers, but last asks for {self.last} checkpoints; "
-                             "give one for each")
+            raise ValueError(
+                f"weights has {len(self.weights)} numbers, but last asks for {self.last} checkpoints; give one for each"
+            )
         return self
 
     @property
@@ -50,22 +51,28 @@ def merged_steps(section: Merge, pretrain: Pretrain) -> list[int]:
     limit, schedule = pretrain.steps, pretrain.schedule
     if section.until == "decay" and (schedule.use is not None or schedule.kind not in ("wsd", "constant")):
         kind = "one of your own" if schedule.use is not None else schedule.kind
-        raise ValueError(f"until: decay needs a learning rate that stays before it falls (schedule: {{kind: wsd}}), "
-                         f"and the schedule is {kind}; say until: end")
+        raise ValueError(
+            f"until: decay needs a learning rate that stays before it falls (schedule: {{kind: wsd}}), "
+            f"and the schedule is {kind}; say until: end"
+        )
     if section.until == "decay" and schedule.kind == "wsd":
         limit -= round(schedule.decay_fraction * pretrain.steps)
-    steps = list(range(section.every, limit + 1, section.every))[-section.last:]
+    steps = list(range(section.every, limit + 1, section.every))[-section.last :]
     if len(steps) < section.last:
         where = "before the decay begins" if section.until == "decay" else "to the last one"
-        raise ValueError(f"last: {section.last} checkpoints, {section.every} steps apart, but of the {limit} steps "
-                         f"{where} only {len(steps)} are multiples of {section.every}; lower last or every")
+        raise ValueError(
+            f"last: {section.last} checkpoints, {section.every} steps apart, but of the {limit} steps "
+            f"{where} only {len(steps)} are multiples of {section.every}; lower last or every"
+        )
     return steps
 
 
 def merge_problems(checkpoint_every: int, permanent_every: int | None, every: int) -> str | None:
     """Why the checkpoints of multiples of `every` would not stay, in a sentence; None where they do."""
     if permanent_every is None or every % permanent_every or every % checkpoint_every:
-        return (f"checkpoints of every {every} steps must be saved and stay: set engine.checkpoint_every (now "
-                f"{checkpoint_every}) and engine.permanent_every (now {permanent_every or 'absent'}) to {every}, or to "
-                "divisors of it")
+        return (
+            f"checkpoints of every {every} steps must be saved and stay: set engine.checkpoint_every (now "
+            f"{checkpoint_every}) and engine.permanent_every (now {permanent_every or 'absent'}) to {every}, or to "
+            "divisors of it"
+        )
     return None

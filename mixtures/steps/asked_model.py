@@ -1,8 +1,8 @@
 """What is said of a model that is asked: who it is, what its answers are drawn by, and how it is reached.
 
-    model: {endpoint: "https://api.example.org/v1", model: some-model, api_key_env: SOME_KEY, max_tokens: 300}
-    model: {folder: ./exported}                     # a model of this machine, served by gristmill while it is asked
-    model: {folder: ./qwen, server: vllm}           # the same, served by vLLM
+model: {endpoint: "https://api.example.org/v1", model: some-model, api_key_env: SOME_KEY, max_tokens: 300}
+model: {folder: ./exported}                     # a model of this machine, served by gristmill while it is asked
+model: {folder: ./qwen, server: vllm}           # the same, served by vLLM
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ from pydantic import Field, field_validator, model_validator
 
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
 
-HOW = ("endpoint", "server", "server_options", "api_key_env", "concurrency", "timeout_seconds", "patience_seconds",
-       "budget", "prompt_price", "answer_price")
+HOW = (
+    "endpoint",
+    "server",
+    "server_options",
+    "api_key_env",
+    "concurrency",
+    "timeout_seconds",
+    "patience_seconds",
+    "budget",
+    "prompt_price",
+    "answer_price",
+)
 """Keys that say how a model is reached: no part of a fingerprint, nor of the key of an answer."""
 OWN_FIELDS = ("model", "messages", "temperature", "top_p", "max_tokens", "seed", "response_format", "stream", "n")
 """Fields of a request's body that `body` may not replace."""

@@ -55,8 +55,10 @@ def lay_over(general: Mapping[str, Any], own: Any) -> Any:
         return own
     if not isinstance(own, Mapping):
         return own
-    laid = {name: {**(general.get(name) or {}), **values} if isinstance(values, Mapping) else values
-            for name, values in own.items()}
+    laid = {
+        name: {**(general.get(name) or {}), **values} if isinstance(values, Mapping) else values
+        for name, values in own.items()
+    }
     return {**general, **laid}
 
 
@@ -86,10 +88,12 @@ class Filter(Judging):
         if not isinstance(value, Mapping) or not isinstance(value.get("by_language"), Mapping):
             return value
         if False in value["by_language"]:
-            raise ValueError("by_language: YAML reads `no` as false; quote the code of Norwegian: \"no\"")
+            raise ValueError('by_language: YAML reads `no` as false; quote the code of Norwegian: "no"')
         general = _valid_rules(value.get("rules", _GENERAL))
-        return {**value, "by_language": {
-            language: lay_over(general, own) for language, own in value["by_language"].items()}}
+        return {
+            **value,
+            "by_language": {language: lay_over(general, own) for language, own in value["by_language"].items()},
+        }
 
     @field_validator("by_language", mode="before", json_schema_input_type=dict[str, Rules | None])
     @classmethod
@@ -97,8 +101,10 @@ class Filter(Judging):
         named = value if isinstance(value, Mapping) else {}
         wrong = [repr(language) for language in named if not LANGUAGE.fullmatch(str(language))]
         if wrong:
-            raise ValueError(f"{', '.join(wrong)} is no code of a language: write ISO 639-1 where there is one (de), "
-                             "else ISO 639-3 (ceb), and the script behind it where it matters (zh_Hans, deu_Latn)")
+            raise ValueError(
+                f"{', '.join(wrong)} is no code of a language: write ISO 639-1 where there is one (de), "
+                "else ISO 639-3 (ceb), and the script behind it where it matters (zh_Hans, deu_Latn)"
+            )
         return value
 
     @model_serializer(mode="wrap")
@@ -108,8 +114,9 @@ class Filter(Judging):
         dumped = self._as_fingerprints_know_it(dump, info)
         if dumped.get("by_language"):
             off = dict.fromkeys(configured_names(self.rules))
-            dumped["by_language"] = {language: {**off, **self._differing(rules, info.mode)}
-                                     for language, rules in self.by_language.items()}
+            dumped["by_language"] = {
+                language: {**off, **self._differing(rules, info.mode)} for language, rules in self.by_language.items()
+            }
         return dumped
 
     def _differing(self, rules: Rules, mode: str) -> dict[str, Any]:

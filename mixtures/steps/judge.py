@@ -1,10 +1,10 @@
 """The section `judge`: a step of `prepare` in which a language model scores documents.
 
-    prepare:
-      - judge:
-          model: {endpoint: "http://127.0.0.1:8000/v1", model: judge}
-          rubric: educational
-          min: {judge_score: 3}
+prepare:
+  - judge:
+      model: {endpoint: "http://127.0.0.1:8000/v1", model: judge}
+      rubric: educational
+      min: {judge_score: 3}
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ class Judge(Question, Judging):
     def _fits_its_answers(self) -> Self:
         for column in (*self.min, *self.max):
             if column not in self.numeric:
-                raise ValueError(f"{column!r} is no column of numbers that is measured"
-                                 f"{did_you_mean(column, self.numeric)}; there are {', '.join(self.numeric)}")
+                raise ValueError(
+                    f"{column!r} is no column of numbers that is measured"
+                    f"{did_you_mean(column, self.numeric)}; there are {', '.join(self.numeric)}"
+                )
         return self
 
     @property

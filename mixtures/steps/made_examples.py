@@ -1,11 +1,11 @@
 """The section `examples`: sets of examples for tuning that a language model writes, each by its name.
 
-    examples:
-      revised:
-        data: [{path: red-team.jsonl}]
-        model: {folder: models/helpful}
-        revise: {principles: ./principles.txt}
-    sft: {data: [{path: "examples://revised"}], ...}
+examples:
+  revised:
+    data: [{path: red-team.jsonl}]
+    model: {folder: models/helpful}
+    revise: {principles: ./principles.txt}
+sft: {data: [{path: "examples://revised"}], ...}
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ class JudgeReward(AnswerReward):
 
 
 AnyReward = Annotated[
-    Annotated[Exact | Contains | Number | Regex | Format | ModelReward | OwnReward | JudgeReward,
-              Field(discriminator="kind")], BeforeValidator(kind_of_own)]
+    Annotated[
+        Exact | Contains | Number | Regex | Format | ModelReward | OwnReward | JudgeReward, Field(discriminator="kind")
+    ],
+    BeforeValidator(kind_of_own),
+]
 
 
 class MadeExamples(Section):
@@ -157,18 +160,24 @@ class MadeExamples(Section):
     @model_validator(mode="after")
     def _has_answers_to_choose_from(self) -> Self:
         if self.per_prompt > 1 and self.model.temperature == 0:
-            raise ValueError(f"per_prompt is {self.per_prompt}, but at model.temperature 0 all answers to a prompt are "
-                             "the same; raise model.temperature (1.0 is usual), or lower per_prompt to 1")
+            raise ValueError(
+                f"per_prompt is {self.per_prompt}, but at model.temperature 0 all answers to a prompt are "
+                "the same; raise model.temperature (1.0 is usual), or lower per_prompt to 1"
+            )
         if self.compare is not None and self.per_prompt != 2:
-            raise ValueError(f"compare chooses between two answers, but per_prompt is {self.per_prompt}; set it to 2, "
-                             "or give `rewards`")
+            raise ValueError(
+                f"compare chooses between two answers, but per_prompt is {self.per_prompt}; set it to 2, "
+                "or give `rewards`"
+            )
         if self.gives == "pairs":
             self._check_pairs()
         elif self.best > self.per_prompt:
             raise ValueError(f"best is {self.best}, but per_prompt gives {self.per_prompt} answers; lower it")
         elif not self.chooses and self.best < self.per_prompt:
-            raise ValueError(f"per_prompt is {self.per_prompt}, but nothing says which answer is the best; give "
-                             f"`rewards`, or `compare`, or keep all by `best: {self.per_prompt}`")
+            raise ValueError(
+                f"per_prompt is {self.per_prompt}, but nothing says which answer is the best; give "
+                f"`rewards`, or `compare`, or keep all by `best: {self.per_prompt}`"
+            )
         elif self.compare is not None and self.best > 1:
             raise ValueError("compare takes one of two answers; set best to 1, or give `rewards`")
         return self
@@ -177,8 +186,10 @@ class MadeExamples(Section):
         if self.best > 1:
             raise ValueError("best is for conversations; a prompt gives one pair: remove it")
         if not self.chooses and (self.revise is None or self.per_prompt > 1):
-            raise ValueError("pairs need what says which answer is better: give `rewards` or `compare`, or `revise` "
-                             "with per_prompt 1")
+            raise ValueError(
+                "pairs need what says which answer is better: give `rewards` or `compare`, or `revise` "
+                "with per_prompt 1"
+            )
         if self.rewards and self.per_prompt < 2:
             raise ValueError("pairs by rewards need at least two answers; raise per_prompt")
 
@@ -192,8 +203,12 @@ def made_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     waiting: dict[str, set[str]] = {}
     for place, section in places:
         data = section.get("data") if isinstance(section, Mapping) else None
-        named = {number: name for number, one in enumerate(data if isinstance(data, list) else [])
-                 if isinstance(one, Mapping) for name in made_names([str(one.get("path"))])}
+        named = {
+            number: name
+            for number, one in enumerate(data if isinstance(data, list) else [])
+            if isinstance(one, Mapping)
+            for name in made_names([str(one.get("path"))])
+        }
         for number, name in named.items():
             if name not in sets:
                 there = f"there are {', '.join(map(str, sets))}" if sets else "there is no section `examples:`"

@@ -1,9 +1,9 @@
 """The steps of `prepare` that measure by a function of the user's or by a model, or edit by a function.
 
-    prepare:
-      - annotate: {use: ./steps.py:count_word, with: {word: xyzzy}, max: {magic: 0}}
-      - annotate: {model: {path: models/edu, name: edu}, min: {edu: 2.5}}
-      - edit: {use: ./steps.py:tidy}
+prepare:
+  - annotate: {use: ./steps.py:count_word, with: {word: xyzzy}, max: {magic: 0}}
+  - annotate: {model: {path: models/edu, name: edu}, min: {edu: 2.5}}
+  - edit: {use: ./steps.py:tidy}
 """
 
 from __future__ import annotations
@@ -71,8 +71,12 @@ class Annotate(Measuring, BuiltInOrOwn):
     def _measures_by_one(self) -> Annotate:
         if (self.use is None) == (self.model is None):
             raise ValueError("annotate measures by a function of your own (`use`) or by a `model`: name one of them")
-        unused = [name for name in ("columns", "measures", "time_limit_seconds") if name in self.model_fields_set
-                  and getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)]
+        unused = [
+            name
+            for name in ("columns", "measures", "time_limit_seconds")
+            if name in self.model_fields_set
+            and getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
+        ]
         if self.model is not None and unused:
             raise ValueError(f"`{unused[0]}` is of functions, and says nothing to a model: remove it")
         return self

@@ -66,8 +66,10 @@ class Classifier(Section):
         if both:
             raise ValueError(f"{', '.join(both)} is both positive and negative; leave it in one class")
         if self.model is None and not self.has_classes:
-            raise ValueError("a classifier is trained on both classes: name sources as `positive` and `negative` (or "
-                             "files as `positive_files` and `negative_files`), or give a `model`")  # fmt: skip
+            raise ValueError(
+                "a classifier is trained on both classes: name sources as `positive` and `negative` (or "
+                "files as `positive_files` and `negative_files`), or give a `model`"
+            )
         return self
 
 
@@ -149,17 +151,20 @@ class Judge(Question):
     @model_validator(mode="after")
     def _one_place(self) -> Judge:
         if sum(one is not None for one in (self.column, self.metadata, self.model)) != 1:
-            raise ValueError("a judge's scores are a `column`, a key of the `metadata`, or what a `model` answers: "
-                             "give one of them")
+            raise ValueError(
+                "a judge's scores are a `column`, a key of the `metadata`, or what a `model` answers: give one of them"
+            )
         if self.model is None:
             defaults = {name: of.get_default(call_default_factory=True) for name, of in type(self).model_fields.items()}
             idle = [name for name in self.added if getattr(self, name) != defaults[name]]
             if idle:
                 raise ValueError(f"{', '.join(idle)}: what a `model` is asked; give one, or remove this")
         elif self.score_name not in self.scores:
-            raise ValueError(f"score: {self.score_name!r} is no number, nor true or false, of the answers"
-                             f"{did_you_mean(self.score_name, self.scores)}; there are "
-                             f"{', '.join(self.scores) or 'none'}")
+            raise ValueError(
+                f"score: {self.score_name!r} is no number, nor true or false, of the answers"
+                f"{did_you_mean(self.score_name, self.scores)}; there are "
+                f"{', '.join(self.scores) or 'none'}"
+            )
         return self
 
     @property
@@ -239,9 +244,13 @@ class Quality(QualityThresholds, Judging, Seeded):
         """The columns that documents can be ranked by."""
         ngrams = self.perplexity is not None and self.perplexity.has_ngrams
         model = self.perplexity is not None and self.perplexity.model is not None
-        found = {"quality": self.classifier is not None or self.distil is not None,
-                 "perplexity": ngrams, "model_perplexity": model,
-                 "bits_per_byte": model, "heuristic_score": self.heuristics}  # fmt: skip
+        found = {
+            "quality": self.classifier is not None or self.distil is not None,
+            "perplexity": ngrams,
+            "model_perplexity": model,
+            "bits_per_byte": model,
+            "heuristic_score": self.heuristics,
+        }
         return tuple(name for name, wanted in found.items() if wanted)
 
     @property
@@ -262,15 +271,17 @@ class Quality(QualityThresholds, Judging, Seeded):
     @model_validator(mode="after")
     def _consistent(self) -> Quality:
         if not self.scores:
-            raise ValueError("nothing is to be measured: set at least one of classifier, distil, perplexity, "
-                             "heuristics")
+            raise ValueError(
+                "nothing is to be measured: set at least one of classifier, distil, perplexity, heuristics"
+            )
         used = {name: SCORE_OF_THRESHOLD[name] for name in THRESHOLDS if getattr(self, name) is not None}
         if self.keep_top_by is not None:
             used["keep_top_by"] = self.keep_top_by
         for name, score in used.items():
             if score not in self.scores:
-                raise ValueError(f"{name} needs the score {score}, which is not measured; measured: "
-                                 f"{', '.join(self.scores)}")  # fmt: skip
+                raise ValueError(
+                    f"{name} needs the score {score}, which is not measured; measured: {', '.join(self.scores)}"
+                )
         if self.keep_top is None and self.keep_top_by is not None:
             raise ValueError("keep_top_by says how keep_top chooses; set keep_top too")
         buckets = self.perplexity is not None and self.perplexity.buckets is not None

@@ -287,11 +287,14 @@ def add_to_schema(schema: dict[str, Any]) -> None:
         schema["properties"][name] = {
             "description": f"Stands for {' and '.join(preset)}; values in here change theirs.",
             "anyOf": [
-                {"type": "object", "additionalProperties": False,
-                 "properties": {rule_set: schema["properties"][rule_set] for rule_set in preset}},
+                {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {rule_set: schema["properties"][rule_set] for rule_set in preset},
+                },
                 {"type": "null"},
             ],
-        }  # fmt: skip
+        }
 
 
 Dialect = Literal["dclm", "datatrove", "dolma", "curator", "redpajama"]
@@ -321,8 +324,10 @@ class GopherRules(Section):
     @model_validator(mode="after")
     def _words_of_datatrove(self) -> Self:
         if self.words in ("exact", "language") and self.dialect != "datatrove":
-            raise ValueError(f"words: {self.words} is for dialect: datatrove, whose words are spaCy's; leave it out "
-                             f"for dialect: {self.dialect}")
+            raise ValueError(
+                f"words: {self.words} is for dialect: datatrove, whose words are spaCy's; leave it out "
+                f"for dialect: {self.dialect}"
+            )
         return self
 
 

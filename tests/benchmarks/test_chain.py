@@ -21,8 +21,10 @@ from benchmarks.chain.verdicts import Kept, compare
 
 def test_a_page_is_the_same_in_every_corpus_and_each_kind_is_among_them(tmp_path: Path) -> None:
     few, more = write_corpus(tmp_path / "few", 20), write_corpus(tmp_path / "more", 60)
-    texts = [[json.loads(line)["text"] for line in (corpus.folder / "00000.jsonl").read_text().splitlines()]
-             for corpus in (few, more)]
+    texts = [
+        [json.loads(line)["text"] for line in (corpus.folder / "00000.jsonl").read_text().splitlines()]
+        for corpus in (few, more)
+    ]
     assert texts[0] == texts[1][:20]
     assert more.text_bytes == sum(len(text.encode()) for text in texts[1])
     assert {kind_of(number) for number in range(2000)} == set(KINDS)
@@ -94,11 +96,11 @@ def test_a_flame_has_the_frames_that_are_wide_enough_and_escapes_their_names() -
     samples = read_samples(
         'process 7:"/home/me/bin/python -m it";main (a.py:7);work (b.py:1) 300\nmain (a.py:9);work (b.py:2) 300\n'
         "main (a.py:9);<lambda> (c.py) 199\nmain (a.py:9);<lambda> (c.py);x (pack/d.py:1);y (pack/e/f.py:1) 200\n"
-        "main (a.py:9);rare (d.py) 1\nmain (a.py:9);Condition.wait (threading.py:331) 5000\n")
+        "main (a.py:9);rare (d.py) 1\nmain (a.py:9);Condition.wait (threading.py:331) 5000\n"
+    )
     root = fold(samples)
     assert root.samples == 1000
     drawn = list(draw(root))
-    assert {frame.name for _, _, _, frame in drawn} == {
-        "all", "main (a.py)", "work (b.py)", "<lambda> (c.py)", "pack"}
+    assert {frame.name for _, _, _, frame in drawn} == {"all", "main (a.py)", "work (b.py)", "<lambda> (c.py)", "pack"}
     svg = "\n".join(page(root, drawn))
     assert "<title>&lt;lambda&gt; (c.py): 39.9%</title>" in svg

@@ -60,11 +60,14 @@ def test_a_kill_comes_before_its_change(tmp_path: Path, at: int, files: list[str
     assert fuse.has_burnt()
 
 
-@pytest.mark.parametrize(("act", "options", "code", "files"), [
-    ("kill it", {"role": "worker"}, 0, ["a", "b", "d"]),
-    ("kill the flow", {"before": "open d"}, -9, ["b", "c"]),
-    ("terminate the flow", {"before": "open b"}, -15, ["a"]),
-])
+@pytest.mark.parametrize(
+    ("act", "options", "code", "files"),
+    [
+        ("kill it", {"role": "worker"}, 0, ["a", "b", "d"]),
+        ("kill the flow", {"before": "open d"}, -9, ["b", "c"]),
+        ("terminate the flow", {"before": "open b"}, -15, ["a"]),
+    ],
+)
 def test_who_is_ended_and_at_whose_change_can_be_said(
     tmp_path: Path, act: Act, options: dict[str, Any], code: int, files: list[str]
 ) -> None:
@@ -84,7 +87,7 @@ def test_points_are_drawn_by_hash_and_each_way_to_end_a_run_meets_only_stages_th
     drawn = list(chains(runs, 600, seed=1))
     assert drawn == list(chains(runs, 600, seed=1)) != list(chains(runs, 600, seed=2))
     assert len(drawn) * KILLS_IN_CHAIN == 600
-    every = [{chain.stage for chain in drawn[turn * 6:turn * 6 + 6]} for turn in range(16)]
+    every = [{chain.stage for chain in drawn[turn * 6 : turn * 6 + 6]} for turn in range(16)]
     assert every == [set(counted)] * 16, "none is left out"
     met = {kill.role: {chain.stage for chain in drawn if chain.kill.role == kill.role} for kill in KILLS}
     assert met == {"any": set(counted), "worker": {"filter", "tokenize"}, "rank": {"pretrain", "dpo"}}
@@ -99,8 +102,11 @@ def test_points_that_are_written_down_are_not_done_again_and_each_kill_counts(
         asked.append(name)
         return {"fault": KILLS[0].name, "stage": "ingest", "kills": [{}] * kills, "wrong": wrong}
 
-    points = {"one": lambda: act("one", 3, []), "two": lambda: act("two", 1, ["a file differs"]),
-              "disk": lambda: {"fault": "the disk is full", "stage": "mix", "wrong": [], "not_tried": "no mount"}}
+    points = {
+        "one": lambda: act("one", 3, []),
+        "two": lambda: act("two", 1, ["a file differs"]),
+        "disk": lambda: {"fault": "the disk is full", "stage": "mix", "wrong": [], "not_tried": "no mount"},
+    }
     monkeypatch.setattr(chaos, "all_points", lambda *arguments: points)
     monkeypatch.setattr(chaos, "undisturbed_runs", lambda folder: {})
     for _ in range(2):

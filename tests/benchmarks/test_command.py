@@ -20,8 +20,13 @@ def test_every_area_names_functions_that_measure() -> None:
 
 
 def test_it_finds_the_benchmarks_of_its_checkout_from_any_folder(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "gristmill.flows.cli.main", "bench", "tran"], cwd=tmp_path,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill.flows.cli.main", "bench", "tran"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert "no such area: tran, did you mean 'train'?" in " ".join(done.stderr.split())
 

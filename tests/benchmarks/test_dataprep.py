@@ -107,8 +107,9 @@ def test_the_memory_of_a_process_tree_is_that_of_its_members() -> None:
     script = "import subprocess, sys; held = b'x' * 30_000_000; print(flush=True); sys.stdin.read()"
     parent = subprocess.Popen(
         [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}])"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert parent.stdout is not None
     parent.stdout.readline()
     tree = memory.process_tree(parent.pid)
@@ -220,7 +221,9 @@ def test_leaks_are_found_and_quotations_kept_where_any_ngram_drops_them(monkeypa
     monkeypatch.setattr(decontamination, "CLEAN_ARCHIVES", ())
     rows = {row["name"]: row for row in decontamination.rows()}
     assert {name: row["ours"] for name, row in rows.items() if name.startswith("innocent")} == {
-        "innocent kept: clean": 1.0, "innocent kept: famous quotes": 1.0, "innocent kept: rare quotes": 1.0,
+        "innocent kept: clean": 1.0,
+        "innocent kept: famous quotes": 1.0,
+        "innocent kept: rare quotes": 1.0,
         "innocent kept: famous quotes, 70 % of an item": 1.0,
     }
     assert rows["innocent kept: famous quotes"]["peer"] == 0.0

@@ -74,8 +74,9 @@ class Site:
         context = browser.new_context(viewport={"width": 1400, "height": 1400}, **options)
         context.set_default_timeout(60_000)
         encoded = base64.b64encode(self.password.encode()).decode()
-        context.add_init_script(f"location.origin === {self.address!r} && "
-                                f"localStorage.setItem('prefect-password', {encoded!r})")
+        context.add_init_script(
+            f"location.origin === {self.address!r} && localStorage.setItem('prefect-password', {encoded!r})"
+        )
         return context
 
     def deployment(self, flow: str, manifest: str = "any-manifest") -> str:
@@ -89,8 +90,10 @@ class Site:
 
     def ended(self, run: str) -> Any:
         """A flow run, once it has ended."""
-        return wait_for(lambda: (now := self.run(run))["state_type"] in (
-            "COMPLETED", "FAILED", "CRASHED", "CANCELLED") and now, "the run's end")
+        return wait_for(
+            lambda: (now := self.run(run))["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") and now,
+            "the run's end",
+        )
 
     def task_states(self, run: str) -> dict[str, str]:
         """The state of every stage in the last attempt of a run, by the stage's name."""
@@ -107,8 +110,10 @@ def write_project(folder: Path) -> Path:
     """Notes of one to thirty lines, so that the first one is too short for the filter."""
     (folder / "notes").mkdir(parents=True)
     for note in range(30):
-        lines = [" ".join(WORDS[(note * 7 + line * 3 + word) % len(WORDS)] for word in range(12)) + "."
-                 for line in range(note + 1)]
+        lines = [
+            " ".join(WORDS[(note * 7 + line * 3 + word) % len(WORDS)] for word in range(12)) + "."
+            for line in range(note + 1)
+        ]
         (folder / "notes" / f"{note:02d}.txt").write_text("\n".join(lines))
     manifest = folder / "tiny.yaml"
     manifest.write_text(MANIFEST)
@@ -145,9 +150,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture(scope="session")
-def site(
-    chromium: str, open_here: ExitStack, prefect_database: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Site:
+def site(chromium: str, open_here: ExitStack, prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
     return open_here.enter_context(running_site(tmp_path_factory.mktemp("site"), prefect_database))
 
 
@@ -158,9 +161,16 @@ def running_site(folder: Path, database: Path) -> Iterator[Site]:
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     up = subprocess.Popen(
         [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(port), "--limit", "2"],
-        env={**environment, "PREFECT_HOME": prefect_home(folder / "prefect", database),
-             "GRISTMILL_STORE": str(folder / "store")},
-        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        env={
+            **environment,
+            "PREFECT_HOME": prefect_home(folder / "prefect", database),
+            "GRISTMILL_STORE": str(folder / "store"),
+        },
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     found = Site(f"http://127.0.0.1:{port}", manifest, folder / "store", up.pid, folder / "prefect")
     try:
         wait_for(lambda: len(found.call("/deployments/filter", {})) == 5, "serving")
@@ -176,8 +186,7 @@ def browser(chromium: str, open_here: ExitStack) -> Any:
     from playwright.sync_api import sync_playwright
 
     playwright = open_here.enter_context(sync_playwright())
-    return open_here.enter_context(
-        closing(playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])))
+    return open_here.enter_context(closing(playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])))
 
 
 @pytest.fixture

@@ -22,10 +22,20 @@ PHONE, DESK = 390, 1200
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The server, as the command starts it; Ctrl-C ends it."""
     session = make_run(tmp_path_factory.mktemp("browsed"))
-    command = [sys.executable, "-m", "gristmill.flows.cli.main", "browse", session.manifest_file, "--port", "0",
-               "--store", str(session.store.root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True,
-                          cwd=Path(session.manifest_file).parent) as server:
+    command = [
+        sys.executable,
+        "-m",
+        "gristmill.flows.cli.main",
+        "browse",
+        session.manifest_file,
+        "--port",
+        "0",
+        "--store",
+        str(session.store.root),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=Path(session.manifest_file).parent
+    ) as server:
         assert server.stdout is not None
         line = server.stdout.readline()
         assert line.startswith("http://127.0.0.1:")
@@ -89,9 +99,19 @@ def test_pages_are_dark_where_the_browser_is_and_fit_a_phone(address: str, brows
             page = context.new_page()
             page.goto(f"{address}/")
             shown[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            for link in ("/", "/documents", "/cuts", "/cuts/filter.rules.gopher_quality.min_words",
-                         "/duplicates/dedup", "/rows/mix", "/rows/mix/0", "/rows/mix/0?tokens=true",
-                         "/rows/sft_data/0", "/training/pretrain/1", "/nonsense"):
+            for link in (
+                "/",
+                "/documents",
+                "/cuts",
+                "/cuts/filter.rules.gopher_quality.min_words",
+                "/duplicates/dedup",
+                "/rows/mix",
+                "/rows/mix/0",
+                "/rows/mix/0?tokens=true",
+                "/rows/sft_data/0",
+                "/training/pretrain/1",
+                "/nonsense",
+            ):
                 page.goto(address + link)
                 assert page.evaluate("document.documentElement.scrollWidth") <= PHONE, link
     assert shown == {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 24, 39)"}
@@ -100,20 +120,30 @@ def test_pages_are_dark_where_the_browser_is_and_fit_a_phone(address: str, brows
 def test_a_page_of_another_origin_reads_and_frames_nothing(address: str, browser: Any) -> None:
     with closing(browser.new_context()) as context:
         stranger = context.new_page()
-        stranger.route("http://elsewhere.example/", lambda route: route.fulfill(body="<title>x</title>",
-                                                                                 content_type="text/html"))
+        stranger.route(
+            "http://elsewhere.example/", lambda route: route.fulfill(body="<title>x</title>", content_type="text/html")
+        )
         stranger.goto("http://elsewhere.example/")
         read = "link => fetch(link).then(reply => reply.text(), () => 'refused')"
         assert stranger.evaluate(read, f"{address}/documents") == "refused"
-        assert stranger.evaluate("""link => new Promise(done => {
+        assert (
+            stranger.evaluate(
+                """link => new Promise(done => {
             const image = new Image();
             image.onload = () => done('loaded');
             image.onerror = () => done('refused');
             image.src = link;
-        })""", f"{address}/style.css") == "refused"
-        stranger.evaluate("""link => new Promise(done => {
+        })""",
+                f"{address}/style.css",
+            )
+            == "refused"
+        )
+        stranger.evaluate(
+            """link => new Promise(done => {
             const frame = document.body.appendChild(document.createElement('iframe'));
             frame.onload = done;
             frame.src = link;
-        })""", f"{address}/documents")
+        })""",
+            f"{address}/documents",
+        )
         assert all("Documents" not in frame.content() for frame in stranger.frames)

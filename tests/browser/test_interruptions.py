@@ -20,8 +20,12 @@ from tests.servers import wait_for
 CANCEL_SECONDS = 20.0
 FROZEN_SECONDS = float(os.environ.get("GRISTMILL_TEST_FROZEN_SECONDS", "5"))
 """How long the server stands still; a minute takes a minute."""
-OVERRIDES = ["pretrain.steps=1000000", "pretrain.validate_every=1000000", "engine.checkpoint_every=1000000",
-             "engine.ranks=2"]
+OVERRIDES = [
+    "pretrain.steps=1000000",
+    "pretrain.validate_every=1000000",
+    "engine.checkpoint_every=1000000",
+    "engine.ranks=2",
+]
 """A training that is not over before it is cancelled, and that saves no checkpoint unless it is told to stop."""
 
 
@@ -34,8 +38,14 @@ class Training:
     @property
     def folder(self) -> Path | None:
         """The stage's folder: the one whose training never ends."""
-        return next((path.parent for path in self.site.store.glob("pretrain/*/stage.json")
-                     if read_json(path)["config"]["steps"] == 1_000_000), None)
+        return next(
+            (
+                path.parent
+                for path in self.site.store.glob("pretrain/*/stage.json")
+                if read_json(path)["config"]["steps"] == 1_000_000
+            ),
+            None,
+        )
 
     def steps(self) -> list[str]:
         """Every step's line, whole ones only."""
@@ -47,8 +57,13 @@ class Training:
     def checkpoint(self) -> int:
         """The step of the newest whole checkpoint; 0 if there is none."""
         assert self.folder is not None
-        return max((int(path.parent.name.removeprefix("step-"))
-                    for path in self.folder.glob("work/checkpoints/step-*/complete.json")), default=0)
+        return max(
+            (
+                int(path.parent.name.removeprefix("step-"))
+                for path in self.folder.glob("work/checkpoints/step-*/complete.json")
+            ),
+            default=0,
+        )
 
     def processes(self) -> set[int]:
         """torchrun and its ranks, which have sessions of their own."""
@@ -78,10 +93,11 @@ class Training:
 
 @pytest.fixture(scope="module")
 def training(site: Any, finished: Any) -> Iterator[Training]:
-    """Started by the API after the run of everything, whose stages it has in common; stopped at the end of these tests.
-    """
-    run = site.call(f"/deployments/{site.deployment('gristmill')}/create_flow_run", {
-        "parameters": {"manifest": str(site.manifest), "until": "pretrain", "overrides": OVERRIDES}})
+    """Started by the API after the run of everything, whose stages it has in common; stopped at the end of these tests."""
+    run = site.call(
+        f"/deployments/{site.deployment('gristmill')}/create_flow_run",
+        {"parameters": {"manifest": str(site.manifest), "until": "pretrain", "overrides": OVERRIDES}},
+    )
     yield Training(site, run["id"])
     site.call(f"/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}})
     site.ended(run["id"])

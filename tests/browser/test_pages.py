@@ -41,8 +41,9 @@ def test_a_manifest_in_the_folder_of_up_has_deployments_with_its_own_stages(site
     assert {"manifest", "until"} & optional == set()
     assert {"overrides", "store"} <= optional
     page.get_by_role("button", name="Submit").click()
-    (run,) = wait_for(lambda: site.call("/flow_runs/filter", {"deployments": {"id": {"any_": [whole["id"]]}}}),
-                      "the form's run")
+    (run,) = wait_for(
+        lambda: site.call("/flow_runs/filter", {"deployments": {"id": {"any_": [whole["id"]]}}}), "the form's run"
+    )
     assert site.ended(run["id"])["state_type"] == "COMPLETED"
 
 
@@ -53,7 +54,8 @@ def test_the_page_of_a_run_has_its_stages_log_lines_and_report(site: Any, page: 
     page.get_by_text("gristmill-report").first.wait_for()
     tasks = site.call("/task_runs/filter", {"flow_runs": {"id": {"any_": [finished["id"]]}}})
     assert {one["name"]: one["state_name"] for one in tasks} == dict.fromkeys(
-        ["ingest", "filter", "tokenizer", "tokenize", "mix", "pretrain"], "Completed")
+        ["ingest", "filter", "tokenizer", "tokenize", "mix", "pretrain"], "Completed"
+    )
     artifacts = site.artifacts(finished["id"])
     described = artifacts["pretrain-progress"]["description"]
     assert re.search(r"pretrain: 16 of 16 steps, loss \d\.\d{4}, 2,048 tokens", described)
@@ -90,8 +92,9 @@ def test_wrong_values_are_refused_by_the_form_or_by_the_run_with_the_manifests_s
         with pytest.raises(urllib.error.HTTPError) as refused:
             site.call(create, {"parameters": parameters})
         assert refused.value.code == 409
-    run = site.call(create, {"parameters": {
-        "manifest": str(site.manifest), "overrides": ["mix.tokens=-3", "pretrain.stepz=3"]}})
+    run = site.call(
+        create, {"parameters": {"manifest": str(site.manifest), "overrides": ["mix.tokens=-3", "pretrain.stepz=3"]}}
+    )
     ended = site.ended(run["id"])
     assert ended["state_type"] == "FAILED"
     for sentence in ("mix.tokens: input should be greater than 0 (got -3)", "unknown key, did you mean 'steps'?"):

@@ -36,8 +36,9 @@ def ratings(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def page(ratings: Path, browser: Any) -> Iterator[Any]:
-    with subprocess.Popen([sys.executable, "-c", SERVER, str(ratings)], stdout=subprocess.PIPE, text=True,
-                          start_new_session=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(ratings)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
         assert server.stdout is not None
         address = f"http://127.0.0.1:{int(server.stdout.readline())}"
         with closing(browser.new_context(base_url=address)) as context:

@@ -12,15 +12,23 @@ import pytest
 from gristmill.flows.report.parts import Section, Table
 from gristmill.flows.report.parts import page as write_page
 
-ROWS = [[f"rule {number}", f"{number * 700:,}", "≈ 3" if number == 3 else ""]
-        for number in (3, 1, 12, 2, *range(20, 30))]
+ROWS = [
+    [f"rule {number}", f"{number * 700:,}", "≈ 3" if number == 3 else ""] for number in (3, 1, 12, 2, *range(20, 30))
+]
 
 
 @pytest.fixture
 def shown(tmp_path: Path, browser: Any) -> Iterator[Any]:
     table = Table(["rule", "documents", "tokens kept"], ROWS, {1, 2})
-    (tmp_path / "report.html").write_text(write_page("x", [Section("Rules", [table]), Section("Few", [
-        Table(["<script>document.title = 'taken'</script>"], [["one"], ["two"]])])]))
+    (tmp_path / "report.html").write_text(
+        write_page(
+            "x",
+            [
+                Section("Rules", [table]),
+                Section("Few", [Table(["<script>document.title = 'taken'</script>"], [["one"], ["two"]])]),
+            ],
+        )
+    )
     with closing(browser.new_context()) as context:
         page = context.new_page()
         page.goto(f"file://{tmp_path}/report.html")

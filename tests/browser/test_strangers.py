@@ -104,11 +104,14 @@ def test_a_report_is_neither_read_nor_framed_by_a_page_of_another_origin(
         page = context.new_page()
         page.goto(stranger)
         assert page.evaluate("link => fetch(link).then(reply => reply.text(), () => 'refused')", link) == "refused"
-        page.evaluate("""link => new Promise(done => {
+        page.evaluate(
+            """link => new Promise(done => {
             const frame = document.body.appendChild(document.createElement('iframe'));
             frame.onload = done;
             frame.src = link;
-        })""", link)
+        })""",
+            link,
+        )
         assert all("tiny - gristmill" not in frame.content() for frame in page.frames)
 
 
@@ -122,8 +125,9 @@ def test_no_question_is_answered_without_the_password_whatever_host_is_named(sit
         for method in methods:
             for password in (None, "gristmill:guessed"):
                 try:
-                    call_prefect(api, path, {} if method != "get" else None, method.upper(), password,
-                                 Host="rebound.example")
+                    call_prefect(
+                        api, path, {} if method != "get" else None, method.upper(), password, Host="rebound.example"
+                    )
                 except urllib.error.HTTPError as refused:
                     if refused.code == 401:
                         continue

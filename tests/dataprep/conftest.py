@@ -23,8 +23,13 @@ def write_ingest(tmp_path: Path) -> Callable[[str, Sequence[Documents]], Path]:
     def write(name: str, shards: Sequence[Documents]) -> Path:
         for number, documents in enumerate(shards):
             rows = [
-                {"id": document_id(*document), "source": document[0], "locator": document[1], "text": document[2],
-                 "metadata": "{}"}
+                {
+                    "id": document_id(*document),
+                    "source": document[0],
+                    "locator": document[1],
+                    "text": document[2],
+                    "metadata": "{}",
+                }
                 for document in documents
             ]
             table = pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA)

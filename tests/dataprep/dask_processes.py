@@ -32,22 +32,39 @@ class Cluster:
     def __init__(self, folder: Path, allowed_failures: int = 3) -> None:
         self._folder = folder
         self._environment = {
-            **os.environ, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(allowed_failures),
-        }  # fmt: skip
+            **os.environ,
+            "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(allowed_failures),
+        }
         self._file = folder / "scheduler.json"
         self.workers: list[subprocess.Popen[bytes]] = []
         self.scheduler = self._start(
-            "dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
-            "--scheduler-file", str(self._file),
-        )  # fmt: skip
+            "dask_scheduler",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--no-dashboard",
+            "--scheduler-file",
+            str(self._file),
+        )
         wait_until(lambda: self._file.exists() and self._file.read_text().endswith("}"))
         self.address: str = json.loads(self._file.read_text())["address"]
 
     def add_worker(self) -> None:
-        self.workers.append(self._start(
-            "dask_worker", self.address, "--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--no-dashboard",
-            "--local-directory", str(self._folder),
-        ))  # fmt: skip
+        self.workers.append(
+            self._start(
+                "dask_worker",
+                self.address,
+                "--host",
+                "127.0.0.1",
+                "--nthreads",
+                "1",
+                "--no-nanny",
+                "--no-dashboard",
+                "--local-directory",
+                str(self._folder),
+            )
+        )
 
     def close(self) -> None:
         for process in (*self.workers, self.scheduler):
@@ -57,6 +74,9 @@ class Cluster:
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self._folder / "cluster.log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", f"distributed.cli.{module}", *arguments], stdout=log, stderr=log,
-                env=self._environment, cwd=Path(__file__).parents[2],
-            )  # fmt: skip
+                [sys.executable, "-m", f"distributed.cli.{module}", *arguments],
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                cwd=Path(__file__).parents[2],
+            )

@@ -30,8 +30,15 @@ def quality(text: str, dialect: str = "dclm", words: list[str] | None = None) ->
     """The quality statistics of one English text."""
     counted = {"dclm": dclm, "datatrove": datatrove, "dolma": dolma, "curator": curator, "redpajama": redpajama}
     values = counted[dialect](text, words)
-    names = ("words", "mean_word_length", "symbol_word_ratio", "bullet_line_ratio", "ellipsis_line_ratio",
-             "alpha_word_ratio", "stop_words")  # fmt: skip
+    names = (
+        "words",
+        "mean_word_length",
+        "symbol_word_ratio",
+        "bullet_line_ratio",
+        "ellipsis_line_ratio",
+        "alpha_word_ratio",
+        "stop_words",
+    )
     return dict(zip(names, values, strict=True))
 
 

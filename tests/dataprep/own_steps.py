@@ -24,10 +24,17 @@ TEXTS = ("xyzzy and xyzzy, says the troll", "nothing here", "one xyzzy more", "a
 def write_documents(folder: Path, shards: int = 2, copies: int = 1) -> Path:
     """Shards of documents, each with all TEXTS, so many times."""
     for number in range(shards):
-        rows = [{"id": document_id("web", f"{number}#{copy}#{place}", text), "source": "web",
-                 "locator": f"https://example.org/{number}/{copy}/{place}", "text": text,
-                 "metadata": json.dumps({"place": place})}
-                for copy in range(copies) for place, text in enumerate(TEXTS)]
+        rows = [
+            {
+                "id": document_id("web", f"{number}#{copy}#{place}", text),
+                "source": "web",
+                "locator": f"https://example.org/{number}/{copy}/{place}",
+                "text": text,
+                "metadata": json.dumps({"place": place}),
+            }
+            for copy in range(copies)
+            for place, text in enumerate(TEXTS)
+        ]
         write_table(folder / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA))
     return folder
 

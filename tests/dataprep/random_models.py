@@ -39,13 +39,31 @@ def write_model(path: Path, shape: Shape, words: Sequence[str], seed: int) -> Pa
     if shape.kept is not None:
         buckets = random.permutation(shape.bucket)[: shape.kept]
         kept = np.stack([buckets, random.permutation(shape.kept)], axis=1).astype("<i4")
-    entries = [*((word, 2, 0) for word in words),
-               *((f"__label__{number}", 1 + (shape.labels - number) ** 3, 1) for number in range(shape.labels))]
+    entries = [
+        *((word, 2, 0) for word in words),
+        *((f"__label__{number}", 1 + (shape.labels - number) ** 3, 1) for number in range(shape.labels)),
+    ]
     rows = len(words) + (shape.bucket if shape.kept is None else shape.kept)
     with path.open("wb") as sink:
         sink.write(struct.pack("<2i", 793712314, 12))
-        sink.write(struct.pack("<12id", shape.dim, 5, 5, 1, 5, shape.word_ngrams, shape.loss, 3, shape.bucket,
-                               shape.minn, shape.maxn, 100, 1e-4))  # fmt: skip
+        sink.write(
+            struct.pack(
+                "<12id",
+                shape.dim,
+                5,
+                5,
+                1,
+                5,
+                shape.word_ngrams,
+                shape.loss,
+                3,
+                shape.bucket,
+                shape.minn,
+                shape.maxn,
+                100,
+                1e-4,
+            )
+        )
         pruned = -1 if shape.kept is None else len(kept)
         sink.write(struct.pack("<3i2q", len(entries), len(words), shape.labels, 1000, pruned))
         for word, count, kind in entries:

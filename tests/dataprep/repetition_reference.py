@@ -12,17 +12,17 @@ TOP_NGRAMS, DUPLICATE_NGRAMS = (2, 3, 4), (5, 6, 7, 8, 9, 10)
 NAN = float("nan")
 
 
-def repetition(
-    text: str, dialect: str = "dclm", words: list[str] | None = None, per_word: int = 1
-) -> dict[str, Any]:
+def repetition(text: str, dialect: str = "dclm", words: list[str] | None = None, per_word: int = 1) -> dict[str, Any]:
     """The repetition statistics of one text, on given words or on those of the dialect.
 
     Args:
         per_word: how many words an n-gram takes for one; more than one in scripts without spaces, which then has none.
     """
     if words is None:
-        words = {"datatrove": word_cuts_reference.punctuated,
-                 "redpajama": lambda text: word_cuts_reference.normalized(text).split()}.get(dialect, str.split)(text)
+        words = {
+            "datatrove": word_cuts_reference.punctuated,
+            "redpajama": lambda text: word_cuts_reference.normalized(text).split(),
+        }.get(dialect, str.split)(text)
     counted = {"dclm": dclm, "datatrove": datatrove, "dolma": dolma, "curator": curator, "redpajama": redpajama}
     lines, paragraphs, ngrams = counted[dialect](text, words, per_word)
     measured = dict(zip(("duplicate_line_ratio", "duplicate_line_char_ratio"), lines, strict=True))

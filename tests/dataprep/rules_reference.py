@@ -105,9 +105,7 @@ def curator(text: str) -> dict[str, float]:
     }
     return {
         **{name: number / len(text) if text else 1.0 for name, number in shares.items()},
-        "boilerplate_paragraph_ratio": (
-            1.0 if "lorem ipsum" in ascii_lower(text) else boilerplate / len(paragraphs)
-        ),
+        "boilerplate_paragraph_ratio": (1.0 if "lorem ipsum" in ascii_lower(text) else boilerplate / len(paragraphs)),
         "unended_line_ratio": sum(line[-1] not in ".?!\"'" for line in lines) / len(lines) if lines else 1.0,
         "longest_word_characters": max(map(len, text.split()), default=0),
     }

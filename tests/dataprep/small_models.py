@@ -30,7 +30,8 @@ def write_tokenizer(folder: Path) -> None:
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
     made.enable_truncation(8)
     made.enable_padding(length=8)
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,14 +52,25 @@ def write_classifier(folder: Path, kind: str = "bert", classes: Sequence[str] = 
     """A classifier of a kind of transformers': with classes, or with one output where none are named."""
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     labels = list(classes) or ["LABEL_0"]
-    shapes: Mapping[str, Any] = {"vocab_size": len(SPECIAL) + len(WORDS), "hidden_size": 16, "num_hidden_layers": 2,
-                                 "num_attention_heads": 2, "intermediate_size": 32, "pad_token_id": 0,
-                                 "max_position_embeddings": MOST_TOKENS, "initializer_range": 0.5}
+    shapes: Mapping[str, Any] = {
+        "vocab_size": len(SPECIAL) + len(WORDS),
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "pad_token_id": 0,
+        "max_position_embeddings": MOST_TOKENS,
+        "initializer_range": 0.5,
+    }
     if kind == "deberta-v2":
         shapes = {**shapes, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "pooler_hidden_size": 16}
     config = transformers.AutoConfig.for_model(
-        kind, id2label=dict(enumerate(labels)), label2id={name: place for place, name in enumerate(labels)},
-        **shapes, **settings)
+        kind,
+        id2label=dict(enumerate(labels)),
+        label2id={name: place for place, name in enumerate(labels)},
+        **shapes,
+        **settings,
+    )
     torch.manual_seed(7)
     model = transformers.AutoModelForSequenceClassification.from_config(config)
     model.save_pretrained(folder)

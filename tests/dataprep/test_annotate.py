@@ -33,8 +33,9 @@ def ran(tmp_path: Path, make_context: Callable[..., Context]) -> Callable[..., t
     """Run a step made from source: (source, **settings) -> summary, rows."""
     numbers = iter(range(100))
 
-    def run(source: str, shards: int = 2, copies: int = 1, context: dict[str, Any] | None = None,
-            **settings: Any) -> tuple[dict[str, Any], list[Any]]:
+    def run(
+        source: str, shards: int = 2, copies: int = 1, context: dict[str, Any] | None = None, **settings: Any
+    ) -> tuple[dict[str, Any], list[Any]]:
         number = next(numbers)
         documents = write_documents(tmp_path / f"ingest{number}", shards, copies)
         config = step(tmp_path / f"code{number}", source, **settings)
@@ -75,15 +76,23 @@ def step(text: str) -> Found:
 """
     row = ran(typed)[1][0]
     assert {name: row[name] for name in ("size", "share", "first", "loud")} == {
-        "size": len(TEXTS[0]), "share": 0.5, "first": "x", "loud": False}
-    named = "from typing import NamedTuple\nclass Found(NamedTuple):\n    size: int\n\ndef step(text) -> Found:\n" \
-            "    return Found(len(text))\n"
+        "size": len(TEXTS[0]),
+        "share": 0.5,
+        "first": "x",
+        "loud": False,
+    }
+    named = (
+        "from typing import NamedTuple\nclass Found(NamedTuple):\n    size: int\n\ndef step(text) -> Found:\n"
+        "    return Found(len(text))\n"
+    )
     assert [row["size"] for row in ran(named)[1]] == [*map(len, TEXTS)] * 2
-    made = named.replace("NamedTuple", "Any").replace("class Found(Any)", "import dataclasses\n@dataclasses.dataclass\n"
-                                                      "class Found")
+    made = named.replace("NamedTuple", "Any").replace(
+        "class Found(Any)", "import dataclasses\n@dataclasses.dataclass\nclass Found"
+    )
     assert [row["size"] for row in ran(made)[1]] == [*map(len, TEXTS)] * 2
     assert [row["step"] for row in ran("def step(text):\n    return len(text) / 2\n")[1]] == [
-        len(text) / 2 for text in TEXTS] * 2
+        len(text) / 2 for text in TEXTS
+    ] * 2
 
 
 def test_a_bare_false_drops_and_is_the_reason(ran: Callable[..., Any]) -> None:
@@ -91,8 +100,10 @@ def test_a_bare_false_drops_and_is_the_reason(ran: Callable[..., Any]) -> None:
     assert [row["reason"] for row in rows] == ["annotate/step", None, "annotate/step", None, None] * 2
     assert [row["step"] for row in rows] == [False, True, False, True, True] * 2
     assert summary["counts"]["dropped"] == {"annotate/step": 4}
-    batch = "import pyarrow as pa, pyarrow.compute as pc\ndef step(batch: pa.Table):\n" \
-            "    return pc.invert(pc.match_substring(batch['text'], 'xyzzy'))\n"
+    batch = (
+        "import pyarrow as pa, pyarrow.compute as pc\ndef step(batch: pa.Table):\n"
+        "    return pc.invert(pc.match_substring(batch['text'], 'xyzzy'))\n"
+    )
     assert [row["reason"] for row in ran(batch)[1]] == [row["reason"] for row in rows]
 
 
@@ -105,7 +116,8 @@ def step(source: str, url: str, id: str, metadata: dict, locator: str, absent: i
     return {"place": metadata["place"], "size": len(text)}
 """
     assert [(row["place"], row["size"]) for row in ran(source)[1]] == [
-        (place, len(text)) for place, text in enumerate(TEXTS)] * 2
+        (place, len(text)) for place, text in enumerate(TEXTS)
+    ] * 2
     documents = write_documents(tmp_path / "documents")
     config = step(tmp_path / "code", COUNT, **{"with": {"word": "xyzzy"}})
     annotate.run({"ingest": documents}, config, tmp_path / "first", make_context("first-work"))
@@ -144,53 +156,111 @@ def step(locator: str) -> dict:
     assert isinstance(rows[0]["number"], float)
     assert [row["label"] for row in rows] == [None] * 5 + ["b"] * 5
     with pytest.raises(OwnCodeError, match=r"steps.py, line 1: step returned .* as 'number'; a column has one kind"):
-        ran("def step(locator) -> dict:\n    return {'number': 1 if locator.startswith('https://example.org/0') "
-            "else 'one'}\n")
+        ran(
+            "def step(locator) -> dict:\n    return {'number': 1 if locator.startswith('https://example.org/0') "
+            "else 'one'}\n"
+        )
 
 
 WRONG = {
-    "a wrong signature": ("def step(text, word): ...", {},
-                          r"steps.py, line 1: step has the parameter 'word', which is no column of documents; there "
-                          r"are text, source, url, metadata, locator, id; correct it, or give it in `with`"),
-    "an unknown option": ("def step(text): ...", {"with": {"word": "x"}},
-                          r"steps.py, line 1: step\(text\) cannot be called with \(text\) and with: word"),
-    "a wrong column length": ("import pyarrow as pa\ndef step(batch: pa.Table): return {'a': [1, 2]}", {},
-                              r"steps.py, line 2: step returned 2 values as 'a' for 5 documents; return one for each"),
-    "a wrong dtype": ("import pyarrow as pa\ndef step(batch: pa.Table): return {'a': [[1]] * len(batch)}", {},
-                      r"steps.py, line 2: step returned list<item: int64> as 'a'; a column has numbers, texts"),
-    "a nested value": ("def step(text) -> dict: return {'a': [1]}", {},
-                       r"steps.py, line 1: step returned list \[1\] as 'a'; a column has numbers, texts, True"),
-    "mixed values": ("def step(text) -> dict: return {'a': 1 if 'x' in text else 'one'}", {},
-                     r"steps.py, line 1: step returned numbers and text as 'a'; a column has one kind of value"),
-    "a number that is too large": ("def step(text) -> dict: return {'a': 1 << 70}", {},
-                                   r"steps.py, line 1: step returned values as 'a' that make no column: "),
-    "an error on import": ("import json\n1 / 0\ndef step(text): ...", {},
-                           r"steps.py cannot be loaded: ZeroDivisionError: division by zero \(steps.py, line 2\)"),
-    "an exit on import": ("import sys\nsys.exit(3)\ndef step(text): ...", {},
-                          r"steps.py cannot be loaded: SystemExit: 3 \(steps.py, line 2\)"),
-    "an endless import": ("while True: pass\ndef step(text): ...", {"time_limit_seconds": 0.2},
-                          r"steps.py cannot be loaded: TimeLimitError: took longer than 0.2 s \(steps.py, line 1\)"),
-    "nothing": ("def step(text): pass", {},
-                r"steps.py, line 1: step returned nothing \(None\); return a dictionary, a number, a text, True"),
-    "an unknown parameter": ("def step(txet): return 1", {},
-                             r"has the parameter 'txet', which is no column of documents, did you mean 'text'\?"),
-    "an async function": ("async def step(text): return 1", {},
-                          r"steps.py, line 1: step is an async function, which nobody would wait for; write it with"),
+    "a wrong signature": (
+        "def step(text, word): ...",
+        {},
+        r"steps.py, line 1: step has the parameter 'word', which is no column of documents; there "
+        r"are text, source, url, metadata, locator, id; correct it, or give it in `with`",
+    ),
+    "an unknown option": (
+        "def step(text): ...",
+        {"with": {"word": "x"}},
+        r"steps.py, line 1: step\(text\) cannot be called with \(text\) and with: word",
+    ),
+    "a wrong column length": (
+        "import pyarrow as pa\ndef step(batch: pa.Table): return {'a': [1, 2]}",
+        {},
+        r"steps.py, line 2: step returned 2 values as 'a' for 5 documents; return one for each",
+    ),
+    "a wrong dtype": (
+        "import pyarrow as pa\ndef step(batch: pa.Table): return {'a': [[1]] * len(batch)}",
+        {},
+        r"steps.py, line 2: step returned list<item: int64> as 'a'; a column has numbers, texts",
+    ),
+    "a nested value": (
+        "def step(text) -> dict: return {'a': [1]}",
+        {},
+        r"steps.py, line 1: step returned list \[1\] as 'a'; a column has numbers, texts, True",
+    ),
+    "mixed values": (
+        "def step(text) -> dict: return {'a': 1 if 'x' in text else 'one'}",
+        {},
+        r"steps.py, line 1: step returned numbers and text as 'a'; a column has one kind of value",
+    ),
+    "a number that is too large": (
+        "def step(text) -> dict: return {'a': 1 << 70}",
+        {},
+        r"steps.py, line 1: step returned values as 'a' that make no column: ",
+    ),
+    "an error on import": (
+        "import json\n1 / 0\ndef step(text): ...",
+        {},
+        r"steps.py cannot be loaded: ZeroDivisionError: division by zero \(steps.py, line 2\)",
+    ),
+    "an exit on import": (
+        "import sys\nsys.exit(3)\ndef step(text): ...",
+        {},
+        r"steps.py cannot be loaded: SystemExit: 3 \(steps.py, line 2\)",
+    ),
+    "an endless import": (
+        "while True: pass\ndef step(text): ...",
+        {"time_limit_seconds": 0.2},
+        r"steps.py cannot be loaded: TimeLimitError: took longer than 0.2 s \(steps.py, line 1\)",
+    ),
+    "nothing": (
+        "def step(text): pass",
+        {},
+        r"steps.py, line 1: step returned nothing \(None\); return a dictionary, a number, a text, True",
+    ),
+    "an unknown parameter": (
+        "def step(txet): return 1",
+        {},
+        r"has the parameter 'txet', which is no column of documents, did you mean 'text'\?",
+    ),
+    "an async function": (
+        "async def step(text): return 1",
+        {},
+        r"steps.py, line 1: step is an async function, which nobody would wait for; write it with",
+    ),
     "a generator": ("def step(text):\n    yield 1", {}, r"steps.py, line 1: step yields values; return one"),
-    "a class": ("class step:\n    def __init__(self, text): ...", {},
-                r"steps.py, line 1: step is a class; name a function"),
-    "huge output": ("def step(text): return text * 1000_000", {},
-                    r"steps.py, line 1: step returned a text of .* bytes as 'step', which may have 100,000"),
+    "a class": (
+        "class step:\n    def __init__(self, text): ...",
+        {},
+        r"steps.py, line 1: step is a class; name a function",
+    ),
+    "huge output": (
+        "def step(text): return text * 1000_000",
+        {},
+        r"steps.py, line 1: step returned a text of .* bytes as 'step', which may have 100,000",
+    ),
     "a column that nothing announces": (
-        "def step(text):\n    found = make()\n    return found\ndef make(): return {'magic': 1}", {},
+        "def step(text):\n    found = make()\n    return found\ndef make(): return {'magic': 1}",
+        {},
         r"steps.py, line 1: step returned a column 'magic' that nothing announces; write `measures: \[magic\]` in the "
-        r"step, or give the function a return type"),
-    "a threshold on text": ("def step(text) -> dict: return {'a': text}", {"max": {"a": 1}},
-                            r"step returns texts as 'a', which max.a cannot bound; remove it, or return a number"),
-    "columns for one document": ("def step(text): return 1", {"columns": ["url"]},
-                                 r"takes one document at a time, and has a parameter for each column"),
-    "an unknown column of a batch": ("import pyarrow as pa\ndef step(batch: pa.Table): ...", {"columns": ["words"]},
-                                     r"step is given the column 'words', which is no column of documents; there are"),
+        r"step, or give the function a return type",
+    ),
+    "a threshold on text": (
+        "def step(text) -> dict: return {'a': text}",
+        {"max": {"a": 1}},
+        r"step returns texts as 'a', which max.a cannot bound; remove it, or return a number",
+    ),
+    "columns for one document": (
+        "def step(text): return 1",
+        {"columns": ["url"]},
+        r"takes one document at a time, and has a parameter for each column",
+    ),
+    "an unknown column of a batch": (
+        "import pyarrow as pa\ndef step(batch: pa.Table): ...",
+        {"columns": ["words"]},
+        r"step is given the column 'words', which is no column of documents; there are",
+    ),
     "a function that is none": ("step = 3", {}, r"steps:step is int, which cannot be called; name a function"),
 }
 
@@ -206,23 +276,34 @@ def test_what_a_function_may_not_be_or_return_ends_the_stage_with_a_sentence(
 
 
 RAISES = {
-    "raises on one document": ("def step(text):\n    if 'troll' in text:\n        raise ValueError('no trolls')\n"
-                               "    return 1\n", "ValueError: no trolls (steps.py, line 3)"),
-    "exits": ("import sys\ndef step(text):\n    if 'troll' in text: sys.exit(2)\n    return 1\n",
-              "SystemExit: 2 (steps.py, line 3)"),
-    "never returns": ("def step(text):\n    while 'troll' in text:\n        pass\n    return 1\n",
-                      "TimeLimitError: took longer than 0.3 s (steps.py, line "),
+    "raises on one document": (
+        "def step(text):\n    if 'troll' in text:\n        raise ValueError('no trolls')\n    return 1\n",
+        "ValueError: no trolls (steps.py, line 3)",
+    ),
+    "exits": (
+        "import sys\ndef step(text):\n    if 'troll' in text: sys.exit(2)\n    return 1\n",
+        "SystemExit: 2 (steps.py, line 3)",
+    ),
+    "never returns": (
+        "def step(text):\n    while 'troll' in text:\n        pass\n    return 1\n",
+        "TimeLimitError: took longer than 0.3 s (steps.py, line ",
+    ),
     "never returns and catches all": (
         "def step(text):\n    while 'troll' in text:\n        try:\n            1 / 0\n        except Exception:\n"
-        "            pass\n    return 1\n", "TimeLimitError: took longer than 0.3 s (steps.py, line "),
+        "            pass\n    return 1\n",
+        "TimeLimitError: took longer than 0.3 s (steps.py, line ",
+    ),
     "recurses": ("def step(text):\n    return step(text) if 'troll' in text else 1\n", "RecursionError: "),
     "raises in a batch": (
         "import pyarrow as pa\ndef step(batch: pa.Table):\n    for text in batch['text'].to_pylist():\n"
         "        assert 'troll' not in text, 'no trolls'\n    return {'step': [1] * len(batch)}\n",
-        "AssertionError: no trolls (steps.py, line 4)"),
+        "AssertionError: no trolls (steps.py, line 4)",
+    ),
     "never returns in a batch": (
         "import pyarrow as pa\ndef step(batch: pa.Table):\n    while 'troll' in str(batch['text'].to_pylist()): pass\n"
-        "    return {'step': [1] * len(batch)}\n", "TimeLimitError: took longer than 0.3 s (steps.py, line 3)"),
+        "    return {'step': [1] * len(batch)}\n",
+        "TimeLimitError: took longer than 0.3 s (steps.py, line 3)",
+    ),
 }
 
 
@@ -241,14 +322,15 @@ def test_what_raises_on_a_document_quarantines_that_document_alone(
 
 def test_a_function_that_always_raises_ends_the_stage_with_what_it_raised(ran: Callable[..., Any]) -> None:
     source = "from functools import cache\n@cache\ndef step(text, words): return 1\n"
-    with pytest.raises(QuarantineError, match=r"10 of 10 records \(100.0%\) could not be processed, more than the "
-                                              r"allowed 5.0%; the first: TypeError: unhashable type: 'list'"):
+    with pytest.raises(
+        QuarantineError,
+        match=r"10 of 10 records \(100.0%\) could not be processed, more than the "
+        r"allowed 5.0%; the first: TypeError: unhashable type: 'list'",
+    ):
         ran(source, **{"with": {"words": ["a"]}})
 
 
-def test_a_function_whose_calls_differ_is_warned_of(
-    ran: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_function_whose_calls_differ_is_warned_of(ran: Callable[..., Any], tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     source = "import itertools\ncalls = itertools.count()\ndef step(text): return next(calls)\n"
     summary, _ = ran(source, context={"emit": told.append, "stage": "annotate"})
@@ -283,18 +365,23 @@ def test_a_finished_shard_is_not_done_again_and_the_bytes_are_the_same(
     assert column_names(tmp_path / "one" / "part-00000.parquet") == ["id", "keep", "reason", "error", "magic"]
 
 
-@pytest.mark.parametrize(("source", "columns"), [
-    (COUNT, ["magic"]),
-    ("def step(text) -> int: ...", ["step"]),
-    ("def step(text): return compute(text)", ["step"]),
-    ("from typing import TypedDict\nclass A(TypedDict):\n    a: int\nclass B(A):\n    b: str\ndef step(text) -> B: ...",
-     ["a", "b"]),
-    ("def step(text):\n    if text: return {'a': 1}\n    return dict(b=2)", ["a", "b"]),
-    ("def step(text):\n    found = {'a': 1}\n    found['b'] = 2\n    return found", ["a", "b"]),
-    ("def step(batch: 'pa.Table'):\n    return pa.table({'a': [1]}).append_column('b', [2])", ["a", "b"]),
-    ("def step(batch: 'pa.Table'):\n    return pa.table([1], names=['a', 'b'])", ["a", "b"]),
-    ("def step(text):\n    def inner(): return {'x': 1}\n    return {'a': 1} if text else {'b': 2}", ["a", "b"]),
-])
+@pytest.mark.parametrize(
+    ("source", "columns"),
+    [
+        (COUNT, ["magic"]),
+        ("def step(text) -> int: ...", ["step"]),
+        ("def step(text): return compute(text)", ["step"]),
+        (
+            "from typing import TypedDict\nclass A(TypedDict):\n    a: int\nclass B(A):\n    b: str\ndef step(text) -> B: ...",
+            ["a", "b"],
+        ),
+        ("def step(text):\n    if text: return {'a': 1}\n    return dict(b=2)", ["a", "b"]),
+        ("def step(text):\n    found = {'a': 1}\n    found['b'] = 2\n    return found", ["a", "b"]),
+        ("def step(batch: 'pa.Table'):\n    return pa.table({'a': [1]}).append_column('b', [2])", ["a", "b"]),
+        ("def step(batch: 'pa.Table'):\n    return pa.table([1], names=['a', 'b'])", ["a", "b"]),
+        ("def step(text):\n    def inner(): return {'x': 1}\n    return {'a': 1} if text else {'b': 2}", ["a", "b"]),
+    ],
+)
 def test_the_columns_are_known_without_running_the_function(tmp_path: Path, source: str, columns: list[str]) -> None:
     assert Annotate.model_validate(step(tmp_path / "code", source)).function.measured == columns
 

@@ -70,12 +70,19 @@ def test_members_are_read_like_files_and_named_in_locators(tmp_path: Path, name:
 
 
 def test_folders_links_hidden_and_unknown_members_are_skipped(tmp_path: Path) -> None:
-    records = read(tmp_path / "a.zip", zipped({"dir/": b"", ".git/x.txt": b"h", "__MACOSX/x.txt": b"m", "i.png": b"i",
-                                               "t.parquet": b"x", "a.txt": b"a"}))  # fmt: skip
+    records = read(
+        tmp_path / "a.zip",
+        zipped(
+            {"dir/": b"", ".git/x.txt": b"h", "__MACOSX/x.txt": b"m", "i.png": b"i", "t.parquet": b"x", "a.txt": b"a"}
+        ),
+    )
     assert [item.reason for item in records if isinstance(item, Skipped)] == [
-        "folder or link in an archive", "hidden member of an archive", "hidden member of an archive",
-        "member of an archive with extension .png", "member of an archive with extension .parquet",
-    ]  # fmt: skip
+        "folder or link in an archive",
+        "hidden member of an archive",
+        "hidden member of an archive",
+        "member of an archive with extension .png",
+        "member of an archive with extension .parquet",
+    ]
     assert [item.text for item in records if isinstance(item, Record)] == ["a"]
 
 

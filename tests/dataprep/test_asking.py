@@ -24,8 +24,11 @@ from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.steps.asked_model import AskedModel
 from tests.chat_endpoint import Cut, Does, Drop, Ended, Endpoint, Late, Raw, Refuse
 
-SCHEMA = {"type": "object", "properties": {"score": {"type": "integer", "minimum": 0, "maximum": 5}},
-          "required": ["score"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"score": {"type": "integer", "minimum": 0, "maximum": 5}},
+    "required": ["score"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -122,8 +125,17 @@ def test_one_prompt_is_asked_once_and_several_answers_to_it_are_asked_for_one_by
     assert sorted(body["seed"] for body in endpoint.bodies) == [7, 8, 9]
 
 
-FAULTS: list[Does] = [Drop(), Refuse(500), Refuse(503), Refuse(429, headers={"retry-after": "0.001"}), Cut("half"),
-                      Raw(b"<html>busy</html>"), Raw(b"{}"), Raw(b'{"choices": []}'), Refuse(408)]
+FAULTS: list[Does] = [
+    Drop(),
+    Refuse(500),
+    Refuse(503),
+    Refuse(429, headers={"retry-after": "0.001"}),
+    Cut("half"),
+    Raw(b"<html>busy</html>"),
+    Raw(b"{}"),
+    Raw(b'{"choices": []}'),
+    Refuse(408),
+]
 
 
 def test_with_an_endpoint_that_drops_refuses_and_talks_nonsense_nothing_is_lost_nor_answered_twice(
@@ -162,8 +174,11 @@ def test_retry_after_holds_back_all_requests_to_that_endpoint(
     endpoint: Endpoint, make_context: Callable[..., Context]
 ) -> None:
     endpoint.behaviour = lambda asked, before: Refuse(429, headers={"Retry-After": "900"})
-    with pytest.raises(AskingError, match=r"stage: no answer from http://127.* 429 no, which wants to be asked again "
-                                          r"in 900 s; all answers so far are kept"):
+    with pytest.raises(
+        AskingError,
+        match=r"stage: no answer from http://127.* 429 no, which wants to be asked again "
+        r"in 900 s; all answers so far are kept",
+    ):
         list(ask(prompts(1), model_at(endpoint, patience_seconds=60), make_context("work")))
     assert endpoint.asked.total() == 1
 
@@ -201,9 +216,18 @@ def test_what_is_refused_for_good_is_the_error_of_that_request_alone(
     assert endpoint.asked["prompt 1"] == 1
 
 
-@pytest.mark.parametrize(("status", "said"), [
-    (401, r"401 no; name the variable of a key"), (404, r"404 no; see that the address is right, and that it has a "
-                                                        r"model 'small'"), (301, "301 no; correct `endpoint`")])
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, r"401 no; name the variable of a key"),
+        (
+            404,
+            r"404 no; see that the address is right, and that it has a "
+            r"model 'small'",
+        ),
+        (301, "301 no; correct `endpoint`"),
+    ],
+)
 def test_what_would_refuse_all_requests_ends_at_once(
     endpoint: Endpoint, make_context: Callable[..., Context], status: int, said: str
 ) -> None:
@@ -235,8 +259,10 @@ def test_a_budget_of_requests_stops_keeps_what_is_done_and_counts_all_attempts(
     endpoint: Endpoint, make_context: Callable[..., Context]
 ) -> None:
     limited = model_at(endpoint, budget={"requests": 7})
-    said = (r"stage: the budget of 7 requests does not cover one more request: 7 of 20 requests with 42 tokens are "
-            r"answered, and kept; raise `budget.requests` and run again, which asks only for the others")
+    said = (
+        r"stage: the budget of 7 requests does not cover one more request: 7 of 20 requests with 42 tokens are "
+        r"answered, and kept; raise `budget.requests` and run again, which asks only for the others"
+    )
     for _ in range(2):
         with pytest.raises(BudgetSpentError, match=said):
             list(ask(prompts(20), limited, make_context("out/work"), total=20))
@@ -246,8 +272,9 @@ def test_a_budget_of_requests_stops_keeps_what_is_done_and_counts_all_attempts(
     assert set(endpoint.answered.values()) == {1}
 
 
-@pytest.mark.parametrize(("budget", "prices"), [
-    ({"tokens": 2000}, {}), ({"money": 0.004}, {"prompt_price": 2.0, "answer_price": 2.0})])
+@pytest.mark.parametrize(
+    ("budget", "prices"), [({"tokens": 2000}, {}), ({"money": 0.004}, {"prompt_price": 2.0, "answer_price": 2.0})]
+)
 def test_a_budget_of_tokens_or_money_is_never_exceeded(
     endpoint: Endpoint, make_context: Callable[..., Context], budget: dict[str, float], prices: dict[str, float]
 ) -> None:
@@ -285,10 +312,20 @@ def test_an_answer_that_was_cut_says_so(endpoint: Endpoint, make_context: Callab
     assert "it was cut at 9 tokens (`max_tokens`)" in str(answer.error)
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ('{"score": 1}', {"score": 1}), ('<think>{"score": 5}</think>{"score": 1}', {"score": 1}),
-    ('Here: {"score": 1}. Done', {"score": 1}), ('{} then {"score": 1}', {"score": 1}),
-    ('{"a": {"score": 1}', {"score": 1}), ("score: 1", None), ("[1]", None), ("", None), ("{" * 1000, None)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"score": 1}', {"score": 1}),
+        ('<think>{"score": 5}</think>{"score": 1}', {"score": 1}),
+        ('Here: {"score": 1}. Done', {"score": 1}),
+        ('{} then {"score": 1}', {"score": 1}),
+        ('{"a": {"score": 1}', {"score": 1}),
+        ("score: 1", None),
+        ("[1]", None),
+        ("", None),
+        ("{" * 1000, None),
+    ],
+)
 def test_json_is_found_between_other_words(text: str, value: Any) -> None:
     found, error = read_json_answer(text, SCHEMA)
     assert found == value
@@ -302,7 +339,10 @@ def test_the_endpoint_is_asked_for_json_where_the_settings_say_so(
     for form in ("none", "json_object", "json_schema"):
         list(ask([prompt("p", SCHEMA)], model_at(endpoint, response_format=form), make_context("work")))
     assert [body.get("response_format") for body in endpoint.bodies] == [
-        None, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}]
+        None,
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
+    ]
 
 
 def test_a_line_that_a_crash_has_cut_is_asked_for_again(
@@ -339,7 +379,8 @@ def test_an_answer_is_the_same_from_the_endpoint_and_kept_whatever_its_character
     endpoint: Endpoint, make_context: Callable[..., Context]
 ) -> None:
     endpoint.behaviour = lambda asked, before: Raw(
-        b'{"choices": [{"message": {"content": "a\\ud800b\\u0000\\u2028c\\nd"}}]}')
+        b'{"choices": [{"message": {"content": "a\\ud800b\\u0000\\u2028c\\nd"}}]}'
+    )
     first, second = (texts(list(ask(prompts(1), model_at(endpoint), make_context("work")))) for _ in range(2))
     assert first == second == ["a\ufffdb\0\u2028c\nd"]
 
@@ -393,8 +434,9 @@ def test_answers_are_forgotten_with_any_document_that_they_are_about(
     one, other, third = ("1" * 32, "2" * 32, "3" * 32)
 
     def answer(name: str, *about: tuple[str, str | None]) -> None:
-        list(ask([prompt(text, about=of) for text, of in about], model_at(endpoint),
-                 make_context(name, answers=bucket)))
+        list(
+            ask([prompt(text, about=of) for text, of in about], model_at(endpoint), make_context(name, answers=bucket))
+        )
 
     def forgotten(*documents: str, remove: bool = True) -> tuple[int, int]:
         found = forget_answers(bucket, documents, remove)

@@ -20,21 +20,28 @@ from gristmill.dataprep.words.by_words import K1, B, count_terms, search_words, 
 WORDS = [f"{a}{b}" for a in ("mill", "grain", "bread", "stone") for b in ("", "s", "er", "é")]
 
 
-@pytest.mark.parametrize(("question", "terms"), [
-    ("The MILL, the mill's stone", ["the", "mill", "s", "stone"]),
-    ('sea "Grinds  grain" bread ""', ["grinds grain", "sea", "bread"]),
-    ("\N{LATIN CAPITAL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE} snake_case 42", [
-        "\N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}", "snake_case", "42"]),
-    ("\u7c89\u3092\u633d\u304f mill\u7c89", ["\u7c89\u3092", "\u3092\u633d", "\u633d\u304f", "mill", "\u7c89"]),
-    ("?! ...", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("question", "terms"),
+    [
+        ("The MILL, the mill's stone", ["the", "mill", "s", "stone"]),
+        ('sea "Grinds  grain" bread ""', ["grinds grain", "sea", "bread"]),
+        (
+            "\N{LATIN CAPITAL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE} snake_case 42",
+            ["\N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}", "snake_case", "42"],
+        ),
+        ("\u7c89\u3092\u633d\u304f mill\u7c89", ["\u7c89\u3092", "\u3092\u633d", "\u633d\u304f", "mill", "\u7c89"]),
+        ("?! ...", []),
+    ],
+)
 def test_a_question_is_words_quoted_passages_and_pairs_of_characters(question: str, terms: list[str]) -> None:
     assert terms_of(question) == terms
 
 
 def test_a_term_is_found_as_a_word_and_not_within_one() -> None:
-    texts = pa.chunked_array([["Mill mill MILL, mills; (mill)", "milling caf\u00e9"],
-                              ["", "the mill  grinds", "a\u7c89b"]], pa.large_string())
+    texts = pa.chunked_array(
+        [["Mill mill MILL, mills; (mill)", "milling caf\u00e9"], ["", "the mill  grinds", "a\u7c89b"]],
+        pa.large_string(),
+    )
     found = count_terms(texts, ["mill", "caf", "caf\u00e9", "mill grinds", "\u7c89"])
     assert found.tolist() == [[4, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
 
@@ -50,8 +57,12 @@ def plain_bm25(texts: Sequence[str], terms: Sequence[str]) -> list[float]:
         for term in terms:
             having = sum(term in one for one in words)
             often = own[term]
-            score += log1p((len(texts) - having + 0.5) / (having + 0.5)) * often * (K1 + 1) / (
-                often + K1 * (1 - B + B * length / mean))
+            score += (
+                log1p((len(texts) - having + 0.5) / (having + 0.5))
+                * often
+                * (K1 + 1)
+                / (often + K1 * (1 - B + B * length / mean))
+            )
         scores.append(score)
     return scores
 
@@ -61,8 +72,20 @@ def corpus(write_ingest: Callable[..., Any]) -> Corpus:
     """300 texts in three shards."""
     draw = random.Random(4)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(0, 30))) for _ in range(300)]
-    return Corpus({"ingest": write_ingest("ingest", [[("web", f"{shard}-{number}", text) for number, text in enumerate(
-        texts[100 * shard : 100 * shard + 100])] for shard in range(3)])})
+    return Corpus(
+        {
+            "ingest": write_ingest(
+                "ingest",
+                [
+                    [
+                        ("web", f"{shard}-{number}", text)
+                        for number, text in enumerate(texts[100 * shard : 100 * shard + 100])
+                    ]
+                    for shard in range(3)
+                ],
+            )
+        }
+    )
 
 
 def texts_of(corpus: Corpus) -> list[str]:

@@ -34,12 +34,15 @@ LIBRARIES = str(Path(np.__file__).parents[1])
 STRANGER = "import sys; sys.path.append(sys.argv.pop(1)); "
 """Begins a program that finds all libraries and no checkout: what installs that is a file that `python -S` skips."""
 UNPICKLED = "import pickle, sys; function, element = pickle.load(sys.stdin.buffer); list(function(element))"
-WORK = STRANGER + """
+WORK = (
+    STRANGER
+    + """
 import importlib.util, pickle
 assert importlib.util.find_spec("gristmill") is None
 function, element = pickle.load(sys.stdin.buffer)
 sys.stdout.write(repr(list(function(element))))
 """
+)
 
 
 def reading(path: str) -> Callable[[str], Iterator[str]]:
@@ -60,10 +63,19 @@ def reading(path: str) -> Callable[[str], Iterator[str]]:
 
 def in_stranger(function: Callable[..., Any], element: str, home: Path) -> subprocess.CompletedProcess[str]:
     home.mkdir(exist_ok=True)
-    environment = {name: value for name, value in os.environ.items()
-                   if name not in ("PYTHONPATH", "XDG_CACHE_HOME", "GRISTMILL_CACHE")}
-    done = subprocess.run([sys.executable, "-S", "-c", WORK, LIBRARIES], input=cloudpickle.dumps((function, element)),
-                          capture_output=True, check=False, cwd=home, env={**environment, "HOME": str(home)})
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "XDG_CACHE_HOME", "GRISTMILL_CACHE")
+    }
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", WORK, LIBRARIES],
+        input=cloudpickle.dumps((function, element)),
+        capture_output=True,
+        check=False,
+        cwd=home,
+        env={**environment, "HOME": str(home)},
+    )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
@@ -77,8 +89,9 @@ def test_a_worker_without_the_package_gets_it_and_the_files_that_a_job_names(tmp
     for home in (tmp_path / "first", tmp_path / "second"):
         for element in ("a", "b"):
             done = in_stranger(carried, element, home)
-            assert done.stdout == repr([element, "of this machine",
-                                        f"/.cache/gristmill/packages/{digest}/gristmill/__init__.py"]), done.stderr
+            assert done.stdout == repr(
+                [element, "of this machine", f"/.cache/gristmill/packages/{digest}/gristmill/__init__.py"]
+            ), done.stderr
     (file,) = (tmp_path / "first" / ".cache" / "gristmill" / "files").glob("*/words.txt")
     assert file.read_text() == "of this machine"
 
@@ -112,9 +125,14 @@ def test_a_models_folder_is_carried_whole_and_one_that_is_no_models_is_not(tmp_p
     for home in (tmp_path / "first", tmp_path / "second"):
         for element in ("a", "b"):
             done = in_stranger(carried, element, home)
-            assert done.stdout == repr([
-                "1_Pooling/config.json: content of 1_Pooling/config.json", "config.json: content of config.json",
-                "weights: content of weights", f"{element}: False"]), done.stderr
+            assert done.stdout == repr(
+                [
+                    "1_Pooling/config.json: content of 1_Pooling/config.json",
+                    "config.json: content of config.json",
+                    "weights: content of weights",
+                    f"{element}: False",
+                ]
+            ), done.stderr
         assert len(list((home / ".cache" / "gristmill" / "folders").iterdir())) == 1
 
 
@@ -125,7 +143,8 @@ def test_a_step_that_scores_by_a_model_carries_its_folder(tmp_path: Path) -> Non
     with through(tmp_path / "store"):
         carry(partial(do_group, process, str(tmp_path / "store" / "records")))
     assert sorted(path.name for path in (tmp_path / "store" / FOLDER / "files").glob("*/*")) == sorted(
-        path.name for path in folder.iterdir())
+        path.name for path in folder.iterdir()
+    )
 
 
 def test_a_worker_that_cannot_see_the_store_says_so_and_what_to_do(tmp_path: Path) -> None:
@@ -142,8 +161,12 @@ def other_pythons() -> list[str]:
     """Programs of Python of other minor versions that work, on the path or beside this one."""
     names = [f"python3.{minor}" for minor in range(10, 20) if minor != sys.version_info[1]]
     beside = [str(path) for name in names for path in Path(sys.base_prefix).parent.glob(f"3.*/bin/{name}")]
-    return [one for one in (*names, *beside) if shutil.which(one) is not None
-            and subprocess.run([one, "-c", ""], check=False, capture_output=True).returncode == 0]
+    return [
+        one
+        for one in (*names, *beside)
+        if shutil.which(one) is not None
+        and subprocess.run([one, "-c", ""], check=False, capture_output=True).returncode == 0
+    ]
 
 
 def test_a_worker_of_another_python_says_so_before_anything_else(tmp_path: Path) -> None:
@@ -156,24 +179,35 @@ def test_a_worker_of_another_python_says_so_before_anything_else(tmp_path: Path)
     for other in others:
         done = subprocess.run([other, "-c", UNPICKLED], input=code, capture_output=True, check=False, cwd=tmp_path)
         (last,) = done.stderr.decode().splitlines()[-1:]
-        assert re.fullmatch(r"RuntimeError: the worker \S+ \(process \d+\) has Python 3\.\d+, and the run Python "
-                            r"3\.\d+, whose functions no other version can run; start workers with Python 3\.\d+", last)
+        assert re.fullmatch(
+            r"RuntimeError: the worker \S+ \(process \d+\) has Python 3\.\d+, and the run Python "
+            r"3\.\d+, whose functions no other version can run; start workers with Python 3\.\d+",
+            last,
+        )
 
 
 def test_the_step_of_a_pipeline_is_no_compiled_code_either(tmp_path: Path) -> None:
     with through(tmp_path / "store"):
         step = carry_step(reading(str(tmp_path / "words"))).fn
     code = cloudpickle.dumps(step)
-    assert not {"CodeType", "_make_function"} & {argument for _, argument, _ in pickletools.genops(code)
-                                                 if isinstance(argument, str)}
+    assert not {"CodeType", "_make_function"} & {
+        argument for _, argument, _ in pickletools.genops(code) if isinstance(argument, str)
+    }
     (tmp_path / "words").write_text("seen")
     assert list(cloudpickle.loads(cloudpickle.dumps(cloudpickle.loads(code))).process("a"))[:2] == ["a", "seen"]
 
 
 def test_a_store_that_does_not_answer_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(begin_worker, "ANSWER_SECONDS", 0.2)
-    with silent_server() as address, pytest.raises(RuntimeError, match=(
-        rf"^the worker \S+ \(process \d+\) cannot see the store {address} \(TimeoutError: no answer in 0.2 s\); give")):
+    with (
+        silent_server() as address,
+        pytest.raises(
+            RuntimeError,
+            match=(
+                rf"^the worker \S+ \(process \d+\) cannot see the store {address} \(TimeoutError: no answer in 0.2 s\); give"
+            ),
+        ),
+    ):
         begin_worker.read_store({"store": address, "options": {}}, "wheel")
 
 

@@ -44,8 +44,14 @@ def run_in_turn(pipeline: Any) -> tuple[list[Any], Counts]:
 
 def test_a_chain_with_a_shuffle_gives_what_it_should_and_counts() -> None:
     pipeline = beam.Pipeline()
-    _ = (pipeline | beam.Create([1, 2, 3, 4, 8, 10]) | beam.Map(lambda number: number + 0) | beam.ParDo(Halve())
-         | beam.GroupByKey() | beam.Map(lambda pair, end: (pair[0], sorted(pair[1]), end), "end"))
+    _ = (
+        pipeline
+        | beam.Create([1, 2, 3, 4, 8, 10])
+        | beam.Map(lambda number: number + 0)
+        | beam.ParDo(Halve())
+        | beam.GroupByKey()
+        | beam.Map(lambda pair, end: (pair[0], sorted(pair[1]), end), "end")
+    )
     values, counts = run_in_turn(pipeline)
     assert sorted(values) == [(1, [b"1", b"1", b"4", b"4"], "end"), (2, [b"2", b"2", b"5", b"5"], "end")]
     assert counts == {("toy", "odd"): 2}

@@ -15,9 +15,24 @@ from gristmill.dataprep.text.chapters import LEAST_CHAPTER, chapters, heading_of
 from gristmill.mixtures.sources import Source
 
 BODY = "The river ran past the old mill and turned its wheel all day. " * 20
-HEADINGS = ("CHAPTER I", "Chapter 12: Of the Mill", "Chapter the First", "BOOK THE FIRST.", "Kapitel 3",
-            "Erstes Kapitel", "Chapitre premier", "CAPÍTULO II", "Глава первая", "XIV.", "Epilogue", "## A heading",
-            "CHAPTER IV THE WHEEL TURNS", "第三回 風車", "Letter Twenty-One", "ACT III")
+HEADINGS = (
+    "CHAPTER I",
+    "Chapter 12: Of the Mill",
+    "Chapter the First",
+    "BOOK THE FIRST.",
+    "Kapitel 3",
+    "Erstes Kapitel",
+    "Chapitre premier",
+    "CAPÍTULO II",
+    "Глава первая",
+    "XIV.",
+    "Epilogue",
+    "## A heading",
+    "CHAPTER IV THE WHEEL TURNS",
+    "第三回 風車",
+    "Letter Twenty-One",
+    "ACT III",
+)
 
 
 @pytest.mark.parametrize("heading", HEADINGS)
@@ -28,9 +43,18 @@ def test_a_chapter_begins_at_a_heading_and_what_stands_before_is_a_part_of_its_o
     assert first + second + third == text
 
 
-@pytest.mark.parametrize("line", [
-    "Part of the reason was the mill.", "I", "Chapter and verse were given.", "12", "The first chapter was short.",
-    f"Chapter I: {'a long line ' * 9}", "Book a room"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Part of the reason was the mill.",
+        "I",
+        "Chapter and verse were given.",
+        "12",
+        "The first chapter was short.",
+        f"Chapter I: {'a long line ' * 9}",
+        "Book a room",
+    ],
+)
 def test_a_line_of_prose_is_no_heading(line: str) -> None:
     text = f"{BODY}\n\n{line}{' went to the mill.' if line == 'I' else ''}\n\n{BODY}"
     assert chapters(text) == [text]
@@ -57,19 +81,28 @@ def test_paragraphs_are_joined_until_a_document_has_its_characters() -> None:
     assert paragraph_runs("one\n\ntwo", 1000) == ["one\n\ntwo"]
 
 
-@given(st.lists(st.sampled_from(["\n", "\n\n", "\r\n\r\n", " ", "Chapter I", "word", "\t", "II.", BODY, "", "# A"])),
-       st.integers(1, 500))
+@given(
+    st.lists(st.sampled_from(["\n", "\n\n", "\r\n\r\n", " ", "Chapter I", "word", "\t", "II.", BODY, "", "# A"])),
+    st.integers(1, 500),
+)
 def test_the_parts_joined_are_the_text(pieces: list[str], characters: int) -> None:
     text = "".join(pieces)
     assert "".join(chapters(text)) == text
     assert "".join(paragraph_runs(text, characters)) == text
 
 
-@pytest.mark.parametrize(("split", "locators", "headings"), [
-    (None, ["book.txt", "note.txt"], ["{}", "{}"]),
-    ("chapters", ["book.txt#1", "book.txt#2", "note.txt#1"],
-     ['{"heading": "CHAPTER I"}', '{"heading": "CHAPTER II"}', "{}"]),
-    ({"paragraphs": 1000}, ["book.txt#1", "book.txt#2", "note.txt#1"], ["{}"] * 3)])
+@pytest.mark.parametrize(
+    ("split", "locators", "headings"),
+    [
+        (None, ["book.txt", "note.txt"], ["{}", "{}"]),
+        (
+            "chapters",
+            ["book.txt#1", "book.txt#2", "note.txt#1"],
+            ['{"heading": "CHAPTER I"}', '{"heading": "CHAPTER II"}', "{}"],
+        ),
+        ({"paragraphs": 1000}, ["book.txt#1", "book.txt#2", "note.txt#1"], ["{}"] * 3),
+    ],
+)
 def test_a_source_says_how_its_books_are_cut(
     tmp_path: Path, split: object, locators: list[str], headings: list[str]
 ) -> None:
@@ -87,11 +120,15 @@ def test_a_source_says_how_its_books_are_cut(
     assert summary["counts"]["read"] == summary["counts"]["kept"] == len(locators)
 
 
-@pytest.mark.parametrize(("section", "message"), [
-    ({"split": "sentences"}, "no way to cut a text; give `chapters` or"),
-    ({"split": "chapters", "format": "jsonl"}, "format jsonl has neither"),
-    ({"split": {"paragraphs": 9}, "format": "hf"}, "rows are not cut"),
-    ({"split": {"paragraphs": 0}}, "greater than 0")])
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"split": "sentences"}, "no way to cut a text; give `chapters` or"),
+        ({"split": "chapters", "format": "jsonl"}, "format jsonl has neither"),
+        ({"split": {"paragraphs": 9}, "format": "hf"}, "rows are not cut"),
+        ({"split": {"paragraphs": 0}}, "greater than 0"),
+    ],
+)
 def test_what_cannot_be_cut_is_refused(section: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Source.model_validate({"path": "x", **section})

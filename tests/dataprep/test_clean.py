@@ -20,9 +20,12 @@ from gristmill.dataprep.edits import EDITS, apply_edits
 from gristmill.mixtures.steps.clean import Clean
 
 EVERYTHING = {
-    "fix_unicode": True, "normalise": "NFC", "lines": ["c4", {"dclm": {"counters": False}}], "max_newlines": 2,
+    "fix_unicode": True,
+    "normalise": "NFC",
+    "lines": ["c4", {"dclm": {"counters": False}}],
+    "max_newlines": 2,
     "mask": ["email", "ip", "phone", "iban", "card"],
-}  # fmt: skip
+}
 
 
 def cleaned(texts: list[str], section: Clean) -> tuple[list[str], dict[str, Any]]:
@@ -98,8 +101,11 @@ def test_the_stage_writes_edits_counts_each_rule_and_drops_what_it_emptied_or_cu
     assert [row["clean_newlines"] for row in rows] == [0, 0, None, 1, 0]
     assert [row["clean_words"] for row in rows] == [126, 0, None, 6, 120]
     assert [row["removed_word_ratio"] for row in rows] == [1 / 127, 1.0, None, 2 / 8, 0.0]
-    texts = [text for shard in shard_names(inputs["ingest"])
-             for text in read_documents({**inputs, "clean": out[0]}, shard, ["text"])["text"].to_pylist()]  # fmt: skip
+    texts = [
+        text
+        for shard in shard_names(inputs["ingest"])
+        for text in read_documents({**inputs, "clean": out[0]}, shard, ["text"])["text"].to_pylist()
+    ]
     assert texts == [PAGE.replace("LOUD\n", ""), "", "LOUD LINE", "One line here.\n\nanother line there", PROSE.strip()]
     assert summary["edits"]["dclm_uppercase"] == {"documents": 3, "times": 3, "bytes": 4 + 9 + 9}
     assert summary["edits"]["newlines"] == {"documents": 1, "times": 1, "bytes": 2}
@@ -122,9 +128,11 @@ def test_the_bound_itself_passes_and_null_drops_nothing(
 
 
 def test_a_text_that_cannot_be_cleaned_is_quarantined_alone(
-    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path,
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     def refuse(texts: pa.Array) -> Any:
         if "bad" in texts.to_pylist():
             raise ValueError("cannot be fixed")

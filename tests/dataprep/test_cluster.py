@@ -25,8 +25,11 @@ SUBJECTS = {
 def documents() -> list[tuple[str, str, str]]:
     """Ten texts on each subject, of words in drawn orders."""
     draw = random.Random(1)
-    return [("web", f"{subject}-{number}", " ".join(draw.sample(words, len(words) - 2)))
-            for number in range(10) for subject, words in SUBJECTS.items()]
+    return [
+        ("web", f"{subject}-{number}", " ".join(draw.sample(words, len(words) - 2)))
+        for number in range(10)
+        for subject, words in SUBJECTS.items()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +47,12 @@ def run(write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm:
 
     def run(name: str, shards: Sequence[Any], **context: Any) -> tuple[Path, dict[str, Any]]:
         out = tmp_path / f"{name}-out"
-        return out, cluster.run({"ingest": write_ingest(f"{name}-ingest", shards)}, {"model": mini_lm, "k": 3}, out,
-                                make_context(f"{name}-work", **context))
+        return out, cluster.run(
+            {"ingest": write_ingest(f"{name}-ingest", shards)},
+            {"model": mini_lm, "k": 3},
+            out,
+            make_context(f"{name}-work", **context),
+        )
 
     return run
 
@@ -69,15 +76,18 @@ def test_subjects_have_a_number_and_a_name_of_their_own_words_each(run: Run, tmp
         assert set(row["domain_name"].split()) <= {word.strip(",") for word in SUBJECTS[one]} - {"the", "and"}
     assert [(one["domain"], one["documents"]) for one in summary["domains"]] == [(0, 10), (1, 10), (2, 10)]
     assert {row["domain"]: row["domain_name"] for row in rows} == {
-        one["domain"]: one["name"] for one in summary["domains"]}
+        one["domain"]: one["name"] for one in summary["domains"]
+    }
     assert len(summary["map"]) == 30
 
 
 def test_neither_workers_nor_shards_nor_the_way_of_the_rows_change_anything(run: Run) -> None:
     shards = [documents()[start::3] for start in range(3)]
     first, summary = run("one", shards)
-    for name, context in {"three": {"workers": 3, "mode": "threads"},
-                          "engine": {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}}}.items():
+    for name, context in {
+        "three": {"workers": 3, "mode": "threads"},
+        "engine": {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}},
+    }.items():
         out, found = run(name, shards, **context)
         assert (found, contents(out)) == (summary, contents(first)), name
     whole, _ = run("whole", [documents()])
@@ -92,8 +102,7 @@ def test_no_documents_have_no_domains(run: Run) -> None:
 
 def test_a_name_has_the_words_that_its_documents_have_more_often_than_all() -> None:
     texts = ["the mill grinds grain", "the mill grinds corn", "the sea is deep", "the sea has waves"]
-    assert name_clusters(texts, np.array([0, 0, 1, 1]), 3) == [
-        "grinds mill corn grain", "sea deep has waves", "empty"]
+    assert name_clusters(texts, np.array([0, 0, 1, 1]), 3) == ["grinds mill corn grain", "sea deep has waves", "empty"]
     assert name_clusters(["1 2", "a b"], np.array([0, 0]), 1) == ["no words"]
 
 

@@ -118,7 +118,8 @@ def test_pairs_are_read_in_runs_of_whole_documents(
     assert [tuple(pair) for run in runs for pair in run] == sorted({pair for file in files for pair in file})
     assert all(len(run) < 8 * max(len(files), 1) or len({left for left, _ in run}) == 1 for run in runs)
     assert len({left for run in runs for left in {left for left, _ in run}}) == sum(
-        len({left for left, _ in run}) for run in runs)
+        len({left for left, _ in run}) for run in runs
+    )
 
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=40), st.permutations(range(13)), st.integers(0, 12))
@@ -153,12 +154,17 @@ def choose(rows: list[dict[str, Any]], keys: list[KeepKey]) -> list[dict[str, An
 
 
 member_rows = st.lists(
-    st.fixed_dictionaries({
-        "id": st.integers(0, 2**128 - 1),
-        "score": st.one_of(st.none(), st.sampled_from([0.5, 1.0, float("nan"), -3.0])),
-        "name": st.one_of(st.none(), st.sampled_from(["a", "b", "é"])),
-        "component": st.integers(0, 2),
-    }), min_size=1, max_size=12, unique_by=lambda row: row["id"],
+    st.fixed_dictionaries(
+        {
+            "id": st.integers(0, 2**128 - 1),
+            "score": st.one_of(st.none(), st.sampled_from([0.5, 1.0, float("nan"), -3.0])),
+            "name": st.one_of(st.none(), st.sampled_from(["a", "b", "é"])),
+            "component": st.integers(0, 2),
+        }
+    ),
+    min_size=1,
+    max_size=12,
+    unique_by=lambda row: row["id"],
 ).map(number_components)
 
 
@@ -195,8 +201,10 @@ def test_the_survivor_is_the_least_by_the_keys_whatever_the_order(
 
 def test_the_reason_is_the_first_key_that_differs() -> None:
     rows = [
-        {"component": 0, "id": 1, "score": 1.0, "name": "b"}, {"component": 0, "id": 2, "score": 1.0, "name": "a"},
-        {"component": 0, "id": 3, "score": None, "name": "a"}, {"component": 0, "id": 4, "score": 1.0, "name": "a"},
+        {"component": 0, "id": 1, "score": 1.0, "name": "b"},
+        {"component": 0, "id": 2, "score": 1.0, "name": "a"},
+        {"component": 0, "id": 3, "score": None, "name": "a"},
+        {"component": 0, "id": 4, "score": 1.0, "name": "a"},
     ]
     chosen = choose(rows, parse_keep(["score desc", "name"]))
     assert [row["survivor"] for row in chosen] == [1, 1, 1, 1]
@@ -227,8 +235,9 @@ def test_the_rule_survivors_drops_what_is_like_a_kept_one_and_nothing_else_whate
 ) -> None:
     keys = parse_keep(["score desc", "name"])
     ids = sorted(row["id"] for row in rows)
-    like = {(a, b): a // 2 == b // 2 or random.Random(f"{min(a, b)} {max(a, b)}").random() < share
-            for a in ids for b in ids}
+    like = {
+        (a, b): a // 2 == b // 2 or random.Random(f"{min(a, b)} {max(a, b)}").random() < share for a in ids for b in ids
+    }
 
     def run(rows: list[dict[str, Any]]) -> dict[int, int]:
         def alike(row: int, other: int) -> bool:
@@ -236,13 +245,19 @@ def test_the_rule_survivors_drops_what_is_like_a_kept_one_and_nothing_else_whate
 
         table = members(rows)
         found, uncompared = survivors_alike(
-            table["component"].to_numpy(), np.arange(len(rows)), best_first(table, keys),
-            lambda left, right: np.array([alike(*pair) for pair in zip(left, right, strict=True)], bool))
+            table["component"].to_numpy(),
+            np.arange(len(rows)),
+            best_first(table, keys),
+            lambda left, right: np.array([alike(*pair) for pair in zip(left, right, strict=True)], bool),
+        )
         assert found.tolist() == plain_survivors(rows, keys, alike)
         assert uncompared == 0
         kept = [row for row in range(len(rows)) if found[row] == row]
-        assert not [pair for pair in combinations(kept, 2) if alike(*pair)
-                    and rows[pair[0]]["component"] == rows[pair[1]]["component"]]
+        assert not [
+            pair
+            for pair in combinations(kept, 2)
+            if alike(*pair) and rows[pair[0]]["component"] == rows[pair[1]]["component"]
+        ]
         assert all(alike(row, found[row]) for row in range(len(rows)) if found[row] != row)
         return {row["id"]: rows[found[place]]["id"] for place, row in enumerate(rows)}
 

@@ -102,11 +102,13 @@ def test_labels_depend_neither_on_the_partitions_nor_on_how_much_a_task_holds(
 ) -> None:
     monkeypatch.setattr(components, "LINKS_PER_RUN", links_per_run)
     generator = np.random.default_rng(5)
-    pairs = np.concatenate([
-        np.stack([np.arange(20, 60), np.arange(21, 61)], axis=1),  # a chain
-        np.stack([np.full(20, 99), np.arange(70, 90)], axis=1),  # a star around a large number
-        generator.integers(100, 200, (60, 2)),
-    ])
+    pairs = np.concatenate(
+        [
+            np.stack([np.arange(20, 60), np.arange(21, 61)], axis=1),  # a chain
+            np.stack([np.full(20, 99), np.arange(70, 90)], axis=1),  # a star around a large number
+            generator.integers(100, 200, (60, 2)),
+        ]
+    )
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     context = make_context("work")
     starts = np.array([0, 50, 120, 200])

@@ -30,28 +30,50 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.edits import edits_array
 from gristmill.dataprep.expressions import ExpressionError
 
-METADATA = [{"url": "https://a.example/1", "license": "CC0-1.0"}, {}, {"uri": "http://b.example", "licence": 5},
-            {"note": "url"}]
+METADATA = [
+    {"url": "https://a.example/1", "license": "CC0-1.0"},
+    {},
+    {"uri": "http://b.example", "licence": 5},
+    {"note": "url"},
+]
 """Of the first documents of a shard."""
 KINDS = {"twin": pa.binary(16)}
 
 
 def write_documents(folder: Path, shard: int, texts: list[str]) -> None:
-    rows = [{"id": b"\xab" + document_id("web", f"{shard}#{row}", text)[1:], "source": "web" if row % 2 else "books",
-             "locator": f"{shard}#{row}" if row else f"https://c.example/{shard}", "text": text,
-             "metadata": json.dumps(METADATA[row] if row < len(METADATA) else {})} for row, text in enumerate(texts)]
+    rows = [
+        {
+            "id": b"\xab" + document_id("web", f"{shard}#{row}", text)[1:],
+            "source": "web" if row % 2 else "books",
+            "locator": f"{shard}#{row}" if row else f"https://c.example/{shard}",
+            "text": text,
+            "metadata": json.dumps(METADATA[row] if row < len(METADATA) else {}),
+        }
+        for row, text in enumerate(texts)
+    ]
     write_table(folder / f"part-{shard:05d}.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA))
 
 
-def judge(inputs: dict[str, Path], step: str, folder: Path, drop: Callable[[str], str | None], error: str = "",
-          edit: Callable[[str], list[tuple[int, int, str]]] | None = None, **measures: Callable[[str], Any]) -> None:
+def judge(
+    inputs: dict[str, Path],
+    step: str,
+    folder: Path,
+    drop: Callable[[str], str | None],
+    error: str = "",
+    edit: Callable[[str], list[tuple[int, int, str]]] | None = None,
+    **measures: Callable[[str], Any],
+) -> None:
     """Write a step's annotations: what it drops, measures and edits of each text that it sees."""
     for shard in shard_names(inputs["ingest"]):
         read = read_shard(inputs, shard)
         texts = read.documents["text"].take(pa.array(read.rows)).to_pylist()
         errors = [error if error and text.startswith("bad") else None for text in texts]
-        columns: dict[str, Any] = {name: pa.array([None if failed else of(text) for text, failed in zip(
-            texts, errors, strict=True)], KINDS.get(name)) for name, of in measures.items()}
+        columns: dict[str, Any] = {
+            name: pa.array(
+                [None if failed else of(text) for text, failed in zip(texts, errors, strict=True)], KINDS.get(name)
+            )
+            for name, of in measures.items()
+        }
         if edit is not None:
             columns["edits"] = edits_array([edit(text) for text in texts])
         table, _ = annotate(read.documents, read.rows, read.rows, [drop(text) for text in texts], columns, errors)
@@ -65,12 +87,30 @@ def corpus(tmp_path: Path) -> Corpus:
     for shard, texts in enumerate((["a b c", "d", "bad e f", "g h"], ["i j k l", "m", "n o"])):
         write_documents(tmp_path / "ingest", shard, texts)
     inputs = {"ingest": tmp_path / "ingest"}
-    judge(inputs, "filter", tmp_path, lambda text: "short" if " " not in text else None,
-          words=lambda text: len(text.split()))
-    judge(inputs, "clean", tmp_path, lambda text: None, edit=lambda text: [(0, 0, "" if text[0] == "b" else "X")],
-          twin=lambda text: text.encode().ljust(16)[:16])
-    judge(inputs, "filter-2", tmp_path, lambda text: None, error="KeyError: 1",
-          words=lambda text: 10 * len(text.split()), score=lambda text: len(text) / 8)
+    judge(
+        inputs,
+        "filter",
+        tmp_path,
+        lambda text: "short" if " " not in text else None,
+        words=lambda text: len(text.split()),
+    )
+    judge(
+        inputs,
+        "clean",
+        tmp_path,
+        lambda text: None,
+        edit=lambda text: [(0, 0, "" if text[0] == "b" else "X")],
+        twin=lambda text: text.encode().ljust(16)[:16],
+    )
+    judge(
+        inputs,
+        "filter-2",
+        tmp_path,
+        lambda text: None,
+        error="KeyError: 1",
+        words=lambda text: 10 * len(text.split()),
+        score=lambda text: len(text) / 8,
+    )
     return Corpus(inputs, {"web": "CC-BY-4.0"})
 
 
@@ -81,30 +121,58 @@ def rows_of(corpus: Corpus, *columns: str, **options: Any) -> list[tuple[Any, ..
 
 def test_a_document_comes_with_its_fate_and_all_that_was_measured_of_it(corpus: Corpus) -> None:
     assert corpus.schema.names == [
-        "id", "source", "locator", "url", "licence", "text", "metadata", "kept", "dropped_by", "reason", "error",
-        "filter_words", "twin", "filter_2_words", "score", "original_text"]
-    assert rows_of(corpus, "text", "kept", "dropped_by", "reason", "error", "filter_words", "filter_2_words",
-                   kept=None) == [
-        ("Xa b c", True, None, None, None, 3, 30), ("d", False, "filter", "short", None, 1, None),
-        ("bad e f", False, "filter-2", "quarantine", "KeyError: 1", 3, None), ("Xg h", True, None, None, None, 2, 20),
-        ("Xi j k l", True, None, None, None, 4, 40), ("m", False, "filter", "short", None, 1, None),
-        ("Xn o", True, None, None, None, 2, 20)]
+        "id",
+        "source",
+        "locator",
+        "url",
+        "licence",
+        "text",
+        "metadata",
+        "kept",
+        "dropped_by",
+        "reason",
+        "error",
+        "filter_words",
+        "twin",
+        "filter_2_words",
+        "score",
+        "original_text",
+    ]
+    assert rows_of(
+        corpus, "text", "kept", "dropped_by", "reason", "error", "filter_words", "filter_2_words", kept=None
+    ) == [
+        ("Xa b c", True, None, None, None, 3, 30),
+        ("d", False, "filter", "short", None, 1, None),
+        ("bad e f", False, "filter-2", "quarantine", "KeyError: 1", 3, None),
+        ("Xg h", True, None, None, None, 2, 20),
+        ("Xi j k l", True, None, None, None, 4, 40),
+        ("m", False, "filter", "short", None, 1, None),
+        ("Xn o", True, None, None, None, 2, 20),
+    ]
     assert rows_of(corpus, "original_text", "text") == [
-        ("a b c", "Xa b c"), ("g h", "Xg h"), ("i j k l", "Xi j k l"), ("n o", "Xn o")]
+        ("a b c", "Xa b c"),
+        ("g h", "Xg h"),
+        ("i j k l", "Xi j k l"),
+        ("n o", "Xn o"),
+    ]
     assert rows_of(corpus, "text", kept=False) == [("d",), ("bad e f",), ("m",)]
 
 
 def test_addresses_and_licences_are_the_documents_own_before_the_sources(corpus: Corpus) -> None:
     found = rows_of(corpus, "url", "licence", "source", kept=None)
-    assert found[:4] == [("https://a.example/1", "CC0-1.0", "books"), (None, "CC-BY-4.0", "web"),
-                         ("http://b.example", None, "books"), (None, "CC-BY-4.0", "web")]
+    assert found[:4] == [
+        ("https://a.example/1", "CC0-1.0", "books"),
+        (None, "CC-BY-4.0", "web"),
+        ("http://b.example", None, "books"),
+        (None, "CC-BY-4.0", "web"),
+    ]
     assert url_of("https://x.example/p#0123abcd-0123-0123-0123-0123456789ab", "{}") == "https://x.example/p"
     assert (url_of("a.jsonl#3", None), url_of("a.jsonl#3", '{"URL": "x://y"}')) == (None, "x://y")
 
 
 def test_ids_are_those_of_the_documents_in_hexadecimal(corpus: Corpus) -> None:
     ids = [one.hex() for shard in corpus.shards for one in read_documents(corpus.inputs, shard)["id"].to_pylist()]
-    assert [one for one, in rows_of(corpus, "id", kept=None)] == ids
+    assert [one for (one,) in rows_of(corpus, "id", kept=None)] == ids
     assert rows_of(corpus, "twin", kept=None)[1:3] == [(None,), (b"bad e f         ".hex(),)]
     some = pa.array([b"\x00\xff", None, b"\x0a\xb0"], pa.binary(2))
     assert hex_ids(some).to_pylist() == ["00ff", None, "0ab0"]
@@ -146,7 +214,11 @@ def test_only_what_is_asked_for_is_read(corpus: Corpus, monkeypatch: pytest.Monk
 
 def test_a_condition_is_over_the_columns_and_null_is_not_met(corpus: Corpus) -> None:
     assert rows_of(corpus, "original_text", where="score < 2", kept=None) == [
-        ("a b c",), ("g h",), ("i j k l",), ("n o",)]
+        ("a b c",),
+        ("g h",),
+        ("i j k l",),
+        ("n o",),
+    ]
     assert rows_of(corpus, "original_text", where="dropped_by = 'filter'", kept=None) == [("d",), ("m",)]
     found = rows_of(corpus, "text", where="text LIKE 'Xg%' OR url IS NOT NULL")
     assert found == [("Xa b c",), ("Xg h",), ("Xi j k l",), ("Xn o",)]
@@ -167,7 +239,8 @@ def test_a_document_is_found_by_the_beginning_of_its_id(corpus: Corpus) -> None:
     assert found["steps"] == [
         {"step": "filter", "keep": True, "reason": None, "error": None, "values": {"words": 3}},
         {"step": "clean", "keep": True, "reason": None, "error": None, "values": {"twin": b"bad e f         ".hex()}},
-        {"step": "filter-2", "keep": False, "reason": "quarantine", "error": "KeyError: 1", "values": {}}]
+        {"step": "filter-2", "keep": False, "reason": "quarantine", "error": "KeyError: 1", "values": {}},
+    ]
     with pytest.raises(UnknownDocumentError, match=r"^7 documents have an id that begins"):
         corpus.document("Ab")
     with pytest.raises(UnknownDocumentError, match=r"^no documents have an id that begins"):
@@ -194,7 +267,8 @@ def test_as_a_dataset_it_is_read_as_often_as_asked_and_only_in_part(
         with columns_read(monkeypatch) as read:
             found = connection.execute(
                 "SELECT a.source, b.filter_words FROM documents a JOIN documents b ON a.id = b.id "
-                "WHERE b.filter_words > 2 AND a.kept ORDER BY 2").fetchall()
+                "WHERE b.filter_words > 2 AND a.kept ORDER BY 2"
+            ).fetchall()
         assert found == [("books", 3), ("books", 4)]
         assert "text" not in {name for _, name in read}
         connection.unregister("documents")

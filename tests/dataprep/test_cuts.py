@@ -37,19 +37,26 @@ def test_keys_are_in_the_order_of_the_scores(first: float, second: float) -> Non
     assert score_of_key(best, higher_is_better=True) == first
 
 
-@pytest.mark.parametrize(("share", "documents", "kept"), [(0.1, 20, 2), (0.1, 21, 3), (0.3, 10, 3), (1.0, 7, 7),
-                                                          (1e-6, 5, 1), (0.7, 10, 7)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("share", "documents", "kept"), [(0.1, 20, 2), (0.1, 21, 3), (0.3, 10, 3), (1.0, 7, 7), (1e-6, 5, 1), (0.7, 10, 7)]
+)
 def test_a_share_is_rounded_up_and_binary_fractions_do_not_matter(share: float, documents: int, kept: int) -> None:
     assert number_kept(share, documents) == kept
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), WORDS, WORDS), min_size=1, max_size=40), st.integers(0, 39),
-       st.sampled_from([0, 1, 1 << 20]), st.data())  # fmt: skip
+@given(
+    st.lists(st.tuples(st.integers(0, 2), WORDS, WORDS), min_size=1, max_size=40),
+    st.integers(0, 39),
+    st.sampled_from([0, 1, 1 << 20]),
+    st.data(),
+)
 def test_the_cut_is_the_document_of_that_rank(
     documents: list[tuple[int, int, int]], border: int, few: int, data: st.DataObject
 ) -> None:
-    groups, keys, ties = (np.array(column, kind) for column, kind in
-                          zip(zip(*documents, strict=True), (np.int64, np.uint64, np.uint64), strict=True))  # fmt: skip
+    groups, keys, ties = (
+        np.array(column, kind)
+        for column, kind in zip(zip(*documents, strict=True), (np.int64, np.uint64, np.uint64), strict=True)
+    )
 
     def read() -> Iterator[Ranked]:
         for part in (slice(0, border), slice(border, None)):
@@ -77,9 +84,12 @@ def test_documents_whose_score_is_nan_are_never_kept_and_sources_are_ranked_alon
 
     found = rank_documents(read, "perplexity", False, 0.5, per_source=True)
     assert {name: (cut.score, cut.kept, cut.of) for name, cut in found.found.items()} == {
-        "a": (2.0, 2, 3), "b": (4.0, 1, 2)}  # fmt: skip
+        "a": (2.0, 2, 3),
+        "b": (4.0, 1, 2),
+    }
     assert kept_by_rank(found, sources, scores, ties).tolist() == [False, True, True, False, True]
     assert kept_by_rank(found, ["a"], np.array([math.nan]), ties[:1]).tolist() == [False]
     together = rank_documents(read, "quality", True, 0.4, per_source=False)
-    assert describe_cuts(together) == {"all": {"by": "quality", "score": 4.0, "kept": 2, "of": 5,
-                                               "tie": "0000000000000004"}}  # fmt: skip
+    assert describe_cuts(together) == {
+        "all": {"by": "quality", "score": 4.0, "kept": 2, "of": 5, "tie": "0000000000000004"}
+    }

@@ -127,8 +127,9 @@ def test_a_file_that_is_cut_to_a_tenth_fails_the_stage(
     warned: list[dict[str, Any]] = []
     with pytest.raises(QuarantineError, match=r"more are lost with files that end early"):
         ingest.run({}, configure(folder), tmp_path / "out", replace(make_context("work"), emit=warned.append))
-    assert any(f"source 'web': 2{extension} could not be read to its end" in event.get("message", "")
-               for event in warned)  # fmt: skip
+    assert any(
+        f"source 'web': 2{extension} could not be read to its end" in event.get("message", "") for event in warned
+    )
 
 
 @pytest.mark.parametrize("extension", FORMS)
@@ -154,10 +155,14 @@ def test_whole_files_lose_nothing(tmp_path: Path, make_context: MakeContext) -> 
 def test_neither_workers_nor_shards_change_the_estimate(tmp_path: Path, make_context: MakeContext) -> None:
     folder = write_corpus(tmp_path / "corpus", ".jsonl.gz", 0.3)
     found = [
-        ingest.run({}, configure(folder, max_quarantined=0.5, shard_bytes=size), tmp_path / f"out{size}",
-                   make_context(f"work{size}", workers=workers))["damaged"]
+        ingest.run(
+            {},
+            configure(folder, max_quarantined=0.5, shard_bytes=size),
+            tmp_path / f"out{size}",
+            make_context(f"work{size}", workers=workers),
+        )["damaged"]
         for size, workers in ((1000, 2), (10_000_000, 1))
-    ]  # fmt: skip
+    ]
     assert found[0] == found[1]
 
 
@@ -195,8 +200,13 @@ def test_a_fast_decoder_finds_the_damage_that_the_careful_one_finds(
     intact, error, _ = decoded(tmp_path / "a.gz")
     assert (intact, error) == (texts[0] + b"named member " * 9 + texts[1], "")
     flipped = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))]
-    spoiled = [*(whole[:at] for at in range(0, len(whole), 7)), *flipped, whole + bytes(9), whole + b"\0\x1f",
-               whole + whole[:9]]  # fmt: skip
+    spoiled = [
+        *(whole[:at] for at in range(0, len(whole), 7)),
+        *flipped,
+        whole + bytes(9),
+        whole + b"\0\x1f",
+        whole + whole[:9],
+    ]
     refused = 0
     for step in (7, 4096):
         monkeypatch.setattr(compression, "FEED_BYTES", step)

@@ -35,9 +35,13 @@ run_there("job", context, work, [[("a", {"n": 1})], [("b", {})]])
 json.dump(uploads, open(sys.argv[3], "w"))
 """
 OPTIONS = {
-    "project": "a-project", "region": "europe-west1", "temp_location": "gs://bucket/temp", "no_auth": True,
-    "sdk_container_image": "registry.example/gristmill:1", "template_location": "gs://bucket/job.json",
-}  # fmt: skip
+    "project": "a-project",
+    "region": "europe-west1",
+    "temp_location": "gs://bucket/temp",
+    "no_auth": True,
+    "sdk_container_image": "registry.example/gristmill:1",
+    "template_location": "gs://bucket/job.json",
+}
 
 
 def dry_run(folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
@@ -46,8 +50,12 @@ def dry_run(folder: Path, **options: object) -> subprocess.CompletedProcess[str]
     except MissingEngineError as error:
         pytest.skip(str(error))
     told = json.dumps({**OPTIONS, **options})
-    return subprocess.run([sys.executable, "-c", DRY_RUN, str(packages), told, str(folder / "uploads.json")],
-                          capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", DRY_RUN, str(packages), told, str(folder / "uploads.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.slow

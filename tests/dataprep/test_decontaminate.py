@@ -23,8 +23,10 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 Document = tuple[str, str, str]
 
 LICENCE = "Permission is hereby granted, free of charge, to any person obtaining a copy of this software and files"
-QUESTION = ("A farmer has seventeen sheep and all but nine of them run away one stormy night in June; how many sheep "
-            "does the farmer still have in the morning when the storm is over and he counts them twice?")
+QUESTION = (
+    "A farmer has seventeen sheep and all but nine of them run away one stormy night in June; how many sheep "
+    "does the farmer still have in the morning when the storm is over and he counts them twice?"
+)
 CODE = f"{LICENCE}. Write a function that returns the second largest of three given numbers without sorting any list."
 SHORT = "Which planet of our system has the most moons?"
 TINY = "True or false?"
@@ -58,8 +60,15 @@ def corpus() -> dict[str, Document]:
     return {name: ("web", name, text) for name, text in texts.items()}
 
 
-def run(write: Callable, make_context: Callable, folder: Path, name: str, shards: Sequence[Sequence[Document]],
-        config: dict[str, Any] | None = None, **context: Any) -> tuple[dict[str, Path], dict[str, Any]]:
+def run(
+    write: Callable,
+    make_context: Callable,
+    folder: Path,
+    name: str,
+    shards: Sequence[Sequence[Document]],
+    config: dict[str, Any] | None = None,
+    **context: Any,
+) -> tuple[dict[str, Path], dict[str, Any]]:
     inputs = {"ingest": write(f"{name}-ingest", shards)}
     out = folder / f"{name}-out"
     full = {"against": [str(evaluation_set(folder))], **(config or {})}
@@ -85,8 +94,14 @@ def texts_after(inputs: dict[str, Path]) -> dict[str, str]:
     return texts
 
 
-LEAKS = {"verbatim": "quiz#1", "embedded": "quiz#1", "shouted": "quiz#1", "partial": "quiz#1", "code": "quiz#2",
-         "short": "quiz#3"}
+LEAKS = {
+    "verbatim": "quiz#1",
+    "embedded": "quiz#1",
+    "shouted": "quiz#1",
+    "partial": "quiz#1",
+    "code": "quiz#2",
+    "short": "quiz#3",
+}
 
 
 def test_leaks_go_and_quotations_stay(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
@@ -103,8 +118,9 @@ def test_leaks_go_and_quotations_stay(write_ingest: Callable, make_context: Call
     assert (rows["plain0"]["contamination"], rows["plain0"]["contaminated_item"]) == (0.0, None)
     assert rows["licensed3"]["contamination"] == 0.0  # 13 documents have it: it counts for nobody
     assert rows["code"]["contamination"] == 1.0  # and yet: all of the item is there
-    assert summary["sets"] == {"quiz": {
-        "items": 4, "checked": 3, "too_short": 1, "contaminated": 3, "contaminated_share": 1.0}}
+    assert summary["sets"] == {
+        "quiz": {"items": 4, "checked": 3, "too_short": 1, "contaminated": 3, "contaminated_share": 1.0}
+    }
     assert summary["frequent_ngrams"] == len(LICENCE.split()) - 8 + 1
     assert summary["counts"]["dropped"] == {"decontaminate/max_contamination": 6}
 
@@ -127,17 +143,26 @@ DISGUISES = {
 
 
 @pytest.mark.parametrize("disguise", DISGUISES)
-@pytest.mark.parametrize("item", [
-    f"Question: {QUESTION}", f"Question: {TWELVE}\nAnswer:", f"Context: {QUESTION}\nQuestion: {TWELVE}",
-    f"Q: {TWELVE}\n(A) the oxygen of the air (B) carbon dioxide which we breathe out\n(C) helium (D) none of these"])
+@pytest.mark.parametrize(
+    "item",
+    [
+        f"Question: {QUESTION}",
+        f"Question: {TWELVE}\nAnswer:",
+        f"Context: {QUESTION}\nQuestion: {TWELVE}",
+        f"Q: {TWELVE}\n(A) the oxygen of the air (B) carbon dioxide which we breathe out\n(C) helium (D) none of these",
+    ],
+)
 def test_items_are_found_in_the_disguises_of_real_pages(
     item: str, disguise: str, write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     (tmp_path / "quiz.json").write_text(json.dumps([{"query": item}]))
     bare = re.sub(r"\(?\b[A-Z]\) |\b\w+:\s*", "", item)
     page = f"{prose(1)}\n\n{DISGUISES[disguise](bare)}\n\n{prose(2)}"
-    documents = [("web", "page", page), ("web", "clean", prose(3)),
-                 ("web", "like it", f"{prose(4)} Which gas do the stoves of these kitchens burn? {prose(5)}")]
+    documents = [
+        ("web", "page", page),
+        ("web", "clean", prose(3)),
+        ("web", "like it", f"{prose(4)} Which gas do the stoves of these kitchens burn? {prose(5)}"),
+    ]
     config = {"against": [str(tmp_path / "quiz.json")]}
     inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents], config)
     rows = {row["id"]: row["keep"] for row in rows_by_id(inputs["decontaminate"]).values()}
@@ -197,9 +222,7 @@ def test_excising_cuts_the_item_and_what_is_next_to_it(
     assert summary["counts"]["bytes_kept"] == sum(size for name, size in sizes.items() if rows[name]["keep"])
 
 
-def test_shards_workers_and_order_do_not_matter(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_shards_workers_and_order_do_not_matter(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     documents = list(corpus().values())
     shuffled = random.Random(4).sample(documents, len(documents))
     cut = [shuffled[at : at + 4] for at in range(0, len(shuffled), 4)]
@@ -212,13 +235,16 @@ def test_shards_workers_and_order_do_not_matter(
     assert first_summary == second_summary
 
 
-@pytest.mark.parametrize(("config", "kept"), [
-    ({"max_contamination": 0.7}, {"partial"}),
-    ({"max_contamination": 1.0}, set(LEAKS)),
-    ({"max_contamination": 1.0, "max_contamination_words": 30}, {"partial", "short"}),
-    ({"max_document_frequency": 1, "certain_coverage": 1.0}, {"partial"}),
-    ({"min_words": 10}, {"short"}),
-])
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ({"max_contamination": 0.7}, {"partial"}),
+        ({"max_contamination": 1.0}, set(LEAKS)),
+        ({"max_contamination": 1.0, "max_contamination_words": 30}, {"partial", "short"}),
+        ({"max_document_frequency": 1, "certain_coverage": 1.0}, {"partial"}),
+        ({"min_words": 10}, {"short"}),
+    ],
+)
 def test_each_threshold_decides(
     config: dict[str, Any], kept: set[str], write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
@@ -232,12 +258,18 @@ def test_verdicts_can_be_replayed(write_ingest: Callable, make_context: Callable
     documents = list(corpus().values())
     inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents])
     before, after = (
-        rules_of(decontaminate.rules, "decontaminate", Decontaminate.model_validate({"against": ["x"], **changed}),
-                 ["contamination", "contamination_words"])
+        rules_of(
+            decontaminate.rules,
+            "decontaminate",
+            Decontaminate.model_validate({"against": ["x"], **changed}),
+            ["contamination", "contamination_words"],
+        )
         for changed in ({}, {"max_contamination": 0.7})
     )
     assert [rule.name for rule in before] == [
-        "decontaminate/max_contamination", "decontaminate/max_contamination_words"]
+        "decontaminate/max_contamination",
+        "decontaminate/max_contamination_words",
+    ]
     old, new = judge_shard(inputs, "part-00000.parquet", "decontaminate", before, after)
     stored = pq.read_table(inputs["decontaminate"] / "part-00000.parquet")["keep"].to_pylist()
     assert old.keep.tolist() == stored
@@ -252,8 +284,12 @@ def test_of_excised_documents_only_what_is_left_can_be_judged_again(
     inputs, _ = run(write_ingest, make_context, tmp_path, "all", [list(corpus().values())], config)
     columns = pq.read_table(inputs["decontaminate"] / "part-00000.parquet").column_names
     before, after = (
-        rules_of(decontaminate.rules, "decontaminate",
-                 Decontaminate.model_validate({"against": ["x"], **config, **changed}), columns)
+        rules_of(
+            decontaminate.rules,
+            "decontaminate",
+            Decontaminate.model_validate({"against": ["x"], **config, **changed}),
+            columns,
+        )
         for changed in ({}, {"min_left_words": 1000})
     )
     assert [rule.key for rule in before] == ["decontaminate.min_left_words"]
@@ -267,8 +303,9 @@ def test_only_documents_kept_so_far_and_of_the_sources_count(
     documents = [("web", "a", QUESTION), ("web", "b", QUESTION + " b"), ("books", "c", QUESTION + " c")]
     ingest = write_ingest("ingest", [documents])
     ids = pq.read_table(ingest / "part-00000.parquet")["id"]
-    write_table(tmp_path / "langid" / "part-00000.parquet",
-                pa.table({"id": ids, "keep": pa.array([False, True, True])}))
+    write_table(
+        tmp_path / "langid" / "part-00000.parquet", pa.table({"id": ids, "keep": pa.array([False, True, True])})
+    )
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
     config = {"against": [str(evaluation_set(tmp_path))], "sources": ["web"]}
     decontaminate.run(inputs, config, tmp_path / "out", make_context("work"))
@@ -303,7 +340,8 @@ def test_nothing_to_read_and_nothing_to_look_for_are_no_errors(
     config = {"against": [str(tmp_path / "short.txt")]}
     summary = decontaminate.run(inputs, config, tmp_path / "other", make_context("other-work"))
     assert summary["sets"] == {
-        "short": {"items": 2, "checked": 0, "too_short": 2, "contaminated": 0, "contaminated_share": 0.0}}
+        "short": {"items": 2, "checked": 0, "too_short": 2, "contaminated": 0, "contaminated_share": 0.0}
+    }
     assert (summary["counts"]["kept"], summary["ngrams"]) == (1, 0)
 
 
@@ -317,8 +355,10 @@ def test_planted_items_of_real_sets_are_found_in_real_prose(
     parts, _ = read_parts(Decontaminate.model_validate({"against": against}).against)
     chosen = [part for part in parts if part.field in ("question", "prompt") and part.item % 150 == 7]
     speech = (DATA / "text" / "tinyshakespeare.txt").read_text()
-    planted = [("web", f"{part.set}#{part.item}", speech[5000 * n : 5000 * n + 4000] + "\n" + part.text + "\n")
-               for n, part in enumerate(chosen)]
+    planted = [
+        ("web", f"{part.set}#{part.item}", speech[5000 * n : 5000 * n + 4000] + "\n" + part.text + "\n")
+        for n, part in enumerate(chosen)
+    ]
     clean = [("web", f"clean{n}", speech[5000 * n : 5000 * n + 5000]) for n in range(40, 60)]
     ingest = write_ingest("ingest", [planted + clean])
     summary = decontaminate.run({"ingest": ingest}, {"against": against}, tmp_path / "out", make_context("work"))

@@ -45,8 +45,15 @@ def planted() -> dict[str, Document]:
     return documents
 
 
-def run(write: Callable, make_context: Callable, folder: Path, name: str, shards: Sequence[Sequence[Document]],
-        config: dict[str, Any] | None = None, **context: Any) -> tuple[Path, dict[str, Any]]:
+def run(
+    write: Callable,
+    make_context: Callable,
+    folder: Path,
+    name: str,
+    shards: Sequence[Sequence[Document]],
+    config: dict[str, Any] | None = None,
+    **context: Any,
+) -> tuple[Path, dict[str, Any]]:
     ingest = write(f"{name}-ingest", shards)
     out = folder / f"{name}-out"
     return out, dedup.run({"ingest": ingest}, config or {}, out, make_context(f"{name}-work", **context))
@@ -94,7 +101,9 @@ def test_planted_duplicates_are_found_and_unrelated_documents_are_kept(
     assert summary["clusters"] == 5
     assert summary["counts"]["dropped"] == {"exact_duplicate": 3, "near_duplicate": 6}
     assert summary["largest_clusters"][0] == {
-        "cluster": rows["both"]["cluster"].hex(), "survivor": rows["near3"]["id"].hex(), "size": 5
+        "cluster": rows["both"]["cluster"].hex(),
+        "survivor": rows["near3"]["id"].hex(),
+        "size": 5,
     }
 
 
@@ -147,9 +156,7 @@ def test_of_a_chain_of_windows_only_those_go_that_are_like_a_kept_one(
     assert len({row["cluster"] for row in found["survivors"].values()}) == 1
 
 
-def test_shards_workers_and_order_do_not_matter(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_shards_workers_and_order_do_not_matter(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     documents = list(planted().values())
     shuffled = random.Random(4).sample(documents, len(documents))
     cut = [shuffled[at : at + 5] for at in range(0, len(shuffled), 5)]
@@ -170,9 +177,16 @@ def test_an_interrupted_attempt_ends_with_the_bytes_of_an_undisturbed_one(
     whole, summary = run(write_ingest, make_context, tmp_path, "whole", cut)
     again, _ = run(write_ingest, make_context, tmp_path, "again", cut)
     work = tmp_path / "again-work"
-    for lost in ("sketch/part-00001.parquet.json", "sketches/part-00002.parquet.arrow", "pairs/00003-0.arrow",
-                 "verify/00001.json", "labels/00000-0.arrow", "members/part-00001.parquet.json",
-                 "decisions/00000-0.arrow", "apply/part-00000.parquet.json"):
+    for lost in (
+        "sketch/part-00001.parquet.json",
+        "sketches/part-00002.parquet.arrow",
+        "pairs/00003-0.arrow",
+        "verify/00001.json",
+        "labels/00000-0.arrow",
+        "members/part-00001.parquet.json",
+        "decisions/00000-0.arrow",
+        "apply/part-00000.parquet.json",
+    ):
         (work / lost).unlink()
     (again / "part-00003.parquet").unlink()
     (again / "index" / "part-00002.parquet").unlink()
@@ -183,25 +197,39 @@ def test_an_interrupted_attempt_ends_with_the_bytes_of_an_undisturbed_one(
     assert repeated_summary == summary
 
 
-@pytest.mark.parametrize(("keep", "survivor"), [
-    (("length desc",), "long"), (("length",), "short"), (("source", "length desc"), "books"),
-    (("source desc",), "web"), (("locator",), "books"), (("score desc", "locator desc"), "web"), (("score",), "short"),
-    (("rating", "locator"), "books"),
-])
+@pytest.mark.parametrize(
+    ("keep", "survivor"),
+    [
+        (("length desc",), "long"),
+        (("length",), "short"),
+        (("source", "length desc"), "books"),
+        (("source desc",), "web"),
+        (("locator",), "books"),
+        (("score desc", "locator desc"), "web"),
+        (("score",), "short"),
+        (("rating", "locator"), "books"),
+    ],
+)
 def test_keep_keys_choose_the_survivor(
     keep: tuple[str, ...], survivor: str, write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     original = text(1)
     documents = {
-        "short": ("prose", "c", original), "long": ("prose", "d", original + " and more"),
-        "books": ("books", "a", original + " end"), "web": ("web", "z", original + " fin"),
+        "short": ("prose", "c", original),
+        "long": ("prose", "d", original + " and more"),
+        "books": ("books", "a", original + " end"),
+        "web": ("web", "z", original + " fin"),
     }
     ingest = write_ingest("ingest", [list(documents.values())])
     ids = pq.read_table(ingest / "part-00000.parquet")["id"]
-    quality = pa.table({
-        "id": ids, "keep": pa.array([True] * 4), "score": pa.array([0.25, 0.5, None, 0.5]),
-        "rating": pa.array(["b", None, "a", "a"]).dictionary_encode(),
-    })
+    quality = pa.table(
+        {
+            "id": ids,
+            "keep": pa.array([True] * 4),
+            "score": pa.array([0.25, 0.5, None, 0.5]),
+            "rating": pa.array(["b", None, "a", "a"]).dictionary_encode(),
+        }
+    )
     write_table(tmp_path / "quality" / "part-00000.parquet", quality)
     inputs = {"ingest": ingest, "quality": tmp_path / "quality"}
     dedup.run(inputs, {"keep": list(keep)}, tmp_path / "out", make_context("work"))
@@ -211,31 +239,40 @@ def test_keep_keys_choose_the_survivor(
 def test_only_documents_kept_so_far_and_of_the_sources_take_part(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
-    documents = {name: (source, name, text(1)) for name, source in
-                 [("dropped", "web"), ("kept", "web"), ("second", "web"), ("other", "books")]}
+    documents = {
+        name: (source, name, text(1))
+        for name, source in [("dropped", "web"), ("kept", "web"), ("second", "web"), ("other", "books")]
+    }
     ingest = write_ingest("ingest", [list(documents.values())])
     ids = pq.read_table(ingest / "part-00000.parquet")["id"]
-    write_table(tmp_path / "langid" / "part-00000.parquet",
-                pa.table({"id": ids, "keep": pa.array([False, True, True, True])}))
+    write_table(
+        tmp_path / "langid" / "part-00000.parquet", pa.table({"id": ids, "keep": pa.array([False, True, True, True])})
+    )
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
     config = {"sources": ["web"], "keep": ["locator"]}
     summary = dedup.run(inputs, config, tmp_path / "out", make_context("work"))
     rows = names(tmp_path / "out", documents)
     assert {name: row["keep"] for name, row in rows.items()} == {
-        "dropped": None, "kept": True, "second": False, "other": True
+        "dropped": None,
+        "kept": True,
+        "second": False,
+        "other": True,
     }
     assert (rows["second"]["duplicate_of"], rows["second"]["cluster_size"]) == ("kept", 2)
     assert (rows["other"]["cluster"], rows["dropped"]["cluster"]) == (None, None)
     assert (summary["counts"]["read"], summary["counts"]["kept"]) == (3, 2)
 
 
-@pytest.mark.parametrize(("config", "dropped"), [
-    ({"exact": True, "minhash": None}, {"exact_duplicate": 4}),
-    ({"exact": False}, {"exact_duplicate": 2, "near_duplicate": 6}),  # equal texts without words are not compared
-    ({"exact": False, "minhash": None}, {}),
-    ({"minhash": {"threshold": 1.0}}, {"exact_duplicate": 4, "near_duplicate": 2}),
-    ({"minhash": {"verify": False}}, {"exact_duplicate": 3, "near_duplicate": 6}),
-])
+@pytest.mark.parametrize(
+    ("config", "dropped"),
+    [
+        ({"exact": True, "minhash": None}, {"exact_duplicate": 4}),
+        ({"exact": False}, {"exact_duplicate": 2, "near_duplicate": 6}),  # equal texts without words are not compared
+        ({"exact": False, "minhash": None}, {}),
+        ({"minhash": {"threshold": 1.0}}, {"exact_duplicate": 4, "near_duplicate": 2}),
+        ({"minhash": {"verify": False}}, {"exact_duplicate": 3, "near_duplicate": 6}),
+    ],
+)
 def test_each_part_can_be_switched_off(
     config: dict[str, Any], dropped: dict[str, int], write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:

@@ -85,12 +85,19 @@ def test_documents_of_one_normalised_url_are_duplicates(run_dedup: Callable) -> 
     assert kept == {**dict.fromkeys(PAGES), "near": "near_duplicate", "short": "url_duplicate"}
     out, rows, summary = run_dedup("url", PAGES, {"url": True, "clusters": "connected"})
     assert reasons(rows) == {
-        "copy": "chained_duplicate", "long": None, "near": "near_duplicate", "nowhere": None, "nowhere2": None,
-        "other": None, "short": "url_duplicate",
+        "copy": "chained_duplicate",
+        "long": None,
+        "near": "near_duplicate",
+        "nowhere": None,
+        "nowhere2": None,
+        "other": None,
+        "short": "url_duplicate",
     }
     table = twins(out, PAGES)
     assert {role: row["linked_by"] for role, row in table.items()} == {
-        "copy": "chain", "near": "minhash", "short": "url"
+        "copy": "chain",
+        "near": "minhash",
+        "short": "url",
     }
     assert {row["survivor_locator"] for row in table.values()} == {"https://a.org/x"}
     assert table["short"]["member_locator"] == PAGES["short"][1]
@@ -136,8 +143,12 @@ def test_documents_that_match_an_older_corpus_go_and_the_older_one_is_named(run_
     assert old_rows["old_a_copy"]["reason"] == "exact_duplicate"
     out, rows, summary = run_dedup("new", NEW, {"url": True, "keep": ["locator"], "against": [str(old)]})
     assert reasons(rows) == {
-        "beside_near": "against_near_duplicate", "exact": "against_exact_duplicate", "fresh": None,
-        "fresh_copy": "exact_duplicate", "near": "against_near_duplicate", "url": "against_url_duplicate",
+        "beside_near": "against_near_duplicate",
+        "exact": "against_exact_duplicate",
+        "fresh": None,
+        "fresh_copy": "exact_duplicate",
+        "near": "against_near_duplicate",
+        "url": "against_url_duplicate",
     }
     assert summary["against"] == [{"index": old_summary["index"], "documents": 3}]
     named = {"exact": "old_a", "near": "old_b", "url": "old_c"}
@@ -182,8 +193,10 @@ def test_copies_of_a_document_share_what_it_matches(run_dedup: Callable) -> None
 
 
 def test_several_indexes_grow_a_corpus_part_by_part(run_dedup: Callable) -> None:
-    parts = [{f"{part}-{seed}": page(f"{part}/{seed}", text(seed)) for seed in seeds}
-             for part, seeds in (("first", [1, 2]), ("second", [2, 3]), ("third", [1, 3, 4]))]
+    parts = [
+        {f"{part}-{seed}": page(f"{part}/{seed}", text(seed)) for seed in seeds}
+        for part, seeds in (("first", [1, 2]), ("second", [2, 3]), ("third", [1, 3, 4]))
+    ]
     outs: list[str] = []
     kept = []
     for number, part in enumerate(parts):
@@ -206,8 +219,9 @@ def test_neither_shards_nor_partitions_nor_the_cut_of_the_index_decide(
 ) -> None:
     source = random.Random(8)
     old = {f"old{n}": page(f"https://old.org/{n}", edited(n % 12, n // 12)) for n in range(30)}
-    new = {f"new{n}": page(f"https://{'old' if n % 9 == 0 else 'new'}.org/{n}", edited(n % 16, n // 8))
-           for n in range(60)}
+    new = {
+        f"new{n}": page(f"https://{'old' if n % 9 == 0 else 'new'}.org/{n}", edited(n % 16, n // 8)) for n in range(60)
+    }
     new |= {f"copy{n}": page(f"https://copy.org/{n}", text(n % 4 + 11)) for n in range(8)}
     new |= {f"twin{n}": page(f"https://twin.org/{n}", text(50)) for n in range(2)}
     # Copies, pages of one URL and near copies overlap, so that who stands for whom could matter.
@@ -228,17 +242,27 @@ def test_neither_shards_nor_partitions_nor_the_cut_of_the_index_decide(
         return by_role(rows), (out / "clusters.parquet").read_bytes(), {**summary, "star_rounds": None}
 
     first = attempt("one", 1, 1, 1)
-    assert {"against_exact_duplicate", "against_url_duplicate", "against_near_duplicate", "near_duplicate",
-            "exact_duplicate"} <= set(first[2]["counts"]["dropped"])
+    assert {
+        "against_exact_duplicate",
+        "against_url_duplicate",
+        "against_near_duplicate",
+        "near_duplicate",
+        "exact_duplicate",
+    } <= set(first[2]["counts"]["dropped"])
     second = attempt("cut", 4, 7, 2)
     assert first == second
 
 
-@pytest.mark.parametrize(("config", "field"), [
-    ({"minhash": {"ngram": 4}}, "ngram 5, this run has 4"), ({"minhash": {"bands": 7}}, "bands 14, this run has 7"),
-    ({"minhash": {"rows": 4}}, "rows 8, this run has 4"), ({"minhash": {"seed": 2}}, "seed 1, this run has 2"),
-    ({"url": True}, "url None, this run has 1"),
-])
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"minhash": {"ngram": 4}}, "ngram 5, this run has 4"),
+        ({"minhash": {"bands": 7}}, "bands 14, this run has 7"),
+        ({"minhash": {"rows": 4}}, "rows 8, this run has 4"),
+        ({"minhash": {"seed": 2}}, "seed 1, this run has 2"),
+        ({"url": True}, "url None, this run has 1"),
+    ],
+)
 def test_an_index_that_was_made_otherwise_is_refused_with_the_field(
     config: dict[str, Any], field: str, run_dedup: Callable
 ) -> None:
@@ -271,9 +295,15 @@ def test_an_index_is_found_in_a_store_in_a_copy_and_by_itself_but_only_once_fini
 
 
 def test_an_index_is_named_by_its_content(run_dedup: Callable) -> None:
-    names = [run_dedup(name, documents, config, shards)[2]["index"] for name, documents, config, shards in [
-        ("a", OLD, {}, 1), ("b", dict(reversed(OLD.items())), {}, 3), ("c", NEW, {}, 1), ("d", OLD, {"url": True}, 1),
-    ]]
+    names = [
+        run_dedup(name, documents, config, shards)[2]["index"]
+        for name, documents, config, shards in [
+            ("a", OLD, {}, 1),
+            ("b", dict(reversed(OLD.items())), {}, 3),
+            ("c", NEW, {}, 1),
+            ("d", OLD, {"url": True}, 1),
+        ]
+    ]
     assert names[0] == names[1]
     assert len(set(names)) == 3
 
@@ -281,10 +311,9 @@ def test_an_index_is_named_by_its_content(run_dedup: Callable) -> None:
 def test_indexes_are_outside_paths_and_so_part_of_a_fingerprint_by_content() -> None:
     section = Dedup.model_validate({"against": ["a", "b"]})
     assert [(location, str(path)) for location, path in outside_paths(section)] == [
-        (("against", 0), "a"), (("against", 1), "b")
+        (("against", 0), "a"),
+        (("against", 1), "b"),
     ]
-
-
 
 
 def test_sketches_that_travel_give_the_same_bytes_as_those_that_are_looked_up(
@@ -293,8 +322,11 @@ def test_sketches_that_travel_give_the_same_bytes_as_those_that_are_looked_up(
     config = {"url": True, "keep": ["locator"]}
     old, _, _ = run_dedup("old", OLD, config, shards=2)
     template = " ".join(f"w{at}" for at in range(300))
-    new = {**NEW, **PAGES, **{f"t{n}": page(f"https://t.org/{n}", f"{template} end{n}")
-                              for n in range(links.LARGEST_BUCKET + 6)}}
+    new = {
+        **NEW,
+        **PAGES,
+        **{f"t{n}": page(f"https://t.org/{n}", f"{template} end{n}") for n in range(links.LARGEST_BUCKET + 6)},
+    }
     config["against"] = [str(old)]
     looked_up, _, summary = run_dedup("looked-up", new, config, shards=3)
     assert summary["oversized_buckets"]["number"] > 0
@@ -312,8 +344,10 @@ def test_sketches_that_travel_give_the_same_bytes_as_those_that_are_looked_up(
     engine = {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}}
     travelled, _, found = run_dedup("travelled", new, config, shards=3, shuffle="engine", **engine)
     assert found == summary
-    files = [{str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
-             for out in (looked_up, travelled)]
+    files = [
+        {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        for out in (looked_up, travelled)
+    ]
     assert files[0] == files[1]
     # Only the examples of the largest buckets are looked up, by one process, and not what partitions compare.
     assert len(asked) <= 2 * len(summary["oversized_buckets"]["largest"])

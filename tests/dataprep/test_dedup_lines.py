@@ -27,8 +27,15 @@ Document = tuple[str, str, str]
 ALL = {"min_words": 1}
 
 
-def run(write: Callable, make_context: Callable, folder: Path, name: str, shards: Sequence[Sequence[Document]],
-        config: dict[str, Any], **context: Any) -> tuple[dict[str, Path], dict[str, Any]]:
+def run(
+    write: Callable,
+    make_context: Callable,
+    folder: Path,
+    name: str,
+    shards: Sequence[Sequence[Document]],
+    config: dict[str, Any],
+    **context: Any,
+) -> tuple[dict[str, Path], dict[str, Any]]:
     inputs = {"ingest": write(f"{name}-ingest", shards)}
     inputs["dedup_lines"] = folder / f"{name}-out"
     given_inputs = {"ingest": inputs["ingest"]}
@@ -102,8 +109,16 @@ def write_and_run(folder: Path, shards: Sequence[Sequence[Document]]) -> dict[st
     from gristmill.dataprep.documents import DOCUMENT_SCHEMA
 
     for number, documents in enumerate(shards):
-        rows = [{"id": document_id(*document), "source": document[0], "locator": document[1], "text": document[2],
-                 "metadata": "{}"} for document in documents]
+        rows = [
+            {
+                "id": document_id(*document),
+                "source": document[0],
+                "locator": document[1],
+                "text": document[2],
+                "metadata": "{}",
+            }
+            for document in documents
+        ]
         write_table(folder / "ingest" / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
     context = Context(work=folder / "work", stage="dedup_lines", emit=lambda event: None)
     inputs = {"ingest": folder / "ingest"}
@@ -129,12 +144,18 @@ def run_quietly(inputs: dict[str, Path], folder: Path, context: Any) -> dict[str
 
 def corpus() -> list[Document]:
     footer = "All rights reserved by the owners of this page."
-    pages = [("web", f"page{n}", f"Only page {n} says this in so many words.\n{footer}\nAnd {n} ends.")
-             for n in range(12)]
+    pages = [
+        ("web", f"page{n}", f"Only page {n} says this in so many words.\n{footer}\nAnd {n} ends.") for n in range(12)
+    ]
     news = "The committee met on Monday and decided nothing at all."
-    return [*pages, ("news", "first", f"{news}\n  {footer.upper()}  "), ("news", "second", f"Intro of mine.\n{news}"),
-            ("news", "copy", f"{news}\n{footer}"), ("books", "refrain", "Row, row, row your boat, gently.\n" * 3),
-            ("web", "braces", "}\n}\n}")]
+    return [
+        *pages,
+        ("news", "first", f"{news}\n  {footer.upper()}  "),
+        ("news", "second", f"Intro of mine.\n{news}"),
+        ("news", "copy", f"{news}\n{footer}"),
+        ("books", "refrain", "Row, row, row your boat, gently.\n" * 3),
+        ("web", "braces", "}\n}\n}"),
+    ]
 
 
 def test_a_repeated_line_stays_in_the_document_with_the_smallest_id(
@@ -151,15 +172,18 @@ def test_a_repeated_line_stays_in_the_document_with_the_smallest_id(
     assert left["braces"] == "}\n}\n}"  # one word a line: left alone
     assert sum("decided nothing" in text for text in left.values()) == 1
     assert [(row["documents"], row["text"].lower()) for row in summary["most_repeated"]] == [
-        (14, footer), (3, "the committee met on monday and decided nothing at all.")
+        (14, footer),
+        (3, "the committee met on monday and decided nothing at all."),
     ]
     assert summary["most_repeated"][0]["document"] == document_id(*by_id(owners)[0]).hex()
     assert summary["units"]["repeated"] == 2
     assert summary["units"]["removed"] == 13 + 2 + 2
     sizes = {document[1]: len(document[2].encode()) for document in documents}
     rows = rows_by_id(inputs["dedup_lines"])
-    cut = {document[1]: sum(edit["end"] - edit["begin"] for edit in rows[document_id(*document)]["edits"])
-           for document in documents}
+    cut = {
+        document[1]: sum(edit["end"] - edit["begin"] for edit in rows[document_id(*document)]["edits"])
+        for document in documents
+    }
     assert summary["units"]["bytes_cut"] == sum(cut.values())
     assert all(len(text.encode()) == sizes[name] - cut[name] for name, text in left.items())
 
@@ -168,8 +192,10 @@ def test_a_document_that_loses_everything_or_too_much_is_dropped(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     same = "This sentence is in every one of them."
-    documents = [("web", str(row), text) for row, text in enumerate(
-        [same, f"  {same}\n", f"{same}\nMine alone, and just as long as that is."])]
+    documents = [
+        ("web", str(row), text)
+        for row, text in enumerate([same, f"  {same}\n", f"{same}\nMine alone, and just as long as that is."])
+    ]
     first = by_id(documents)[0][1]
     inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents], {"max_removed_line_ratio": 0.4})
     rows = {document[1]: rows_by_id(inputs["dedup_lines"])[document_id(*document)] for document in documents}
@@ -200,8 +226,10 @@ def test_paragraphs_are_compared_as_a_whole(write_ingest: Callable, make_context
     documents = [("web", "a", f"First of all here.\n\n{shared}\n\nThe end of a."), ("web", "b", f"{shared}\n\n\nRest.")]
     inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents], {"unit": "paragraph"})
     left = texts_after(inputs)
-    expected = {"a": {"a": documents[0][2], "b": "Rest."},
-                "b": {"a": "First of all here.\n\nThe end of a.", "b": documents[1][2]}}
+    expected = {
+        "a": {"a": documents[0][2], "b": "Rest."},
+        "b": {"a": "First of all here.\n\nThe end of a.", "b": documents[1][2]},
+    }
     assert left == expected[by_id(documents)[0][1]]
 
 
@@ -252,8 +280,10 @@ def test_documents_that_were_dropped_or_belong_to_other_sources_neither_keep_nor
     ingest = write_ingest("ingest", [documents])
     ids = pq.read_table(ingest / "part-00000.parquet")["id"]
     first = by_id(documents[:3])[0][1]
-    write_table(tmp_path / "filter" / "part-00000.parquet",
-                pa.table({"id": ids, "keep": pa.array([document[1] != first for document in documents])}))
+    write_table(
+        tmp_path / "filter" / "part-00000.parquet",
+        pa.table({"id": ids, "keep": pa.array([document[1] != first for document in documents])}),
+    )
     inputs = {"ingest": ingest, "filter": tmp_path / "filter"}
     out = tmp_path / "out"
     summary = dedup_lines.run(inputs, {"sources": ["web"]}, out, make_context("work"))
@@ -289,8 +319,10 @@ def test_nothing_to_read_is_not_an_error(write_ingest: Callable, make_context: C
 
 
 @settings(deadline=None)
-@given(st.lists(st.text(alphabet="aB \nÄ\u2003ſ日\t\u0085", max_size=20), max_size=4),
-       st.sampled_from(["line", "paragraph"]))
+@given(
+    st.lists(st.text(alphabet="aB \nÄ\u2003ſ日\t\u0085", max_size=20), max_size=4),
+    st.sampled_from(["line", "paragraph"]),
+)
 def test_units_are_what_plain_python_splits_off(texts: list[str], unit: str) -> None:
     units = find_units(pa.array(texts, pa.large_string()), unit, lower=True)
     expected = [
@@ -321,14 +353,17 @@ def test_cutting_units_leaves_exactly_the_others(text: str, chosen: set[int], un
         assert left == text
 
 
-@pytest.mark.parametrize(("text", "cut", "left"), [
-    ("one\ntwo\nthree", [False, True, False], "one\nthree"),
-    ("one\ntwo\nthree", [False, True, True], "one"),
-    ("one\ntwo\nthree\n", [False, False, True], "one\ntwo\n"),
-    ("one\n\n  two\n\nthree", [False, True, False], "one\n\nthree"),
-    ("  one\n  two", [True, False], "  two"),
-    ("one\ntwo", [True, True], ""),
-])
+@pytest.mark.parametrize(
+    ("text", "cut", "left"),
+    [
+        ("one\ntwo\nthree", [False, True, False], "one\nthree"),
+        ("one\ntwo\nthree", [False, True, True], "one"),
+        ("one\ntwo\nthree\n", [False, False, True], "one\ntwo\n"),
+        ("one\n\n  two\n\nthree", [False, True, False], "one\n\nthree"),
+        ("  one\n  two", [True, False], "  two"),
+        ("one\ntwo", [True, True], ""),
+    ],
+)
 def test_a_cut_takes_the_line_with_its_break_and_leaves_the_others_as_they_are(
     text: str, cut: list[bool], left: str
 ) -> None:

@@ -23,89 +23,130 @@ from gristmill.dataprep.meaning.vectors import pack_vectors, unpack_vectors
 from tests.dataprep.small_models import WORDS, write_word_vectors
 
 PARAPHRASES = [
-    ("The cat is sleeping on the warm windowsill this afternoon.",
-     "This afternoon a cat sleeps on the windowsill, where it is warm."),
-    ("The central bank raised interest rates by a quarter of a percentage point on Wednesday.",
-     "On Wednesday, interest rates were increased by 0.25 percentage points by the central bank."),
-    ("Heavy rain flooded several streets in the old town during the night.",
-     "During the night, several old town streets were flooded by heavy rainfall."),
-    ("Photosynthesis lets plants turn sunlight, water and carbon dioxide into sugar and oxygen.",
-     "Plants use photosynthesis to convert light from the sun, carbon dioxide and water to oxygen and sugar."),
-    ("The company will close two of its factories and cut nine hundred jobs next year.",
-     "Next year nine hundred jobs are to go at the company as two factories shut."),
-    ("To reset your password, click the link in the email that we have sent you.",
-     "Click on the link we sent you by email in order to reset the password."),
-    ("The train from Hamburg to Berlin was delayed by forty minutes because of a signal failure.",
-     "A signal failure made the Hamburg to Berlin train forty minutes late."),
-    ("Whisk the eggs with the sugar until the mixture is pale and thick.",
-     "Beat eggs and sugar together until you have a thick, pale mixture."),
-    ("The museum is open every day except Monday from ten in the morning to six in the evening.",
-     "Opening hours of the museum: 10 am to 6 pm daily, closed on Mondays."),
-    ("Regular exercise lowers the risk of heart disease.",
-     "The risk of heart disease is reduced by exercising regularly."),
-    ("The Nile is generally regarded as the longest river in Africa.",
-     "Africa's longest river is usually considered to be the Nile."),
-    ("Her first novel sold more than a million copies within a year.",
-     "Within one year, over a million copies of her debut novel were sold."),
-    ("A hash table finds a value by its key in constant time on average.",
-     "On average, looking up a value by key in a hash table takes constant time."),
-    ("The mayor promised to build five thousand affordable flats by the end of the decade.",
-     "By the decade's end, five thousand affordable apartments will be built, the mayor has promised."),
-    ("Bees communicate the direction of food to each other by dancing.",
-     "By dancing, bees tell one another in which direction there is food."),
-    ("The battery of this phone lasts two days and charges fully in under an hour.",
-     "This phone has a battery that runs for two days, and a full charge takes less than an hour."),
-    ("The court dismissed the appeal and upheld the original sentence.",
-     "The original sentence was upheld when the court rejected the appeal."),
-    ("Mount Everest was first climbed in 1953 by Edmund Hillary and Tenzing Norgay.",
-     "In 1953 Tenzing Norgay and Edmund Hillary became the first to climb Mount Everest."),
-    ("Water the tomatoes every morning, and never wet their leaves.",
-     "Tomatoes should be watered each morning without getting the leaves wet."),
-    ("The two countries signed a treaty that ends their dispute about fishing.",
-     "A treaty ending the fishing dispute was signed by both countries."),
-]  # fmt: skip
+    (
+        "The cat is sleeping on the warm windowsill this afternoon.",
+        "This afternoon a cat sleeps on the windowsill, where it is warm.",
+    ),
+    (
+        "The central bank raised interest rates by a quarter of a percentage point on Wednesday.",
+        "On Wednesday, interest rates were increased by 0.25 percentage points by the central bank.",
+    ),
+    (
+        "Heavy rain flooded several streets in the old town during the night.",
+        "During the night, several old town streets were flooded by heavy rainfall.",
+    ),
+    (
+        "Photosynthesis lets plants turn sunlight, water and carbon dioxide into sugar and oxygen.",
+        "Plants use photosynthesis to convert light from the sun, carbon dioxide and water to oxygen and sugar.",
+    ),
+    (
+        "The company will close two of its factories and cut nine hundred jobs next year.",
+        "Next year nine hundred jobs are to go at the company as two factories shut.",
+    ),
+    (
+        "To reset your password, click the link in the email that we have sent you.",
+        "Click on the link we sent you by email in order to reset the password.",
+    ),
+    (
+        "The train from Hamburg to Berlin was delayed by forty minutes because of a signal failure.",
+        "A signal failure made the Hamburg to Berlin train forty minutes late.",
+    ),
+    (
+        "Whisk the eggs with the sugar until the mixture is pale and thick.",
+        "Beat eggs and sugar together until you have a thick, pale mixture.",
+    ),
+    (
+        "The museum is open every day except Monday from ten in the morning to six in the evening.",
+        "Opening hours of the museum: 10 am to 6 pm daily, closed on Mondays.",
+    ),
+    (
+        "Regular exercise lowers the risk of heart disease.",
+        "The risk of heart disease is reduced by exercising regularly.",
+    ),
+    (
+        "The Nile is generally regarded as the longest river in Africa.",
+        "Africa's longest river is usually considered to be the Nile.",
+    ),
+    (
+        "Her first novel sold more than a million copies within a year.",
+        "Within one year, over a million copies of her debut novel were sold.",
+    ),
+    (
+        "A hash table finds a value by its key in constant time on average.",
+        "On average, looking up a value by key in a hash table takes constant time.",
+    ),
+    (
+        "The mayor promised to build five thousand affordable flats by the end of the decade.",
+        "By the decade's end, five thousand affordable apartments will be built, the mayor has promised.",
+    ),
+    (
+        "Bees communicate the direction of food to each other by dancing.",
+        "By dancing, bees tell one another in which direction there is food.",
+    ),
+    (
+        "The battery of this phone lasts two days and charges fully in under an hour.",
+        "This phone has a battery that runs for two days, and a full charge takes less than an hour.",
+    ),
+    (
+        "The court dismissed the appeal and upheld the original sentence.",
+        "The original sentence was upheld when the court rejected the appeal.",
+    ),
+    (
+        "Mount Everest was first climbed in 1953 by Edmund Hillary and Tenzing Norgay.",
+        "In 1953 Tenzing Norgay and Edmund Hillary became the first to climb Mount Everest.",
+    ),
+    (
+        "Water the tomatoes every morning, and never wet their leaves.",
+        "Tomatoes should be watered each morning without getting the leaves wet.",
+    ),
+    (
+        "The two countries signed a treaty that ends their dispute about fishing.",
+        "A treaty ending the fishing dispute was signed by both countries.",
+    ),
+]
 UNLIKE = [
-    ("The dog is barking at the postman in front of the gate.",
-     "The dog is eating a bone in the kitchen behind the door."),
-    ("The central bank left interest rates where they were on Wednesday.",
-     "The blood bank is asking for donors before the holidays."),
-    ("The bridge over the river was closed for repairs in March.",
-     "The song about the river was the band's first success in March."),
-    ("Mitosis divides one cell into two cells with the same chromosomes.",
-     "Prisoners are held two to a cell in the old wing of the prison."),
-    ("The firm hired four hundred engineers for its new research centre.",
-     "The university gave its new research prize to a historian."),
-    ("To delete your account, write to our support team.",
-     "To open a bank account, bring your passport to any branch."),
-    ("The flight from Oslo to Madrid landed early.",
-     "The ferry from Oslo to Kiel carries two thousand passengers."),
-    ("Knead the dough for ten minutes and let it rest.",
-     "Paint the door with two coats and let it dry."),
-    ("The library lends films and games as well as books.",
-     "The bookshop on the corner closed after sixty years."),
-    ("Smoking damages the lungs and the heart.",
-     "A smoking chimney should be swept before winter."),
-    ("The Amazon carries more water than any other river.",
-     "Amazon delivers most parcels within a day."),
-    ("His second film was a failure at the box office.",
-     "His second marriage was to a Danish painter."),
-    ("A stack returns what was put in last.",
-     "A stack of plates fell off the kitchen table."),
-    ("The mayor opened a playground beside the school.",
-     "The school's playground is being used as a car park."),
-    ("Ants follow trails of scent that others have left.",
-     "Perfume makers test each scent on strips of paper."),
-    ("This camera takes sharp pictures in low light.",
-     "This lamp gives a low light that is pleasant to read by."),
-    ("The jury could not agree on a verdict.",
-     "The jury of the film festival gave the prize to a comedy."),
-    ("The South Pole was first reached in 1911 by Roald Amundsen.",
-     "The polar bear lives in the Arctic and eats seals."),
-    ("Prune the roses at the end of February.",
-     "Send a dozen roses to the hotel by the end of the day."),
-    ("The two teams drew their last match of the season.",
-     "The artist drew two portraits in her last year."),
-]  # fmt: skip
+    (
+        "The dog is barking at the postman in front of the gate.",
+        "The dog is eating a bone in the kitchen behind the door.",
+    ),
+    (
+        "The central bank left interest rates where they were on Wednesday.",
+        "The blood bank is asking for donors before the holidays.",
+    ),
+    (
+        "The bridge over the river was closed for repairs in March.",
+        "The song about the river was the band's first success in March.",
+    ),
+    (
+        "Mitosis divides one cell into two cells with the same chromosomes.",
+        "Prisoners are held two to a cell in the old wing of the prison.",
+    ),
+    (
+        "The firm hired four hundred engineers for its new research centre.",
+        "The university gave its new research prize to a historian.",
+    ),
+    (
+        "To delete your account, write to our support team.",
+        "To open a bank account, bring your passport to any branch.",
+    ),
+    ("The flight from Oslo to Madrid landed early.", "The ferry from Oslo to Kiel carries two thousand passengers."),
+    ("Knead the dough for ten minutes and let it rest.", "Paint the door with two coats and let it dry."),
+    ("The library lends films and games as well as books.", "The bookshop on the corner closed after sixty years."),
+    ("Smoking damages the lungs and the heart.", "A smoking chimney should be swept before winter."),
+    ("The Amazon carries more water than any other river.", "Amazon delivers most parcels within a day."),
+    ("His second film was a failure at the box office.", "His second marriage was to a Danish painter."),
+    ("A stack returns what was put in last.", "A stack of plates fell off the kitchen table."),
+    ("The mayor opened a playground beside the school.", "The school's playground is being used as a car park."),
+    ("Ants follow trails of scent that others have left.", "Perfume makers test each scent on strips of paper."),
+    ("This camera takes sharp pictures in low light.", "This lamp gives a low light that is pleasant to read by."),
+    ("The jury could not agree on a verdict.", "The jury of the film festival gave the prize to a comedy."),
+    (
+        "The South Pole was first reached in 1911 by Roald Amundsen.",
+        "The polar bear lives in the Arctic and eats seals.",
+    ),
+    ("Prune the roses at the end of February.", "Send a dozen roses to the hotel by the end of the day."),
+    ("The two teams drew their last match of the season.", "The artist drew two portraits in her last year."),
+]
 STATIC_THRESHOLD = 0.95
 
 
@@ -122,8 +163,9 @@ def words_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def documents_of(pairs: Sequence[tuple[str, str]], name: str) -> list[tuple[str, str, str]]:
-    return [("web", f"{name}-{number}-{side}", text) for number, pair in enumerate(pairs)
-            for side, text in enumerate(pair)]
+    return [
+        ("web", f"{name}-{number}-{side}", text) for number, pair in enumerate(pairs) for side, text in enumerate(pair)
+    ]
 
 
 def shuffled_words(number: int, seed: int) -> list[tuple[str, str, str]]:
@@ -133,8 +175,11 @@ def shuffled_words(number: int, seed: int) -> list[tuple[str, str, str]]:
     for text in range(number):
         words = draw.choices(WORDS, k=12)
         other = draw.sample(words, len(words))
-        found += [("a", f"{text}-0", " ".join(words)), ("b", f"{text}-1", " ".join(other)),
-                  ("b", f"{text}-2", " ".join([*words, draw.choice(WORDS)]))]
+        found += [
+            ("a", f"{text}-0", " ".join(words)),
+            ("b", f"{text}-1", " ".join(other)),
+            ("b", f"{text}-2", " ".join([*words, draw.choice(WORDS)])),
+        ]
     return found
 
 
@@ -175,8 +220,11 @@ def test_paraphrases_are_found_which_minhash_does_not_see(
     found["minhash"] = rows_of(tmp_path / "minhash")
     right, wrong = {}, {}
     for name, rows in found.items():
-        pairs = {(locators[key][:-2], locators[row["duplicate_of"]][:-2]) for key, row in rows.items()
-                 if row["duplicate_of"] is not None}
+        pairs = {
+            (locators[key][:-2], locators[row["duplicate_of"]][:-2])
+            for key, row in rows.items()
+            if row["duplicate_of"] is not None
+        }
         right[name] = sum(one == other and one.startswith("same") for one, other in pairs)
         wrong[name] = len(pairs) - right[name]
     assert (right["minhash"], wrong["minhash"]) == (0, 0)
@@ -186,8 +234,14 @@ def test_paraphrases_are_found_which_minhash_does_not_see(
 
 
 def test_the_survivor_is_chosen_by_the_keys_of_keep_and_the_tables_say_why(run: Run, words_model: str) -> None:
-    documents = [("web", "short", "w1 w2 w3"), ("books", "other", "w3 w2 w1"), ("web", "long", "w2 w3  w1"),
-                 ("web", "alone", "w40 w41"), ("web", "empty", ""), ("web", "unknown", "no such words")]
+    documents = [
+        ("web", "short", "w1 w2 w3"),
+        ("books", "other", "w3 w2 w1"),
+        ("web", "long", "w2 w3  w1"),
+        ("web", "alone", "w40 w41"),
+        ("web", "empty", ""),
+        ("web", "unknown", "no such words"),
+    ]
     out, summary = run("keep", [documents[:2], documents[2:]], {"model": words_model, "threshold": 0.99})
     names = {document_id(*document): document[1] for document in documents}
     rows = {names[key]: row for key, row in rows_of(out).items()}
@@ -199,17 +253,16 @@ def test_the_survivor_is_chosen_by_the_keys_of_keep_and_the_tables_say_why(run: 
     family = [rows[name] for name in ("short", "other", "long")]
     assert {row["cluster"] for row in family} == {min(row["id"] for row in family)}
     twins = {names[row["member"]]: row for row in pq.read_table(out / "clusters.parquet").to_pylist()}
-    assert {(row["decided_by"], row["survivor_value"], row["member_value"], row["linked_by"])
-            for row in twins.values()} == {("length desc", "9", "8", "meaning")}
+    assert {
+        (row["decided_by"], row["survivor_value"], row["member_value"], row["linked_by"]) for row in twins.values()
+    } == {("length desc", "9", "8", "meaning")}
     assert summary["clusters"] == 1
     assert summary["largest_clusters"][0]["size"] == 3
     by_source, _ = run("source", [documents], {"model": words_model, "threshold": 0.99, "keep": ["source"]})
     assert {names[key] for key, row in rows_of(by_source).items() if row["reason"]} == {"short", "long"}
 
 
-def test_no_kept_documents_are_alike_and_each_that_goes_is_like_the_one_it_goes_for(
-    run: Run, words_model: str
-) -> None:
+def test_no_kept_documents_are_alike_and_each_that_goes_is_like_the_one_it_goes_for(run: Run, words_model: str) -> None:
     documents = shuffled_words(60, 3)
     out, summary = run("laws", [documents], {"model": words_model, "threshold": STATIC_THRESHOLD, "clusters": 3})
     rows = rows_of(out)
@@ -233,16 +286,21 @@ def test_no_kept_documents_are_alike_and_each_that_goes_is_like_the_one_it_goes_
 
 
 def test_neither_workers_nor_the_way_of_the_rows_nor_an_interruption_change_a_byte(
-    run: Run, words_model: str, write_ingest: Callable, make_context: Callable, tmp_path: Path,
+    run: Run,
+    words_model: str,
+    write_ingest: Callable,
+    make_context: Callable,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     documents = shuffled_words(40, 9)
     shards = [documents[start::3] for start in range(3)]
     config = {"model": words_model, "threshold": STATIC_THRESHOLD, "clusters": 5}
     first, summary = run("one", shards, config, workers=1)
     ways: dict[str, dict[str, Any]] = {
         "three": {"workers": 3, "mode": "threads"},
-        "engine": {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}}}
+        "engine": {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}},
+    }
     for name, context in ways.items():
         out, found = run(name, shards, config, **context)
         assert found == summary
@@ -286,8 +344,9 @@ def test_a_text_that_cannot_be_read_is_quarantined_alone(run: Run, words_model: 
 
     out = tmp_path / "broken-out"
     (tmp_path / "broken-work").mkdir()
-    summary = dedup_semantic.run({"ingest": ingest}, {"model": words_model}, out,
-                                 Context(work=tmp_path / "broken-work", emit=lambda event: None))
+    summary = dedup_semantic.run(
+        {"ingest": ingest}, {"model": words_model}, out, Context(work=tmp_path / "broken-work", emit=lambda event: None)
+    )
     check_conservation(summary["counts"], "dedup_semantic")
     assert summary["counts"]["quarantined"] == 1
     (row,) = [row for row in rows_of(out).values() if row["error"]]
@@ -337,8 +396,10 @@ def test_vectors_come_back_from_their_column_and_cosines_stay() -> None:
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     packed = pack_vectors(vectors)
     assert np.array_equal(unpack_vectors(packed), vectors.astype(np.float16))
-    assert np.array_equal(unpack_vectors(pa.chunked_array([packed, packed]).slice(3, 60)),
-                          np.concatenate([vectors, vectors])[3:63].astype(np.float16))
+    assert np.array_equal(
+        unpack_vectors(pa.chunked_array([packed, packed]).slice(3, 60)),
+        np.concatenate([vectors, vectors])[3:63].astype(np.float16),
+    )
     halves = unpack_vectors(packed).astype(np.float32)
     assert np.abs(halves @ halves.T - vectors @ vectors.T).max() < 1e-3
     assert unpack_vectors(packed.slice(0, 0)).shape == (0, 384)

@@ -35,8 +35,15 @@ def prose(seed: int, words: int = 150) -> str:
     return " ".join(f"w{source.randrange(5000)}" for _ in range(words))
 
 
-def run(write: Callable, make_context: Callable, folder: Path, name: str, shards: Sequence[Sequence[Document]],
-        config: dict[str, Any], **context: Any) -> tuple[dict[str, Path], dict[str, Any]]:
+def run(
+    write: Callable,
+    make_context: Callable,
+    folder: Path,
+    name: str,
+    shards: Sequence[Sequence[Document]],
+    config: dict[str, Any],
+    **context: Any,
+) -> tuple[dict[str, Path], dict[str, Any]]:
     ingest, out = write(f"{name}-ingest", shards), folder / f"{name}-out"
     summary = dedup_substrings.run({"ingest": ingest}, config, out, make_context(f"{name}-work", **context))
     check_conservation(summary["counts"], "dedup_substrings")
@@ -53,8 +60,16 @@ def run_in_this_process(folder: Path, shards: Sequence[Sequence[Document]], conf
         return [finish_task(task, process, context.work / job) for task in tasks]
 
     for number, documents in enumerate(shards):
-        rows = [{"id": document_id(*document), "source": document[0], "locator": document[1], "text": document[2],
-                 "metadata": "{}"} for document in documents]
+        rows = [
+            {
+                "id": document_id(*document),
+                "source": document[0],
+                "locator": document[1],
+                "text": document[2],
+                "metadata": "{}",
+            }
+            for document in documents
+        ]
         write_table(folder / "ingest" / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
     context = Context(work=folder / "work", stage="dedup_substrings", emit=lambda event: None)
     with pytest.MonkeyPatch.context() as patch:
@@ -112,8 +127,9 @@ def cut_in_plain_python(documents: Sequence[Document], length: int) -> dict[byte
         kept[first[0]].update(range(first[2], first[2] + length))
         for identity, _, at in others:
             copied[identity].update(range(at, at + length))
-    return {document_id(*document): copied[document_id(*document)] - kept[document_id(*document)]
-            for document in documents}
+    return {
+        document_id(*document): copied[document_id(*document)] - kept[document_id(*document)] for document in documents
+    }
 
 
 def words_cut(rows: dict[bytes, dict[str, Any]], documents: Sequence[Document]) -> dict[bytes, set[int]]:
@@ -121,7 +137,8 @@ def words_cut(rows: dict[bytes, dict[str, Any]], documents: Sequence[Document]) 
     for document in documents:
         edits = rows[document_id(*document)]["edits"]
         cut[document_id(*document)] = {
-            number for number, (begin, end) in enumerate(spans(document[2]))
+            number
+            for number, (begin, end) in enumerate(spans(document[2]))
             if any(edit["begin"] <= begin and end <= edit["end"] for edit in edits)
         }
     return cut
@@ -129,9 +146,11 @@ def words_cut(rows: dict[bytes, dict[str, Any]], documents: Sequence[Document]) 
 
 CORPORA = st.lists(
     st.lists(st.sampled_from(["a", "b", "é", "cc"]), max_size=16).flatmap(
-        lambda words: st.sampled_from([" ", ", "]).map(lambda between: between.join(words))),
-    min_size=1, max_size=5,
-)  # fmt: skip
+        lambda words: st.sampled_from([" ", ", "]).map(lambda between: between.join(words))
+    ),
+    min_size=1,
+    max_size=5,
+)
 
 
 @settings(deadline=None, max_examples=25)
@@ -215,8 +234,11 @@ def test_the_first_copy_stays_and_the_others_are_cut(
         assert left[name] == f"{prose(20 + number)}\n\n{prose(30 + number)}"
     assert left["twice"] == f"{prose(43)} {prose(3, 70)} {prose(44)} {prose(45)}"
     assert sum(prose(2, 90) in text for text in left.values()) == 1
-    assert all(left[document[1]] == document[2] for document in documents if document[1] in
-               {"plain0", "plain1", "plain2", "plain3", "copy", "below", "empty"})
+    assert all(
+        left[document[1]] == document[2]
+        for document in documents
+        if document[1] in {"plain0", "plain1", "plain2", "plain3", "copy", "below", "empty"}
+    )
     assert [(row["words"], row["copies"]) for row in summary["largest_repeats"]] == [(90, 2), (70, 2), (60, 5)]
     assert summary["largest_repeats"][0]["text"] == prose(2, 90)[:200]
     assert summary["largest_repeats"][2]["document"] == document_id(*first).hex()
@@ -244,8 +266,9 @@ def test_a_document_that_is_a_copy_as_a_whole_is_dropped(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     documents = [("web", "a", prose(1, 60)), ("web", "b", prose(1, 60)), ("web", "c", f"{prose(2, 9)} {prose(1, 60)}")]
-    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:1], documents[1:]],
-                          {"certain_words": 50})
+    inputs, summary = run(
+        write_ingest, make_context, tmp_path, "all", [documents[:1], documents[1:]], {"certain_words": 50}
+    )
     first = min(documents, key=lambda document: document_id(*document))
     rows = rows_by_id(inputs["dedup_substrings"])
     expected = {document_id(*document): document == first or document[1] == "c" for document in documents}
@@ -304,12 +327,17 @@ def test_texts_that_only_share_a_hash_are_never_cut(tmp_path: Path, monkeypatch:
 def test_only_documents_kept_so_far_and_of_the_sources_take_part(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
-    documents = [("web", "dropped", prose(1)), ("web", "kept", prose(1) + " a"), ("books", "other", prose(1) + " b"),
-                 ("web", "second", "c " + prose(1))]
+    documents = [
+        ("web", "dropped", prose(1)),
+        ("web", "kept", prose(1) + " a"),
+        ("books", "other", prose(1) + " b"),
+        ("web", "second", "c " + prose(1)),
+    ]
     ingest = write_ingest("ingest", [documents])
     ids = pq.read_table(ingest / "part-00000.parquet")["id"]
-    write_table(tmp_path / "langid" / "part-00000.parquet",
-                pa.table({"id": ids, "keep": pa.array([False, True, True, True])}))
+    write_table(
+        tmp_path / "langid" / "part-00000.parquet", pa.table({"id": ids, "keep": pa.array([False, True, True, True])})
+    )
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
     dedup_substrings.run(inputs, {"sources": ["web"]}, tmp_path / "out", make_context("work"))
     rows = rows_by_id(tmp_path / "out")
@@ -381,8 +409,7 @@ def test_windows_are_the_passages_of_so_many_words_and_equal_ones_alone_share_a_
     for text in texts:
         words, data = spans(text), text.encode()
         passages += [data[words[at][0] : words[at + length - 1][1]] for at in range(len(words) - length + 1)]
-    found = [texts[text].encode()[begin:end]
-             for text, begin, end in zip(windows.text, windows.begins, windows.ends)]
+    found = [texts[text].encode()[begin:end] for text, begin, end in zip(windows.text, windows.begins, windows.ends)]
     assert found == passages
     assert len(set(zip(passages, windows.hashes.tolist()))) == len(set(passages)) == len(set(windows.hashes.tolist()))
 

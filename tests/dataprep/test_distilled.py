@@ -69,8 +69,10 @@ def forms(tmp_path: Path) -> Mapping[str, dict[str, Any]]:
     """The settings of both kinds of classifiers, which are small here."""
     judge = {"judge": {"column": "edu", "at_least": 3}}
     embedding = {"path": str(write_static(tmp_path / "static")), "pool": "tokens"}
-    return {"embedding+linear": {**judge, "distil": "embedding+linear", "embedding": embedding},
-            "fasttext": {**judge, "distil": "fasttext"}}
+    return {
+        "embedding+linear": {**judge, "distil": "embedding+linear", "embedding": embedding},
+        "fasttext": {**judge, "distil": "fasttext"},
+    }
 
 
 @pytest.mark.parametrize("form", ["embedding+linear", "fasttext"])
@@ -122,8 +124,12 @@ def answer(asked: str, before: int) -> str:
 def test_a_model_is_asked_about_the_sample_alone_and_nothing_twice(ran: Run, tmp_path: Path) -> None:
     with Endpoint(answer) as endpoint:
         model = {"endpoint": endpoint.url, "model": "small", "max_tokens": 50}
-        settings = {"judge": {"model": model, "second": {**model, "model": "other"}, "at_least": 3}, "sample": 120,
-                    "distil": "fasttext", "min_quality": 0.5}
+        settings = {
+            "judge": {"model": model, "second": {**model, "model": "other"}, "at_least": 3},
+            "sample": 120,
+            "distil": "fasttext",
+            "min_quality": 0.5,
+        }
         summary, rows = ran(settings, answers=tmp_path / "answers")
         unusable = summary["unusable"]
         assert 1 < unusable < 30
@@ -152,19 +158,24 @@ def test_a_spent_budget_ends_the_step_and_the_next_attempt_asks_only_for_the_oth
         model = {"endpoint": endpoint.url, "model": "small", "max_tokens": 50}
         settings = {"sample": 90, "distil": "fasttext"}
         with pytest.raises(BudgetSpentError, match="50 of 90 requests"):
-            ran({**settings, "judge": {"model": {**model, "budget": {"requests": 50}}, "at_least": 3}},
-                answers=tmp_path / "answers")
+            ran(
+                {**settings, "judge": {"model": {**model, "budget": {"requests": 50}}, "at_least": 3}},
+                answers=tmp_path / "answers",
+            )
         assert endpoint.answered.total() == 50
         summary, _ = ran({**settings, "judge": {"model": model, "at_least": 3}}, answers=tmp_path / "answers")
     (asked,) = summary["asked"]
     assert (asked["asked"], asked["kept"], endpoint.answered.total()) == (40, 50, 90)
 
 
-@pytest.mark.parametrize(("judge", "said"), [
-    ({"column": "edu", "rubric": "toxicity"}, "rubric: what a `model` is asked"),
-    ({"column": "edu", "model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}}, "give one of them"),
-    ({"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}, "score": "scor"}, "did you mean 'score'"),
-])
+@pytest.mark.parametrize(
+    ("judge", "said"),
+    [
+        ({"column": "edu", "rubric": "toxicity"}, "rubric: what a `model` is asked"),
+        ({"column": "edu", "model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}}, "give one of them"),
+        ({"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}, "score": "scor"}, "did you mean 'score'"),
+    ],
+)
 def test_a_judge_that_cannot_be_asked_is_refused(judge: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Quality.model_validate({"judge": {**judge, "at_least": 3}, "distil": "fasttext"})
@@ -201,10 +212,11 @@ def test_what_nothing_can_be_learnt_from_is_said(ran: Run) -> None:
         ran({"judge": {"column": "edo", "at_least": 3}, "distil": "fasttext"})
     with pytest.raises(QualityError, match="0 documents that the judge scored"):
         ran({"judge": {"metadata": "score", "at_least": 3}, "distil": "fasttext"})
-    for settings, message in (({"judge": {"column": "edu", "at_least": 3}}, "set both, or neither"),
-                              ({"judge": {"column": "edu", "at_least": 3}, "distil": "embedding+linear"},
-                               "`embedding` is the model"),
-                              ({"judge": {"at_least": 3}, "distil": "fasttext"}, "give one of them")):
+    for settings, message in (
+        ({"judge": {"column": "edu", "at_least": 3}}, "set both, or neither"),
+        ({"judge": {"column": "edu", "at_least": 3}, "distil": "embedding+linear"}, "`embedding` is the model"),
+        ({"judge": {"at_least": 3}, "distil": "fasttext"}, "give one of them"),
+    ):
         with pytest.raises(ValueError, match=message):
             Quality.model_validate(settings)
 
@@ -213,14 +225,20 @@ def test_calibration_and_confusion_are_counted_as_they_say() -> None:
     good, scores = np.array([True, False, True, True]), np.array([0.95, 0.91, 0.12, 1.0])
     assert calibrate(good, scores) == [
         {"from": 0.1, "documents": 1, "score": 0.12, "good": 1.0},
-        {"from": 0.9, "documents": 3, "score": pytest.approx(2.86 / 3), "good": pytest.approx(2 / 3)}]
+        {"from": 0.9, "documents": 3, "score": pytest.approx(2.86 / 3), "good": pytest.approx(2 / 3)},
+    ]
     assert count_confusion(good, scores, 0.92) == {
-        "good_kept": 2, "good_dropped": 1, "other_kept": 0, "other_dropped": 1}
+        "good_kept": 2,
+        "good_dropped": 1,
+        "other_kept": 0,
+        "other_dropped": 1,
+    }
 
 
 def test_recipes_of_sections_without_a_judge_are_as_they_were() -> None:
     dumped = Quality.model_validate({"judge": {"column": "a", "at_least": 1}, "distil": "fasttext"}).model_dump(
-        mode="json", context="recipe")
+        mode="json", context="recipe"
+    )
     assert dumped["judge"] == {"column": "a", "metadata": None, "at_least": 1.0}
     dumped = Quality.model_validate({"heuristics": True}).model_dump(mode="json", context="recipe")
     assert {"judge", "sample", "distil", "embedding"} & dumped.keys() == set()

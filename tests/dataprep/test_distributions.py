@@ -50,11 +50,14 @@ def test_a_missing_tool_and_a_missing_part_are_named(cache: Path) -> None:
         find(flink("2.0"))
 
 
-@pytest.mark.parametrize(("said", "expected"), [
-    ("Could not find artifact {jar} in central", LACKS_IT),
-    ("[ERROR] {jar} was not found in central during a previous attempt", LACKS_IT),
-    ("[ERROR] no route to host", r"^mvn --batch-mode failed: \[ERROR\] no route to host$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Could not find artifact {jar} in central", LACKS_IT),
+        ("[ERROR] {jar} was not found in central during a previous attempt", LACKS_IT),
+        ("[ERROR] no route to host", r"^mvn --batch-mode failed: \[ERROR\] no route to host$"),
+    ],
+)
 def test_a_repository_that_lacks_the_job_server_is_told_from_one_that_cannot_be_reached(
     said: str, expected: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +96,8 @@ def test_a_job_server_is_assembled_from_its_runner_where_the_repository_has_none
     assert said.out == (
         f"flink-{line}: fetched into {cache / flink(line).folder}; Maven's repository here has no org.apache.beam:"
         f"beam-runners-flink-{line}-job-server:{distributions.beam_version()}, so that it was assembled from Beam "
-        f"{beam}'s runner\n")
+        f"{beam}'s runner\n"
+    )
     pom = find(flink(line)).read_text()
     assert f"<artifactId>beam-runners-flink-{line}</artifactId>\n      <version>{beam}</version>" in pom
     assert distributions.main([f"flink-{FLINK_VERSION}"]) == 1  # which was named: another line does not stand in
@@ -113,7 +117,8 @@ def test_flink_itself_is_fetched_where_its_job_server_is_there_or_it_is_asked_fo
     assert distributions.main([]) == 1
     assert capsys.readouterr().err == "".join(
         f"flink-cluster-{line}: is not fetched, for flink-{line} is not there, without which it is of no use\n"
-        for line in (FLINK_VERSION, *distributions.RUNNERS))
+        for line in (FLINK_VERSION, *distributions.RUNNERS)
+    )
     assert distributions.main(["flink-cluster"]) == 0
     (cache / name / "lib" / "flink-dist.jar").unlink()
     (tmp_path / "server.jar").write_text("a job server")
@@ -141,7 +146,8 @@ def test_what_the_registry_lacks_is_taken_from_a_file(
     assert find(flink("1.20")).read_text() == "a newer one"
     assert capsys.readouterr().err == (
         f"flink-{FLINK_VERSION}: cannot be taken from /nowhere.jar, which is no file\n"
-        "spark: is more than one file, and is fetched whole\n")
+        "spark: is more than one file, and is fetched whole\n"
+    )
 
 
 def test_the_versions_of_flink_are_those_of_the_installed_beam() -> None:

@@ -48,8 +48,9 @@ def ran(tmp_path: Path, write_ingest: Callable[..., Path], make_context: Callabl
 
     def run(settings: Mapping[str, Any], shards: int = 3, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
         number = next(numbers)
-        parts = [[("web", f"{place}", text) for place, text in enumerate(TEXTS)][shard::shards]
-                 for shard in range(shards)]
+        parts = [
+            [("web", f"{place}", text) for place, text in enumerate(TEXTS)][shard::shards] for shard in range(shards)
+        ]
         ingest = write_ingest(f"ingest{number}", parts)
         config = Annotate.model_validate(settings).model_dump(mode="json")
         context = replace(make_context(f"work{number}"), stage="annotate", **fields)
@@ -102,8 +103,9 @@ def test_classes_can_be_chosen_and_given_as_logits(ran: Run, domains: Path) -> N
 
 
 def test_several_classes_at_once_have_probabilities_of_their_own(tmp_path: Path) -> None:
-    folder = write_classifier(tmp_path / "toxic", classes=["toxic", "insult"],
-                              problem_type="multi_label_classification")
+    folder = write_classifier(
+        tmp_path / "toxic", classes=["toxic", "insult"], problem_type="multi_label_classification"
+    )
     section = ScoringModel(path=str(folder))
     assert announce(section).columns == ["toxic", "insult"]
     found = load_scorer(section, "")(pa.array(TEXTS)).numbers
@@ -118,8 +120,10 @@ def test_columns_and_decisions_are_the_same_whatever_the_batches_and_the_shards(
     least = round(float(np.median(plain_logits(regression, TEXTS))), 3)
 
     def settings(batch_tokens: int) -> dict[str, Any]:
-        return {"model": {"path": str(regression), "name": "edu", "pool": pool, "batch_tokens": batch_tokens},
-                "min": {"edu": least}}
+        return {
+            "model": {"path": str(regression), "name": "edu", "pool": pool, "batch_tokens": batch_tokens},
+            "min": {"edu": least},
+        }
 
     runs = [ran(settings(batch), shards=shards)[1] for batch, shards in ((4_096, 1), (40, 3), (333, 7))]
     for column in ("edu", "reason"):
@@ -188,16 +192,19 @@ def test_a_fasttext_model_scores_by_its_labels(ran: Run, tmp_path: Path) -> None
     model = tmp_path / "model.bin"
     lines = [(number % 2 == 0, " ".join(f"w{2 * word + number % 2}" for word in range(20))) for number in range(200)]
     model.write_bytes(train(lines, Classifier(positive=("a",), negative=("b",)), 3, tmp_path))
-    summary, rows = ran({"model": {"path": str(model), "name": "dclm", "classes": ["positive"]},
-                         "min": {"dclm_positive": 0.5}}, shards=1)
+    summary, rows = ran(
+        {"model": {"path": str(model), "name": "dclm", "classes": ["positive"]}, "min": {"dclm_positive": 0.5}},
+        shards=1,
+    )
     import fasttext
 
     loaded = fasttext.load_model(str(model))
     labels = [names[0].removeprefix("__label__") if names else None for names in loaded.predict(TEXTS, 1)[0]]
     assert [row["dclm"] for row in rows] == labels
     assert {"positive", "negative"} <= set(labels)
-    shares = [dict(zip(*one, strict=True)).get("__label__positive", 0)
-              for one in zip(*loaded.predict(TEXTS, 2), strict=True)]
+    shares = [
+        dict(zip(*one, strict=True)).get("__label__positive", 0) for one in zip(*loaded.predict(TEXTS, 2), strict=True)
+    ]
     found = np.array([row["dclm_positive"] for row in rows])
     assert np.abs(found - np.clip(shares, 0, 1)).max() <= 0.0005 + BOUND
     assert [row["keep"] for row in rows] == (found >= 0.5).tolist()
@@ -227,8 +234,9 @@ def test_what_cannot_be_scored_with_is_refused_in_one_sentence(ran: Run, tmp_pat
 
 def test_columns_are_known_without_loading_the_model(tmp_path: Path) -> None:
     """As a manifest is planned where the weights need not be read."""
-    (tmp_path / "config.json").write_text(json.dumps(
-        {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}})
+    )
     write_tokenizer(tmp_path)
     assert announce(ScoringModel(path=str(tmp_path))).columns == ["score"]
     assert announce(ScoringModel(path=str(tmp_path), name="edu")).columns == ["edu"]

@@ -36,8 +36,10 @@ from gristmill.dataprep.documents import (
 
 
 def documents(texts: list[str], sources: list[str]) -> pa.Table:
-    rows = [{"id": document_id(source, str(n), text), "source": source, "locator": str(n), "text": text,
-             "metadata": "{}"} for n, (text, source) in enumerate(zip(texts, sources, strict=True))]
+    rows = [
+        {"id": document_id(source, str(n), text), "source": source, "locator": str(n), "text": text, "metadata": "{}"}
+        for n, (text, source) in enumerate(zip(texts, sources, strict=True))
+    ]
     return pa.Table.from_pylist(rows, DOCUMENT_SCHEMA)
 
 
@@ -89,8 +91,13 @@ def test_a_document_with_an_error_is_quarantined_whatever_its_verdict_was() -> N
 
 @given(st.data())
 def test_tables_and_counts_agree_with_a_plain_loop_over_the_documents(data: st.DataObject) -> None:
-    row = st.tuples(st.text(max_size=4), st.sampled_from("xyz"), st.sampled_from(["unknown", "passes", "judged"]),
-                    st.sampled_from([None, "r", "s"]), st.sampled_from([None, "broke"]))
+    row = st.tuples(
+        st.text(max_size=4),
+        st.sampled_from("xyz"),
+        st.sampled_from(["unknown", "passes", "judged"]),
+        st.sampled_from([None, "r", "s"]),
+        st.sampled_from([None, "broke"]),
+    )
     drawn = data.draw(st.lists(row, max_size=12))
     table = documents([each[0] for each in drawn], [each[1] for each in drawn])
     rows = np.array([at for at, each in enumerate(drawn) if each[2] != "unknown"], np.int64)
@@ -106,8 +113,9 @@ def test_tables_and_counts_agree_with_a_plain_loop_over_the_documents(data: st.D
         assert made["place"][at].as_py() == (at if state == "judged" else None)
         if state == "unknown":
             continue
-        part = expected.setdefault(source, {"read": 0, "kept": 0, "dropped": {}, "quarantined": 0, "bytes_read": 0,
-                                            "bytes_kept": 0})
+        part = expected.setdefault(
+            source, {"read": 0, "kept": 0, "dropped": {}, "quarantined": 0, "bytes_read": 0, "bytes_kept": 0}
+        )
         part["read"] += 1
         part["bytes_read"] += len(text.encode())
         if final is None:
@@ -185,7 +193,8 @@ def test_a_stage_that_fails_for_its_quarantine_names_the_first_error_and_where_a
     with pytest.raises(QuarantineError) as caught:
         balance([{"counts": {"read": 9, "quarantined": 9}}], 0.05, "toy", errors=tmp_path)
     assert f"the first: ValueError: bad; see all in the column `error` of {tmp_path}/*.parquet, and correct" in str(
-        caught.value)
+        caught.value
+    )
 
 
 def test_texts_and_ids_are_written_without_dictionaries_of_their_values(tmp_path: Path) -> None:

@@ -33,18 +33,21 @@ def test_the_edits_make_one_text_of_the_other(before: str, after: str) -> None:
 def test_the_common_prefix_is_as_long_as_can_be(one: str, other: str) -> None:
     size = common_prefix(one, other)
     assert one[:size] == other[:size]
-    assert one[size:size + 1] != other[size:size + 1] or size == min(len(one), len(other))
+    assert one[size : size + 1] != other[size : size + 1] or size == min(len(one), len(other))
 
 
-@pytest.mark.parametrize(("before", "after", "edits"), [
-    ("a colour here", "a color here", [(2, 8, "color")]),
-    ("a  colour here", "a color here", [(1, 3, " "), (3, 9, "color")]),
-    ("one\ntwo\nthree\n", "one\nthree\n", [(4, 8, "")]),
-    ("one\nÄÖ two\nthree", "one\nÄÖ 2\nthree", [(9, 12, "2")]),
-    ("same", "same", []),
-    ("", "new", [(0, 0, "new")]),
-    ("x" * 300 + "y" + "z" * 300, "x" * 300 + "z" * 300, [(300, 301, "")]),
-])
+@pytest.mark.parametrize(
+    ("before", "after", "edits"),
+    [
+        ("a colour here", "a color here", [(2, 8, "color")]),
+        ("a  colour here", "a color here", [(1, 3, " "), (3, 9, "color")]),
+        ("one\ntwo\nthree\n", "one\nthree\n", [(4, 8, "")]),
+        ("one\nÄÖ two\nthree", "one\nÄÖ 2\nthree", [(9, 12, "2")]),
+        ("same", "same", []),
+        ("", "new", [(0, 0, "new")]),
+        ("x" * 300 + "y" + "z" * 300, "x" * 300 + "z" * 300, [(300, 301, "")]),
+    ],
+)
 def test_edits_are_of_lines_and_of_words_within_lines(
     before: str, after: str, edits: list[tuple[int, int, str]]
 ) -> None:
@@ -52,11 +55,14 @@ def test_edits_are_of_lines_and_of_words_within_lines(
 
 
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
-@pytest.mark.parametrize("source", [
-    "def step(text: str) -> str:\n    return text.replace('xyzzy', 'magic').replace('nothing here', ' ')\n",
-    "import pyarrow as pa, pyarrow.compute as pc\ndef step(batch: pa.RecordBatch):\n"
-    "    return pc.replace_substring(pc.replace_substring(batch['text'], 'xyzzy', 'magic'), 'nothing here', ' ')\n",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def step(text: str) -> str:\n    return text.replace('xyzzy', 'magic').replace('nothing here', ' ')\n",
+        "import pyarrow as pa, pyarrow.compute as pc\ndef step(batch: pa.RecordBatch):\n"
+        "    return pc.replace_substring(pc.replace_substring(batch['text'], 'xyzzy', 'magic'), 'nothing here', ' ')\n",
+    ],
+)
 def test_later_stages_read_the_texts_that_the_function_made(
     tmp_path: Path, make_context: Callable[..., Context], source: str, mode: str
 ) -> None:
@@ -64,8 +70,7 @@ def test_later_stages_read_the_texts_that_the_function_made(
     config = step(tmp_path / "code", source)
     summary = edit.run({"ingest": documents}, config, tmp_path / "edit", make_context("work", mode=mode, workers=2))
     read = read_documents({"ingest": documents, "edit": tmp_path / "edit"}, "part-00001.parquet", ["text"])
-    assert read["text"].to_pylist() == [
-        text.replace("xyzzy", "magic").replace("nothing here", " ") for text in TEXTS]
+    assert read["text"].to_pylist() == [text.replace("xyzzy", "magic").replace("nothing here", " ") for text in TEXTS]
     assert summary["counts"]["dropped"] == {"edit/empty": 2}
     assert summary["edits"]["step"] == {"documents": 6, "times": 10, "bytes": 52}
     rows = written(tmp_path / "edit")
@@ -76,28 +81,43 @@ def test_later_stages_read_the_texts_that_the_function_made(
 def test_a_function_that_is_installed_edits_too(tmp_path: Path, make_context: Callable[..., Context]) -> None:
     use = take_code(OwnFunction("textwrap:shorten"), tmp_path)
     documents = write_documents(tmp_path / "ingest", shards=1)
-    edit.run({"ingest": documents}, {"use": use.by_value(), "with": {"width": 20}}, tmp_path / "edit",
-             make_context("work"))
+    edit.run(
+        {"ingest": documents}, {"use": use.by_value(), "with": {"width": 20}}, tmp_path / "edit", make_context("work")
+    )
     read = read_documents({"ingest": documents, "edit": tmp_path / "edit"}, "part-00000.parquet", ["text"])
-    assert read["text"].to_pylist() == ["xyzzy and [...]", "nothing here", "one xyzzy more", "a longer text [...]",
-                                        "ÄÖÜ €"]
+    assert read["text"].to_pylist() == [
+        "xyzzy and [...]",
+        "nothing here",
+        "one xyzzy more",
+        "a longer text [...]",
+        "ÄÖÜ €",
+    ]
     assert re.fullmatch(r"textwrap:shorten \(sha256 [0-9a-f]{12}\)", use.describe())
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    ("def step(text): return None", r"steps.py, line 1: step returned nothing \(None\); return the new text"),
-    ("def step(text): return 3", r"step returned int 3; return the new text"),
-    ("import pyarrow as pa\ndef step(batch: pa.Table): return ['a']", r"step returned 1 texts for 5 documents"),
-    ("import pyarrow as pa\ndef step(batch: pa.Table): return [None] * len(batch)",
-     r"step returned nothing \(None\) among the new texts"),
-    ("import pyarrow as pa\ndef step(batch: pa.Table): return 'a'", r"step returned str 'a'; return an array"),
-])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def step(text): return None", r"steps.py, line 1: step returned nothing \(None\); return the new text"),
+        ("def step(text): return 3", r"step returned int 3; return the new text"),
+        ("import pyarrow as pa\ndef step(batch: pa.Table): return ['a']", r"step returned 1 texts for 5 documents"),
+        (
+            "import pyarrow as pa\ndef step(batch: pa.Table): return [None] * len(batch)",
+            r"step returned nothing \(None\) among the new texts",
+        ),
+        ("import pyarrow as pa\ndef step(batch: pa.Table): return 'a'", r"step returned str 'a'; return an array"),
+    ],
+)
 def test_what_is_no_text_ends_the_stage_with_a_sentence(
     tmp_path: Path, make_context: Callable[..., Context], source: str, says: str
 ) -> None:
     with pytest.raises(OwnCodeError, match=says):
-        edit.run({"ingest": write_documents(tmp_path / "ingest")}, step(tmp_path / "code", source), tmp_path / "edit",
-                 make_context("work"))
+        edit.run(
+            {"ingest": write_documents(tmp_path / "ingest")},
+            step(tmp_path / "code", source),
+            tmp_path / "edit",
+            make_context("work"),
+        )
 
 
 def test_what_raises_grows_too_much_or_is_no_unicode_is_quarantined(
@@ -112,8 +132,9 @@ def step(text):
     return text if "one" not in text else 1 / 0
 """
     config = step(tmp_path / "code", source, max_quarantined=0.9)
-    summary = edit.run({"ingest": write_documents(tmp_path / "ingest", shards=1)}, config, tmp_path / "edit",
-                       make_context("work"))
+    summary = edit.run(
+        {"ingest": write_documents(tmp_path / "ingest", shards=1)}, config, tmp_path / "edit", make_context("work")
+    )
     errors = [row["error"] for row in written(tmp_path / "edit")]
     assert errors[0].startswith("UnicodeEncodeError: ")
     assert errors[1] == "the new text is 11,999,988 characters longer; at most 10,000,000 are allowed"

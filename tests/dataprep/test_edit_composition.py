@@ -44,7 +44,8 @@ def test_an_edit_inside_a_replacement_and_one_across_two() -> None:
     first = [(2, 4, "abcd"), (6, 7, "xyz")]  # 01abcd45xyz789
     inside, across = [(3, 4, "-")], [(4, 10, "_")]
     assert then(edits_array([first]), edits_array([inside])).to_pylist()[0] == [
-        {"begin": 2, "end": 4, "text": "a-cd"}, {"begin": 6, "end": 7, "text": "xyz"},
-    ]  # fmt: skip
+        {"begin": 2, "end": 4, "text": "a-cd"},
+        {"begin": 6, "end": 7, "text": "xyz"},
+    ]
     assert then(edits_array([first]), edits_array([across])).to_pylist()[0] == [{"begin": 2, "end": 7, "text": "ab_z"}]
     assert apply(text, [(2, 7, "ab_z")]) == "01ab_z789"

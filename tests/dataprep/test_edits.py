@@ -69,12 +69,21 @@ def test_documents_are_read_with_the_edits_of_the_stages_before_and_bytes_are_co
     texts = ["one two", "three", "four"]
     ids = [document_id("web", str(row), text) for row, text in enumerate(texts)]
     source = pa.array(["web"] * 3).dictionary_encode()
-    documents = pa.table([pa.array(ids, pa.binary(16)), source, pa.array(["0", "1", "2"]),
-                          pa.array(texts, pa.large_string()), pa.array(["{}"] * 3)], schema=DOCUMENT_SCHEMA)
+    documents = pa.table(
+        [
+            pa.array(ids, pa.binary(16)),
+            source,
+            pa.array(["0", "1", "2"]),
+            pa.array(texts, pa.large_string()),
+            pa.array(["{}"] * 3),
+        ],
+        schema=DOCUMENT_SCHEMA,
+    )
     write_table(tmp_path / "ingest" / "part-00000-000.parquet", documents)
     rows = np.arange(3)
-    first, counts = annotate(documents, rows, rows, [None, "short", None],
-                             {"edits": edits_array([[(0, 4, "")], [], [(4, 4, "ty")]])})
+    first, counts = annotate(
+        documents, rows, rows, [None, "short", None], {"edits": edits_array([[(0, 4, "")], [], [(4, 4, "ty")]])}
+    )
     assert (counts["bytes_read"], counts["bytes_kept"]) == (16, 3 + 6)
     write_table(tmp_path / "clean" / "part-00000-000.parquet", first)
     inputs = {"ingest": tmp_path / "ingest", "clean": tmp_path / "clean"}

@@ -47,7 +47,7 @@ def test_every_byte_at_every_place_is_told_by_its_high_bit_alone(kind: str) -> N
 
 
 @given(st.binary(min_size=8, max_size=8))
-@example(b"0a\n\xe2\x80\xa6.." )
+@example(b"0a\n\xe2\x80\xa6..")
 def test_bytes_do_not_disturb_each_other(eight: bytes) -> None:
     for function, wanted in OF_BYTE.values():
         found = np.uint64(function(as_number(eight)))

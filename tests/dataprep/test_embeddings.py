@@ -18,8 +18,16 @@ from gristmill.mixtures.reading_model import ReadingModel
 BOUND = 1e-5
 """How far a number of a vector may be from that of another batch, in float32."""
 LONG = "The mill grinds slowly, but it grinds exceedingly fine. " * 60
-TEXTS = ["The cat sits on the mat.", "A cat is sitting on a mat.", "Interest rates were raised by the central bank.",
-         "", "Ein Satz in einer anderen Sprache.", LONG, "word " * 300, "x"]
+TEXTS = [
+    "The cat sits on the mat.",
+    "A cat is sitting on a mat.",
+    "Interest rates were raised by the central bank.",
+    "",
+    "Ein Satz in einer anderen Sprache.",
+    LONG,
+    "word " * 300,
+    "x",
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +53,9 @@ def write_static(folder: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     draw = np.random.default_rng(11)
     vectors, weights = draw.normal(size=(40, 8)).astype(np.float32), draw.random(40).astype(np.float32)
-    made = model2vec.StaticModel(vectors, tokenizer, weights=weights, normalize=True, max_length=6,
-                                   config={"model_type": "model2vec"})
+    made = model2vec.StaticModel(
+        vectors, tokenizer, weights=weights, normalize=True, max_length=6, config={"model_type": "model2vec"}
+    )
     made.save_pretrained(folder)
     return folder
 
@@ -113,10 +122,12 @@ def test_onnx_runtime_reads_the_file_that_is_named(tmp_path: Path) -> None:
     write_static(tmp_path)
     vectors = np.random.default_rng(3).normal(size=(40, 4)).astype(np.float32)
     graph = helper.make_graph(
-        [helper.make_node("Gather", ["vectors", "input_ids"], ["last_hidden_state"])], "tokens",
+        [helper.make_node("Gather", ["vectors", "input_ids"], ["last_hidden_state"])],
+        "tokens",
         [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n", "t"])],
         [helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["n", "t", 4])],
-        [numpy_helper.from_array(vectors, "vectors")])
+        [numpy_helper.from_array(vectors, "vectors")],
+    )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(made, tmp_path / "made.onnx")
     for name, content in (("config.json", {"model_type": "bert"}), ("modules.json", [])):
@@ -168,10 +179,12 @@ def test_batches_have_like_lengths_and_every_window_once() -> None:
     assert padded < 1.05 * lengths.sum()
 
 
-@pytest.mark.parametrize(("how", "expected"), [("first", [1, 8]), ("mean", [3, 8]), ("max", [5, 8]),
-                                               ("tokens", [2, 8])])
+@pytest.mark.parametrize(
+    ("how", "expected"), [("first", [1, 8]), ("mean", [3, 8]), ("max", [5, 8]), ("tokens", [2, 8])]
+)
 def test_values_of_windows_are_pooled_as_stated(how: str, expected: Sequence[float]) -> None:
-    windows = Windows([np.zeros(30, np.int64), np.zeros(10, np.int64), np.zeros(4, np.int64)], np.array([0, 0, 1]),
-                      np.ones(2, bool))
+    windows = Windows(
+        [np.zeros(30, np.int64), np.zeros(10, np.int64), np.zeros(4, np.int64)], np.array([0, 0, 1]), np.ones(2, bool)
+    )
     found = pool_windows(np.array([[1], [5], [8]], np.float32), windows, how)
     assert found[:, 0].tolist() == expected

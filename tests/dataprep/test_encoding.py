@@ -12,9 +12,14 @@ JAPANESE = "すべての人間は、生まれながらにして自由であり�
 
 @pytest.mark.parametrize(
     ("mark", "codec"),
-    [(codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
-     (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")],
-)  # fmt: skip
+    [
+        (codecs.BOM_UTF8, "utf-8"),
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+        (codecs.BOM_UTF32_LE, "utf-32-le"),
+        (codecs.BOM_UTF32_BE, "utf-32-be"),
+    ],
+)
 def test_a_byte_order_mark_decides_before_everything_else_and_is_no_part_of_the_text(mark: bytes, codec: str) -> None:
     page = '<meta charset="koi8-r">' + RUSSIAN
     assert decode(mark + page.encode(codec), "auto", "cp1252", html=True) == Decoded(page, codec)
@@ -62,13 +67,19 @@ def test_a_named_encoding_is_strict() -> None:
 
 @pytest.mark.parametrize(
     ("page", "label"),
-    [(b'<html><META http-equiv=Content-Type content="text/html; charset=GB2312">', "GB2312"),
-     (b"<meta name=x><meta charset='utf-8'/>", "utf-8"), (b"<meta charset = latin1 >", "latin1"),
-     (b'<?xml version="1.0" encoding="euc-kr"?><html>', "euc-kr"), (b"<!-- <meta charset=koi8-r> --><p>", ""),
-     (b" " * 1024 + b"<meta charset=koi8-r>", "koi8-r"), (b" " * 1024 + b"<body><meta charset=koi8-r>", ""),
-     (b" " * 1024 + b"<script>'<meta charset=koi8-r>'</script><meta charset=big5>", "big5"),
-     (b" " * 1024 + b"<!--<meta charset=koi8-r>--><meta charset=big5>", "big5"), (b"", "")],
-)  # fmt: skip
+    [
+        (b'<html><META http-equiv=Content-Type content="text/html; charset=GB2312">', "GB2312"),
+        (b"<meta name=x><meta charset='utf-8'/>", "utf-8"),
+        (b"<meta charset = latin1 >", "latin1"),
+        (b'<?xml version="1.0" encoding="euc-kr"?><html>', "euc-kr"),
+        (b"<!-- <meta charset=koi8-r> --><p>", ""),
+        (b" " * 1024 + b"<meta charset=koi8-r>", "koi8-r"),
+        (b" " * 1024 + b"<body><meta charset=koi8-r>", ""),
+        (b" " * 1024 + b"<script>'<meta charset=koi8-r>'</script><meta charset=big5>", "big5"),
+        (b" " * 1024 + b"<!--<meta charset=koi8-r>--><meta charset=big5>", "big5"),
+        (b"", ""),
+    ],
+)
 def test_what_a_page_declares_is_found_in_its_head_first_in_its_first_kilobyte(page: bytes, label: str) -> None:
     assert declared_in_page(page) == label
 
@@ -76,8 +87,15 @@ def test_what_a_page_declares_is_found_in_its_head_first_in_its_first_kilobyte(p
 def test_labels_are_those_of_the_encoding_standard() -> None:
     labels = ["latin1", "ASCII", " GB2312 ", '"Shift_JIS"', "ks_c_5601-1987", "windows-874", "nonsense", ""]
     assert [known_codec(label) for label in labels] == [
-        "cp1252", "cp1252", "gb18030", "cp932", "cp949", "cp874", None, None
-    ]  # fmt: skip
+        "cp1252",
+        "cp1252",
+        "gb18030",
+        "cp932",
+        "cp949",
+        "cp874",
+        None,
+        None,
+    ]
 
 
 def test_a_page_that_declares_utf16_in_ascii_is_utf8() -> None:
@@ -121,11 +139,15 @@ def test_undefined_bytes_of_windows_encodings_are_control_characters() -> None:
 
 @pytest.mark.parametrize(
     ("charset", "text", "bad", "codec"),
-    [("utf-8", RUSSIAN * 9, b"\xff", "utf-8"), ("", RUSSIAN * 9, b"\xe2\x82", "utf-8"),
-     ("euc-jp", JAPANESE * 9, b"\xff", "euc_jp"), ("shift_jis", JAPANESE * 9, b"\xeb", "cp932"),
-     ("windows-1253", "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι. " * 9, b"\xaa", "cp1253"),
-     ("gbk", "人人生而自由，在尊严和权利上一律平等。" * 20, b"\xff", "gb18030")],
-)  # fmt: skip
+    [
+        ("utf-8", RUSSIAN * 9, b"\xff", "utf-8"),
+        ("", RUSSIAN * 9, b"\xe2\x82", "utf-8"),
+        ("euc-jp", JAPANESE * 9, b"\xff", "euc_jp"),
+        ("shift_jis", JAPANESE * 9, b"\xeb", "cp932"),
+        ("windows-1253", "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι. " * 9, b"\xaa", "cp1253"),
+        ("gbk", "人人生而自由，在尊严和权利上一律平等。" * 20, b"\xff", "gb18030"),
+    ],
+)
 def test_a_few_bad_bytes_become_replacement_characters_and_are_counted(
     charset: str, text: str, bad: bytes, codec: str
 ) -> None:

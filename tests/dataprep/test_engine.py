@@ -44,10 +44,16 @@ def calls(out: Path) -> list[str]:
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(7)]
 
 
-@pytest.mark.parametrize("settings", [
-    {"workers": 1}, {"workers": 2}, {"workers": 2, "mode": "processes"},
-    {"workers": 2, "runner": "PortableRunner", "options": PORTABLE},
-], ids=["one worker", "two threads", "two processes", "portable runner"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"workers": 1},
+        {"workers": 2},
+        {"workers": 2, "mode": "processes"},
+        {"workers": 2, "runner": "PortableRunner", "options": PORTABLE},
+    ],
+    ids=["one worker", "two threads", "two processes", "portable runner"],
+)
 def test_results_come_in_the_order_of_the_tasks_on_every_runner(tmp_path: Path, settings: Mapping[str, Any]) -> None:
     results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", **settings))
     assert [result["n"] for result in results] == list(range(7))
@@ -93,9 +99,15 @@ def fail_on_three(out: Path, task: Task) -> Done:
     return square(out, task)
 
 
-@pytest.mark.parametrize("settings", [
-    {"workers": 1}, {"workers": 2}, {"workers": 2, "runner": "PortableRunner", "options": PORTABLE},
-], ids=["one worker", "two threads", "portable runner"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"workers": 1},
+        {"workers": 2},
+        {"workers": 2, "runner": "PortableRunner", "options": PORTABLE},
+    ],
+    ids=["one worker", "two threads", "portable runner"],
+)
 def test_an_error_in_one_task_names_it_and_keeps_what_the_others_finished(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], settings: Mapping[str, Any]
 ) -> None:
@@ -149,12 +161,15 @@ class OddError(Exception):
         super().__init__(f"{number} {word}s")
 
 
-@pytest.mark.parametrize(("raised", "kind", "message"), [
-    (lambda: OddError(3, "egg"), TaskError, "OddError: 3 eggs"),
-    (lambda: KeyError("name"), TaskError, "KeyError: 'name'"),
-    (lambda: OSError(28, "No space left on device"), OSError, "OSError: [Errno 28] No space left on device"),
-    (lambda: IncompleteJobError("half"), IncompleteJobError, "IncompleteJobError: half"),
-])
+@pytest.mark.parametrize(
+    ("raised", "kind", "message"),
+    [
+        (lambda: OddError(3, "egg"), TaskError, "OddError: 3 eggs"),
+        (lambda: KeyError("name"), TaskError, "KeyError: 'name'"),
+        (lambda: OSError(28, "No space left on device"), OSError, "OSError: [Errno 28] No space left on device"),
+        (lambda: IncompleteJobError("half"), IncompleteJobError, "IncompleteJobError: half"),
+    ],
+)
 def test_an_error_keeps_its_type_where_that_can_carry_the_message(
     tmp_path: Path, raised: Callable[[], Exception], kind: type[Exception], message: str
 ) -> None:
@@ -181,16 +196,19 @@ def test_an_error_that_cannot_be_written_down_comes_through_the_runner(
 BIG = [Task(f"t{n}", size_bytes=engine.PROCESS_BYTES // 2) for n in range(2)]
 
 
-@pytest.mark.parametrize(("mode", "workers", "tasks", "holds_gil", "chosen"), [
-    ("auto", 1, BIG, True, "memory"),
-    ("auto", 2, BIG[:1], True, "memory"),
-    ("auto", 2, BIG, True, "processes"),
-    ("auto", 2, BIG, False, "threads"),
-    ("auto", 2, TASKS, True, "threads"),
-    ("threads", 1, BIG, True, "threads"),
-    ("memory", 2, BIG, True, "memory"),
-    ("processes", 2, TASKS, False, "processes"),
-])
+@pytest.mark.parametrize(
+    ("mode", "workers", "tasks", "holds_gil", "chosen"),
+    [
+        ("auto", 1, BIG, True, "memory"),
+        ("auto", 2, BIG[:1], True, "memory"),
+        ("auto", 2, BIG, True, "processes"),
+        ("auto", 2, BIG, False, "threads"),
+        ("auto", 2, TASKS, True, "threads"),
+        ("threads", 1, BIG, True, "threads"),
+        ("memory", 2, BIG, True, "memory"),
+        ("processes", 2, TASKS, False, "processes"),
+    ],
+)
 def test_processes_are_for_jobs_that_hold_the_gil_and_are_large(
     mode: str, workers: int, tasks: list[Task], holds_gil: bool, chosen: str
 ) -> None:
@@ -201,8 +219,9 @@ def test_the_tasks_of_shards_know_their_numbers_and_sizes(tmp_path: Path) -> Non
     for name, size in (("part-00001-000", 7), ("part-00000-000", 5), ("other", 9)):
         (tmp_path / f"{name}.parquet").write_bytes(b"x" * size)
     assert shard_tasks(tmp_path) == [
-        Task("part-00000-000.parquet", {"shard": 0}, 5), Task("part-00001-000.parquet", {"shard": 1}, 7),
-    ]  # fmt: skip
+        Task("part-00000-000.parquet", {"shard": 0}, 5),
+        Task("part-00001-000.parquet", {"shard": 1}, 7),
+    ]
 
 
 def test_the_largest_tasks_go_first(tmp_path: Path) -> None:
@@ -274,16 +293,18 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
 def test_the_local_runner_listens_on_nothing_and_a_trial_of_the_portable_one_on_the_loopback_address_alone(
-    tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     seen, before = {}, listening(os.getpid())  # such as Dask's cluster, or a server that this process was given
     for name, settings in {
-        "threads": {"mode": "threads"}, "processes": {"mode": "processes"},
+        "threads": {"mode": "threads"},
+        "processes": {"mode": "processes"},
         "portable": {"runner": "PortableRunner", "options": PORTABLE},
     }.items():
         results = run_tasks("job", TASKS, partial(look, os.getpid()), context(tmp_path / name, workers=2, **settings))
-        seen[name] = {address for result in results for inode, address in result["sockets"].items()
-                      if inode not in before}
+        seen[name] = {
+            address for result in results for inode, address in result["sockets"].items() if inode not in before
+        }
     assert not seen["threads"] | seen["processes"]
     assert seen["portable"]
     assert seen["portable"] <= LOOPBACK
@@ -309,8 +330,11 @@ def test_beam_counts_what_all_workers_decided(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(runner, "wait_for", ended.append)
     work = context(tmp_path / "work", workers=2, mode=mode, stage="toy")
     run_tasks("job", TASKS, partial(square, tmp_path), work)
-    counters = {(found.key.metric.namespace, found.key.metric.name): found.result
-                for result in ended for found in result.metrics().query()["counters"]}
+    counters = {
+        (found.key.metric.namespace, found.key.metric.name): found.result
+        for result in ended
+        for found in result.metrics().query()["counters"]
+    }
     assert counters == {("toy", "read"): 7, ("toy", "kept"): 7, ("toy", "quarantined"): 0}
 
 

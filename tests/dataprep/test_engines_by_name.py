@@ -134,7 +134,8 @@ def test_flinks_job_server_is_started_for_its_jobmanager_on_the_loopback_address
     java.write_text(
         f"#!{sys.executable}\nimport os, sys\nopen({str(tmp_path / 'said')!r}, 'w').write(' '.join(sys.argv[1:]))\n"
         f"port = [one for one in sys.argv if one.startswith('--job-port')][0].replace('-port', '_port')\n"
-        f"os.execv({str(binary)!r}, ['prism', port, '--serve_http=false'])\n")
+        f"os.execv({str(binary)!r}, ['prism', port, '--serve_http=false'])\n"
+    )
     java.chmod(java.stat().st_mode | stat.S_IXUSR)
     jar.write_text("")
     monkeypatch.setenv("PATH", f"{java.parent}:{os.environ['PATH']}")
@@ -147,16 +148,37 @@ def test_flinks_job_server_is_started_for_its_jobmanager_on_the_loopback_address
     assert "--job-host=127.0.0.1" in said
 
 
-@pytest.mark.parametrize(("runner", "options", "message"), [
-    ("prism", {}, "^prism is not in .*: fetch it with `make engines`"),
-    ("prism", {"prism_location": "/nowhere/prism"}, "^there is no file /nowhere/prism; correct engine.options.prism_"),
-    ("prism", {"environment_type": "PROCESS", "environment_config": '{"command": "gristmill-worker"}'},
-     "^engine.options.environment_config names gristmill-worker, which is no program on this machine, nor on its PATH"),
-    ("prism", {"environment_type": "PROCESS", "environment_config": "gristmill-worker"},
-     "^engine.options.environment_config is 'gristmill-worker'; give "),
-    ("flink", {"flink_version": "1.20"}, "^flink-1.20 is not in .*: fetch it with `make engines`, or .* flink-1.20`"),
-    ("flink", {"flink_job_server_jar": "/nowhere.jar"}, "^there is no file /nowhere.jar; correct engine.options.flink"),
-])
+@pytest.mark.parametrize(
+    ("runner", "options", "message"),
+    [
+        ("prism", {}, "^prism is not in .*: fetch it with `make engines`"),
+        (
+            "prism",
+            {"prism_location": "/nowhere/prism"},
+            "^there is no file /nowhere/prism; correct engine.options.prism_",
+        ),
+        (
+            "prism",
+            {"environment_type": "PROCESS", "environment_config": '{"command": "gristmill-worker"}'},
+            "^engine.options.environment_config names gristmill-worker, which is no program on this machine, nor on its PATH",
+        ),
+        (
+            "prism",
+            {"environment_type": "PROCESS", "environment_config": "gristmill-worker"},
+            "^engine.options.environment_config is 'gristmill-worker'; give ",
+        ),
+        (
+            "flink",
+            {"flink_version": "1.20"},
+            "^flink-1.20 is not in .*: fetch it with `make engines`, or .* flink-1.20`",
+        ),
+        (
+            "flink",
+            {"flink_job_server_jar": "/nowhere.jar"},
+            "^there is no file /nowhere.jar; correct engine.options.flink",
+        ),
+    ],
+)
 def test_an_engine_that_is_not_here_says_how_it_is_had(
     runner: str, options: Mapping[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,8 +230,12 @@ def test_workers_that_do_not_see_the_store_end_the_job_before_it_begins(
     options = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
     monkeypatch.setattr(on_cluster, "answer_probe", see_nothing)
     with pytest.raises(WorkerError, match=r"^PortableRunner: a worker does not see what this machine writes to "):
-        run_tasks("job", TASKS, partial(square, tmp_path, None),
-                  context(tmp_path / "work", runner="PortableRunner", options=options))
+        run_tasks(
+            "job",
+            TASKS,
+            partial(square, tmp_path, None),
+            context(tmp_path / "work", runner="PortableRunner", options=options),
+        )
     assert not list(tmp_path.glob("*.txt"))
     assert not list((tmp_path / "work").glob("probe*"))
 
@@ -229,6 +255,10 @@ def test_a_cluster_without_workers_is_named_after_a_while(tmp_path: Path, monkey
     monkeypatch.setattr(on_cluster, "WORKER_SECONDS", 0.2)
     monkeypatch.setattr(on_cluster, "run_there", lambda *told, seconds: wait_no_longer(job, seconds))
     with pytest.raises(WorkerError, match=r"^flink at flink:8081: no worker has done a task after 0.2 s; start some"):
-        run_tasks("job", TASKS, partial(square, tmp_path, None),
-                  context(tmp_path / "work", runner="flink", address="flink:8081"))
+        run_tasks(
+            "job",
+            TASKS,
+            partial(square, tmp_path, None),
+            context(tmp_path / "work", runner="flink", address="flink:8081"),
+        )
     assert job.cancelled

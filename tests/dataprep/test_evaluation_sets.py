@@ -15,8 +15,10 @@ from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError, read
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.mixtures.steps.decontaminate import Decontaminate, EvaluationSet
 
-ITEMS = [{"question": "Who was it?", "answer": "Nobody.", "options": ["a", "b"], "year": 1999},
-         {"question": "Where?", "answer": None, "options": ["c"], "year": 2000}]
+ITEMS = [
+    {"question": "Who was it?", "answer": "Nobody.", "options": ["a", "b"], "year": 1999},
+    {"question": "Where?", "answer": None, "options": ["c"], "year": 2000},
+]
 
 
 def write(folder: Path, name: str) -> Path:
@@ -40,7 +42,9 @@ def test_the_strings_of_each_item_are_looked_for_on_their_own(name: str, tmp_pat
     parts, items = read_parts([EvaluationSet(path=str(write(tmp_path, name)))])
     assert items == {called: 2}
     assert [(part.set, part.item, part.field, part.text) for part in parts] == [
-        (called, 1, "question", "Who was it?"), (called, 1, "answer", "Nobody."), (called, 2, "question", "Where?")
+        (called, 1, "question", "Who was it?"),
+        (called, 1, "answer", "Nobody."),
+        (called, 2, "question", "Where?"),
     ]
 
 
@@ -48,8 +52,11 @@ def test_named_fields_may_hold_lists(tmp_path: Path) -> None:
     section = EvaluationSet(path=str(write(tmp_path, "set.parquet")), text_fields=("question", "options"))
     parts, _ = read_parts([section])
     assert [(part.item, part.field, part.text) for part in parts] == [
-        (1, "question", "Who was it?"), (1, "options[0]", "a"), (1, "options[1]", "b"),
-        (2, "question", "Where?"), (2, "options[0]", "c"),
+        (1, "question", "Who was it?"),
+        (1, "options[0]", "a"),
+        (1, "options[1]", "b"),
+        (2, "question", "Where?"),
+        (2, "options[0]", "c"),
     ]
 
 
@@ -60,18 +67,24 @@ def test_tables_and_lines_of_text(tmp_path: Path) -> None:
     parts, items = read_parts([EvaluationSet(path=str(tmp_path / "*.*"), text_fields=None, name="all")])
     assert items == {"all/lines": 2, "all/table": 2, "all/tabs": 1}
     assert [(part.set, part.item, part.text) for part in parts if part.field != "id"] == [
-        ("all/lines", 1, "First item."), ("all/lines", 2, "Second item."), ("all/table", 1, "Who, then?"),
-        ("all/table", 2, "Where?"), ("all/tabs", 1, "When?"),
+        ("all/lines", 1, "First item."),
+        ("all/lines", 2, "Second item."),
+        ("all/table", 1, "Who, then?"),
+        ("all/table", 2, "Where?"),
+        ("all/tabs", 1, "When?"),
     ]
 
 
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("bad.jsonl", b'{"a": "b"}\n{"a": \n', "line 2 is not valid JSON"),
-    ("bad.json", b"[1, 2]", "item 1 must be a JSON object, not int"),
-    ("bad.jsonl.gz", gzip.compress(b'{"a": "b"}', mtime=0)[:-9], "cannot be read: .*cut off"),
-    ("bad.txt", b"caf\xe9", "cannot be read: .*utf-8"),
-    ("empty.txt", b"\n", "the evaluation set is empty"),
-])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.jsonl", b'{"a": "b"}\n{"a": \n', "line 2 is not valid JSON"),
+        ("bad.json", b"[1, 2]", "item 1 must be a JSON object, not int"),
+        ("bad.jsonl.gz", gzip.compress(b'{"a": "b"}', mtime=0)[:-9], "cannot be read: .*cut off"),
+        ("bad.txt", b"caf\xe9", "cannot be read: .*utf-8"),
+        ("empty.txt", b"\n", "the evaluation set is empty"),
+    ],
+)
 def test_a_set_that_cannot_be_read_is_an_error(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(EvaluationSetError, match=message):
@@ -96,16 +109,21 @@ def test_a_path_alone_is_a_set_with_the_defaults() -> None:
         Decontaminate.model_validate({"against": []})
 
 
-@pytest.mark.parametrize(("text", "looked_for"), [
-    ("Question: Which planet is it?", ["Which planet is it?"]),
-    ("Context: A whale sings.\nQuestion: Who sings?\nAnswer:",
-     ["A whale sings.\nQuestion: Who sings?", "A whale sings.\nWho sings?"]),
-    ("Q: Who sings?\n(A) whales (B) birds\nA:", ["Who sings?\n(A) whales (B) birds", "Who sings?\nwhales birds"]),
-    ("Who sings?\nA. whales\nB) birds", ["Who sings?\nA. whales\nB) birds", "Who sings?\nwhales\nbirds"]),
-    ("### Question 3: Who?", ["Who?"]),
-    ("def f(A):\n    return (A) + 1", ["def f(A):\n    return (A) + 1", "def f(A):\n    return + 1"]),
-    ("the question: who asks, and what is the answer?", ["the question: who asks, and what is the answer?"]),
-])
+@pytest.mark.parametrize(
+    ("text", "looked_for"),
+    [
+        ("Question: Which planet is it?", ["Which planet is it?"]),
+        (
+            "Context: A whale sings.\nQuestion: Who sings?\nAnswer:",
+            ["A whale sings.\nQuestion: Who sings?", "A whale sings.\nWho sings?"],
+        ),
+        ("Q: Who sings?\n(A) whales (B) birds\nA:", ["Who sings?\n(A) whales (B) birds", "Who sings?\nwhales birds"]),
+        ("Who sings?\nA. whales\nB) birds", ["Who sings?\nA. whales\nB) birds", "Who sings?\nwhales\nbirds"]),
+        ("### Question 3: Who?", ["Who?"]),
+        ("def f(A):\n    return (A) + 1", ["def f(A):\n    return (A) + 1", "def f(A):\n    return + 1"]),
+        ("the question: who asks, and what is the answer?", ["the question: who asks, and what is the answer?"]),
+    ],
+)
 def test_items_are_looked_for_without_the_labels_of_their_prompts(
     text: str, looked_for: list[str], tmp_path: Path
 ) -> None:

@@ -58,8 +58,11 @@ def test_every_form_of_instruction_becomes_messages(tmp_path: Path, row: Any, me
 def test_every_form_of_preference_becomes_prompt_and_two_answers(tmp_path: Path, row: Any) -> None:
     (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
     assert example == {
-        "id": example["id"], "prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assistant("bad")],
-    }  # fmt: skip
+        "id": example["id"],
+        "prompt": [user("q")],
+        "chosen": [assistant("good")],
+        "rejected": [assistant("bad")],
+    }
 
 
 def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
@@ -81,11 +84,17 @@ def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
     text = str(raised.value)
     assert ": 10 of 11 records are no sft examples" in text
     for line, reason in {
-        2: "not valid JSON", 3: "no known form: its keys are text", 4: "messages must be a list of messages",
-        5: "has no message of the assistant", 6: "role 'robot' is none of system, user, assistant, tool",
-        7: "messages, message 2: content must be a string", 8: "completion is empty",
-        9: "a system message only at its beginning", 10: "a JSON object was expected", 11: "lone surrogate",
-    }.items():  # fmt: skip
+        2: "not valid JSON",
+        3: "no known form: its keys are text",
+        4: "messages must be a list of messages",
+        5: "has no message of the assistant",
+        6: "role 'robot' is none of system, user, assistant, tool",
+        7: "messages, message 2: content must be a string",
+        8: "completion is empty",
+        9: "a system message only at its beginning",
+        10: "a JSON object was expected",
+        11: "lone surrogate",
+    }.items():
         assert any(f"a.jsonl:{line}: " in found and reason in found for found in text.splitlines()), (line, reason)
 
 
@@ -199,7 +208,9 @@ def test_parquet_and_lists_of_json_are_read_like_lines(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(chats), tmp_path / "e.parquet")
     found = read_examples(str(tmp_path / "e.parquet"), "sft")
     assert {json.dumps(one["messages"]): one.get("tools") for one in found} == {
-        json.dumps(CHAT): None, json.dumps(chats[1]["messages"]): [{"name": "f"}]}
+        json.dumps(CHAT): None,
+        json.dumps(chats[1]["messages"]): [{"name": "f"}],
+    }
 
 
 def test_a_folder_gives_its_json_and_its_parquet(tmp_path: Path) -> None:
@@ -242,22 +253,58 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     ("row", "messages"),
     [
         ({"conversations": [human("q"), {"from": "gpt", "value": "a"}], "system": ""}, [user("q"), assistant("a")]),
-        ({"conversations": [human("q"), {"from": "gpt", "value": "a"}], "system": "s"},
-         [{"role": "system", "content": "s"}, user("q"), assistant("a")]),
+        (
+            {"conversations": [human("q"), {"from": "gpt", "value": "a"}], "system": "s"},
+            [{"role": "system", "content": "s"}, user("q"), assistant("a")],
+        ),
         ({"conversations": [user("q"), assistant("a")]}, [user("q"), assistant("a")]),
-        ({"conversations": [human("q"), {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
-                            {"from": "observation", "value": "1"}, {"from": "gpt", "value": "a"}]},
-         [user("q"), {**assistant(""), "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, assistant("a")]),
-        ({"messages": [{"role": "developer", "content": "s"}, {"role": "user", "content": [
-            {"type": "text", "text": "q"}, {"type": "text", "text": "?"}]}, assistant("a")]},
-         [{"role": "system", "content": "s"}, user("q?"), assistant("a")]),
-        ({"messages": [user("q"), {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
-            {"role": "tool", "tool_call_id": "c1", "content": "1"}, assistant("a")]},
-         [user("q"), {**assistant(""), "tool_calls": [{"id": "c1", **CALL}]},
-          {"role": "tool", "content": "1", "tool_call_id": "c1"}, assistant("a")]),
-        ({"instruction": "q2", "output": "a2", "history": [["q", "a"]], "system": "s"},
-         [{"role": "system", "content": "s"}, user("q"), assistant("a"), user("q2"), assistant("a2")]),
+        (
+            {
+                "conversations": [
+                    human("q"),
+                    {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+                    {"from": "observation", "value": "1"},
+                    {"from": "gpt", "value": "a"},
+                ]
+            },
+            [user("q"), {**assistant(""), "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, assistant("a")],
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "developer", "content": "s"},
+                    {"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "text", "text": "?"}]},
+                    assistant("a"),
+                ]
+            },
+            [{"role": "system", "content": "s"}, user("q?"), assistant("a")],
+        ),
+        (
+            {
+                "messages": [
+                    user("q"),
+                    {
+                        "role": "assistant",
+                        "content": None,
+                        "tool_calls": [
+                            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+                        ],
+                    },
+                    {"role": "tool", "tool_call_id": "c1", "content": "1"},
+                    assistant("a"),
+                ]
+            },
+            [
+                user("q"),
+                {**assistant(""), "tool_calls": [{"id": "c1", **CALL}]},
+                {"role": "tool", "content": "1", "tool_call_id": "c1"},
+                assistant("a"),
+            ],
+        ),
+        (
+            {"instruction": "q2", "output": "a2", "history": [["q", "a"]], "system": "s"},
+            [{"role": "system", "content": "s"}, user("q"), assistant("a"), user("q2"), assistant("a2")],
+        ),
     ],
 )
 def test_chats_with_systems_tools_and_history_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
@@ -273,9 +320,15 @@ def test_chats_with_systems_tools_and_history_become_messages(tmp_path: Path, ro
         ({"messages": [user("q"), {"role": "user", "content": "x", "tool_calls": [CALL]}]}, "are the assistant's"),
         ({"messages": [user("q"), {"role": "tool", "content": "1"}, assistant("a")]}, "behind the user, not behind an"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "part of its content is 'image_url'"),
-        ({"messages": [user("q"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}
-                       ]},
-         "the arguments of f must be JSON"),
+        (
+            {
+                "messages": [
+                    user("q"),
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]},
+                ]
+            },
+            "the arguments of f must be JSON",
+        ),
         ({"prompt": "q", "completion": "a", "tools": "{}"}, "tools must be a list of objects"),
     ],
 )
@@ -301,14 +354,33 @@ def parts(said: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "messages"),
     [
-        ({"messages": [{"role": "user", **parts("q", loss_weight=0.0)},
-                       {"role": "assistant", **parts("a", loss_weight=1.0)}]}, [user("q"), assistant("a")]),
-        ({"messages": [user("q"), {**assistant("no"), "weight": 0}, user("q2"), assistant("a")]},
-         [user("q"), {**assistant("no"), "trained": False}, user("q2"), assistant("a")]),
-        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"},
-                            {"from": "human", "value": "thanks"}]}, [user("q"), assistant("a"), user("thanks")]),
-        ({"prompt": [{"from": "human", "value": "q"}], "completion": {"from": "gpt", "value": "a"}},
-         [user("q"), assistant("a")]),
+        (
+            {
+                "messages": [
+                    {"role": "user", **parts("q", loss_weight=0.0)},
+                    {"role": "assistant", **parts("a", loss_weight=1.0)},
+                ]
+            },
+            [user("q"), assistant("a")],
+        ),
+        (
+            {"messages": [user("q"), {**assistant("no"), "weight": 0}, user("q2"), assistant("a")]},
+            [user("q"), {**assistant("no"), "trained": False}, user("q2"), assistant("a")],
+        ),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "q"},
+                    {"from": "gpt", "value": "a"},
+                    {"from": "human", "value": "thanks"},
+                ]
+            },
+            [user("q"), assistant("a"), user("thanks")],
+        ),
+        (
+            {"prompt": [{"from": "human", "value": "q"}], "completion": {"from": "gpt", "value": "a"}},
+            [user("q"), assistant("a")],
+        ),
     ],
 )
 def test_parts_weights_and_open_ends_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
@@ -338,24 +410,55 @@ PAIR = {"prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assis
     ("row", "pair"),
     [
         ({"chosen": [user("q"), assistant("good")], "rejected": [user("q"), assistant("bad")]}, PAIR),
-        ({"chosen": f"{TALK}good", "rejected": f"{TALK}bad"},
-         {**PAIR, "prompt": [user("q"), assistant("a"), user("q2")]}),
+        (
+            {"chosen": f"{TALK}good", "rejected": f"{TALK}bad"},
+            {**PAIR, "prompt": [user("q"), assistant("a"), user("q2")]},
+        ),
         ({"prompt": "q", "responses": ["so", "good", "bad", "good again"], "scores": [2, 5, 1, 5]}, PAIR),
-        ({"instruction": "q", "completions": [{"response": "bad", "overall_score": 1.5},
-                                              {"response": "good", "overall_score": 4}]}, PAIR),
+        (
+            {
+                "instruction": "q",
+                "completions": [{"response": "bad", "overall_score": 1.5}, {"response": "good", "overall_score": 4}],
+            },
+            PAIR,
+        ),
         ({"prompt": "q", "answers": [{"text": "good", "rating": 2}, {"text": "bad", "rating": 1}]}, PAIR),
-        ({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "good"},
-          "rejected": {"from": "gpt", "value": "bad"}}, PAIR),
+        (
+            {
+                "conversations": [{"from": "human", "value": "q"}],
+                "chosen": {"from": "gpt", "value": "good"},
+                "rejected": {"from": "gpt", "value": "bad"},
+            },
+            PAIR,
+        ),
         ({"messages": [user("q")], "chosen": assistant("good"), "rejected": assistant("bad")}, PAIR),
         ({"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"}, PAIR),
-        ({"chosen_messages": [{"role": "user", **parts("q")}, {"role": "assistant", **parts("good")}],
-          "rejected_messages": [{"role": "user", **parts("q")}, {"role": "assistant", **parts("bad")}]}, PAIR),
-        ({"messages": [user("q"), assistant("good")], "chosen": [user("q"), assistant("good")],
-          "rejected": [user("q"), assistant("bad")]}, PAIR),
+        (
+            {
+                "chosen_messages": [{"role": "user", **parts("q")}, {"role": "assistant", **parts("good")}],
+                "rejected_messages": [{"role": "user", **parts("q")}, {"role": "assistant", **parts("bad")}],
+            },
+            PAIR,
+        ),
+        (
+            {
+                "messages": [user("q"), assistant("good")],
+                "chosen": [user("q"), assistant("good")],
+                "rejected": [user("q"), assistant("bad")],
+            },
+            PAIR,
+        ),
         ({**PAIR, "tools": [TOOL]}, {**PAIR, "tools": [TOOL]}),
-        ({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "good"},
-          "rejected": {"from": "gpt", "value": "bad"}, "tools": json.dumps([TOOL]), "system": "s"},
-         {**PAIR, "prompt": [{"role": "system", "content": "s"}, user("q")], "tools": [TOOL]}),
+        (
+            {
+                "conversations": [{"from": "human", "value": "q"}],
+                "chosen": {"from": "gpt", "value": "good"},
+                "rejected": {"from": "gpt", "value": "bad"},
+                "tools": json.dumps([TOOL]),
+                "system": "s",
+            },
+            {**PAIR, "prompt": [{"role": "system", "content": "s"}, user("q")], "tools": [TOOL]},
+        ),
     ],
 )
 def test_transcripts_scored_answers_and_common_prompts_become_pairs(tmp_path: Path, row: Any, pair: Any) -> None:
@@ -363,17 +466,23 @@ def test_transcripts_scored_answers_and_common_prompts_become_pairs(tmp_path: Pa
     assert {key: example[key] for key in pair} == pair
 
 
-@pytest.mark.parametrize("row", [
-    {"prompt": "q", "completion": "good", "label": True},
-    {"prompt": [user("q")], "response": [user("q"), assistant("good")], "label": True},
-    {"messages": [user("q"), assistant("good")], "label": True},
-    {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "good"}], "kto_tag": True},
-    {"instruction": "q", "input": "", "output": "good", "kto_tag": True},
-])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "completion": "good", "label": True},
+        {"prompt": [user("q")], "response": [user("q"), assistant("good")], "label": True},
+        {"messages": [user("q"), assistant("good")], "label": True},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "good"}], "kto_tag": True},
+        {"instruction": "q", "input": "", "output": "good", "kto_tag": True},
+    ],
+)
 def test_answers_with_a_label_are_read_as_they_are(tmp_path: Path, row: Any) -> None:
     (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "dpo").examples
     assert {key: example[key] for key in ("prompt", "completion", "label")} == {
-        "prompt": [user("q")], "completion": [assistant("good")], "label": True}
+        "prompt": [user("q")],
+        "completion": [assistant("good")],
+        "label": True,
+    }
     assert "chosen" not in example
 
 
@@ -403,8 +512,12 @@ def test_what_is_wrong_with_a_preference_is_said(tmp_path: Path, row: Any, reaso
 @pytest.mark.skipif(not data_folder().exists(), reason="the real data sets are not here")
 @pytest.mark.parametrize(
     ("file", "kind", "records", "refused"),
-    [("sft/dolly_hhrlhf_train_small.jsonl.zst", "sft", 1000, 0), ("sft/dummy_conversation.json.zst", "sft", 500, 0),
-     ("sft/glaive_toolcall_en_demo.json.zst", "sft", 300, 0), ("dpo/hh_harmless_base_test.jsonl.gz", "dpo", 2312, 13)],
+    [
+        ("sft/dolly_hhrlhf_train_small.jsonl.zst", "sft", 1000, 0),
+        ("sft/dummy_conversation.json.zst", "sft", 500, 0),
+        ("sft/glaive_toolcall_en_demo.json.zst", "sft", 300, 0),
+        ("dpo/hh_harmless_base_test.jsonl.gz", "dpo", 2312, 13),
+    ],
 )
 def test_real_sets_are_read_whole(file: str, kind: Any, records: int, refused: int) -> None:
     found = read_set(str(data_folder() / file), kind, max_quarantined=0.01)

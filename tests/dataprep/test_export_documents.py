@@ -29,9 +29,12 @@ from gristmill.mixtures.evaluation import Documents
 from tests.dataprep.test_corpus import judge, write_documents
 
 ABOUT: dict[str, Any] = {
-    "name": "small", "sources": [{"name": "web", "licence": "CC-BY-4.0"}, {"name": "books", "licence": None}],
+    "name": "small",
+    "sources": [{"name": "web", "licence": "CC-BY-4.0"}, {"name": "books", "licence": None}],
     "steps": [{"name": "filter", "stage": "filter", "settings": [["rules.x.min_words", 2]]}],
-    "manifest": "name: small\n", "code": []}
+    "manifest": "name: small\n",
+    "code": [],
+}
 SEED = 7
 
 
@@ -43,9 +46,15 @@ def corpus(tmp_path: Path) -> Corpus:
         texts = ["".join(random_.choices("aé e|\n", k=random_.randint(0, 60))) for _ in range(random_.randint(1, 30))]
         write_documents(tmp_path / "ingest", shard, ["aa", "bb"] if shard == 2 else texts)
     inputs = {"ingest": tmp_path / "ingest"}
-    judge(inputs, "filter", tmp_path, lambda text: None if "e" in text else "no_e",
-          edit=lambda text: [(0, 0, "X")], score=lambda text: len(text) / 7 if len(text) % 5 else float("inf"),
-          language=lambda text: "en" if len(text) % 2 else "de")
+    judge(
+        inputs,
+        "filter",
+        tmp_path,
+        lambda text: None if "e" in text else "no_e",
+        edit=lambda text: [(0, 0, "X")],
+        score=lambda text: len(text) / 7 if len(text) % 5 else float("inf"),
+        language=lambda text: "en" if len(text) % 2 else "de",
+    )
     return Corpus(inputs, {"web": "CC-BY-4.0"})
 
 
@@ -64,10 +73,16 @@ def rows_in(out: Path, listed: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("section", [
-    Documents(shard_bytes=700), Documents(format="jsonl", shard_bytes=300, dropped=True),
-    Documents(format="hf", shard_bytes=10**6, columns=("text", "original_text", "score"), where="language = 'de'"),
-    Documents(columns=("id", "source"), where="false"), Documents(format="jsonl", where="score > 1e9")])
+@pytest.mark.parametrize(
+    "section",
+    [
+        Documents(shard_bytes=700),
+        Documents(format="jsonl", shard_bytes=300, dropped=True),
+        Documents(format="hf", shard_bytes=10**6, columns=("text", "original_text", "score"), where="language = 'de'"),
+        Documents(columns=("id", "source"), where="false"),
+        Documents(format="jsonl", where="score > 1e9"),
+    ],
+)
 def test_what_is_written_is_what_was_chosen_in_the_order_of_the_corpus(
     corpus: Corpus, section: Documents, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
@@ -94,8 +109,9 @@ def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_tasks(
     section = Documents(format=form, shard_bytes=400)
     for name, workers, task_bytes in (("one", 1, 10**9), ("many", 3, 1), ("some", 2, 1000)):
         monkeypatch.setattr(exporting, "TASK_BYTES", task_bytes)
-        export_documents(corpus, section, ABOUT, tmp_path / name, make_context(f"work-{name}", workers=workers,
-                                                                               mode="threads"))
+        export_documents(
+            corpus, section, ABOUT, tmp_path / name, make_context(f"work-{name}", workers=workers, mode="threads")
+        )
     assert len(written(tmp_path / "one")) > 5
     assert written(tmp_path / "one") == written(tmp_path / "many") == written(tmp_path / "some")
 
@@ -141,8 +157,11 @@ def test_files_hold_consecutive_documents_up_to_their_size(lengths: list[list[in
     flat = [(shard, place) for shard, one in enumerate(lengths) for place in range(len(one))]
     found: list[tuple[int, int]] = []
     for cut in cuts:
-        held = [(shard, begin + offset) for shard, begin, length in exporting._places(cut, lambda n: len(lengths[n]))
-                for offset in range(length)]
+        held = [
+            (shard, begin + offset)
+            for shard, begin, length in exporting._places(cut, lambda n: len(lengths[n]))
+            for offset in range(length)
+        ]
         sizes = [lengths[shard][place] for shard, place in held]
         assert (cut.documents, cut.text_bytes) == (len(held), sum(sizes))
         assert sum(sizes) <= shard_bytes or len(held) == 1 or sum(sizes[1:]) == 0
@@ -171,7 +190,8 @@ def test_the_card_and_the_metadata_say_what_was_written(
     metadata = json.loads((tmp_path / "croissant.json").read_bytes())
     assert metadata["conformsTo"] == "http://mlcommons.org/croissant/1.0"
     assert {one["@id"]: one["sha256"] for one in metadata["distribution"] if one["@type"] == "cr:FileObject"} == {
-        name: entry["sha256"] for name, entry in listed["files"].items()}
+        name: entry["sha256"] for name, entry in listed["files"].items()
+    }
     assert [one["name"] for one in metadata["recordSet"][0]["field"]] == corpus.columns
 
 
@@ -187,9 +207,26 @@ def test_a_folder_of_the_hub_loads_with_datasets(
 
 def test_licences_sizes_and_types_have_the_names_of_their_vocabularies() -> None:
     assert [hub_licence(one) for one in ("CC-BY-4.0", "CC0", "MIT", "Apache 2.0", "my own", None)] == [
-        "cc-by-4.0", "cc0-1.0", "mit", "apache-2.0", "other", "unknown"]
+        "cc-by-4.0",
+        "cc0-1.0",
+        "mit",
+        "apache-2.0",
+        "other",
+        "unknown",
+    ]
     assert [size_category(one) for one in (0, 999, 1000, 5 * 10**6, 10**13)] == [
-        "n<1K", "n<1K", "1K<n<10K", "1M<n<10M", "n>1T"]
+        "n<1K",
+        "n<1K",
+        "1K<n<10K",
+        "1M<n<10M",
+        "n>1T",
+    ]
     kinds = [pa.int8(), pa.uint64(), pa.float64(), pa.float16(), pa.bool_(), pa.large_string()]
     assert [data_type(str(one)) for one in kinds] == [
-        "sc:Integer", "sc:Integer", "sc:Float", "sc:Float", "sc:Boolean", "sc:Text"]
+        "sc:Integer",
+        "sc:Integer",
+        "sc:Float",
+        "sc:Float",
+        "sc:Boolean",
+        "sc:Text",
+    ]

@@ -69,9 +69,13 @@ def test_pages_become_documents_in_their_place(extractor: str) -> None:
     other = Record(2, "b", "not a page", "{}")
     items: list[Read] = [page("a", 1, url="u"), other, Skipped("x"), page("c", 3), Rejected(4, "bad"), page("", 5)]
     assert run(extractor, items) == [
-        Record(1, "url#1", "A", '{"title": "T", "url": "u"}'), other, Skipped("x"),
-        Record(3, "url#3", "C", '{"title": "T"}'), Rejected(4, "bad"), Dropped(5, "extract/empty", "url#5"),
-    ]  # fmt: skip
+        Record(1, "url#1", "A", '{"title": "T", "url": "u"}'),
+        other,
+        Skipped("x"),
+        Record(3, "url#3", "C", '{"title": "T"}'),
+        Rejected(4, "bad"),
+        Dropped(5, "extract/empty", "url#5"),
+    ]
     assert run(extractor, [page("a", 1, url="u")], reading=Reading(metadata=("url",))) == [
         Record(1, "url#1", "A", '{"url": "u"}')
     ]
@@ -79,13 +83,17 @@ def test_pages_become_documents_in_their_place(extractor: str) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "error"),
-    [("spin", "extraction timed out after 0.2 s"), ("sleep", "extraction timed out after 0.2 s"),
-     ("crash", "the extractor crashed (signal 11)"), ("exit", "the extractor ended (status 3)"),
-     ("raise", "the extractor failed: ValueError: two lines"),
-     ("surrogate", "text has a lone surrogate \\ud800, which UTF-8 cannot hold"),
-     (b"\xff", "not valid UTF-8: byte 0xff at position 0"),
-     ("eat memory", "extraction needed more than 512 MiB of memory")],
-)  # fmt: skip
+    [
+        ("spin", "extraction timed out after 0.2 s"),
+        ("sleep", "extraction timed out after 0.2 s"),
+        ("crash", "the extractor crashed (signal 11)"),
+        ("exit", "the extractor ended (status 3)"),
+        ("raise", "the extractor failed: ValueError: two lines"),
+        ("surrogate", "text has a lone surrogate \\ud800, which UTF-8 cannot hold"),
+        (b"\xff", "not valid UTF-8: byte 0xff at position 0"),
+        ("eat memory", "extraction needed more than 512 MiB of memory"),
+    ],
+)
 def test_a_page_that_goes_wrong_is_lost_alone(extractor: str, bad: str | bytes, error: str) -> None:
     limits = Limits(seconds=0.2, memory_bytes=512 << 20)
     items: list[Read] = [page("a", 1), page("b", 2), page(bad, 3), page("d", 4), page("e", 5)]
@@ -98,9 +106,13 @@ def test_a_page_that_goes_wrong_is_lost_alone(extractor: str, bad: str | bytes, 
 def test_bad_pages_in_a_row_and_at_both_ends_are_told_apart(extractor: str) -> None:
     items: list[Read] = [page("crash"), page("spin"), page("exit"), page("a"), page("raise"), page("crash")]
     assert texts(run(extractor, items, FAST)) == [
-        "the extractor crashed (signal 11)", "extraction timed out after 0.2 s", "the extractor ended (status 3)", "A",
-        "the extractor failed: ValueError: two lines", "the extractor crashed (signal 11)",
-    ]  # fmt: skip
+        "the extractor crashed (signal 11)",
+        "extraction timed out after 0.2 s",
+        "the extractor ended (status 3)",
+        "A",
+        "the extractor failed: ValueError: two lines",
+        "the extractor crashed (signal 11)",
+    ]
 
 
 def test_a_page_that_fails_only_behind_others_is_tried_again_in_a_fresh_process(extractor: str) -> None:

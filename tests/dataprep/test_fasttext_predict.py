@@ -42,11 +42,33 @@ MODEL = SHARED / "langid" / "lid176" / "lid.176.ftz"
 needs_model = pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is not here")
 WORDS = ("</s>", "the", "a", "house", "Größe", "中文", "internationalisation", "__label__odd", "x")
 LINES = (
-    "", " ", "\0", "the", "the house", "a  house\twith\va\fGröße\r中文", "</s>", "the </s> house", "the</s> house", "x",
-    "__label__0", "__label__0 the", "__label__unheard the", "__label__odd the", "the __label__", "_", "é", "\U0001f600",
-    "internationalisation of internationalisations", "12345678 123456789 1234567 12345678901234567",
-    "the\0house", "a" * 64, "a" * 65, "é" * 40, "the house " * 500, "nbsp\xa0is\u2003no\u3000space\x85here\x1c",
-)  # fmt: skip
+    "",
+    " ",
+    "\0",
+    "the",
+    "the house",
+    "a  house\twith\va\fGröße\r中文",
+    "</s>",
+    "the </s> house",
+    "the</s> house",
+    "x",
+    "__label__0",
+    "__label__0 the",
+    "__label__unheard the",
+    "__label__odd the",
+    "the __label__",
+    "_",
+    "é",
+    "\U0001f600",
+    "internationalisation of internationalisations",
+    "12345678 123456789 1234567 12345678901234567",
+    "the\0house",
+    "a" * 64,
+    "a" * 65,
+    "é" * 40,
+    "the house " * 500,
+    "nbsp\xa0is\u2003no\u3000space\x85here\x1c",
+)
 LONG = ("word" * 25_000, "中" * 33_000 + " the", "ab " * 40_000)
 SHAPES = {
     "dense": Shape(),
@@ -197,10 +219,13 @@ def train(path: Path, **options: Any) -> Any:
     random = np.random.default_rng(5)
     vocabulary = [f"w{number}é" for number in range(400)]
     lines = path.with_suffix(".txt")
-    lines.write_text("".join(
-        f"__label__{row % 6} {' '.join(random.choice(vocabulary[row % 6 * 50 : row % 6 * 50 + 150], 12))}\n"
-        for row in range(600)
-    ), encoding="utf-8")  # fmt: skip
+    lines.write_text(
+        "".join(
+            f"__label__{row % 6} {' '.join(random.choice(vocabulary[row % 6 * 50 : row % 6 * 50 + 150], 12))}\n"
+            for row in range(600)
+        ),
+        encoding="utf-8",
+    )
     return fasttext.train_supervised(str(lines), epoch=3, dim=12, bucket=2000, thread=12, verbose=0, **options), lines
 
 
@@ -286,8 +311,10 @@ def test_the_cache_has_a_bound_and_is_filled_anew_beyond_it(tmp_path: Path) -> N
     assert len(cache.table) // 2 < taken < len(cache.table)
 
 
-@pytest.mark.parametrize(("shape", "slots"), [
-    (Shape(dim=16), MOST_SLOTS), (Shape(dim=256), MOST_SLOTS // 16), (Shape(dim=256, maxn=0), MOST_SLOTS)])
+@pytest.mark.parametrize(
+    ("shape", "slots"),
+    [(Shape(dim=16), MOST_SLOTS), (Shape(dim=256), MOST_SLOTS // 16), (Shape(dim=256, maxn=0), MOST_SLOTS)],
+)
 def test_long_rows_are_kept_of_fewer_words(tmp_path: Path, shape: Shape, slots: int) -> None:
     cache = make_cache(read_model(write_model(tmp_path / "model", shape, WORDS, seed=2)).weights)
     assert len(cache.table) == slots + 1
@@ -298,8 +325,9 @@ def test_long_rows_are_kept_of_fewer_words(tmp_path: Path, shape: Shape, slots: 
 @given(st.integers(1, 2**31 - 1), st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50))
 def test_buckets_are_remainders(buckets: int, values: list[int]) -> None:
     for number in (buckets, 1, 2, 2_000_000):
-        ngrams = Ngrams(np.empty(0, np.uint64), np.empty(0, np.int32), 0, 1, 1, np.uint64(number),
-                        reciprocal(np.uint64(number)))  # fmt: skip
+        ngrams = Ngrams(
+            np.empty(0, np.uint64), np.empty(0, np.int32), 0, 1, 1, np.uint64(number), reciprocal(np.uint64(number))
+        )
         for value in (*values, 0, number - 1, number, 2**64 - 1):
             assert bucket_of(ngrams, np.uint64(value)) == value % number
 
@@ -331,12 +359,18 @@ def test_fasttext_predicts_where_our_kernels_cannot_and_says_why(tmp_path: Path)
     assert predictor.tops(lines_of(["the\nhouse"]))[0] == predictor.tops(lines_of(["the house"]))[0]
 
 
-@pytest.mark.parametrize(("at", "change", "reason"), [
-    (0, struct.pack("<i", 1), "no fastText file"), (4, struct.pack("<i", 13), "no fastText file"),
-    (36, struct.pack("<i", 1), "predicts no labels"), (32, struct.pack("<i", 9), "predicts no labels"),
-    (40, struct.pack("<i", 0), "no buckets"), (40, struct.pack("<i", 10**6), "do not go with"),
-    (64, struct.pack("<i", 8), "dictionary is damaged"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("at", "change", "reason"),
+    [
+        (0, struct.pack("<i", 1), "no fastText file"),
+        (4, struct.pack("<i", 13), "no fastText file"),
+        (36, struct.pack("<i", 1), "predicts no labels"),
+        (32, struct.pack("<i", 9), "predicts no labels"),
+        (40, struct.pack("<i", 0), "no buckets"),
+        (40, struct.pack("<i", 10**6), "do not go with"),
+        (64, struct.pack("<i", 8), "dictionary is damaged"),
+    ],
+)
 def test_a_file_that_is_not_such_a_model_is_refused(tmp_path: Path, at: int, change: bytes, reason: str) -> None:
     path = write_model(tmp_path / "model", Shape(), WORDS, seed=6)
     content = bytearray(path.read_bytes())
@@ -358,8 +392,14 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, share: float) -> No
 @needs_model
 def test_a_text_that_is_not_utf8_costs_itself_alone() -> None:
     texts = pa.Array.from_buffers(
-        pa.large_string(), 2, [None, pa.py_buffer(np.array([0, 2, 30], np.int64)),
-                               pa.py_buffer(b"\xff\xfe" + b"This is plain English text.."[:28])])  # fmt: skip
+        pa.large_string(),
+        2,
+        [
+            None,
+            pa.py_buffer(np.array([0, 2, 30], np.int64)),
+            pa.py_buffer(b"\xff\xfe" + b"This is plain English text.."[:28]),
+        ],
+    )
     section = LanguageId()
     predictor = load_model(str(MODEL), "lid.176")
     found, errors = measure_texts(

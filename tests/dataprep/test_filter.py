@@ -31,8 +31,13 @@ def prose(seed: int, words: int = 120) -> str:
     """English-looking text that every rule passes."""
     source = random.Random(seed)
     stems = ["the", "river", "of", "and", "stone", "table", "under", "morning", "to", "letter", "garden", "with"]
-    return " ".join(source.choice(stems) + source.choice(["", "s", "ed"]) * (step % 3) + ("." * (step % 9 == 0))
-                    + str(step) * (step % 2) for step in range(words))
+    return " ".join(
+        source.choice(stems)
+        + source.choice(["", "s", "ed"]) * (step % 3)
+        + ("." * (step % 9 == 0))
+        + str(step) * (step % 2)
+        for step in range(words)
+    )
 
 
 def read(out: Path) -> pa.Table:
@@ -43,19 +48,22 @@ def reason_of(table: pa.Table) -> dict[str, str | None]:
     return dict(enumerate(table["reason"].cast(pa.string()).to_pylist()))
 
 
-@pytest.mark.parametrize(("threshold", "text"), [
-    ("gopher_quality/min_words", "too short to be of use"),
-    ("gopher_quality/max_words", "the word of one " * 26_000),
-    ("gopher_quality/min_mean_word_length", "to be of a " * 30),
-    ("gopher_quality/max_mean_word_length", "the incomprehensibilities and counterrevolutionaries " * 20),
-    ("gopher_quality/max_symbol_word_ratio", prose(1) + " #tag" * 20),
-    ("gopher_quality/max_bullet_line_ratio", "\n".join(f"- {line}" for line in prose(2).split(". "))),
-    ("gopher_quality/max_ellipsis_line_ratio", "\n".join(f"{prose(seed, 30)}..." for seed in range(9))),
-    ("gopher_quality/min_alpha_word_ratio", prose(4) + " 12345" * 60),
-    ("gopher_quality/min_stop_words", " ".join(f"word{step}" for step in range(80))),
-    ("gopher_repetition/max_duplicate_line_ratio", "\n".join(["ab"] * 4 + prose(6).split(". ")[:6] + [prose(7)])),
-    ("gopher_repetition/max_top_2gram_char_ratio", " ".join(f"{word} some measures" for word in prose(8).split())),
-])
+@pytest.mark.parametrize(
+    ("threshold", "text"),
+    [
+        ("gopher_quality/min_words", "too short to be of use"),
+        ("gopher_quality/max_words", "the word of one " * 26_000),
+        ("gopher_quality/min_mean_word_length", "to be of a " * 30),
+        ("gopher_quality/max_mean_word_length", "the incomprehensibilities and counterrevolutionaries " * 20),
+        ("gopher_quality/max_symbol_word_ratio", prose(1) + " #tag" * 20),
+        ("gopher_quality/max_bullet_line_ratio", "\n".join(f"- {line}" for line in prose(2).split(". "))),
+        ("gopher_quality/max_ellipsis_line_ratio", "\n".join(f"{prose(seed, 30)}..." for seed in range(9))),
+        ("gopher_quality/min_alpha_word_ratio", prose(4) + " 12345" * 60),
+        ("gopher_quality/min_stop_words", " ".join(f"word{step}" for step in range(80))),
+        ("gopher_repetition/max_duplicate_line_ratio", "\n".join(["ab"] * 4 + prose(6).split(". ")[:6] + [prose(7)])),
+        ("gopher_repetition/max_top_2gram_char_ratio", " ".join(f"{word} some measures" for word in prose(8).split())),
+    ],
+)
 def test_each_rule_names_itself_as_the_reason(
     threshold: str, text: str, write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
@@ -82,11 +90,17 @@ def test_only_configured_rule_sets_are_measured_and_applied(
     ingest = write_ingest("ingest", [[("web", "a", "short")]])
     for rules, columns, reason in (
         ([], set(), None),
-        (["gopher_quality"], {name.removeprefix("min_").removeprefix("max_") for name in QUALITY},
-         "gopher_quality/min_words"),
+        (
+            ["gopher_quality"],
+            {name.removeprefix("min_").removeprefix("max_") for name in QUALITY},
+            "gopher_quality/min_words",
+        ),
         (["gopher_repetition"], {name.removeprefix("max_") for name in REPETITION}, None),
-        ([{"gopher_quality": {"min_words": 1, "min_stop_words": 0}}],
-         {name.removeprefix("min_").removeprefix("max_") for name in QUALITY}, None),
+        (
+            [{"gopher_quality": {"min_words": 1, "min_stop_words": 0}}],
+            {name.removeprefix("min_").removeprefix("max_") for name in QUALITY},
+            None,
+        ),
     ):
         out = tmp_path / f"out-{len(columns)}-{reason}"
         config = Filter.model_validate({"rules": rules}).model_dump(mode="json")
@@ -208,8 +222,10 @@ def test_a_rule_set_can_be_for_some_sources_alone(
     listing = "\n".join(f"item {row}" for row in range(60))
     documents = [("web", "a", listing), ("git", "b.py", listing), ("web", "c.min.js", f"{prose(1)}.")]
     ingest = write_ingest("ingest", [documents])
-    config = {"rules": ["fineweb", {"code": {"min_code_tokens": 500}}, "mc4"],
-              "rule_sources": {"fineweb": ["web"], "code": ["git"], "mc4": []}}  # fmt: skip
+    config = {
+        "rules": ["fineweb", {"code": {"min_code_tokens": 500}}, "mc4"],
+        "rule_sources": {"fineweb": ["web"], "code": ["git"], "mc4": []},
+    }
     summary = filter_stage.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
     table = read(tmp_path / "out")
     assert reason_of(table) == {0: "fineweb/min_terminal_line_ratio", 1: "code/min_code_tokens", 2: None}

@@ -27,17 +27,28 @@ WORDS = {
     "th": ["ทุกคนมีสิทธิในชีวิต", "เสรีภาพและความมั่นคง", "แห่งตัวตน", "การกระทำ"],
 }
 LANGUAGES: list[tuple[str | None, str | None]] = [
-    ("en", None), ("de", "Latn"), ("th", "Thai"), ("zh", "Hans"), ("fr", "Latn"), (None, None)]
+    ("en", None),
+    ("de", "Latn"),
+    ("th", "Thai"),
+    ("zh", "Hans"),
+    ("fr", "Latn"),
+    (None, None),
+]
 CONFIG = {
-    "rules": [{"gopher_quality": {"min_words": 30}}, "gopher_repetition",
-              {"fineweb": {"min_terminal_line_ratio": 0.0}}],
+    "rules": [
+        {"gopher_quality": {"min_words": 30}},
+        "gopher_repetition",
+        {"fineweb": {"min_terminal_line_ratio": 0.0}},
+    ],
     "by_language": {
-        "de": {"gopher_quality": {"min_words": 60, "max_mean_word_length": 15.0, "stop_words": ["der", "Fluss"]},
-               "fineweb": None},
+        "de": {
+            "gopher_quality": {"min_words": 60, "max_mean_word_length": 15.0, "stop_words": ["der", "Fluss"]},
+            "fineweb": None,
+        },
         "tha_Thai": {"gopher_repetition": None, "c4": {"min_sentences": 1}},
         "zh_Hans": {"gopher_quality": {"min_words": 5}},
     },
-}  # fmt: skip
+}
 
 
 def texts(seed: int, number: int) -> list[tuple[str, str | None, str | None]]:
@@ -54,18 +65,30 @@ def texts(seed: int, number: int) -> list[tuple[str, str | None, str | None]]:
 
 def table(rows: list[tuple[str, str | None, str | None]]) -> pa.Table:
     parts = list(zip(*rows, strict=True))
-    return pa.table({"text": pa.array(parts[0], pa.large_string()), "language": pa.array(parts[1], pa.string()),
-                     "script": pa.array(parts[2], pa.string()), "source": ["web"] * len(rows)})
+    return pa.table(
+        {
+            "text": pa.array(parts[0], pa.large_string()),
+            "language": pa.array(parts[1], pa.string()),
+            "script": pa.array(parts[2], pa.string()),
+            "source": ["web"] * len(rows),
+        }
+    )
 
 
 def merged(entry: str) -> Filter:
     """What one of the languages has for its rules, written out."""
-    general: dict[str, Any] = {"gopher_quality": {"min_words": 30}, "gopher_repetition": {},
-                               "fineweb": {"min_terminal_line_ratio": 0.0}}
+    general: dict[str, Any] = {
+        "gopher_quality": {"min_words": 30},
+        "gopher_repetition": {},
+        "fineweb": {"min_terminal_line_ratio": 0.0},
+    }
     own = {
         "general": general,
-        "de": {**general, "gopher_quality": {"min_words": 60, "max_mean_word_length": 15.0,
-                                             "stop_words": ["der", "Fluss"]}, "fineweb": None},
+        "de": {
+            **general,
+            "gopher_quality": {"min_words": 60, "max_mean_word_length": 15.0, "stop_words": ["der", "Fluss"]},
+            "fineweb": None,
+        },
         "tha_Thai": {**general, "gopher_repetition": None, "c4": {"min_sentences": 1}},
         "zh_Hans": {**general, "gopher_quality": {"min_words": 5}},
     }
@@ -97,34 +120,50 @@ def test_the_order_of_documents_changes_no_verdict() -> None:
     assert [judge(table(rows), section).reasons[place] for place in order] == shuffled.reasons
 
 
-@pytest.mark.parametrize(("unlisted", "reasons", "entries"), [
-    ("general", [None, "gopher_quality/min_words", "gopher_quality/min_words"], ["de", "general", "general"]),
-    ("keep", [None, None, None], ["de", None, None]),
-    ("drop", [None, "unlisted_language", "unlisted_language"], ["de", None, None]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("unlisted", "reasons", "entries"),
+    [
+        ("general", [None, "gopher_quality/min_words", "gopher_quality/min_words"], ["de", "general", "general"]),
+        ("keep", [None, None, None], ["de", None, None]),
+        ("drop", [None, "unlisted_language", "unlisted_language"], ["de", None, None]),
+    ],
+)
 def test_languages_that_are_not_listed_are_judged_kept_or_dropped(
     unlisted: str, reasons: list[str | None], entries: list[str | None]
 ) -> None:
-    section = Filter.model_validate({"rules": ["gopher_quality"], "unlisted": unlisted, "by_language": {
-        "de": {"gopher_quality": {"min_words": 1, "min_stop_words": 0}}}})
+    section = Filter.model_validate(
+        {
+            "rules": ["gopher_quality"],
+            "unlisted": unlisted,
+            "by_language": {"de": {"gopher_quality": {"min_words": 1, "min_stop_words": 0}}},
+        }
+    )
     found = judge(table([("kurz und gut", "de", "Latn"), ("court", "fr", "Latn"), ("short", None, None)]), section)
     assert (found.reasons, found.entries) == (reasons, entries)
     assert np.isnan(found.statistics["words"]).tolist() == [False, unlisted != "general", unlisted != "general"]
 
 
 def test_a_script_comes_before_its_language_and_a_label_means_what_the_column_has() -> None:
-    section = Filter.model_validate({"rules": ["gopher_quality"], "by_language": {
-        "sr": None, "srp_Cyrl": None, "deu_Latn": None}})
+    section = Filter.model_validate(
+        {"rules": ["gopher_quality"], "by_language": {"sr": None, "srp_Cyrl": None, "deu_Latn": None}}
+    )
     rows = [("a", "sr", "Latn"), ("a", "sr", "Cyrl"), ("a", "de", "Latn"), ("a", "de", None)]
     assert judge(table(rows), section).entries == ["sr", "srp_Cyrl", "deu_Latn", "general"]
 
 
 @pytest.mark.parametrize("context", [None, RECIPE])
 def test_a_section_is_the_same_when_it_is_read_again(context: str | None) -> None:
-    config = {**CONFIG, "rules": [{"gopher_quality": {"stop_words": ["a"]}}, {"fineweb": {"constants": "datatrove"}}],
-              "unlisted": "drop"}
-    config["by_language"] = {**CONFIG["by_language"], "fr": {"gopher_quality": {"stop_words": None}, "c4": None},
-                             "it": {"fineweb": {"words": "language"}}, "es": ["mc4"]}
+    config = {
+        **CONFIG,
+        "rules": [{"gopher_quality": {"stop_words": ["a"]}}, {"fineweb": {"constants": "datatrove"}}],
+        "unlisted": "drop",
+    }
+    config["by_language"] = {
+        **CONFIG["by_language"],
+        "fr": {"gopher_quality": {"stop_words": None}, "c4": None},
+        "it": {"fineweb": {"words": "language"}},
+        "es": ["mc4"],
+    }
     section = Filter.model_validate(config)
     again = Filter.model_validate(section.model_dump(mode="json", context=context))
     assert again == section
@@ -146,10 +185,17 @@ def test_a_recipe_without_what_came_later_is_as_it_was() -> None:
 
 def test_what_is_wrong_is_told_where_it_is_written_and_once() -> None:
     with pytest.raises(ValidationError) as raised:
-        Filter.model_validate({"rules": {"gopher_quality": {"min_wrds": 3}}, "by_language": {
-            "de": {"gopher_quality": {"max_wrds": 3}}, "fr": [3]}})
+        Filter.model_validate(
+            {
+                "rules": {"gopher_quality": {"min_wrds": 3}},
+                "by_language": {"de": {"gopher_quality": {"max_wrds": 3}}, "fr": [3]},
+            }
+        )
     assert [".".join(map(str, error["loc"])) for error in raised.value.errors()] == [
-        "rules.gopher_quality.min_wrds", "by_language.de.gopher_quality.max_wrds", "by_language.fr"]
+        "rules.gopher_quality.min_wrds",
+        "by_language.de.gopher_quality.max_wrds",
+        "by_language.fr",
+    ]
     with pytest.raises(ValidationError, match=r"'german' is no code of a language: write ISO 639-1"):
         Filter.model_validate({"by_language": {"german": {}}})
     with pytest.raises(ValidationError, match="YAML reads `no` as false; quote the code of Norwegian"):
@@ -162,10 +208,19 @@ def filtered(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> 
     rows = texts(5, 80)
     ingest = write_ingest("ingest", [[("web", str(number), text) for number, (text, _, _) in enumerate(rows)]])
     ids = pq.read_table(ingest / SHARD)["id"]
-    write_table(tmp_path / "langid" / SHARD, pa.table({
-        "id": ids, "keep": [True] * len(rows), "reason": pa.array([None] * len(rows), pa.string()),
-        "error": pa.array([None] * len(rows), pa.string()), "language": table(rows)["language"],
-        "script": table(rows)["script"]}))
+    write_table(
+        tmp_path / "langid" / SHARD,
+        pa.table(
+            {
+                "id": ids,
+                "keep": [True] * len(rows),
+                "reason": pa.array([None] * len(rows), pa.string()),
+                "error": pa.array([None] * len(rows), pa.string()),
+                "language": table(rows)["language"],
+                "script": table(rows)["script"],
+            }
+        ),
+    )
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
 
     def run(config: dict[str, Any], name: str = "filter", **fields: Any) -> dict[str, Any]:
@@ -191,8 +246,10 @@ def test_the_counts_by_language_are_those_of_the_table(filtered: Callable, tmp_p
 
 def test_other_bounds_of_one_language_replayed_equal_other_bounds_run(filtered: Callable, tmp_path: Path) -> None:
     german = {**CONFIG["by_language"]["de"]["gopher_quality"], "min_words": 10, "max_mean_word_length": 6.0}
-    changed = {**CONFIG, "by_language": {**CONFIG["by_language"], "de": {
-        **CONFIG["by_language"]["de"], "gopher_quality": german}}}
+    changed = {
+        **CONFIG,
+        "by_language": {**CONFIG["by_language"], "de": {**CONFIG["by_language"]["de"], "gopher_quality": german}},
+    }
     sections = [Filter.model_validate(config) for config in (CONFIG, changed)]
     filtered(CONFIG)
     filtered(changed, "truth")
@@ -217,4 +274,8 @@ def test_workers_change_no_byte(filtered: Callable, tmp_path: Path) -> None:
 
 def test_a_short_name_says_whose_rule_it_is() -> None:
     assert [short_name(name) for name in ("language", "c4/max_x", "de/c4/max_x", "strict: de/c4/max_x")] == [
-        "language", "max_x", "max_x (de)", "max_x (strict: de)"]
+        "language",
+        "max_x",
+        "max_x (de)",
+        "max_x (strict: de)",
+    ]

@@ -21,12 +21,77 @@ from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, Goph
 from tests.dataprep import gopher_reference
 
 PIECES = [
-    "the", "Be", "TO", "of", "that", "İ", "ΟΔΟΣ", "Å", "é", "e\u0301", "東京", "123", "#", "##", "#a#", "...", "....",
-    "…", "(...)", "[…]", "-»", "Read More", "read more..", "•", "●", "▶", "–", "-", "*", "ⅷ", "\u093c", "a", "bc", "to",
-    "day", "today", "don't", "CAN’T", "cannot", "we'll", "U.S.", "J.", "ab.Cd", "1-2", "a--b", "5$", "10%", "+", ",",
-    ":", "/", "_", "\u200d", "\n", "\n\n", "\n \n", "\n\n\n", " ", "\t", "\r", "\r\n", "\x0b", "\x1c", "\x85", "\u2028",
-    "\u00a0", "\u3000", "😀", "\u0000", "",
-]  # fmt: skip
+    "the",
+    "Be",
+    "TO",
+    "of",
+    "that",
+    "İ",
+    "ΟΔΟΣ",
+    "Å",
+    "é",
+    "e\u0301",
+    "東京",
+    "123",
+    "#",
+    "##",
+    "#a#",
+    "...",
+    "....",
+    "…",
+    "(...)",
+    "[…]",
+    "-»",
+    "Read More",
+    "read more..",
+    "•",
+    "●",
+    "▶",
+    "–",
+    "-",
+    "*",
+    "ⅷ",
+    "\u093c",
+    "a",
+    "bc",
+    "to",
+    "day",
+    "today",
+    "don't",
+    "CAN’T",
+    "cannot",
+    "we'll",
+    "U.S.",
+    "J.",
+    "ab.Cd",
+    "1-2",
+    "a--b",
+    "5$",
+    "10%",
+    "+",
+    ",",
+    ":",
+    "/",
+    "_",
+    "\u200d",
+    "\n",
+    "\n\n",
+    "\n \n",
+    "\n\n\n",
+    " ",
+    "\t",
+    "\r",
+    "\r\n",
+    "\x0b",
+    "\x1c",
+    "\x85",
+    "\u2028",
+    "\u00a0",
+    "\u3000",
+    "😀",
+    "\u0000",
+    "",
+]
 any_text = st.text(st.characters(codec="utf-8"), max_size=60)
 pieces = st.lists(st.sampled_from(PIECES), max_size=80)
 few_words = st.lists(st.sampled_from(["a", "b", "ab", "cc", "bcc", "\n", "\n\n"]), max_size=120)
@@ -101,31 +166,62 @@ def block_twice(words: int, block: int, block_chars: int, chars: int) -> str:
     return " ".join([*others[:third], *copied, *others[third : 2 * third], *copied, *others[2 * third :]])
 
 
-@pytest.mark.parametrize(("text", "shares"), [
-    # 100 words of 546 letters twice in 600 words of 3330, with 599 spaces. datatrove counts the second copy in the
-    # whole text, DCLM both in the letters, Curator the second with its 99 spaces. Dolma: of 596 5-grams 2 x 96.
-    (block_twice(600, 100, 546, 3330), {
-        "datatrove": 546 / 3929, "dclm": 1092 / 3330, "redpajama": round(1092 / 3330, 8), "curator": 645 / 3929,
-        "dolma": pytest.approx(192 / 596 * 5.46 / 5.55, abs=5e-4)}),
-    # 60 words of 293 letters twice in 540 words of 2790.
-    (block_twice(540, 60, 293, 2790), {
-        "datatrove": 293 / 3329, "dclm": 586 / 2790, "redpajama": round(586 / 2790, 8), "curator": 352 / 3329,
-        "dolma": pytest.approx(112 / 536 * (293 / 60) / (2790 / 540), abs=5e-4)}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        # 100 words of 546 letters twice in 600 words of 3330, with 599 spaces. datatrove counts the second copy in the
+        # whole text, DCLM both in the letters, Curator the second with its 99 spaces. Dolma: of 596 5-grams 2 x 96.
+        (
+            block_twice(600, 100, 546, 3330),
+            {
+                "datatrove": 546 / 3929,
+                "dclm": 1092 / 3330,
+                "redpajama": round(1092 / 3330, 8),
+                "curator": 645 / 3929,
+                "dolma": pytest.approx(192 / 596 * 5.46 / 5.55, abs=5e-4),
+            },
+        ),
+        # 60 words of 293 letters twice in 540 words of 2790.
+        (
+            block_twice(540, 60, 293, 2790),
+            {
+                "datatrove": 293 / 3329,
+                "dclm": 586 / 2790,
+                "redpajama": round(586 / 2790, 8),
+                "curator": 352 / 3329,
+                "dolma": pytest.approx(112 / 536 * (293 / 60) / (2790 / 540), abs=5e-4),
+            },
+        ),
+    ],
+)
 def test_one_repeated_block_has_five_shares(text: str, shares: dict[str, float]) -> None:
     assert {dialect: measured([text], dialect)[0]["duplicate_5gram_char_ratio"] for dialect in shares} == shares
 
 
 def test_whether_a_repeated_block_is_too_much_depends_on_the_dialect() -> None:
     large, small = block_twice(600, 100, 546, 3330), block_twice(540, 60, 293, 2790)
-    shares = {dialect: [round(row["duplicate_5gram_char_ratio"], 3) for row in measured([large, small], dialect)]
-              for dialect in gopher.DIALECTS}
-    assert shares == {"datatrove": [0.139, 0.088], "dclm": [0.328, 0.210], "redpajama": [0.328, 0.210],
-                      "dolma": [0.317, 0.198], "curator": [0.164, 0.106]}
-    kept = {dialect: [share <= GopherRepetition().max_duplicate_5gram_char_ratio for share in row]
-            for dialect, row in shares.items()}
-    assert kept == {"datatrove": [True, True], "dclm": [False, False], "redpajama": [False, False],
-                    "dolma": [False, False], "curator": [False, True]}
+    shares = {
+        dialect: [round(row["duplicate_5gram_char_ratio"], 3) for row in measured([large, small], dialect)]
+        for dialect in gopher.DIALECTS
+    }
+    assert shares == {
+        "datatrove": [0.139, 0.088],
+        "dclm": [0.328, 0.210],
+        "redpajama": [0.328, 0.210],
+        "dolma": [0.317, 0.198],
+        "curator": [0.164, 0.106],
+    }
+    kept = {
+        dialect: [share <= GopherRepetition().max_duplicate_5gram_char_ratio for share in row]
+        for dialect, row in shares.items()
+    }
+    assert kept == {
+        "datatrove": [True, True],
+        "dclm": [False, False],
+        "redpajama": [False, False],
+        "dolma": [False, False],
+        "curator": [False, True],
+    }
 
 
 def test_what_is_equal_for_datatrove_is_the_joined_text_of_words() -> None:
@@ -151,20 +247,37 @@ def test_of_equally_frequent_ngrams_dclm_takes_the_longest_and_the_others_the_fi
     text = "a b x long longer y a b z long longer"
     chars = len(text.replace(" ", ""))
     shares = {dialect: measured([text], dialect)[0]["top_2gram_char_ratio"] for dialect in gopher.DIALECTS}
-    assert shares == {"dclm": 2 * 10 / chars, "datatrove": 2 * 3 / len(text), "dolma": 2 * 2 / chars,
-                      "curator": 2 * 3 / len(text), "redpajama": round(2 * 2 / chars, 8)}
+    assert shares == {
+        "dclm": 2 * 10 / chars,
+        "datatrove": 2 * 3 / len(text),
+        "dolma": 2 * 2 / chars,
+        "curator": 2 * 3 / len(text),
+        "redpajama": round(2 * 2 / chars, 8),
+    }
 
 
 def test_rules_that_a_dialect_does_not_have_are_passed() -> None:
     text = "\n\n".join(["the same line of text"] * 9)
-    failed = {dialect: {rule.split("/")[1] for rule, mask in failures(
-        gopher.statistics(pa.array([text]), GopherRules.model_validate({"dialect": dialect})),
-        {"gopher_repetition": GopherRepetition()}).items() if mask[0] and "gram" not in rule}
-        for dialect in gopher.DIALECTS}  # fmt: skip
+    failed = {
+        dialect: {
+            rule.split("/")[1]
+            for rule, mask in failures(
+                gopher.statistics(pa.array([text]), GopherRules.model_validate({"dialect": dialect})),
+                {"gopher_repetition": GopherRepetition()},
+            ).items()
+            if mask[0] and "gram" not in rule
+        }
+        for dialect in gopher.DIALECTS
+    }
     lines = {"max_duplicate_line_ratio", "max_duplicate_line_char_ratio"}
     paragraphs = {"max_duplicate_paragraph_ratio", "max_duplicate_paragraph_char_ratio"}
-    assert failed == {"dclm": lines | paragraphs, "datatrove": lines | paragraphs, "dolma": lines,
-                      "curator": lines | paragraphs, "redpajama": set()}
+    assert failed == {
+        "dclm": lines | paragraphs,
+        "datatrove": lines | paragraphs,
+        "dolma": lines,
+        "curator": lines | paragraphs,
+        "redpajama": set(),
+    }
 
 
 def test_a_long_pattern_that_almost_repeats_takes_linear_time() -> None:

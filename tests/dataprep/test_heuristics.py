@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from gristmill.dataprep.judges.heuristics import COUNTS, SHORT_LINE_CHARACTERS, TERMINAL_MARKS, counts_of
 from gristmill.dataprep.judges.heuristics import heuristic_scores as score
 
-PROSE = ("The committee met on a rainy morning to talk about the repairs of the old bridge. Nobody had expected that "
-         "the river would rise so early in the year, and the first proposals were withdrawn within an hour.\n") * 8
+PROSE = (
+    "The committee met on a rainy morning to talk about the repairs of the old bridge. Nobody had expected that "
+    "the river would rise so early in the year, and the first proposals were withdrawn within an hour.\n"
+) * 8
 MENU = "Home\nAbout Us\nContact\nLOGIN\nSign Up Now\n$19.99\n$29.99\nAdd To Cart\nTop 10 Deals\n" * 4
 
 
@@ -23,13 +25,17 @@ def plain_counts(text: str) -> dict[str, int]:
     solid = [character for character in text if not character.isspace()]
     letters = [character for character in solid if character.isalpha()]
     return {
-        "characters": len(solid), "letters": len(letters), "capitals": sum(map(str.isupper, letters)),
-        "words": len(words), "words_with_letters": sum(any(map(str.isalpha, word)) for word in words),
-        "capitalised_words": sum(word[0].isalpha() and word[0].isupper() for word in words), "lines": len(lines),
+        "characters": len(solid),
+        "letters": len(letters),
+        "capitals": sum(map(str.isupper, letters)),
+        "words": len(words),
+        "words_with_letters": sum(any(map(str.isalpha, word)) for word in words),
+        "capitalised_words": sum(word[0].isalpha() and word[0].isupper() for word in words),
+        "lines": len(lines),
         "short_lines": sum(len(line) <= SHORT_LINE_CHARACTERS for line in lines),
         "line_characters": sum(map(len, lines)),
         "sentence_characters": sum(len(line) for line in lines if line[-1] in TERMINAL_MARKS),
-    }  # fmt: skip
+    }
 
 
 def counted(texts: list[str]) -> list[dict[str, int]]:

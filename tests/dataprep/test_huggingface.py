@@ -111,11 +111,15 @@ configs:
 
 @pytest.mark.parametrize(
     ("files", "message"),
-    [({}, "holds no data"), ({"picture.png": ""}, "holds no data"),
-     ({"state.json": "{"}, r"state\.json cannot be read"),
-     ({"state.json": "[]"}, "no JSON object"), ({"state.json": "{}"}, "incomplete"),
-     ({"dataset_dict.json": '{"splits": ["train"]}'}, r"train/state\.json cannot be read")],
-)  # fmt: skip
+    [
+        ({}, "holds no data"),
+        ({"picture.png": ""}, "holds no data"),
+        ({"state.json": "{"}, r"state\.json cannot be read"),
+        ({"state.json": "[]"}, "no JSON object"),
+        ({"state.json": "{}"}, "incomplete"),
+        ({"dataset_dict.json": '{"splits": ["train"]}'}, r"train/state\.json cannot be read"),
+    ],
+)
 def test_a_folder_that_is_no_dataset_is_an_error_that_says_why(files: dict[str, str], message: str) -> None:
     with pytest.raises(NoSplitError, match=message):
         split_files(list(files), lambda name: _content(files, name), "train", lambda name: False)
@@ -166,5 +170,6 @@ def test_arrow_files_of_the_file_format_are_read_too(tmp_path: Path) -> None:
         writer.write_table(table)
     (file,) = find_files("s", {"path": str(tmp_path / "a.arrow")}).files
     assert list(read_records(file, Reading())) == [
-        Record(1, "a.arrow#1", "a", '{"n": 1}'), Record(2, "a.arrow#2", "b", '{"n": 2}'),
-    ]  # fmt: skip
+        Record(1, "a.arrow#1", "a", '{"n": 1}'),
+        Record(2, "a.arrow#2", "b", '{"n": 2}'),
+    ]

@@ -72,9 +72,12 @@ def test_every_record_is_a_document_or_quarantined_with_file_record_and_reason(
     bad = [row for path in sorted((out / "quarantine").iterdir()) for row in read_table(path).to_pylist()]
     assert len(bad) == counts["quarantined"] == 5
     assert [(row["source"], row["file"], row["record"]) for row in bad] == [
-        ("prose", "empty.txt", 1), ("prose", "latin.txt", 1), ("web", "big.jsonl", 11), ("web", "big.jsonl", 21),
+        ("prose", "empty.txt", 1),
+        ("prose", "latin.txt", 1),
+        ("web", "big.jsonl", 11),
+        ("web", "big.jsonl", 21),
         ("web", "cut.jsonl.gz", 32),
-    ]  # fmt: skip
+    ]
     assert summary["quarantined"] == [{key: row[key] for key in ("source", "file", "record", "error")} for row in bad]
     assert summary["warnings"] == [
         "source 'web': none.jsonl holds no records",
@@ -188,8 +191,10 @@ def test_a_record_that_repeats_id_and_text_is_dropped_and_counted_with_its_locat
         assert (counts["read"], counts["kept"], counts["dropped"]) == (3, 2, {"ingest/repeated": 1})
         assert (counts["bytes_read"], counts["bytes_kept"]) == (13, 9)
     check_conservation(summary["counts"], "ingest")
-    assert summary["warnings"] == ["source 'web': 1 records repeat the id and the text of one before, first '1'; they "
-                                   "are dropped (`on_repeat: fail` refuses them)"]  # fmt: skip
+    assert summary["warnings"] == [
+        "source 'web': 1 records repeat the id and the text of one before, first '1'; they "
+        "are dropped (`on_repeat: fail` refuses them)"
+    ]
     assert read_table(tmp_path / "out/dropped/repeated-00000.parquet").to_pylist() == [
         {"source": "web", "file": "", "record": 0, "locator": "1", "reason": "ingest/repeated"}
     ]
@@ -217,8 +222,10 @@ def test_which_repeat_stays_depends_on_the_listing_alone(
                 expected.append((file, record["text"]))
         (folder / f"{file}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "7.jsonl").write_bytes((folder / "0.jsonl").read_bytes())  # whose shards become empty
-    config = {"sources": {"web": {"path": str(folder), "id_field": "key", "metadata_fields": ["file"]}},
-              "ingest": {"shard_bytes": 3000}}  # fmt: skip
+    config = {
+        "sources": {"web": {"path": str(folder), "id_field": "key", "metadata_fields": ["file"]}},
+        "ingest": {"shard_bytes": 3000},
+    }
     once, again = tmp_path / "once", tmp_path / "again"
     first = ingest.run({}, config, once, make_context("work1", workers=1))
     # Ids in many partitions, several tasks that compare them, shards in three groups.
@@ -244,10 +251,13 @@ def test_dropping_repeats_that_was_interrupted_ends_with_the_same_bytes(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in range(3):
-        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps({"text": f"t {n} " * 40, "key": n}) + "\n"
-                                                        for n in range(20 * file, 20 * file + 35)))  # fmt: skip
-    config = {"sources": {"web": {"path": str(tmp_path / "*.jsonl"), "id_field": "key"}},
-              "ingest": {"shard_bytes": 2000}}  # fmt: skip
+        (tmp_path / f"{file}.jsonl").write_text(
+            "".join(json.dumps({"text": f"t {n} " * 40, "key": n}) + "\n" for n in range(20 * file, 20 * file + 35))
+        )
+    config = {
+        "sources": {"web": {"path": str(tmp_path / "*.jsonl"), "id_field": "key"}},
+        "ingest": {"shard_bytes": 2000},
+    }
     expected = ingest.run({}, config, tmp_path / "undisturbed", make_context("work1"))
     original, written = repeats.write_table, []
 
@@ -298,21 +308,32 @@ def test_the_summary_shows_at_most_twenty_quarantined_records(
     config = {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}, "ingest": {"max_quarantined": 0.5}}
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
     assert [row["record"] for row in summary["quarantined"]] == list(range(1, 21))
-    bad = [row["record"] for path in sorted((tmp_path / "out/quarantine").iterdir())
-           for row in read_table(path).to_pylist()]  # fmt: skip
+    bad = [
+        row["record"]
+        for path in sorted((tmp_path / "out/quarantine").iterdir())
+        for row in read_table(path).to_pylist()
+    ]
     assert bad == list(range(1, 31))
 
 
-@pytest.mark.parametrize(("content", "why"), [
-    ("", "its files hold no records"), ("{}\n[]\n", "2 of 2 records could not be read; the first: a.jsonl, record 1: "),
-])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "its files hold no records"),
+        ("{}\n[]\n", "2 of 2 records could not be read; the first: a.jsonl, record 1: "),
+    ],
+)
 def test_a_source_that_gives_nothing_is_an_error_that_says_why(
     content: str, why: str, tmp_path: Path, make_context: MakeContext
 ) -> None:
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(SourceError, match=re.escape(f"no documents came out of {tmp_path / 'a.jsonl'}: {why}")):
-        ingest.run({}, {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}, "ingest": {"max_quarantined": 1.0}},
-                   tmp_path / "out", make_context("work"))
+        ingest.run(
+            {},
+            {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}, "ingest": {"max_quarantined": 1.0}},
+            tmp_path / "out",
+            make_context("work"),
+        )
 
 
 def test_where_too_much_is_quarantined_the_error_says_where_to_look(
@@ -337,8 +358,11 @@ def test_a_few_bad_bytes_are_replaced_and_counted_or_quarantine_their_record(
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
     assert summary["sources"]["web"]["replaced"] == {"records": 4, "places": 5}
     assert [row["locator"] for row in rows(tmp_path / "out") if row["text"].count("\ufffd")] == [
-        "a.txt", "b.jsonl#1", "c.csv#1", "d.html",
-    ]  # fmt: skip
+        "a.txt",
+        "b.jsonl#1",
+        "c.csv#1",
+        "d.html",
+    ]
     assert [row["file"] for row in summary["quarantined"]] == ["b.jsonl", "c.csv"]
     assert summary["warnings"] == [
         "source 'web': 4 records had bytes that their encoding does not hold; 5 places have U+FFFD instead "
@@ -371,9 +395,13 @@ def test_a_document_beyond_the_limit_is_quarantined_with_its_locator_whatever_it
     assert (summary["counts"]["read"], summary["counts"]["quarantined"]) == (10, 6)
     bad = [row for path in sorted((out / "quarantine").iterdir()) for row in read_table(path).to_pylist()]
     assert sorted((row["file"], row["record"], row["error"].partition(":")[0]) for row in bad) == [
-        ("a.txt", 1, "a.txt"), ("b.jsonl", 2, "b.jsonl#2"), ("c.csv", 2, "c.csv#2"), ("d.parquet", 1, "d.parquet#1"),
-        ("e.zip", 1, "e.zip/in/a.txt"), ("f.html", 1, "f.html"),
-    ]  # fmt: skip
+        ("a.txt", 1, "a.txt"),
+        ("b.jsonl", 2, "b.jsonl#2"),
+        ("c.csv", 2, "c.csv#2"),
+        ("d.parquet", 1, "d.parquet#1"),
+        ("e.zip", 1, "e.zip/in/a.txt"),
+        ("f.html", 1, "f.html"),
+    ]
     assert summary["quarantined"][0]["error"] == (
         "a.txt: the text has 1,002 bytes, more than ingest.max_document_bytes = 1,000; split it, or raise that"
     )
@@ -387,8 +415,10 @@ def test_a_document_beyond_the_limit_is_quarantined_with_its_locator_whatever_it
 
 def test_a_source_of_one_document_beyond_the_limit_says_what_to_do(tmp_path: Path, make_context: MakeContext) -> None:
     (tmp_path / "a.txt").write_text("word " * 100)
-    config = {"sources": {"web": {"path": str(tmp_path / "a.txt")}},
-              "ingest": {"max_document_bytes": 100, "max_quarantined": 1.0}}  # fmt: skip
+    config = {
+        "sources": {"web": {"path": str(tmp_path / "a.txt")}},
+        "ingest": {"max_document_bytes": 100, "max_quarantined": 1.0},
+    }
     with pytest.raises(SourceError, match=r"more than ingest\.max_document_bytes = 100; split it, or raise that"):
         ingest.run({}, config, tmp_path / "out", make_context("work"))
 
@@ -405,8 +435,13 @@ def test_little_json_is_read_by_few_threads_and_all_else_by_processes(
         return original(*arguments, holds_gil=holds_gil)
 
     monkeypatch.setattr(ingest, "run_tasks", run_tasks)
-    cases = [("a.jsonl", 4, 1 << 30, {}), ("a.jsonl", 5, 1 << 30, {}), ("a.jsonl", 4, 9, {}), ("a.txt", 4, 1 << 30, {}),
-             ("a.jsonl", 4, 1 << 30, {"extract": "resiliparse"})]  # fmt: skip
+    cases = [
+        ("a.jsonl", 4, 1 << 30, {}),
+        ("a.jsonl", 5, 1 << 30, {}),
+        ("a.jsonl", 4, 9, {}),
+        ("a.txt", 4, 1 << 30, {}),
+        ("a.jsonl", 4, 1 << 30, {"extract": "resiliparse"}),
+    ]
     for number, (name, workers, most, keys) in enumerate(cases):
         monkeypatch.setattr(ingest, "THREAD_BYTES", most)
         config = {"sources": {"s": {"path": str(tmp_path / name), **keys}}}

@@ -68,15 +68,20 @@ def test_a_crawl_is_kept_dropped_or_quarantined_and_the_rest_is_counted_as_skipp
     counts = summary["counts"]
     assert (counts["read"], counts["kept"], counts["quarantined"]) == (23, 20, 2)
     assert counts["dropped"] == counts["sources"]["web"]["dropped"] == {"extract/empty": 1}
-    assert summary["skipped"] == summary["sources"]["web"]["skipped"] == {
-        "HTTP status 404": 1, "content type image/png": 1, "request record": 20, "warcinfo record": 1
-    }  # fmt: skip
+    assert (
+        summary["skipped"]
+        == summary["sources"]["web"]["skipped"]
+        == {"HTTP status 404": 1, "content type image/png": 1, "request record": 20, "warcinfo record": 1}
+    )
     documents = rows(out)
     assert documents[-1]["locator"] == "page.html"
     assert documents[-1]["text"].startswith("Page 99 tells of the mill")
     assert json.loads(documents[0]["metadata"]) == {
-        "content_type": "text/html", "date": "2024-05-18T01:58:10Z", "title": "Page 0", "url": "http://a.example/0"
-    }  # fmt: skip
+        "content_type": "text/html",
+        "date": "2024-05-18T01:58:10Z",
+        "title": "Page 0",
+        "url": "http://a.example/0",
+    }
     captures = [row for row in documents if "/0#" in row["locator"]]
     assert len({row["text"] for row in captures}) == 1
     assert len({row["id"] for row in captures}) == len(captures) == 2
@@ -142,17 +147,23 @@ def test_a_crawl_without_a_page_is_an_error_that_says_what_it_holds(tmp_path: Pa
 GOOD_AND_BAD = {
     "jsonl": [b'{"text": "good"}', b"{bad", b'{"text": ""}', b'{"text": "\xff"}', b"  "],
     "csv": [b"good,1", b"bad", b",1", b"\xff,1", b""],
-    "warc": [record("conversion", b"good"), record("conversion", b"\xff"), record("request", b""),
-             record("conversion", b""), record("response", http(b"x", "500"))],
-}  # fmt: skip
+    "warc": [
+        record("conversion", b"good"),
+        record("conversion", b"\xff"),
+        record("request", b""),
+        record("conversion", b""),
+        record("response", http(b"x", "500")),
+    ],
+}
 
 
 @given(
     files=st.lists(
         st.tuples(st.sampled_from(sorted(GOOD_AND_BAD)), st.lists(st.integers(0, 4), max_size=12), st.integers(0, 30)),
-        min_size=1, max_size=4,
+        min_size=1,
+        max_size=4,
     )
-)  # fmt: skip
+)
 @settings(deadline=None, max_examples=40)
 def test_every_mixture_of_good_and_bad_records_is_accounted_for(
     tmp_path_factory: pytest.TempPathFactory, files: list[tuple[str, list[int], int]]
@@ -165,8 +176,16 @@ def test_every_mixture_of_good_and_bad_records_is_accounted_for(
         (root / f"{number}.{form}.gz").write_bytes(gzip.compress(content)[: -cut or None])
         good += kinds.count(0)
     listing_of_source = sources.find_files("s", {"path": str(root)})
-    task = Task("00000", {"source": "s", "files": [asdict(file) for file in listing_of_source.files],
-                          "reading": {}, "extract_options": {}, "limit": None})  # fmt: skip
+    task = Task(
+        "00000",
+        {
+            "source": "s",
+            "files": [asdict(file) for file in listing_of_source.files],
+            "reading": {},
+            "extract_options": {},
+            "limit": None,
+        },
+    )
     result = ingest.ingest_task(str(root / "out"), Ingest(shard_bytes=1000), task).result
     counts = result["counts"]
     assert counts["read"] == counts["kept"] + sum(counts["dropped"].values()) + counts["quarantined"]

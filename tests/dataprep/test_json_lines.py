@@ -21,11 +21,19 @@ from gristmill.dataprep.reading.sources import find_files
 
 assert json_columns.__name__ == json_lines.KERNEL  # which is loaded, so that blocks of any size are read as columns
 READINGS = (
-    Reading(), Reading(id="id"), Reading(metadata=()), Reading(metadata=("é", "n", "tags")), Reading(text="a.b"),
-    Reading(text="a", id="n", metadata=("text",)), Reading(encoding_errors="strict"),
-)  # fmt: skip
+    Reading(),
+    Reading(id="id"),
+    Reading(metadata=()),
+    Reading(metadata=("é", "n", "tags")),
+    Reading(text="a.b"),
+    Reading(text="a", id="n", metadata=("text",)),
+    Reading(encoding_errors="strict"),
+)
 CERTAIN = [
-    '{"text": "a"}', '{"text":"a"}', ' \t{ "text" : "a" , "n" : 1 }\t\r', '{"text": "a", "n": -12, "z": 0, "b": -1}',
+    '{"text": "a"}',
+    '{"text":"a"}',
+    ' \t{ "text" : "a" , "n" : 1 }\t\r',
+    '{"text": "a", "n": -12, "z": 0, "b": -1}',
     '{"text": "aé漢😀\x7f", "é漢": "é😀"}',
     '{"text": "\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\u001f\\u007f\\u00e9\\uD83D\\uDE00"}',
     '{"z": "\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\u001F\\u007f\\u00e9\\ud83d\\ude00", "text": "x"}',
@@ -36,27 +44,86 @@ CERTAIN = [
     '{"text": "x", "n": ' + "9" * 4000 + "}",
     json.dumps({"text": "x", **{f"key {number}": number for number in range(63)}}),
     json.dumps({"text": "word " * 3000, "other": "\n" * 999}),
-]  # fmt: skip
+]
 """Lines that no Python is needed for."""
 OTHERS = [
-    "", " ", "\r", "\x0b\x0c", "{}", "[]", "1", "null", "nul", "{", "}", '{"text"}', '{"text": "a"', '{"text": "a",}',
-    '{"text": "a"}x', '{"text": "a"} {"text": "b"}', '{"text": "a" "b": 1}', '{"text": "a", "b"; 1}', "{'text': 'a'}",
-    '{"text": ""}', '{"text": null}', '{"text": 3}', '{"text": ["a"]}', '{"texts": "a"}', '{"text": "a", "text": "b"}',
-    '{"text": "a", "n": 1, "n": null}', '{"text": "a", "\\u006e": 1}', '{"te\\u0078t": "a"}', '{"text": "\\ud800"}',
-    '{"text": "\\udc00\\ud800"}', '{"text": "\\ud800\\u0041"}', '{"text": "\\ud800\\"}', '{"text": "\\x"}',
-    '{"text": "\\u12g4"}', '{"text": "\\u 123"}', '{"text": "a\tb"}', '{"text": "a\x00b"}', '{"text": "a\x1fb"}',
-    '{"text": "a", "n": "\\udfff"}', '{"text": "a", "n\\udfff": 1}', '{"text": "a", "n": 01}', '{"text": "a", "n": -}',
-    '{"text": "a", "n": -0}', '{"text": "a", "n": +1}', '{"text": "a", "n": 1.}', '{"text": "a", "n": .5}',
-    '{"text": "a", "n": 1.50}', '{"text": "a", "n": 0.00001}', '{"text": "a", "n": 1e5}', '{"text": "a", "n": 1E400}',
-    '{"text": "a", "n": 1e}', '{"text": "a", "n": 12345678901234567.0}', '{"text": "a", "n": 0.10000000000000000001}',
-    '{"text": "a", "n": NaN}', '{"text": "a", "n": -Infinity}', '{"text": "a", "n": [NaN]}', '{"text": "a", "n": tru}',
-    '{"text": "a", "n": falsy}', '{"text": "a", "n": [1,]}', '{"text": "a", "n": {"a": 1,}}', '{"text": "a", "n": [}',
-    '{"text": "a", "n": {]}', '{"text": "a", "n": {"a"}}', '{"text": "a", "n": {1: 2}}', '{"text": "a", "n": [1 2]}',
-    '{"text": "a", "n": ' + "9" * 4400 + "}", '{"text": "a", "n": [' + "9" * 4400 + "]}", '{"text": "a", "id": ""}',
-    '{"text": "a", "n": ' + "[" * 70 + "]" * 70 + "}", '{"text": "a", "n": ' + "[" * 2000, '{"text": "a", "id": true}',
-    '{"text": "a", "id": 1.5}', '{"text": "a", "id": {"a": 1}}', '{"a": {"b": "inner"}, "a.b": ""}', "\ufeff{}",
+    "",
+    " ",
+    "\r",
+    "\x0b\x0c",
+    "{}",
+    "[]",
+    "1",
+    "null",
+    "nul",
+    "{",
+    "}",
+    '{"text"}',
+    '{"text": "a"',
+    '{"text": "a",}',
+    '{"text": "a"}x',
+    '{"text": "a"} {"text": "b"}',
+    '{"text": "a" "b": 1}',
+    '{"text": "a", "b"; 1}',
+    "{'text': 'a'}",
+    '{"text": ""}',
+    '{"text": null}',
+    '{"text": 3}',
+    '{"text": ["a"]}',
+    '{"texts": "a"}',
+    '{"text": "a", "text": "b"}',
+    '{"text": "a", "n": 1, "n": null}',
+    '{"text": "a", "\\u006e": 1}',
+    '{"te\\u0078t": "a"}',
+    '{"text": "\\ud800"}',
+    '{"text": "\\udc00\\ud800"}',
+    '{"text": "\\ud800\\u0041"}',
+    '{"text": "\\ud800\\"}',
+    '{"text": "\\x"}',
+    '{"text": "\\u12g4"}',
+    '{"text": "\\u 123"}',
+    '{"text": "a\tb"}',
+    '{"text": "a\x00b"}',
+    '{"text": "a\x1fb"}',
+    '{"text": "a", "n": "\\udfff"}',
+    '{"text": "a", "n\\udfff": 1}',
+    '{"text": "a", "n": 01}',
+    '{"text": "a", "n": -}',
+    '{"text": "a", "n": -0}',
+    '{"text": "a", "n": +1}',
+    '{"text": "a", "n": 1.}',
+    '{"text": "a", "n": .5}',
+    '{"text": "a", "n": 1.50}',
+    '{"text": "a", "n": 0.00001}',
+    '{"text": "a", "n": 1e5}',
+    '{"text": "a", "n": 1E400}',
+    '{"text": "a", "n": 1e}',
+    '{"text": "a", "n": 12345678901234567.0}',
+    '{"text": "a", "n": 0.10000000000000000001}',
+    '{"text": "a", "n": NaN}',
+    '{"text": "a", "n": -Infinity}',
+    '{"text": "a", "n": [NaN]}',
+    '{"text": "a", "n": tru}',
+    '{"text": "a", "n": falsy}',
+    '{"text": "a", "n": [1,]}',
+    '{"text": "a", "n": {"a": 1,}}',
+    '{"text": "a", "n": [}',
+    '{"text": "a", "n": {]}',
+    '{"text": "a", "n": {"a"}}',
+    '{"text": "a", "n": {1: 2}}',
+    '{"text": "a", "n": [1 2]}',
+    '{"text": "a", "n": ' + "9" * 4400 + "}",
+    '{"text": "a", "n": [' + "9" * 4400 + "]}",
+    '{"text": "a", "id": ""}',
+    '{"text": "a", "n": ' + "[" * 70 + "]" * 70 + "}",
+    '{"text": "a", "n": ' + "[" * 2000,
+    '{"text": "a", "id": true}',
+    '{"text": "a", "id": 1.5}',
+    '{"text": "a", "id": {"a": 1}}',
+    '{"a": {"b": "inner"}, "a.b": ""}',
+    "\ufeff{}",
     json.dumps({"text": "x", **{f"key {number}": number for number in range(64)}}),
-]  # fmt: skip
+]
 
 
 def both(path: Path, reading: Reading) -> tuple[list[Read], int]:
@@ -103,21 +170,30 @@ def test_a_byte_order_mark_and_bytes_that_are_not_utf8_are_where_they_are_alone(
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.floats(0, 1).map(
-        lambda value: round(value, 4)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=4)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=12)
+    | st.floats(0, 1).map(lambda value: round(value, 4)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
 ROWS = st.builds(
-    lambda text, others, name: {**others, "text": text, name: 1}, st.text(min_size=1, max_size=40),
+    lambda text, others, name: {**others, "text": text, name: 1},
+    st.text(min_size=1, max_size=40),
     st.dictionaries(st.sampled_from(["id", "n", "é", "tags", "z"]) | st.text(max_size=3), VALUES, max_size=5),
-    st.text(max_size=2))  # fmt: skip
+    st.text(max_size=2),
+)
 
 
 @st.composite
 def spoiled_lines(draw: st.DrawFn) -> bytes:
     """A line of JSON as one of several writers has it, perhaps with some bytes that are others."""
     separators = draw(st.sampled_from([None, (",", ":"), (" ,", "\t: ")]))
-    line = bytearray(json.dumps(draw(ROWS), ensure_ascii=draw(st.booleans()), separators=separators).encode(
-        "utf-8", "surrogatepass"))
+    line = bytearray(
+        json.dumps(draw(ROWS), ensure_ascii=draw(st.booleans()), separators=separators).encode("utf-8", "surrogatepass")
+    )
     for _ in range(draw(st.integers(0, 2))):
         line[draw(st.integers(0, len(line) - 1))] = draw(st.sampled_from(list(b'"\\{}[]:,0.-eu \x00\x80')))
     return bytes(line.replace(b"\n", b""))
@@ -138,24 +214,30 @@ def test_records_that_came_together_fill_the_same_shards_as_alone(tmp_path: Path
     (file,) = find_files("s", {"path": str(path)}).files
     for limit in (None, 1, 33, 41, 58):
         counts = []
-        for name, read in (("together", read_jsonl(Input(file.name, path), Reading())),
-                           ("alone", read_records(file, Reading()))):  # fmt: skip
+        for name, read in (
+            ("together", read_jsonl(Input(file.name, path), Reading())),
+            ("alone", read_records(file, Reading())),
+        ):
             writer = ShardWriter(tmp_path / name / str(limit), "00000", "s", 100, 200, limit)
             for record in read:
                 writer.add(file.name, record)
             writer.close()
             counts.append((writer.counts(), writer.shown, writer.too_long, writer.shards))
         assert counts[0] == counts[1]
-        files = {name: {path.name: path.read_bytes() for path in (tmp_path / name / str(limit)).rglob("*.parquet")}
-                 for name in ("together", "alone")}
+        files = {
+            name: {path.name: path.read_bytes() for path in (tmp_path / name / str(limit)).rglob("*.parquet")}
+            for name in ("together", "alone")
+        }
         assert files["together"] == files["alone"]
         assert counts[0][0]["kept"] == (58 if limit is None else limit)
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=2))
 def test_documents_of_a_column_have_the_identities_that_each_has_alone(rows: list[tuple[str, str]]) -> None:
-    locators, texts = (pa.array(column, type) for column, type in zip(
-        zip(*rows, strict=True), (pa.string(), pa.large_string()), strict=True))
+    locators, texts = (
+        pa.array(column, type)
+        for column, type in zip(zip(*rows, strict=True), (pa.string(), pa.large_string()), strict=True)
+    )
     found = hash_documents("é".encode(), locators, texts).to_pylist()
     assert found == [document_id("é", *row) for row in rows]
     assert hash_documents("é".encode(), locators[1:], texts[1:]).to_pylist() == found[1:]

@@ -60,8 +60,12 @@ def ran(endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Context]
             write_documents(documents, shards, copies)
         config = {"model": {"endpoint": endpoint.url, "model": "small"}, **settings}
         out = tmp_path / work / "data"
-        summary = judge.run({"ingest": documents}, Judge.model_validate(config).model_dump(mode="json"), out,
-                            make_context(work, stage="judge"))
+        summary = judge.run(
+            {"ingest": documents},
+            Judge.model_validate(config).model_dump(mode="json"),
+            out,
+            make_context(work, stage="judge"),
+        )
         return summary, written(out)
 
     return run
@@ -73,8 +77,8 @@ def test_scores_and_reasons_are_columns_and_thresholds_decide(ran: Ran) -> None:
     assert [row["judge_score"] for row in rows] == [float(min(number, 5)) for number in words] * 2
     assert [row["judge_reason"] for row in rows] == [f"it has {number} words" for number in words] * 2
     assert [row["reason"] for row in rows] == [
-        "judge/min_judge_score" if number < 3 else "judge/max_judge_score" if number > 4 else None
-        for number in words] * 2
+        "judge/min_judge_score" if number < 3 else "judge/max_judge_score" if number > 4 else None for number in words
+    ] * 2
     assert summary["counts"]["read"] == 10
     assert sum(summary["counts"]["dropped"].values()) + summary["counts"]["kept"] == 10
     assert sum(summary["histograms"]["judge_score"]["counts"]) == 10
@@ -86,8 +90,11 @@ def test_a_template_and_a_schema_of_ones_own_ask_and_answer_otherwise(
 ) -> None:
     (tmp_path / "mine.j2").write_text("{{ source }} at {{ metadata.place }}: {{ text|upper }} {{ url }}")
     endpoint.behaviour = lambda asked, before: json.dumps({"is_loud": asked.isupper(), "first": asked[:3], "n": 1})
-    answer = {"type": "object", "required": ["is_loud"], "properties": {
-        "is_loud": {"type": "boolean"}, "first": {"type": "string"}, "n": {"type": "integer"}}}
+    answer = {
+        "type": "object",
+        "required": ["is_loud"],
+        "properties": {"is_loud": {"type": "boolean"}, "first": {"type": "string"}, "n": {"type": "integer"}},
+    }
     summary, rows = ran(template=str(tmp_path / "mine.j2"), answer=answer, max={"judge_is_loud": 0}, characters=7)
     asked = [{"role": "user", "content": "web at 0: XYZZY A https://example.org/0/0/0"}]
     assert asked in [body["messages"] for body in endpoint.bodies]
@@ -96,10 +103,14 @@ def test_a_template_and_a_schema_of_ones_own_ask_and_answer_otherwise(
 
 
 def test_a_document_without_a_usable_answer_is_quarantined_or_passes(ran: Ran, endpoint: Endpoint) -> None:
-    endpoint.behaviour = lambda asked, before: "I cannot say." if "nothing here" in asked or "cannot" in asked else (
-        scored(asked))
-    with pytest.raises(QuarantineError, match=r"2 of 10 records .* there is no JSON object in it \(after one repair\): "
-                                              r"I cannot say"):
+    endpoint.behaviour = lambda asked, before: (
+        "I cannot say." if "nothing here" in asked or "cannot" in asked else (scored(asked))
+    )
+    with pytest.raises(
+        QuarantineError,
+        match=r"2 of 10 records .* there is no JSON object in it \(after one repair\): "
+        r"I cannot say",
+    ):
         ran(work="one/work")
     summary, rows = ran(max_quarantined=0.5)
     assert [row["reason"] for row in rows].count("quarantine") == 2
@@ -160,8 +171,14 @@ def unreliable(seed: int) -> Callable[[str, int], Does]:
     return behave
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(40, marks=pytest.mark.slow), pytest.param(
-    200, marks=[pytest.mark.chaos, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "kills",
+    [
+        12,
+        pytest.param(40, marks=pytest.mark.slow),
+        pytest.param(200, marks=[pytest.mark.chaos, pytest.mark.timeout(3600)]),
+    ],
+)
 def test_kills_and_faults_lose_nothing_ask_nothing_twice_and_the_counts_balance(
     ran: Ran, endpoint: Endpoint, tmp_path: Path, kills: int
 ) -> None:
@@ -169,8 +186,11 @@ def test_kills_and_faults_lose_nothing_ask_nothing_twice_and_the_counts_balance(
     at_once, copies = 4, max(4, kills // 8)
     behave, draw = unreliable(kills), random.Random(kills)
     (tmp_path / "own.j2").write_text("{{ locator }}: {{ text }}")
-    distinct = {"model": {"endpoint": endpoint.url, "model": "small", "concurrency": at_once},
-                "template": str(tmp_path / "own.j2"), "max_quarantined": 1.0}
+    distinct = {
+        "model": {"endpoint": endpoint.url, "model": "small", "concurrency": at_once},
+        "template": str(tmp_path / "own.j2"),
+        "max_quarantined": 1.0,
+    }
     child = 0
     left = [0]
 
@@ -203,30 +223,39 @@ def test_kills_and_faults_lose_nothing_ask_nothing_twice_and_the_counts_balance(
     assert twice <= at_once * done
 
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"min": {"judge_scor": 3}}, "did you mean 'judge_score'"),
-    ({"min": {"second_score": 3}}, "'second_score' is no column of numbers"),
-    ({"answer": {"type": "array"}}, "give a JSON schema with `type: object` and `properties`"),
-    ({"answer": {"type": "object", "properties": {"score": {}}}}, r"answer.properties.score: give it a `type`"),
-    ({"model": {"model": "m"}}, "give `endpoint`, or `folder`"),
-    ({"model": {"endpoint": "localhost:8000", "model": "m"}}, "'localhost:8000' is not an address"),
-    ({"model": {"endpoint": "http://h/v1"}}, "give `model`, what the endpoint calls it"),
-    ({"model": {"endpoint": "http://h/v1", "model": "m", "budget": {"money": 3}}}, "budget.money needs `prompt_price`"),
-    ({"model": {"endpoint": "http://h/v1", "model": "m", "body": {"n": 2}}}, "body.n is made from the other keys"),
-    ({"model": {"endpoint": "http://h/v1", "model": "m", "api_key_env": "sk-1"}}, "String should match pattern"),
-])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"min": {"judge_scor": 3}}, "did you mean 'judge_score'"),
+        ({"min": {"second_score": 3}}, "'second_score' is no column of numbers"),
+        ({"answer": {"type": "array"}}, "give a JSON schema with `type: object` and `properties`"),
+        ({"answer": {"type": "object", "properties": {"score": {}}}}, r"answer.properties.score: give it a `type`"),
+        ({"model": {"model": "m"}}, "give `endpoint`, or `folder`"),
+        ({"model": {"endpoint": "localhost:8000", "model": "m"}}, "'localhost:8000' is not an address"),
+        ({"model": {"endpoint": "http://h/v1"}}, "give `model`, what the endpoint calls it"),
+        (
+            {"model": {"endpoint": "http://h/v1", "model": "m", "budget": {"money": 3}}},
+            "budget.money needs `prompt_price`",
+        ),
+        ({"model": {"endpoint": "http://h/v1", "model": "m", "body": {"n": 2}}}, "body.n is made from the other keys"),
+        ({"model": {"endpoint": "http://h/v1", "model": "m", "api_key_env": "sk-1"}}, "String should match pattern"),
+    ],
+)
 def test_what_a_judge_cannot_be_is_said_before_any_work(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Judge.model_validate({"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "m"}, **settings})
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("{{ txt }}", r"mine.j2: there is no 'txt', did you mean 'text'\?; templates get text"),
-    ("a\n{% if %}", "mine.j2, line 2: Expected an expression"),
-    ("{{ metadata.nothing }}", "UndefinedError: 'dict object' has no attribute 'nothing'"),
-    ("{{ text.__class__.__mro__ }}", "SecurityError|UndefinedError"),
-    ("{{ metadata.update({}) }}", "SecurityError"),
-])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{{ txt }}", r"mine.j2: there is no 'txt', did you mean 'text'\?; templates get text"),
+        ("a\n{% if %}", "mine.j2, line 2: Expected an expression"),
+        ("{{ metadata.nothing }}", "UndefinedError: 'dict object' has no attribute 'nothing'"),
+        ("{{ text.__class__.__mro__ }}", "SecurityError|UndefinedError"),
+        ("{{ metadata.update({}) }}", "SecurityError"),
+    ],
+)
 def test_a_template_is_checked_and_sandboxed(text: str, said: str) -> None:
     template = PromptTemplate("mine.j2", text)
 

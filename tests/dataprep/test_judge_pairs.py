@@ -25,9 +25,12 @@ from gristmill.mixtures.prepare import ExampleStep
 from tests.chat_endpoint import Drop, Endpoint
 
 SHOWN = re.compile(r"<first>\n(.*)\n</first>", re.DOTALL)
-PAIRS = [*(("good " * (2 + at), f"bad {at}") for at in range(6)),  # the chosen one is better, and longer
-         *((f"bad {at}", "good " * (2 + at)) for at in range(6, 9)),  # the wrong way round
-         ("even, yes", "even, no"), ("shrug one", "shrug two")]
+PAIRS = [
+    *(("good " * (2 + at), f"bad {at}") for at in range(6)),  # the chosen one is better, and longer
+    *((f"bad {at}", "good " * (2 + at)) for at in range(6, 9)),  # the wrong way round
+    ("even, yes", "even, no"),
+    ("shrug one", "shrug two"),
+]
 
 
 def compare(prompt: str, before: int) -> str:
@@ -50,22 +53,31 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 @pytest.fixture
 def prepared(endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Context]) -> Callable[..., dict[str, Any]]:
-    rows = [{"prompt": f"question {at}", "chosen": chosen.strip(), "rejected": rejected.strip()}
-            for at, (chosen, rejected) in enumerate(PAIRS)]
+    rows = [
+        {"prompt": f"question {at}", "chosen": chosen.strip(), "rejected": rejected.strip()}
+        for at, (chosen, rejected) in enumerate(PAIRS)
+    ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def prepare(out: str = "out", **settings: Any) -> dict[str, Any]:
         model = {"endpoint": endpoint.url, "model": "one"}
         step = ExampleStep.model_validate({"judge_pairs": {"model": model, **settings}})
-        return run({}, {"kind": "dpo", "data": [{"path": str(tmp_path / "pairs.jsonl")}],
-                        "prepare": [step.model_dump(mode="json")]}, tmp_path / out, make_context(f"{out}/work"))
+        return run(
+            {},
+            {
+                "kind": "dpo",
+                "data": [{"path": str(tmp_path / "pairs.jsonl")}],
+                "prepare": [step.model_dump(mode="json")],
+            },
+            tmp_path / out,
+            make_context(f"{out}/work"),
+        )
 
     return prepare
 
 
 def left(tmp_path: Path, out: str = "out") -> set[str]:
-    (found,) = usable_sets([WeightedPairs(path=str(tmp_path / "pairs.jsonl"))], "dpo",
-                           {"dpo_prepare": tmp_path / out})
+    (found,) = usable_sets([WeightedPairs(path=str(tmp_path / "pairs.jsonl"))], "dpo", {"dpo_prepare": tmp_path / out})
     return {one["chosen"][0]["content"] for one in found.examples}
 
 
@@ -126,8 +138,10 @@ def test_what_was_answered_is_not_asked_again_after_a_failure(
     assert len(endpoint.answered) == 22
 
 
-@pytest.mark.parametrize(("both", "score"), [
-    (("first", "second"), 1), (("second", "first"), -1), (("first", "first"), 0), (("same", "second"), 0)])
+@pytest.mark.parametrize(
+    ("both", "score"),
+    [(("first", "second"), 1), (("second", "first"), -1), (("first", "first"), 0), (("same", "second"), 0)],
+)
 def test_an_answer_is_preferred_only_if_it_is_taken_in_both_orders(both: tuple[str, str], score: int) -> None:
     assert score_of(*both) == score
 
@@ -145,10 +159,17 @@ def test_conversations_have_no_pairs_and_a_wrong_template_is_said_beforehand(tmp
     (tmp_path / "ask.j2").write_text("{{ promt }}")
     step["judge_pairs"]["template"] = "ask.j2"
     manifest = tmp_path / "compared.yaml"
-    manifest.write_text(json.dumps({
-        "name": "compared", "sources": {"web": {"path": "web.jsonl"}}, "tokenizer": {}, "mix": {
-            "tokens": 1000, "sequence_length": 64}, "pretrain": {
-            "model": {"layers": 1, "width": 16, "heads": 2}, "steps": 1, "global_batch_size": 1},
-        "dpo": {"data": [{"path": "pairs.jsonl"}], "prepare": [step], "steps": 1, "global_batch_size": 1}}))
+    manifest.write_text(
+        json.dumps(
+            {
+                "name": "compared",
+                "sources": {"web": {"path": "web.jsonl"}},
+                "tokenizer": {},
+                "mix": {"tokens": 1000, "sequence_length": 64},
+                "pretrain": {"model": {"layers": 1, "width": 16, "heads": 2}, "steps": 1, "global_batch_size": 1},
+                "dpo": {"data": [{"path": "pairs.jsonl"}], "prepare": [step], "steps": 1, "global_batch_size": 1},
+            }
+        )
+    )
     with pytest.raises(ManifestError, match=r"there is no 'promt', did you mean 'prompt'"):
         open_session(str(manifest), [], str(tmp_path / "store"))

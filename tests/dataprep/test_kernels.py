@@ -40,16 +40,28 @@ def test_the_cache_goes_where_the_environment_says(tmp_path: Path, monkeypatch: 
     assert kernels.cache_folder().parent == tmp_path
 
 
-@pytest.mark.parametrize("texts", [
-    pa.array(["grain", "", "flour"]), pc.utf8_lower(pa.array(["GRAIN", "", "Flour"])), pa.array(["", "", ""]),
-    pa.array(["x", "grain", "", "flour"], pa.large_string()).slice(1), pa.array([], pa.string()),
-    pa.chunked_array([["grain", ""], ["flour"]]), pa.LargeStringArray.from_buffers(
-        3, pa.py_buffer(np.array([0, 5, 5, 10])), pa.py_buffer(np.frombuffer(b"grainflour", np.uint8).copy())),
-])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pa.array(["grain", "", "flour"]),
+        pc.utf8_lower(pa.array(["GRAIN", "", "Flour"])),
+        pa.array(["", "", ""]),
+        pa.array(["x", "grain", "", "flour"], pa.large_string()).slice(1),
+        pa.array([], pa.string()),
+        pa.chunked_array([["grain", ""], ["flour"]]),
+        pa.LargeStringArray.from_buffers(
+            3, pa.py_buffer(np.array([0, 5, 5, 10])), pa.py_buffer(np.frombuffer(b"grainflour", np.uint8).copy())
+        ),
+    ],
+)
 def test_texts_are_read_only_to_kernels_so_that_none_is_compiled_twice(texts: pa.Array | pa.ChunkedArray) -> None:
     data, offsets = text_buffers(texts)
     assert (data.dtype, offsets.dtype, data.flags.writeable, offsets.flags.writeable) == (
-        np.uint8, np.int64, False, False)
+        np.uint8,
+        np.int64,
+        False,
+        False,
+    )
     assert [data[begin:end].tobytes().decode() for begin, end in pairwise(offsets.tolist())] == texts.to_pylist()
 
 

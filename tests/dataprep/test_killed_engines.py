@@ -70,8 +70,14 @@ def killing(out: Path, find: Callable[[], int]) -> Iterator[None]:
 
 def do(cluster: Cluster, out: Path, find: Callable[[], int]) -> list[Any]:
     with killing(out, find):
-        return list(run_tasks("job", TASKS, partial(square, out),
-                              Context(work=out / "work", stage="toy", emit=lambda event: None, **cluster.engine)))
+        return list(
+            run_tasks(
+                "job",
+                TASKS,
+                partial(square, out),
+                Context(work=out / "work", stage="toy", emit=lambda event: None, **cluster.engine),
+            )
+        )
 
 
 @pytest.fixture
@@ -102,8 +108,12 @@ def test_spark_loses_an_executor_then_a_worker_then_its_master_and_each_job_ends
     clusters: Callable[[str], Any], tmp_path: Path
 ) -> None:
     def find(killed: str) -> int:
-        return next(one for process in cluster.processes for one in lines_of(process)
-                    if killed.encode() in Path(f"/proc/{one}/cmdline").read_bytes())
+        return next(
+            one
+            for process in cluster.processes
+            for one in lines_of(process)
+            if killed.encode() in Path(f"/proc/{one}/cmdline").read_bytes()
+        )
 
     with clusters("spark") as cluster:
         for killed in ("CoarseGrainedExecutorBackend", "deploy.worker.Worker", "deploy.master.Master"):
@@ -135,13 +145,32 @@ def test_an_interrupt_of_a_run_on_spark_ends_all_that_it_has_started_with_the_co
     (tmp_path / "steps.py").write_text(WAITING)
     with clusters("spark") as cluster:
         options = {**cluster.engine["options"], "spark.executorEnv.PAUSED": str(tmp_path)}
-        (tmp_path / "m.yaml").write_text(json.dumps({
-            "name": "stopped", "sources": {"docs": {"path": str(tmp_path / "docs.jsonl")}},
-            "prepare": [{"annotate": {"use": "./steps.py:wait_for_ever"}}],
-            "engine": {**cluster.engine, "options": options}}))
-        with subprocess.Popen([sys.executable, "-m", "gristmill", "run", str(tmp_path / "m.yaml"), "--no-ui",
-                               "--store", str(tmp_path / "store")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, start_new_session=True) as run:
+        (tmp_path / "m.yaml").write_text(
+            json.dumps(
+                {
+                    "name": "stopped",
+                    "sources": {"docs": {"path": str(tmp_path / "docs.jsonl")}},
+                    "prepare": [{"annotate": {"use": "./steps.py:wait_for_ever"}}],
+                    "engine": {**cluster.engine, "options": options},
+                }
+            )
+        )
+        with subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "gristmill",
+                "run",
+                str(tmp_path / "m.yaml"),
+                "--no-ui",
+                "--store",
+                str(tmp_path / "store"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as run:
             wait_for(lambda: (tmp_path / "reached").exists() or run.poll() is not None, "the step on Spark")
             below = list(descendants(run.pid))
             run.send_signal(number)
@@ -200,5 +229,14 @@ def test_dasks_scheduler_is_killed_and_the_job_says_so_and_resumes_with_another(
         do(cluster, tmp_path, lambda: cluster.processes[0].pid)
     (tmp_path / "scheduler.json").unlink()
     with clusters("dask") as cluster:
-        check(list(run_tasks("job", TASKS, partial(square, tmp_path), Context(
-            work=tmp_path / "work", stage="toy", emit=lambda event: None, **cluster.engine))), tmp_path)
+        check(
+            list(
+                run_tasks(
+                    "job",
+                    TASKS,
+                    partial(square, tmp_path),
+                    Context(work=tmp_path / "work", stage="toy", emit=lambda event: None, **cluster.engine),
+                )
+            ),
+            tmp_path,
+        )

@@ -193,11 +193,20 @@ def test_a_script_can_be_asked_for_and_none_means_all() -> None:
     assert judge(Language("zh", "Hans"), 0.6, section, wanted) is None
 
 
-@pytest.mark.parametrize(("label", "language"), [
-    ("__label__en", ("en", "")), ("EN", ("en", "")), ("__label__eng_Latn", ("en", "Latn")),
-    ("__label__cmn_Hani", ("zh", "Hani")), ("__label__arb_Arab", ("ar", "Arab")), ("__label__als", ("als", "")),
-    ("__label__als_Latn", ("sq", "Latn")), ("__label__ceb_Latn", ("ceb", "Latn")), ("__label__pnb", ("pnb", "")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("label", "language"),
+    [
+        ("__label__en", ("en", "")),
+        ("EN", ("en", "")),
+        ("__label__eng_Latn", ("en", "Latn")),
+        ("__label__cmn_Hani", ("zh", "Hani")),
+        ("__label__arb_Arab", ("ar", "Arab")),
+        ("__label__als", ("als", "")),
+        ("__label__als_Latn", ("sq", "Latn")),
+        ("__label__ceb_Latn", ("ceb", "Latn")),
+        ("__label__pnb", ("pnb", "")),
+    ],
+)
 def test_labels_of_every_model_come_to_the_same_codes(label: str, language: tuple[str, str]) -> None:
     # lid.176's `als` is Alemannic, as in Wikipedia's name; in ISO 639-3 it is Tosk Albanian.
     assert parse_label(label) == language
@@ -213,9 +222,15 @@ def test_a_language_that_the_model_does_not_know_is_an_error_with_what_was_meant
         check_languages({"en_Cyrl": 0.5}, ["__label__eng_Latn"], "m.bin")
 
 
-@pytest.mark.parametrize("given_settings", [
-    {"keep": []}, {"cut_other_lines": True}, {"min_line_language_share": 0.5}, {"keep": {"en": 1.5}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given_settings",
+    [
+        {"keep": []},
+        {"cut_other_lines": True},
+        {"min_line_language_share": 0.5},
+        {"keep": {"en": 1.5}},
+    ],
+)
 def test_settings_that_contradict_each_other_are_refused(given_settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"keep|lines|less than or equal to 1"):
         section_of(**given_settings)
@@ -278,8 +293,22 @@ def test_the_pinned_model_is_the_real_one() -> None:
 
 @needs_model
 def test_the_model_knows_the_declaration_of_human_rights() -> None:
-    languages = {"eng": "en", "deu": "de", "fra": "fr", "spa": "es", "rus": "ru", "jpn": "ja", "ell_monotonic": "el",
-                 "kor": "ko", "arb": "ar", "fin": "fi", "hun": "hu", "tur": "tr", "vie": "vi", "heb": "he"}  # fmt: skip
+    languages = {
+        "eng": "en",
+        "deu": "de",
+        "fra": "fr",
+        "spa": "es",
+        "rus": "ru",
+        "jpn": "ja",
+        "ell_monotonic": "el",
+        "kor": "ko",
+        "arb": "ar",
+        "fin": "fi",
+        "hun": "hu",
+        "tur": "tr",
+        "vie": "vi",
+        "heb": "he",
+    }
     model = load_model(str(MODEL), MODEL_SHA256)
     with zipfile.ZipFile(SHARED / "udhr2.zip") as archive:
         texts = [archive.read(f"udhr2/{name}.txt").decode("utf-8") for name in languages]
@@ -293,9 +322,28 @@ def test_the_model_knows_the_declaration_of_human_rights() -> None:
 @needs_model
 def test_single_sentences_of_sixty_nine_languages_are_mostly_right() -> None:
     sentences = json.loads((SHARED / "whatlang_examples.json").read_text())
-    two_letters = {"spa": "es", "eng": "en", "rus": "ru", "por": "pt", "fra": "fr", "deu": "de", "ita": "it",
-                   "pol": "pl", "ukr": "uk", "nld": "nl", "swe": "sv", "tur": "tr", "ces": "cs", "ell": "el",
-                   "jpn": "ja", "kor": "ko", "hin": "hi", "ben": "bn", "tam": "ta", "kat": "ka"}  # fmt: skip
+    two_letters = {
+        "spa": "es",
+        "eng": "en",
+        "rus": "ru",
+        "por": "pt",
+        "fra": "fr",
+        "deu": "de",
+        "ita": "it",
+        "pol": "pl",
+        "ukr": "uk",
+        "nld": "nl",
+        "swe": "sv",
+        "tur": "tr",
+        "ces": "cs",
+        "ell": "el",
+        "jpn": "ja",
+        "kor": "ko",
+        "hin": "hi",
+        "ben": "bn",
+        "tam": "ta",
+        "kat": "ka",
+    }
     codes = [code for code in two_letters if code in sentences]
     assert len(codes) >= 18
     lines = [view(sentences[code], 1000) for code in codes]
@@ -317,8 +365,10 @@ def test_only_the_beginning_is_looked_at_and_newlines_do_no_harm() -> None:
 
 @needs_model
 def test_the_stage_drops_other_languages_and_measures_all(
-    tmp_path: Path, write_ingest: Callable[..., Path], make_context: Callable[..., Context],
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+) -> None:
     english = "This is plainly an English sentence, with all the words that it needs. "
     german = "Dies ist ganz offensichtlich ein deutscher Satz mit allen nötigen Wörtern. "
     shards = [
@@ -358,8 +408,10 @@ def test_lines_of_other_languages_are_cut_where_that_is_asked_for(
     summary = langid.run(inputs, config, tmp_path / "out", make_context("work"))
     (first, second, third) = read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
     size, total = len(german.encode()), 6 * len(english) + 2 * len(german)
-    assert first["edits"] == [{"begin": len(english) + 1, "end": len(english) + size + 2, "text": ""},
-                              {"begin": len(english) + size + 6, "end": len(english) + 2 * size + 7, "text": ""}]
+    assert first["edits"] == [
+        {"begin": len(english) + 1, "end": len(english) + size + 2, "text": ""},
+        {"begin": len(english) + size + 6, "end": len(english) + 2 * size + 7, "text": ""},
+    ]
     assert first["line_language_share"] == pytest.approx(6 * len(english) / total)
     assert first["line_languages"].startswith("en 0.7")
     assert (first["language_lines_cut"], first["language_lines_left"]) == (2, 7)
@@ -375,12 +427,17 @@ def test_lines_of_other_languages_are_cut_where_that_is_asked_for(
 def test_another_model_with_scripts_in_its_labels_measures_them_and_keeps_by_the_same_codes(
     write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
-    words = {"eng_Latn": "the cat and a dog ran", "srp_Cyrl": "мачка и пас су трчали",
-             "srp_Latn": "mačka i pas su trčali"}  # fmt: skip
+    words = {
+        "eng_Latn": "the cat and a dog ran",
+        "srp_Cyrl": "мачка и пас су трчали",
+        "srp_Latn": "mačka i pas su trčali",
+    }
     lines = [f"__label__{label} {text}\n" for label, text in words.items() for _ in range(200)]
     (tmp_path / "lines.txt").write_text("".join(lines), encoding="utf-8")
-    code = ("import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, lr=1.0, minn=0, thread=1, "
-            "verbose=0).save_model(sys.argv[2])")  # fmt: skip
+    code = (
+        "import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, lr=1.0, minn=0, thread=1, "
+        "verbose=0).save_model(sys.argv[2])"
+    )
     command = [sys.executable, "-c", code, str(tmp_path / "lines.txt"), str(tmp_path / "mine.bin")]
     subprocess.run(command, check=True, env={**os.environ, **ZEROED_MEMORY})
     inputs = {"ingest": write_ingest("ingest", [[("web", label, text) for label, text in words.items()]])}
@@ -388,11 +445,15 @@ def test_another_model_with_scripts_in_its_labels_measures_them_and_keeps_by_the
     summary = langid.run(inputs, config, tmp_path / "out", make_context("work"))
     rows = read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
     assert [(row["language"], row["script"], row["keep"]) for row in rows] == [
-        ("en", "Latn", True), ("sr", "Cyrl", True), ("sr", "Latn", False)]  # fmt: skip
+        ("en", "Latn", True),
+        ("sr", "Cyrl", True),
+        ("sr", "Latn", False),
+    ]
     assert summary["languages"] == {"en": 1, "sr": 2}
     assert summary["languages_kept"] == {"en": 1, "sr": 1}
-    unsure = langid.run(inputs, {**config, "keep": {"en": 0.5, "srp_Cyrl": 1.0, "sr": 1.0}}, tmp_path / "unsure",
-                        make_context("unsure"))
+    unsure = langid.run(
+        inputs, {**config, "keep": {"en": 0.5, "srp_Cyrl": 1.0, "sr": 1.0}}, tmp_path / "unsure", make_context("unsure")
+    )
     assert unsure["counts"]["dropped"] == {"language_score": 2}
     assert unsure["parts"] == {"srp_Cyrl": {"language_score": 1}, "sr": {"language_score": 1}}
     with pytest.raises(LanguageError, match=r"'de' is not a language of mine\.bin"):
@@ -423,9 +484,11 @@ def test_labels_that_are_no_codes_can_be_explained() -> None:
 
 @needs_model
 def test_a_document_that_cannot_be_identified_is_quarantined_alone(
-    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path,
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     original = langid.top_labels
 
     def fragile(model: Any, lines: Lines) -> Any:

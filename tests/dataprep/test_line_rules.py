@@ -134,12 +134,20 @@ C4_GOLDEN = [
     ("We may also use coo[1]kies here.", {}, "", {"c4_policy": 1}),
     ("We may also use cookies here.", {"policy": False}, "We may also use cookies here.", {}),
     ("Privacy policy of the javascript page.", {}, "", {"c4_javascript": 1}),
-    ("  One two three four five. \r\n\tOne two three four six.\u2028",
-     {}, "One two three four five.\nOne two three four six.", {}),
-    ("No.\nOne two three four five.\nNo.\nNo.\n\nOne two three four six.\nNo.", {},
-     "One two three four five.\nOne two three four six.", {"c4_few_words": 4, "c4_no_terminal_punctuation": 1}),
+    (
+        "  One two three four five. \r\n\tOne two three four six.\u2028",
+        {},
+        "One two three four five.\nOne two three four six.",
+        {},
+    ),
+    (
+        "No.\nOne two three four five.\nNo.\nNo.\n\nOne two three four six.\nNo.",
+        {},
+        "One two three four five.\nOne two three four six.",
+        {"c4_few_words": 4, "c4_no_terminal_punctuation": 1},
+    ),
     ("", {}, "", {}),
-]  # fmt: skip
+]
 
 DCLM_GOLDEN = [
     ("Plain line here\nANOTHER LOUD line", {}, "Plain line here", {"dclm_uppercase": 1}),
@@ -150,8 +158,12 @@ DCLM_GOLDEN = [
     ("٣٤٥\none line", {}, "one line", {"dclm_digits": 1}),
     ("3 likes\none line", {}, "one line", {"dclm_counters": 1}),
     ("* 1,204.5K Views *\none line", {}, "one line", {"dclm_counters": 1}),
-    ("3 likes it\n3 K views\n3likes of\nv3 views\none line",
-     {}, "3 likes it\n3 K views\n3likes of\nv3 views\none line", {}),
+    (
+        "3 likes it\n3 K views\n3likes of\nv3 views\none line",
+        {},
+        "3 likes it\n3 K views\n3likes of\nv3 views\none line",
+        {},
+    ),
     ("3 likes\none line", {"counters": False}, "3 likes\none line", {}),
     ("one\none line\n\ntwo lines", {}, "one line\n\ntwo lines", {"dclm_few_words": 1}),
     ("one\none line", {"min_words": 0}, "one\none line", {}),
@@ -161,14 +173,18 @@ DCLM_GOLDEN = [
     ("a story begins read more of", {}, "a story begins", {"dclm_substrings": 1}),
     ("a story begins Read more..", {}, "a story begins Read more..", {}),
     ("Sign-in to see more\nplease Sign-in", {}, "to see more\nplease Sign-in", {"dclm_substrings": 1}),
-    ("one two three four five six seven items in cart",
-     {}, "one two three four five six seven", {"dclm_substrings": 1}),
+    (
+        "one two three four five six seven items in cart",
+        {},
+        "one two three four five six seven",
+        {"dclm_substrings": 1},
+    ),
     ("1 2 3 4 5 6 7 8 items in cart", {}, "1 2 3 4 5 6 7 8 items in cart", {}),
     ("one line\n \nanother", {"min_words": 0}, "one line\nanother", {"dclm_substrings": 1}),
     ("Sign-in to see", {"substrings": False}, "Sign-in to see", {}),
     ("\n\n one line \n\n", {}, "one line", {}),
     ("", {}, "", {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "options", "left", "counts"), C4_GOLDEN, ids=[str(n) for n in range(len(C4_GOLDEN))])
@@ -185,18 +201,27 @@ def test_dclm_leaves(text: str, options: dict[str, object], left: str, counts: C
     assert dclm_reference(text, DclmLines.model_validate(options)) == (left, counts)
 
 
-PIECES = ["\n", " ", "\r\n", "\u2028", "\x85", "\u00a0", "a", "É", "A", "1", "٣", ".", "...", "?", "'"]  # fmt: skip
+PIECES = ["\n", " ", "\r\n", "\u2028", "\x85", "\u00a0", "a", "É", "A", "1", "٣", ".", "...", "?", "'"]
 texts = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 c4_options = st.builds(
-    C4Lines, citations=st.booleans(), terminal_punctuation=st.booleans(), min_words=st.integers(0, 3),
+    C4Lines,
+    citations=st.booleans(),
+    terminal_punctuation=st.booleans(),
+    min_words=st.integers(0, 3),
     dialect=st.sampled_from(["c4", "datatrove"]),
-    javascript=st.booleans(), policy=st.booleans(), max_word_characters=st.sampled_from([0, 5, 20]),
-)  # fmt: skip
+    javascript=st.booleans(),
+    policy=st.booleans(),
+    max_word_characters=st.sampled_from([0, 5, 20]),
+)
 dclm_options = st.builds(
-    DclmLines, max_uppercase_ratio=st.sampled_from([None, 0.2, 0.5]), max_digit_ratio=st.sampled_from([None, 0.999999]),
-    counters=st.booleans(), min_words=st.integers(0, 3), substrings=st.booleans(),
+    DclmLines,
+    max_uppercase_ratio=st.sampled_from([None, 0.2, 0.5]),
+    max_digit_ratio=st.sampled_from([None, 0.999999]),
+    counters=st.booleans(),
+    min_words=st.integers(0, 3),
+    substrings=st.booleans(),
     max_substring_words=st.integers(0, 12),
-)  # fmt: skip
+)
 
 
 @given(texts, c4_options)
@@ -224,9 +249,13 @@ def test_what_one_rule_took_is_counted_in_lines_and_bytes() -> None:
     texts = pa.array(["Só é.\nOne two[1] three four five.\nno", "x"], pa.large_string())
     _, counts, sizes = c4_lines(texts, C4Lines())
     assert dict(zip(lines_c4.RULES, counts.T.tolist(), strict=True)) == {
-        "c4_long_word": [0, 0], "c4_citations": [1, 0], "c4_no_terminal_punctuation": [1, 1], "c4_few_words": [1, 0],
-        "c4_javascript": [0, 0], "c4_policy": [0, 0],
-    }  # fmt: skip
+        "c4_long_word": [0, 0],
+        "c4_citations": [1, 0],
+        "c4_no_terminal_punctuation": [1, 1],
+        "c4_few_words": [1, 0],
+        "c4_javascript": [0, 0],
+        "c4_policy": [0, 0],
+    }
     assert sizes[:, 1].tolist() == [3, 0]
     assert sizes[:, 2].tolist() == [2, 1]
     assert sizes[:, 3].tolist() == [len("Só é.".encode()), 0]
@@ -250,9 +279,13 @@ def test_datatrove_keeps_the_same_lines_of_real_posts(options: dict[str, object]
 
     section = C4Lines.model_validate({"citations": False, "dialect": "datatrove", **options})
     peer = C4QualityFilter(
-        remove_citations=False, filter_no_terminal_punct=section.terminal_punctuation, min_num_sentences=-1,
-        min_words_per_line=section.min_words, filter_lorem_ipsum=False, filter_curly_bracket=False,
-    )  # fmt: skip
+        remove_citations=False,
+        filter_no_terminal_punct=section.terminal_punctuation,
+        min_num_sentences=-1,
+        min_words_per_line=section.min_words,
+        filter_lorem_ipsum=False,
+        filter_curly_bracket=False,
+    )
     with zstandard.open(POSTS, "rt", encoding="utf-8") as lines:
         posts = [json.loads(line)["text"] for line in itertools.islice(lines, 60)]
     posts.append("'Nobody ever said so before,' he said\n'and nobody will say it again.'\n'It ends as it began'")

@@ -96,10 +96,14 @@ def test_machine_code_that_was_damaged_is_not_executed_but_compiled_again(
     assert len(file.read_bytes()) == len(whole)
 
 
-@pytest.mark.parametrize("other", [
-    (("readonly array(uint8, 1d, C)",), *KEY[1:]), (KEY[0], ("x86_64", "znver4", "+avx2"), KEY[2]),
-    (*KEY[:2], ("other", "closure")),
-])
+@pytest.mark.parametrize(
+    "other",
+    [
+        (("readonly array(uint8, 1d, C)",), *KEY[1:]),
+        (KEY[0], ("x86_64", "znver4", "+avx2"), KEY[2]),
+        (*KEY[:2], ("other", "closure")),
+    ],
+)
 def test_other_arguments_processors_and_functions_have_their_own(other: Any, tmp_path: Path) -> None:
     code = MachineCode(tmp_path / "sources", "add", "stamp")
     code.save(KEY, "machine code")

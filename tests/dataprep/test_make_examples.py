@@ -26,10 +26,10 @@ from tests.chat_endpoint import Behaviour, Does, Drop, Ended, Endpoint, Refuse
 
 PROMPTS = [f"Question number {at} about the sea" for at in range(12)]
 PRINCIPLES = ["Be kind.", "Be honest.", "Be brief."]
-LENGTHS = '''
+LENGTHS = """
 def length(completions):
     return [float(len(one)) for one in completions]
-'''
+"""
 
 
 def write_prompts(folder: Path, rows: list[dict[str, Any]] | None = None) -> dict[str, str]:
@@ -54,11 +54,21 @@ def made(tmp_path: Path) -> Iterator[Made]:
             endpoint = Endpoint(behaviour)
             endpoint.__enter__()
             opened.append(endpoint)
-        model = {"endpoint": endpoint.url, "model": "m", "temperature": 1.0, "seed": 0, "concurrency": concurrency,
-                 **settings.pop("model", {})}
-        section = MadeExamples.model_validate({
-            "data": [{"path": str(tmp_path / "prompts.jsonl")}], "model": model,
-            **{key: {"model": model, **one} if key == "compare" else one for key, one in settings.items()}})
+        model = {
+            "endpoint": endpoint.url,
+            "model": "m",
+            "temperature": 1.0,
+            "seed": 0,
+            "concurrency": concurrency,
+            **settings.pop("model", {}),
+        }
+        section = MadeExamples.model_validate(
+            {
+                "data": [{"path": str(tmp_path / "prompts.jsonl")}],
+                "model": model,
+                **{key: {"model": model, **one} if key == "compare" else one for key, one in settings.items()},
+            }
+        )
         config = {"name": "set", "section": section.model_dump(mode="json"), "seed": 7}
         (tmp_path / out).mkdir(exist_ok=True)
         work = tmp_path / f"{out}-work"
@@ -92,8 +102,10 @@ def test_an_answer_is_revised_by_the_principle_that_the_hash_of_its_prompt_choos
         asked = one["parents"][0]
         drawn = [PRINCIPLES[seeded_key(7, "principle", asked, 0, number) % 3] for number in range(2)]
         assert one["principles"] == drawn
-        assert one["messages"] == [{"role": "user", "content": prompts[asked]},
-                                   {"role": "assistant", "content": f"revised after <critique by {drawn[1]}>"}]
+        assert one["messages"] == [
+            {"role": "user", "content": prompts[asked]},
+            {"role": "assistant", "content": f"revised after <critique by {drawn[1]}>"},
+        ]
     assert {one["id"] for one in found} == {one["id"] for one in read_examples(str(tmp_path / "out/set.jsonl"), "sft")}
     assert sum(summary["principles"].values()) == 24
     assert len(summary["principles"]) == 3
@@ -172,8 +184,9 @@ def test_the_answer_that_a_judge_prefers_in_both_orders_is_chosen_whichever_came
         number = int(asked.split()[2])
         return "word " * (3 if before == number % 2 else 9)
 
-    summary, found, endpoint = made(either, per_prompt=2, compare={"principles": PRINCIPLES}, gives="pairs",
-                                    model={"concurrency": 1})
+    summary, found, endpoint = made(
+        either, per_prompt=2, compare={"principles": PRINCIPLES}, gives="pairs", model={"concurrency": 1}
+    )
     assert len(found) == 11
     assert summary["prompts"]["dropped"] == {"undecided": 1}
     for one in found:
@@ -198,8 +211,9 @@ def test_a_judges_score_is_a_reward_and_what_it_does_not_score_is_quarantined(tm
 
     with Endpoint(judged) as endpoint:
         of_judge = {"kind": "judge", "model": {"endpoint": endpoint.url, "model": "judge"}}
-        summary, found, _ = made(judged, per_prompt=3, rewards=[of_judge], max_quarantined=0.1,
-                                 model={"concurrency": 1})
+        summary, found, _ = made(
+            judged, per_prompt=3, rewards=[of_judge], max_quarantined=0.1, model={"concurrency": 1}
+        )
     assert len(found) == 11
     assert {one["messages"][1]["content"][:9] for one in found} == {"variant 1"}
     assert summary["prompts"]["quarantined"] == 1
@@ -248,8 +262,9 @@ def test_new_prompts_are_grown_near_copies_refused_and_their_parents_known(tmp_p
     for one in found:
         own_text, *parents = (shown[parent] for parent in one["parents"])
         assert len(parents) == 4
-        request = next(text for text in endpoint.asked if text.startswith("Below") and all(
-            parent in text for parent in parents))
+        request = next(
+            text for text in endpoint.asked if text.startswith("Below") and all(parent in text for parent in parents)
+        )
         assert own_text in str(new_tasks(request, 0))
 
 
@@ -294,8 +309,9 @@ def test_an_excluded_prompt_takes_its_examples_with_it_and_changes_no_other(tmp_
     _, before, _ = made(answer, "before", revise={"principles": PRINCIPLES}, model={"concurrency": 1})
     gone = sorted(prompts)[4]
     (tmp_path / "gone.ids").write_text(f"{gone}\n")
-    _, after, _ = made(answer, "after", revise={"principles": PRINCIPLES}, exclude=str(tmp_path / "gone.ids"),
-                       model={"concurrency": 1})
+    _, after, _ = made(
+        answer, "after", revise={"principles": PRINCIPLES}, exclude=str(tmp_path / "gone.ids"), model={"concurrency": 1}
+    )
     assert [one for one in before if gone not in one["parents"]] == after
     assert len(after) == 11
     family = descendants({"examples-set": tmp_path / "before"}, [bytes.fromhex(gone)])
@@ -342,21 +358,30 @@ def test_what_has_tools_is_quarantined(tmp_path: Path, made: Made) -> None:
     assert (len(found), summary["prompts"]["quarantined"]) == (1, 1)
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"per_prompt": 2, "model": {"temperature": 0.0}}, "at model.temperature 0 all answers to a prompt are the same"),
-    ({"per_prompt": 2}, "nothing says which answer is the best"),
-    ({"best": 2}, "best is 2, but per_prompt gives 1 answers"),
-    ({"min_reward": 1}, "min_reward needs `rewards`"),
-    ({"gives": "pairs"}, "pairs need what says which answer is better"),
-    ({"gives": "pairs", "rewards": [{"kind": "regex", "pattern": "a"}]}, "pairs by rewards need at least two answers"),
-    ({"compare": {}}, "compare chooses between two answers, but per_prompt is 1"),
-    ({"compare": {}, "per_prompt": 2, "rewards": [{"kind": "regex", "pattern": "a"}]}, "keep one of the two"),
-    ({"rewards": [{"kind": "model"}]}, "kind model needs the `path` of a reward model"),
-    ({"rewards": [{"kind": "length", "target_tokens": 3}]}, "does not match any of the expected tags"),
-    ({"revise": {"principles": []}}, "principles"),
-    ({"grow": {"number": 3, "shown": 1}}, "greater than or equal to 2"),
-    ({"rewards": [{"kind": "regex", "pattern": "a"}, {"kind": "regex", "pattern": "b"}]}, "two are called regex"),
-])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"per_prompt": 2, "model": {"temperature": 0.0}},
+            "at model.temperature 0 all answers to a prompt are the same",
+        ),
+        ({"per_prompt": 2}, "nothing says which answer is the best"),
+        ({"best": 2}, "best is 2, but per_prompt gives 1 answers"),
+        ({"min_reward": 1}, "min_reward needs `rewards`"),
+        ({"gives": "pairs"}, "pairs need what says which answer is better"),
+        (
+            {"gives": "pairs", "rewards": [{"kind": "regex", "pattern": "a"}]},
+            "pairs by rewards need at least two answers",
+        ),
+        ({"compare": {}}, "compare chooses between two answers, but per_prompt is 1"),
+        ({"compare": {}, "per_prompt": 2, "rewards": [{"kind": "regex", "pattern": "a"}]}, "keep one of the two"),
+        ({"rewards": [{"kind": "model"}]}, "kind model needs the `path` of a reward model"),
+        ({"rewards": [{"kind": "length", "target_tokens": 3}]}, "does not match any of the expected tags"),
+        ({"revise": {"principles": []}}, "principles"),
+        ({"grow": {"number": 3, "shown": 1}}, "greater than or equal to 2"),
+        ({"rewards": [{"kind": "regex", "pattern": "a"}, {"kind": "regex", "pattern": "b"}]}, "two are called regex"),
+    ],
+)
 def test_settings_that_contradict_each_other_are_refused(
     tmp_path: Path, made: Made, settings: dict[str, Any], message: str
 ) -> None:
@@ -383,15 +408,21 @@ def test_what_is_killed_asks_nothing_twice_and_ends_with_the_same_bytes(tmp_path
 
     with Endpoint(deadly) as endpoint:
         model = {"endpoint": endpoint.url, "model": "m", "seed": 0, "concurrency": 1}
-        section = MadeExamples.model_validate({
-            "data": [{"path": str(tmp_path / "prompts.jsonl")}], "model": model,
-            "revise": {"principles": PRINCIPLES}, "rewards": [{"kind": "regex", "pattern": "kind"}]})
+        section = MadeExamples.model_validate(
+            {
+                "data": [{"path": str(tmp_path / "prompts.jsonl")}],
+                "model": model,
+                "revise": {"principles": PRINCIPLES},
+                "rewards": [{"kind": "regex", "pattern": "kind"}],
+            }
+        )
         config = {"name": "set", "section": section.model_dump(mode="json"), "seed": 7}
         for name in ("killed", "whole"):
             for folder in (name, f"{name}-work"):
                 (tmp_path / folder).mkdir()
         child = multiprocessing.get_context("spawn").Process(
-            target=make_in_process, args=(config, str(tmp_path / "killed"), str(tmp_path / "killed-work")))
+            target=make_in_process, args=(config, str(tmp_path / "killed"), str(tmp_path / "killed-work"))
+        )
         victims.append(child)
         child.start()
         child.join(timeout=120)

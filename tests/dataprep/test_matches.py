@@ -20,7 +20,9 @@ def test_each_copy_gets_the_most_similar_matches_of_its_document(
     spread, jaccard = spread_to_copies(rows, similarity, np.array(list(copies), np.int64).reshape(-1, 2))
     best = {new: max(value for (document, _), value in matches.items() if document == new) for new, _ in matches}
     expected = sorted(
-        (copy, old, value) for document, copy in copies for (new, old), value in matches.items()
+        (copy, old, value)
+        for document, copy in copies
+        for (new, old), value in matches.items()
         if new == document and value == best[new]
     )
     assert sorted((int(copy), int(old), value) for (copy, old), value in zip(spread, jaccard, strict=True)) == expected

@@ -27,8 +27,15 @@ def shorten(text: str) -> str:
     return text[4:]
 """
 STEPS: list[dict[str, Any]] = [
-    {"clean": {"fix_unicode": True, "normalise": "NFC", "lines": ["c4", "dclm"], "max_newlines": 2,
-               "mask": ["email", "ip", "phone", "iban", "card"]}},
+    {
+        "clean": {
+            "fix_unicode": True,
+            "normalise": "NFC",
+            "lines": ["c4", "dclm"],
+            "max_newlines": 2,
+            "mask": ["email", "ip", "phone", "iban", "card"],
+        }
+    },
     {"filter": {"rules": ["gopher_quality", "gopher_repetition", "c4", "mc4", "fineweb", "curator", "code"]}},
     {"filter": {"rules": [{"gopher_quality": {"dialect": "dolma"}}, {"gopher_repetition": {"dialect": "curator"}}]}},
     {"dedup": {"url": True, "minhash": {"threshold": 0.8}}},
@@ -45,7 +52,7 @@ STEPS: list[dict[str, Any]] = [
     {"cluster": {"k": 3}},
     {"judge": {}},
     {"edit": {"use": {"function": "steps:shorten", "files": {"steps.py": COUNT}, "distribution": ""}}},
-]  # fmt: skip
+]
 
 
 def with_what_it_needs(step: dict[str, Any], endpoint: Endpoint, folder: Path) -> dict[str, Any]:
@@ -76,8 +83,7 @@ def test_what_a_stage_is_said_to_measure_is_what_it_writes(
     out = tmp_path / "out"
     with Endpoint(lambda prompt, before: '{"score": 3, "reason": "plain"}') as endpoint:
         parsed = Step.model_validate(with_what_it_needs(step, endpoint, tmp_path))
-        imported(STAGES[parsed.stage].run)(
-            inputs, parsed.config.model_dump(mode="json"), out, make_context("work"))
+        imported(STAGES[parsed.stage].run)(inputs, parsed.config.model_dump(mode="json"), out, make_context("work"))
     written = set(column_names(out / shard_names(inputs["ingest"])[0])) - set(JUDGEMENT_COLUMNS)
 
     assert written

@@ -170,4 +170,5 @@ def test_similarity_is_that_of_the_sets(sets: list[set[int]]) -> None:
 def test_digests_are_those_of_hashlib(texts: list[str]) -> None:
     found = digest_texts(*text_buffers(pa.array(["before", *texts], pa.large_string()).slice(1)))
     assert [row.tobytes() for row in found] == [
-        hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
+        hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts
+    ]

@@ -22,8 +22,13 @@ DOCUMENTS = 3_000
 
 
 def peaks(
-    monkeypatch: pytest.MonkeyPatch, stage: Any, config: dict[str, Any], folder: Path, shards: int,
-    documents: int = DOCUMENTS, jobs_in: Any = None,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: Any,
+    config: dict[str, Any],
+    folder: Path,
+    shards: int,
+    documents: int = DOCUMENTS,
+    jobs_in: Any = None,
 ) -> dict[str, int]:
     """What the first task of each job of a stage holds at the most, by job; `jobs_in` runs them, if not the stage."""
     for number in range(shards):
@@ -56,10 +61,13 @@ def peaks(
     return {job: peak_bytes(whole(work)) for job, work in tasks.items()}
 
 
-@pytest.mark.parametrize(("stage", "settings", "jobs"), [
-    (dedup_semantic, {"threshold": 0.99, "clusters": 4}, ("embed", "members", "apply")),
-    (cluster, {"k": 4}, ("embed", "apply")),
-])
+@pytest.mark.parametrize(
+    ("stage", "settings", "jobs"),
+    [
+        (dedup_semantic, {"threshold": 0.99, "clusters": 4}, ("embed", "members", "apply")),
+        (cluster, {"k": 4}, ("embed", "apply")),
+    ],
+)
 def test_a_shard_that_is_embedded_takes_the_same_however_many_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Any, settings: dict[str, Any], jobs: tuple[str, ...]
 ) -> None:
@@ -73,7 +81,9 @@ def test_what_annotate_with_a_model_holds_grows_by_the_shards_tables_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {"model": {"path": str(write_word_vectors(tmp_path / "model")), "like": {"near": "w1 w2"}}}
-    few, many = (peaks(monkeypatch, annotate, config, tmp_path / str(number), 1, number, score_documents)["annotate"]
-                 for number in (3_000, 12_000))
+    few, many = (
+        peaks(monkeypatch, annotate, config, tmp_path / str(number), 1, number, score_documents)["annotate"]
+        for number in (3_000, 12_000)
+    )
     texts = sum(len(text) for text in random_texts(12_000, 0)) - sum(len(text) for text in random_texts(3_000, 0))
     assert many - few < 3 * texts + 200 * 9_000

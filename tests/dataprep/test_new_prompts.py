@@ -22,8 +22,9 @@ def by_table(one: list[str], other: list[str]) -> int:
     table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
     for row, word in enumerate(one):
         for column, met in enumerate(other):
-            table[row + 1][column + 1] = (table[row][column] + 1 if word == met else
-                                          max(table[row][column + 1], table[row + 1][column]))
+            table[row + 1][column + 1] = (
+                table[row][column] + 1 if word == met else max(table[row][column + 1], table[row + 1][column])
+            )
     return table[-1][-1]
 
 
@@ -55,13 +56,16 @@ def test_words_are_compared_without_case_and_punctuation() -> None:
     assert rouge_l(words_of("a b c d"), words_of("a x c d")) == 0.75
 
 
-@pytest.mark.parametrize(("text", "entries"), [
-    ("1. One\n2. Two", ["One", "Two"]),
-    ("Of course!\n\n9) First task\nover two lines\n\n10) Second", ["First task\nover two lines", "Second"]),
-    ("Task 3: Name 3. It has 2 parts\n Task 4: Go", ["Name 3. It has 2 parts", "Go"]),
-    ("1.\n2. Two", ["Two"]),
-    ("No list at all", []),
-])
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("1. One\n2. Two", ["One", "Two"]),
+        ("Of course!\n\n9) First task\nover two lines\n\n10) Second", ["First task\nover two lines", "Second"]),
+        ("Task 3: Name 3. It has 2 parts\n Task 4: Go", ["Name 3. It has 2 parts", "Go"]),
+        ("1.\n2. Two", ["Two"]),
+        ("No list at all", []),
+    ],
+)
 def test_the_entries_of_a_numbered_list_are_read(text: str, entries: list[str]) -> None:
     assert read_numbered(text) == entries
     assert read_numbered(text, was_cut=True) == entries[:-1]

@@ -72,8 +72,12 @@ def matches_in_plain_python(text: str, part: str, ngram: int, min_words: int) ->
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(TEXTS, min_size=1, max_size=4), st.lists(TEXTS, min_size=1, max_size=3), st.integers(2, 5),
-       st.integers(1, 2))
+@given(
+    st.lists(TEXTS, min_size=1, max_size=4),
+    st.lists(TEXTS, min_size=1, max_size=3),
+    st.integers(2, 5),
+    st.integers(1, 2),
+)
 def test_shares_and_runs_are_those_of_plain_python(
     texts: list[str], parts: list[str], ngram: int, min_words: int
 ) -> None:
@@ -122,8 +126,9 @@ def test_what_is_in_every_item_is_a_template_and_counts_for_none() -> None:
     assert index.num_templates() == 3
     assert index.counted_words.tolist() == [len(parts[0].split()) - 3] * len(parts)
     assert len(find_ngrams(pa.array([template], pa.large_string()), index).text) == 0
-    matches, _ = find_matches(find_ngrams(pa.array([parts[7]], pa.large_string()), index), index,
-                              np.zeros(index.num_ngrams, bool), 1.0)
+    matches, _ = find_matches(
+        find_ngrams(pa.array([parts[7]], pa.large_string()), index), index, np.zeros(index.num_ngrams, bool), 1.0
+    )
     assert (matches.part[0], matches.contamination[0]) == (7, 1.0)
 
 

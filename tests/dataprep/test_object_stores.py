@@ -55,9 +55,13 @@ def test_every_kind_of_request_outlasts_an_outage(outage: Outage, how: str) -> N
 def test_a_store_that_stays_away_is_named_with_what_it_said(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "0.05")
     outage.refusals = 10**6
-    with pytest.raises(StoreUnavailableError, match=(
+    with pytest.raises(
+        StoreUnavailableError,
+        match=(
             rf"/{BUCKET}/gone .*could not be reached in \d+ attempts over 0 seconds .*503.*; see that the store can be "
-            rf"reached, or let it be asked for longer \({VARIABLE}=0.05\)")):
+            rf"reached, or let it be asked for longer \({VARIABLE}=0.05\)"
+        ),
+    ):
         as_path(f"s3://{BUCKET}/gone").read_bytes()
 
 
@@ -128,11 +132,14 @@ def test_pauses_double_are_shortened_at_random_and_end(monkeypatch: pytest.Monke
     assert told[0] == "s3://b/k could not be read for 0 seconds (OSError: 503); trying again"
 
 
-@pytest.mark.parametrize(("location", "complaint"), [
-    ("s3://no-such-shelf/x", "there is no bucket no-such-shelf, or these credentials may not know of it; make it"),
-    ("gs://b/x", "the package that opens gs:// is not installed: Please install gcsfs"),
-    ("nosuch://b/x", "give a folder, or a URL of a kind that fsspec opens here"),
-])
+@pytest.mark.parametrize(
+    ("location", "complaint"),
+    [
+        ("s3://no-such-shelf/x", "there is no bucket no-such-shelf, or these credentials may not know of it; make it"),
+        ("gs://b/x", "the package that opens gs:// is not installed: Please install gcsfs"),
+        ("nosuch://b/x", "give a folder, or a URL of a kind that fsspec opens here"),
+    ],
+)
 def test_a_store_that_cannot_be_is_refused_before_any_work(outage: Outage, location: str, complaint: str) -> None:
     with pytest.raises(StoreLocationError, match=f"the store {location}: .*{complaint}"):
         store_at(location)

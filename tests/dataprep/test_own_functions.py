@@ -22,15 +22,26 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def test_a_function_runs_from_its_value_after_its_folder_is_gone(tmp_path: Path) -> None:
-    folder = write(tmp_path / "a", steps="from helpers import double\nimport parts.inner\n"
-                   "def count(text: str, word: str) -> int:\n    return double(text.count(word)) + parts.inner.ONE\n",
-                   helpers="def double(x):\n    import more\n    return more.TWO * x\n", more="TWO = 2\n",
-                   unused="x = 1\n",
-                   parts__inner="from .other import ONE\n", parts__other="ONE = 1\n")
+    folder = write(
+        tmp_path / "a",
+        steps="from helpers import double\nimport parts.inner\n"
+        "def count(text: str, word: str) -> int:\n    return double(text.count(word)) + parts.inner.ONE\n",
+        helpers="def double(x):\n    import more\n    return more.TWO * x\n",
+        more="TWO = 2\n",
+        unused="x = 1\n",
+        parts__inner="from .other import ONE\n",
+        parts__other="ONE = 1\n",
+    )
     (folder / "parts" / "__init__.py").write_text("")
     taken = own(folder, "./steps.py:count", word="a")
-    assert sorted(taken.use.files) == ["helpers.py", "more.py", "parts/__init__.py", "parts/inner.py",
-                                       "parts/other.py", "steps.py"]
+    assert sorted(taken.use.files) == [
+        "helpers.py",
+        "more.py",
+        "parts/__init__.py",
+        "parts/inner.py",
+        "parts/other.py",
+        "steps.py",
+    ]
     shutil.rmtree(folder)
     again = Own.model_validate_json(taken.model_dump_json())
     assert load_own(again, "text")("banana") == 7
@@ -39,8 +50,11 @@ def test_a_function_runs_from_its_value_after_its_folder_is_gone(tmp_path: Path)
 
 def test_two_files_of_one_name_never_meet(tmp_path: Path) -> None:
     for name, value in (("a", 1), ("b", 2)):
-        write(tmp_path / name, steps="from shared_name import VALUE\ndef value():\n    return VALUE\n",
-              shared_name=f"VALUE = {value}\n")
+        write(
+            tmp_path / name,
+            steps="from shared_name import VALUE\ndef value():\n    return VALUE\n",
+            shared_name=f"VALUE = {value}\n",
+        )
     found = [load_own(own(tmp_path / name, "./steps.py:value"))() for name in ("a", "b", "a")]
     assert found == [1, 2, 1]
 
@@ -61,35 +75,48 @@ def test_what_is_installed_is_named_by_its_distribution(tmp_path: Path) -> None:
     assert load_own(taken, "strings")(["banana"])[0].as_py() == 3
 
 
-@pytest.mark.parametrize(("written", "source", "says"), [
-    ("./step.py:keep", "", r"no file step.py in .*, did you mean 'steps.py'\?"),
-    ("./steps.py:kep", "def keep(): ...", r"steps.py defines no 'kep', did you mean 'keep'\?; it defines keep"),
-    ("./steps.py:keep", "\ndef keep(:", "steps.py, line 2: not valid Python"),
-    ("acme.filters:keep", "", "there is no module 'acme.filters' in this environment"),
-])
+@pytest.mark.parametrize(
+    ("written", "source", "says"),
+    [
+        ("./step.py:keep", "", r"no file step.py in .*, did you mean 'steps.py'\?"),
+        ("./steps.py:kep", "def keep(): ...", r"steps.py defines no 'kep', did you mean 'keep'\?; it defines keep"),
+        ("./steps.py:keep", "\ndef keep(:", "steps.py, line 2: not valid Python"),
+        ("acme.filters:keep", "", "there is no module 'acme.filters' in this environment"),
+    ],
+)
 def test_what_cannot_be_had_is_said_in_a_sentence(tmp_path: Path, written: str, source: str, says: str) -> None:
     write(tmp_path, steps=source)
     with pytest.raises(OwnCodeError, match=says):
         take_code(OwnFunction(written), tmp_path)
 
 
-@pytest.mark.parametrize("written", [
-    "https://example.org/steps.py:keep", "steps.py", "./steps.txt:keep", "./steps.py:a b"])
+@pytest.mark.parametrize(
+    "written", ["https://example.org/steps.py:keep", "steps.py", "./steps.txt:keep", "./steps.py:a b"]
+)
 def test_only_files_and_modules_can_be_named(written: str) -> None:
     with pytest.raises(ValueError, match=r"function is written|code is taken from|is neither a file"):
         Own(use=written)
 
 
-@pytest.mark.parametrize(("source", "options", "says"), [
-    ("\ndef keep(text): ...", {"word": "x"},
-     r"steps.py, line 2: keep\(text\) cannot be called with \(text\) and with: word"),
-    ("def keep(text, word): ...", {}, "missing a required argument: 'word'"),
-    ("keep = 3", {}, "is int, which cannot be called"),
-    ("def keep(text): ...\n1 / 0", {},
-     r"steps.py cannot be loaded: ZeroDivisionError: division by zero \(steps.py, line 2\)"),
-    ("import no_such_thing\ndef keep(text): ...", {}, "No module named 'no_such_thing'"),
-    ("from json import no_such_thing as keep", {}, "cannot import name 'no_such_thing'"),
-])
+@pytest.mark.parametrize(
+    ("source", "options", "says"),
+    [
+        (
+            "\ndef keep(text): ...",
+            {"word": "x"},
+            r"steps.py, line 2: keep\(text\) cannot be called with \(text\) and with: word",
+        ),
+        ("def keep(text, word): ...", {}, "missing a required argument: 'word'"),
+        ("keep = 3", {}, "is int, which cannot be called"),
+        (
+            "def keep(text): ...\n1 / 0",
+            {},
+            r"steps.py cannot be loaded: ZeroDivisionError: division by zero \(steps.py, line 2\)",
+        ),
+        ("import no_such_thing\ndef keep(text): ...", {}, "No module named 'no_such_thing'"),
+        ("from json import no_such_thing as keep", {}, "cannot import name 'no_such_thing'"),
+    ],
+)
 def test_what_cannot_be_called_is_said_in_a_sentence(
     tmp_path: Path, source: str, options: dict[str, object], says: str
 ) -> None:
@@ -99,10 +126,14 @@ def test_what_cannot_be_called_is_said_in_a_sentence(
 
 
 def test_an_error_is_blamed_on_the_last_line_of_the_users_code(tmp_path: Path) -> None:
-    folder = write(tmp_path, steps="import helpers\ndef keep(text):\n    return helpers.check(text)\n",
-                   helpers="def check(text):\n    return int(text)\n")
+    folder = write(
+        tmp_path,
+        steps="import helpers\ndef keep(text):\n    return helpers.check(text)\n",
+        helpers="def check(text):\n    return int(text)\n",
+    )
     taken = own(folder, "./steps.py:keep")
     with pytest.raises(ValueError) as caught:
         load_own(taken, "text")("x")
-    assert blame(taken.use, caught.value) == ("ValueError: invalid literal for int() with base 10: 'x' "
-                                              "(helpers.py, line 2)")
+    assert blame(taken.use, caught.value) == (
+        "ValueError: invalid literal for int() with base 10: 'x' (helpers.py, line 2)"
+    )

@@ -21,7 +21,7 @@ from gristmill.mixtures.own_code import OwnFunction, take_code
 from gristmill.mixtures.sources import OwnReader
 
 MakeContext = Callable[..., Context]
-READER = '''
+READER = """
 import json
 from pathlib import Path
 from typing import BinaryIO, Iterator
@@ -43,7 +43,7 @@ def read_notes(path: Path, skip: str = "-") -> Iterator[dict]:
 def read_stream(stream: BinaryIO):
     for number, line in enumerate(stream):
         yield {"text": line.decode().strip(), "key": f"k{number}", "url": "https://example.org/"}
-'''
+"""
 
 
 def code(folder: Path, source: str, written: str, **options: Any) -> dict[str, Any]:
@@ -60,8 +60,9 @@ def write(folder: Path, **files: str) -> Path:
 
 def run(folder: Path, source: dict[str, Any], context: Context, **section: Any) -> dict[str, Any]:
     planned = {**source, "listing": listing("notes", source)}
-    return ingest.run({}, {"sources": {"notes": planned}, "ingest": {"max_quarantined": 1.0, **section}},
-                      folder, context)
+    return ingest.run(
+        {}, {"sources": {"notes": planned}, "ingest": {"max_quarantined": 1.0, **section}}, folder, context
+    )
 
 
 def rows(out: Path, folder: str = "") -> list[dict[str, Any]]:
@@ -76,12 +77,16 @@ def test_what_a_reader_yields_is_treated_like_lines_of_jsonl(tmp_path: Path, mak
     summary = run(tmp_path / "out", source, make_context("work"))
     found = rows(tmp_path / "out")
     assert [(row["locator"], row["text"], json.loads(row["metadata"])) for row in found] == [
-        ("a.note#1", "one", {"length": 3}), ("a.note#3", "two", {"length": 3}), ("a.note#7", "three", {"length": 5}),
-        ("b.note#1", "four", {"length": 4})]
+        ("a.note#1", "one", {"length": 3}),
+        ("a.note#3", "two", {"length": 3}),
+        ("a.note#7", "three", {"length": 5}),
+        ("b.note#1", "four", {"length": 4}),
+    ]
     assert [(row["record"], row["error"]) for row in rows(tmp_path / "out", "quarantine")] == [
         (2, "ValueError: a note without a text (code.py, line 10)"),
         (4, "code.py, line 14: field 'text' must be a string, not a number"),
-        (5, "code.py, line 16: a record is a mapping with 'text', not a list (['text'])")]
+        (5, "code.py, line 16: a record is a mapping with 'text', not a list (['text'])"),
+    ]
     counts = summary["counts"]
     assert (counts["read"], counts["kept"], counts["quarantined"], counts["dropped"]) == (8, 4, 3, {"extract/empty": 1})
 
@@ -106,8 +111,12 @@ def test_a_stream_comes_decompressed_and_its_damage_is_that_of_a_built_in_reader
     files = write(tmp_path / "notes")
     (files / "a.note.gz").write_bytes(packed)
     (files / "b.note.gz").write_bytes(packed[: len(packed) // 2])
-    source = {"path": str(files), "read": code(tmp_path, READER, "read_stream"), "id_field": "key",
-              "on_repeat": "keep_first"}
+    source = {
+        "path": str(files),
+        "read": code(tmp_path, READER, "read_stream"),
+        "id_field": "key",
+        "on_repeat": "keep_first",
+    }
     summary = run(tmp_path / "out", source, make_context("work"))
     found = rows(tmp_path / "out")
     assert found[0]["locator"] == "k0"
@@ -137,8 +146,10 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(tmp_path: Path, make_c
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
     for workers in (1, 2):
         run(tmp_path / f"out{workers}", source, make_context(f"work{workers}", workers=workers), shard_bytes=40)
-    contents = [{str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-                for folder in (tmp_path / "out1", tmp_path / "out2")]
+    contents = [
+        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "out1", tmp_path / "out2")
+    ]
     assert contents[0] == contents[1]
     assert len(contents[0]) > 4
 
@@ -166,10 +177,11 @@ def test_an_interrupted_attempt_is_continued_to_the_same_bytes(
     assert run(tmp_path / "out", source, make_context("work2"), shard_bytes=40) == expected
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")} == {
-        path.name: path.read_bytes() for path in (tmp_path / "whole").glob("*.parquet")}
+        path.name: path.read_bytes() for path in (tmp_path / "whole").glob("*.parquet")
+    }
 
 
-CRASHES = '''
+CRASHES = """
 import os, time, itertools
 def crash(path):
     yield {"text": "before"}
@@ -187,16 +199,19 @@ def ask(path):
     yield {"text": "before"}
     if path.name == "b.note":
         input()
-'''
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "says"), [
-    ("crash", "code.py, line 3: crash crashed (signal 11)"),
-    ("leave", "code.py, line 7: leave ended its process (status 3)"),
-    ("hang", "code.py, line 11: hang took more than 0.5 s of processor time for one record (`time_limit_seconds`)"),
-    ("ask", "EOFError: EOF when reading a line (code.py, line 18)"),
-])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("crash", "code.py, line 3: crash crashed (signal 11)"),
+        ("leave", "code.py, line 7: leave ended its process (status 3)"),
+        ("hang", "code.py, line 11: hang took more than 0.5 s of processor time for one record (`time_limit_seconds`)"),
+        ("ask", "EOFError: EOF when reading a line (code.py, line 18)"),
+    ],
+)
 def test_a_reader_that_ends_its_process_loses_one_file(
     tmp_path: Path, make_context: MakeContext, name: str, says: str
 ) -> None:
@@ -207,14 +222,20 @@ def test_a_reader_that_ends_its_process_loses_one_file(
     assert [(one["file"], one["error"]) for one in summary["damaged"]] == [("b.note", says)]
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    ("def read(path):\n    return 'text'", r"code.py, line 1: read gives a string \('text'\), not records one by one"),
-    ("def read(path):\n    pass", "code.py, line 1: read gives nothing, not records one by one"),
-    ("def read(file): ...", "code.py, line 1: the first parameter of read is called 'file'; call it `path`"),
-    ("def read(): ...", r"code.py, line 1: read\(\) cannot be called with \(path or stream\)"),
-    ("1 / 0\ndef read(path): ...", r"code.py cannot be loaded: ZeroDivisionError: .*\(code.py, line 1\)"),
-    ("import os\nos._exit(1)\ndef read(path): ...", "code.py ended its process .* while it was loaded"),
-])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "def read(path):\n    return 'text'",
+            r"code.py, line 1: read gives a string \('text'\), not records one by one",
+        ),
+        ("def read(path):\n    pass", "code.py, line 1: read gives nothing, not records one by one"),
+        ("def read(file): ...", "code.py, line 1: the first parameter of read is called 'file'; call it `path`"),
+        ("def read(): ...", r"code.py, line 1: read\(\) cannot be called with \(path or stream\)"),
+        ("1 / 0\ndef read(path): ...", r"code.py cannot be loaded: ZeroDivisionError: .*\(code.py, line 1\)"),
+        ("import os\nos._exit(1)\ndef read(path): ...", "code.py ended its process .* while it was loaded"),
+    ],
+)
 def test_a_reader_that_cannot_be_called_fails_before_anything_is_read(
     tmp_path: Path, make_context: MakeContext, source: str, says: str
 ) -> None:
@@ -230,14 +251,14 @@ def test_a_reader_that_is_not_deterministic_is_warned_of(tmp_path: Path, make_co
     assert warning.startswith("source 'notes': code:read is not deterministic: called twice on a.note")
 
 
-LISTING = '''
+LISTING = """
 def shards(path, month):
     return [line for line in (path / "index.txt").read_text().split() if month in line]
 def everything():
     return ["b.txt", {"path": "a.txt", "name": "first"}]
 def remote():
     return [{"path": "https://example.org/x/a.jsonl?token=1", "size": 7}]
-'''
+"""
 
 
 def listed(tmp_path: Path, name: str, **options: Any) -> dict[str, Any]:
@@ -259,17 +280,28 @@ def test_a_listed_url_with_a_size_is_not_looked_at_and_loses_its_query(tmp_path:
     assert listing("notes", listed(tmp_path, "remote")) == [{"path": "example.org/x/a.jsonl", "size": 7, "stamp": ""}]
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    ("def files():\n    return 'a.txt'", r"code.py, line 1: files gives a string \('a.txt'\), not paths one by one"),
-    ("def files():\n    yield 3", r"code.py, line 1: entry 1 of files is a number \(3\); each is a path or URL"),
-    ("def files():\n    raise KeyError('x')", r"KeyError: 'x' \(code.py, line 2\)"),
-    ("def files():\n    return []", "code:files lists no files"),
-    ("def files():\n    return ['a.txt', './a.txt', 'a.txt']", "code:files lists a.txt twice"),
-    ("def files():\n    return ['gone.txt']", "gone.txt is not there"),
-    ("def files(month): ...", r"code.py, line 1: files\(month\) cannot be called with: missing a required argument"),
-    ("def files():\n    while True: pass",
-     "code.py, line 1: files (took more than 0.3 s of processor time for its|gave nothing for 1.8 s)"),
-])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "def files():\n    return 'a.txt'",
+            r"code.py, line 1: files gives a string \('a.txt'\), not paths one by one",
+        ),
+        ("def files():\n    yield 3", r"code.py, line 1: entry 1 of files is a number \(3\); each is a path or URL"),
+        ("def files():\n    raise KeyError('x')", r"KeyError: 'x' \(code.py, line 2\)"),
+        ("def files():\n    return []", "code:files lists no files"),
+        ("def files():\n    return ['a.txt', './a.txt', 'a.txt']", "code:files lists a.txt twice"),
+        ("def files():\n    return ['gone.txt']", "gone.txt is not there"),
+        (
+            "def files(month): ...",
+            r"code.py, line 1: files\(month\) cannot be called with: missing a required argument",
+        ),
+        (
+            "def files():\n    while True: pass",
+            "code.py, line 1: files (took more than 0.3 s of processor time for its|gave nothing for 1.8 s)",
+        ),
+    ],
+)
 def test_a_wrong_listing_is_said_in_a_sentence(tmp_path: Path, source: str, says: str) -> None:
     (tmp_path / "a.txt").write_text("a")
     section = {"path": str(tmp_path), "list": {**code(tmp_path, source, "files"), "time_limit_seconds": 0.3}}

@@ -57,8 +57,9 @@ class PlainModel:
                 self.counts.append(dict(raw[size - 1]))
                 continue
             before = Counter(gram[1:] for gram in raw[size])
-            self.counts.append({gram: raw[size - 1][gram] if gram[0] == "<s>" else before[gram]
-                                for gram in raw[size - 1]})  # fmt: skip
+            self.counts.append(
+                {gram: raw[size - 1][gram] if gram[0] == "<s>" else before[gram] for gram in raw[size - 1]}
+            )
         self.vocabulary = {gram[0] for gram in raw[0]} - {"<s>"} | {"<unk>"}
         del self.counts[0][("<s>",)]
         self.discounts = [self.discount(counts) for counts in self.counts]
@@ -120,8 +121,10 @@ class PlainModel:
 def random_texts(seed: int, count: int) -> list[str]:
     source = random.Random(seed)
     weights = [1 / (rank + 1) for rank in range(len(WORDS))]
-    return ["\n".join(" ".join(source.choices(WORDS, weights, k=source.randint(0, 8))) for _ in range(3))
-            for _ in range(count)]  # fmt: skip
+    return [
+        "\n".join(" ".join(source.choices(WORDS, weights, k=source.randint(0, 8))) for _ in range(3))
+        for _ in range(count)
+    ]
 
 
 def as_array(texts: Sequence[str]) -> pa.Array:
@@ -156,8 +159,10 @@ def test_more_text_has_discounts_of_its_own_and_every_context_sums_to_one() -> N
     # Of two words on a line the second, or the end, is as likely as the kernel says: all of them sum to one, too.
     lines = [f"the {word}" for word in sorted(plain.vocabulary - {"</s>"})]
     firsts = [score_texts(tables, as_array(["the"]))[0][0] - math.log10(plain.probability("</s>", ("<s>", "the")))]
-    seconds = [score - math.log10(plain.probability("</s>", ("the", line.split()[1])))
-               for line, score in zip(lines, score_texts(tables, as_array(lines))[0], strict=True)]  # fmt: skip
+    seconds = [
+        score - math.log10(plain.probability("</s>", ("the", line.split()[1])))
+        for line, score in zip(lines, score_texts(tables, as_array(lines))[0], strict=True)
+    ]
     total = sum(10 ** (second - firsts[0]) for second in seconds) + plain.probability("</s>", ("<s>", "the"))
     assert total == pytest.approx(1.0, abs=1e-4)
 
@@ -280,16 +285,24 @@ def test_the_stage_trains_a_model_scores_buckets_and_cuts_whatever_the_shards(
 ) -> None:
     documents = [*corpus(), ("web", "empty", " ")]
     config: dict[str, Any] = {
-        "perplexity": {"ngram": {"sources": ["wiki"], "order": 3}, "buckets": [0.3, 0.6]}, "sources": ["web"],
-        "keep_top": 0.6, "max_perplexity": 5000, "seed": 3,
-    }  # fmt: skip
+        "perplexity": {"ngram": {"sources": ["wiki"], "order": 3}, "buckets": [0.3, 0.6]},
+        "sources": ["web"],
+        "keep_top": 0.6,
+        "max_perplexity": 5000,
+        "seed": 3,
+    }
     results = []
     for name, shards in (("one", [documents]), ("three", [documents[100:], documents[:7], documents[7:100]])):
         ingest = write_ingest(f"ingest {name}", shards)
         out = tmp_path / name
         summary = quality.run({"ingest": ingest}, config, out, make_context(f"work {name}", workers=2))
-        rows = [{**document, **judged} for path in sorted(ingest.iterdir()) for document, judged in zip(
-            read_table(path).to_pylist(), read_table(out / path.name).to_pylist(), strict=True)]
+        rows = [
+            {**document, **judged}
+            for path in sorted(ingest.iterdir())
+            for document, judged in zip(
+                read_table(path).to_pylist(), read_table(out / path.name).to_pylist(), strict=True
+            )
+        ]
         kept = {row["locator"]: (row["keep"], row["perplexity"], row.get("perplexity_bucket")) for row in rows}
         results.append((kept, summary, [(out / name).read_bytes() for name in NGRAM_FILES]))
     assert results[0][0] == results[1][0]
@@ -341,11 +354,15 @@ def test_what_a_model_was_trained_on_surprises_it_as_much_as_other_text_of_its_k
     assert np.mean(scores[:100]) == pytest.approx(np.mean(scores[100:]), rel=0.05)
 
 
-@pytest.mark.parametrize(("perplexity", "message"), [
-    ({}, "perplexity needs a model"), ({"model": "m", "buckets": [0.3, 0.6]}, "add `ngram` or `kenlm`"),
-    ({"kenlm": "m", "ngram": {"sources": ["a"]}}, "one n-gram model"),
-    ({"kenlm": "m", "buckets": [0.6, 0.3]}, "ascending order"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("perplexity", "message"),
+    [
+        ({}, "perplexity needs a model"),
+        ({"model": "m", "buckets": [0.3, 0.6]}, "add `ngram` or `kenlm`"),
+        ({"kenlm": "m", "ngram": {"sources": ["a"]}}, "one n-gram model"),
+        ({"kenlm": "m", "buckets": [0.6, 0.3]}, "ascending order"),
+    ],
+)
 def test_a_section_needs_exactly_one_ngram_model(perplexity: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Quality.model_validate({"perplexity": perplexity})

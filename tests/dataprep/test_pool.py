@@ -79,11 +79,14 @@ def die(how: str, task: Task) -> Done:
     return Done([], {"n": task.payload["n"]})
 
 
-@pytest.mark.parametrize(("how", "message"), [
-    ("SIGKILL", r"worker [01] \(pid \d+\) was killed by signal 9, most likely out of memory"),
-    ("SIGSEGV", r"worker [01] \(pid \d+\) was killed by signal 11 \(SIGSEGV\)"),
-    ("exit", r"worker [01] \(pid \d+\) ended with exit code 7"),
-])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("SIGKILL", r"worker [01] \(pid \d+\) was killed by signal 9, most likely out of memory"),
+        ("SIGSEGV", r"worker [01] \(pid \d+\) was killed by signal 11 \(SIGSEGV\)"),
+        ("exit", r"worker [01] \(pid \d+\) ended with exit code 7"),
+    ],
+)
 def test_a_worker_that_dies_ends_the_job_with_what_happened_and_its_last_words(
     tmp_path: Path, how: str, message: str
 ) -> None:
@@ -183,7 +186,9 @@ def test_a_server_that_is_killed_ends_the_job_and_the_next_job_starts_another(tm
 def test_only_modules_of_the_package_are_imported_before_the_fork() -> None:
     assert list(modules_of(partial(partial(ingest_task, "out"), 5))) == ["gristmill.dataprep.reading.ingest"]
     assert list(modules_of(partial(run_tasks, ingest_task))) == [
-        "gristmill.dataprep.jobs.engine", "gristmill.dataprep.reading.ingest"]  # fmt: skip
+        "gristmill.dataprep.jobs.engine",
+        "gristmill.dataprep.reading.ingest",
+    ]
     assert not list(modules_of(tell_pids))
     assert not list(modules_of(partial(len)))
 
@@ -211,8 +216,12 @@ def test_an_interrupt_reaches_the_caller_as_such(tmp_path: Path, mode: str) -> N
         return Done()
 
     with pytest.raises(KeyboardInterrupt):
-        run_tasks("job", TASKS, partial(interrupt, os.getpid()),
-                  Context(tmp_path, emit=lambda event: None, mode=mode, workers=2))
+        run_tasks(
+            "job",
+            TASKS,
+            partial(interrupt, os.getpid()),
+            Context(tmp_path, emit=lambda event: None, mode=mode, workers=2),
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -220,9 +229,10 @@ def test_neither_workers_nor_their_server_outlive_the_process_that_started_them(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path)], stdout=subprocess.DEVNULL,
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path)],
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     try:
         files = [tmp_path / "a.pid", tmp_path / "b.pid"]
         wait_until(lambda: all(path.exists() and path.read_text() for path in files))

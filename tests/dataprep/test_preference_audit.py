@@ -12,19 +12,32 @@ from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 
 def pair(prompt: str, chosen: str, rejected: str) -> dict[str, Any]:
-    return {"prompt": [{"role": "user", "content": prompt}], "chosen": [{"role": "assistant", "content": chosen}],
-            "rejected": [{"role": "assistant", "content": rejected}]}
+    return {
+        "prompt": [{"role": "user", "content": prompt}],
+        "chosen": [{"role": "assistant", "content": chosen}],
+        "rejected": [{"role": "assistant", "content": rejected}],
+    }
 
 
-PAIRS = [pair("q", "long answer", "short"), pair("Q ", "Long  answer", "short"), pair("q", "short", "long answer"),
-         pair("q2", "Same", "same "), pair("q3", "ab", "cd")]
+PAIRS = [
+    pair("q", "long answer", "short"),
+    pair("Q ", "Long  answer", "short"),
+    pair("q", "short", "long answer"),
+    pair("q2", "Same", "same "),
+    pair("q3", "ab", "cd"),
+]
 
 
 def test_duplicates_contradictions_and_length_are_counted() -> None:
     assert audit(PAIRS) == {
-        "pairs": 5, "prompts": 3, "duplicates": 1, "contradictions": 3, "near_identical": 1,
-        "longer_chosen": 2 / 4, "mean_characters": {"chosen": (11 + 12 + 5 + 4 + 2) / 5,
-                                                    "rejected": (5 + 5 + 11 + 5 + 2) / 5}}
+        "pairs": 5,
+        "prompts": 3,
+        "duplicates": 1,
+        "contradictions": 3,
+        "near_identical": 1,
+        "longer_chosen": 2 / 4,
+        "mean_characters": {"chosen": (11 + 12 + 5 + 4 + 2) / 5, "rejected": (5 + 5 + 11 + 5 + 2) / 5},
+    }
     assert audit([])["longer_chosen"] is None
 
 
@@ -57,6 +70,8 @@ def test_pairs_that_hold_an_evaluation_item_in_prompt_or_chosen_answer_are_count
     assert leaks_into([*texts, part], section)["quiz"]["texts"] == 3
     assert leaks_into([*texts, *[part] * 20], section) == found
     said = warnings_of("set", {"pairs": 4, "longer_chosen": None, "leaks": found})
-    assert said == ["set: 2 of 4 pairs hold an item of the evaluation set quiz in prompt or chosen answer (1 of its 2 "
-                    "items), so that scores on it are too high; drop them with dpo.prepare: [decontaminate: ...]"]
+    assert said == [
+        "set: 2 of 4 pairs hold an item of the evaluation set quiz in prompt or chosen answer (1 of its 2 "
+        "items), so that scores on it are too high; drop them with dpo.prepare: [decontaminate: ...]"
+    ]
     assert warnings_of("set", {"pairs": 4, "longer_chosen": None, "leaks": None}) == []

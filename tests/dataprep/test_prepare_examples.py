@@ -19,8 +19,10 @@ from gristmill.mixtures.posttraining import Dpo, Instructions, Sft
 from gristmill.mixtures.prepare import ExampleStep
 from tests.dataprep.own_steps import step
 
-WORDS = ("the quick brown fox jumps over the lazy dog while nine bright birds sing of a river that no map of "
-         "this country has ever shown to anyone").split()
+WORDS = (
+    "the quick brown fox jumps over the lazy dog while nine bright birds sing of a river that no map of "
+    "this country has ever shown to anyone"
+).split()
 LEAK = "which of the seven rivers of the old kingdom carries no boats in the winter months of the year"
 
 
@@ -46,16 +48,27 @@ def evaluation(tmp_path: Path) -> str:
 def sft_config(tmp_path: Path, evaluation: str) -> dict[str, Any]:
     """Two sets; of the first one record is of no form, one is twice there, one leaks, and one answer is bad."""
     first = [chat(f"question {n}", " ".join(WORDS[n : n + 12])) for n in range(4)]
-    first += [chat("question 0", " ".join(WORDS[:12])), {"text": "no form"}, chat(LEAK, "none of them"),
-              chat("question 9", "x", url="https://a.example/9"),
-              chat("bad", "as before", url="https://www.blocked.example/page")]
+    first += [
+        chat("question 0", " ".join(WORDS[:12])),
+        {"text": "no form"},
+        chat(LEAK, "none of them"),
+        chat("question 9", "x", url="https://a.example/9"),
+        chat("bad", "as before", url="https://www.blocked.example/page"),
+    ]
     second = [chat("question 0", " ".join(WORDS[:12])), chat("question 20", " ".join(WORDS[5:20]))]
     (tmp_path / "domains.txt").write_text("blocked.example\n")
-    return {"kind": "sft",
-            "data": [{"path": write(tmp_path / "first.jsonl", first), "max_quarantined": 0.2},
-                     {"path": write(tmp_path / "second.jsonl", second)}],
-            "prepare": steps({"filter": {"rules": {"urls": {"block_domains": str(tmp_path / "domains.txt")}}}},
-                             {"dedup": {"minhash": None, "index": False}}, {"decontaminate": {"against": evaluation}})}
+    return {
+        "kind": "sft",
+        "data": [
+            {"path": write(tmp_path / "first.jsonl", first), "max_quarantined": 0.2},
+            {"path": write(tmp_path / "second.jsonl", second)},
+        ],
+        "prepare": steps(
+            {"filter": {"rules": {"urls": {"block_domains": str(tmp_path / "domains.txt")}}}},
+            {"dedup": {"minhash": None, "index": False}},
+            {"decontaminate": {"against": evaluation}},
+        ),
+    }
 
 
 def test_every_record_is_refused_dropped_by_a_rule_or_left(
@@ -64,21 +77,25 @@ def test_every_record_is_refused_dropped_by_a_rule_or_left(
     summary = run({}, sft_config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     first, second = summary["sets"]
     assert first["dropped"] == {
-        "urls/max_url_blocked_domain": 1, "exact_duplicate": 1, "decontaminate/max_contamination": 1}
+        "urls/max_url_blocked_domain": 1,
+        "exact_duplicate": 1,
+        "decontaminate/max_contamination": 1,
+    }
     assert second["dropped"] == {"exact_duplicate": 1}
     for one in (first, second):
         assert one["records"] == one["refused"] + sum(one["dropped"].values()) + one["quarantined"] + one["kept"]
     assert (first["records"], first["refused"], first["kept"], second["kept"]) == (9, 1, 5, 1)
     assert [(step["stage"], step["judges"], step["counts"]["read"]) for step in summary["steps"]] == [
-        ("filter", "answer", 10), ("dedup", "conversation", 9), ("decontaminate", "conversation", 7)]
+        ("filter", "answer", 10),
+        ("dedup", "conversation", 9),
+        ("decontaminate", "conversation", 7),
+    ]
     assert summary["steps"][2]["sets"]["quiz"]["contaminated"] == 1
     (refused,) = map(json.loads, (tmp_path / "out" / "refused.jsonl").read_text().splitlines())
     assert (refused["set"], refused["place"]) == ("first", "first.jsonl:6")
 
 
-def test_a_function_of_the_users_judges_examples_too(
-    make_context: Callable[..., Context], tmp_path: Path
-) -> None:
+def test_a_function_of_the_users_judges_examples_too(make_context: Callable[..., Context], tmp_path: Path) -> None:
     own = step(tmp_path / "code", "def step(text: str) -> dict: return {'words': len(text.split())}", min={"words": 2})
     data = write(tmp_path / "chats.jsonl", [chat("a long question", "no"), chat("short", "a long answer")])
     config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"annotate": own})}
@@ -92,16 +109,23 @@ def test_examples_are_judged_by_the_rules_of_the_language_that_a_step_before_mea
 ) -> None:
     own = step(tmp_path / "code", "def step(text: str) -> dict: return {'language': 'de' if 'ein' in text else 'en'}")
     data = write(tmp_path / "chats.jsonl", [chat("q", "ein Satz von vier Worten"), chat("q", "a text of five words")])
-    rules = {"rules": [{"gopher_quality": {"min_words": 5, "min_stop_words": 0}}],
-             "by_language": {"de": {"gopher_quality": {"min_words": 6}}}}
+    rules = {
+        "rules": [{"gopher_quality": {"min_words": 5, "min_stop_words": 0}}],
+        "by_language": {"de": {"gopher_quality": {"min_words": 6}}},
+    }
     config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"annotate": own}, {"filter": rules})}
     (found,) = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))["sets"]
     assert (found["dropped"], found["kept"]) == ({"de/gopher_quality/min_words": 1}, 1)
 
 
-@pytest.mark.parametrize("disguised", [
-    " ".join("so" if at == 11 else word for at, word in enumerate(LEAK.split())), "\u00ad".join(LEAK),
-    f"Context: none\nQuestion: {LEAK}?\nAnswer:"])
+@pytest.mark.parametrize(
+    "disguised",
+    [
+        " ".join("so" if at == 11 else word for at, word in enumerate(LEAK.split())),
+        "\u00ad".join(LEAK),
+        f"Context: none\nQuestion: {LEAK}?\nAnswer:",
+    ],
+)
 def test_a_disguised_item_of_an_evaluation_set_is_no_example(
     disguised: str, make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
@@ -117,8 +141,10 @@ def test_survivors_are_the_examples_as_they_were_read(
 ) -> None:
     run({}, sft_config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     left = survivors(tmp_path / "out")
-    write(tmp_path / "valid.jsonl", [json.loads(line) for line in (tmp_path / "first.jsonl").read_text().splitlines()
-                                     if "no form" not in line])
+    write(
+        tmp_path / "valid.jsonl",
+        [json.loads(line) for line in (tmp_path / "first.jsonl").read_text().splitlines() if "no form" not in line],
+    )
     read = read_examples(str(tmp_path / "valid.jsonl"), "sft")
     once = [one for place, one in enumerate(read) if one not in read[:place]]
     assert left["first"] == [one for one in once if one["messages"][0]["content"] not in (LEAK, "bad")]
@@ -142,32 +168,48 @@ def test_no_step_that_drops_leaves_what_is_read_without_any(
 ) -> None:
     """Equal records too: each is a document of its own."""
     path = write(tmp_path / "twice.jsonl", [chat("q", "a"), chat("q", "a"), chat("r", "b")])
-    config = {"kind": "sft", "data": [{"path": path}],
-              "prepare": steps({"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}})}
+    config = {
+        "kind": "sft",
+        "data": [{"path": path}],
+        "prepare": steps({"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}}),
+    }
     run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     assert survivors(tmp_path / "out")["twice"] == read_examples(path, "sft")
-    unprepared, prepared = (next(usable_sets([Instructions(path=path)], "sft", inputs))
-                            for inputs in ({}, {"sft_prepare": tmp_path / "out"}))
+    unprepared, prepared = (
+        next(usable_sets([Instructions(path=path)], "sft", inputs))
+        for inputs in ({}, {"sft_prepare": tmp_path / "out"})
+    )
     assert unprepared.examples == prepared.examples
 
 
-PAIR = {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],
-        "chosen": [{"role": "assistant", "content": "", "tool_calls": [
-            {"type": "function", "function": {"name": "f", "arguments": {"of": "x"}}}]},
-                   {"role": "tool", "content": "t"}, {"role": "assistant", "content": "yes"}],
-        "rejected": [{"role": "assistant", "content": "no"}]}
+PAIR = {
+    "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],
+    "chosen": [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"of": "x"}}}],
+        },
+        {"role": "tool", "content": "t"},
+        {"role": "assistant", "content": "yes"},
+    ],
+    "rejected": [{"role": "assistant", "content": "no"}],
+}
 TALK = {"messages": [*PAIR["prompt"], *PAIR["chosen"]]}
 
 
-@pytest.mark.parametrize(("step", "kind", "example", "text"), [
-    ({"filter": {}}, "sft", TALK, '{"of": "x"}\n\nyes'),
-    ({"filter": {}, "judge": "conversation"}, "sft", TALK, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes'),
-    ({"dedup": {}}, "sft", TALK, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes'),
-    ({"filter": {}}, "dpo", PAIR, '{"of": "x"}\n\nyes'),
-    ({"decontaminate": {"against": ["e"]}}, "dpo", PAIR, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes'),
-    ({"dedup": {}}, "dpo", PAIR, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes\n\nno'),
-    ({"dedup": {}, "judge": "answer"}, "dpo", PAIR, '{"of": "x"}\n\nyes\n\nno'),
-])
+@pytest.mark.parametrize(
+    ("step", "kind", "example", "text"),
+    [
+        ({"filter": {}}, "sft", TALK, '{"of": "x"}\n\nyes'),
+        ({"filter": {}, "judge": "conversation"}, "sft", TALK, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes'),
+        ({"dedup": {}}, "sft", TALK, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes'),
+        ({"filter": {}}, "dpo", PAIR, '{"of": "x"}\n\nyes'),
+        ({"decontaminate": {"against": ["e"]}}, "dpo", PAIR, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes'),
+        ({"dedup": {}}, "dpo", PAIR, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes\n\nno'),
+        ({"dedup": {}, "judge": "answer"}, "dpo", PAIR, '{"of": "x"}\n\nyes\n\nno'),
+    ],
+)
 def test_a_step_judges_what_it_is_told(step: Any, kind: Any, example: Any, text: str) -> None:
     assert view_text(view_of(ExampleStep.model_validate(step), kind), example) == text
 
@@ -178,25 +220,41 @@ def test_pairs_are_duplicates_only_with_all_of_prompt_and_answers_and_leak_by_pr
     def pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
         return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
-    rows = [pair("q", "a", "b"), pair("q", "a", "c"), pair("q", "b", "a"), pair("q", "a", "b"), pair("q", LEAK, "b"),
-            pair("q", "d", LEAK), pair(LEAK, "a", "b")]
-    config = {"kind": "dpo", "data": [{"path": write(tmp_path / "pairs.jsonl", rows)}],
-              "prepare": steps({"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}})}
+    rows = [
+        pair("q", "a", "b"),
+        pair("q", "a", "c"),
+        pair("q", "b", "a"),
+        pair("q", "a", "b"),
+        pair("q", LEAK, "b"),
+        pair("q", "d", LEAK),
+        pair(LEAK, "a", "b"),
+    ]
+    config = {
+        "kind": "dpo",
+        "data": [{"path": write(tmp_path / "pairs.jsonl", rows)}],
+        "prepare": steps({"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}}),
+    }
     (found,) = run({}, config, tmp_path / "out", make_context("work", stage="dpo_prepare"))["sets"]
     assert found["dropped"] == {"exact_duplicate": 1, "decontaminate/max_contamination": 2}
-    left = [(one["chosen"][0]["content"], one["rejected"][0]["content"])
-            for one in survivors(tmp_path / "out")["pairs"]]
+    left = [
+        (one["chosen"][0]["content"], one["rejected"][0]["content"]) for one in survivors(tmp_path / "out")["pairs"]
+    ]
     assert sorted(left) == [("a", "b"), ("a", "c"), ("b", "a"), ("d", LEAK)]
 
 
 LABELLED = {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "yes"}]}
 
 
-@pytest.mark.parametrize(("step", "label", "text"), [
-    ({"dedup": {}}, True, "q\n\nyes\n\ndesirable"), ({"dedup": {}}, False, "q\n\nyes\n\nundesirable"),
-    ({"dedup": {}, "judge": "answer"}, True, "yes\n\ndesirable"), ({"filter": {}}, False, "yes"),
-    ({"decontaminate": {"against": ["e"]}}, True, "q\n\nyes"),
-])
+@pytest.mark.parametrize(
+    ("step", "label", "text"),
+    [
+        ({"dedup": {}}, True, "q\n\nyes\n\ndesirable"),
+        ({"dedup": {}}, False, "q\n\nyes\n\nundesirable"),
+        ({"dedup": {}, "judge": "answer"}, True, "yes\n\ndesirable"),
+        ({"filter": {}}, False, "yes"),
+        ({"decontaminate": {"against": ["e"]}}, True, "q\n\nyes"),
+    ],
+)
 def test_a_labelled_answer_is_judged_alone_and_is_a_duplicate_only_with_its_label(
     step: Any, label: bool, text: str
 ) -> None:
@@ -207,10 +265,15 @@ def test_labelled_answers_survive_with_their_labels(
     make_context: Callable[..., Context], evaluation: str, tmp_path: Path
 ) -> None:
     """The same answer is there twice with one label, once with the other; an undesirable answer may hold an item."""
-    rows = [{"prompt": "q", "completion": said, "label": label} for said, label in (
-        ("a", True), ("a", True), ("a", False), (LEAK, True), ("c", False))]
-    config = {"kind": "dpo", "data": [{"path": write(tmp_path / "labelled.jsonl", rows)}],
-              "prepare": steps({"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}})}
+    rows = [
+        {"prompt": "q", "completion": said, "label": label}
+        for said, label in (("a", True), ("a", True), ("a", False), (LEAK, True), ("c", False))
+    ]
+    config = {
+        "kind": "dpo",
+        "data": [{"path": write(tmp_path / "labelled.jsonl", rows)}],
+        "prepare": steps({"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}}),
+    }
     (found,) = run({}, config, tmp_path / "out", make_context("work", stage="dpo_prepare"))["sets"]
     assert found["dropped"] == {"exact_duplicate": 1, "decontaminate/max_contamination": 1}
     left = [(one["completion"][0]["content"], one["label"]) for one in survivors(tmp_path / "out")["labelled"]]
@@ -225,7 +288,11 @@ def test_examples_are_read_through_fsspec_from_wherever_they_lie(
     fs = fsspec.filesystem("memory")
     fs.pipe("/examples/chats.jsonl", (tmp_path / "chats.jsonl").read_bytes())
     found = []
-    for name, path in (("here", local), ("away", "memory://examples/chats.jsonl"), ("all", "memory://examples/*.jsonl")):
+    for name, path in (
+        ("here", local),
+        ("away", "memory://examples/chats.jsonl"),
+        ("all", "memory://examples/*.jsonl"),
+    ):
         config = {"kind": "sft", "data": [{"path": path}], "prepare": steps({"dedup": {"minhash": None}})}
         run({}, config, tmp_path / name, make_context(name, stage="sft_prepare"))
         found.append([one for of_set in survivors(tmp_path / name).values() for one in of_set])
@@ -236,8 +303,11 @@ def test_examples_are_read_through_fsspec_from_wherever_they_lie(
 
 def test_the_least_alike_of_near_duplicates_come_first(make_context: Callable[..., Context], tmp_path: Path) -> None:
     texts = [" ".join(WORDS), " ".join([*WORDS, "but", "me"]), " ".join([*WORDS, "but"]), "another thing altogether"]
-    config = {"kind": "sft", "data": [{"path": write(tmp_path / "a.jsonl", [chat("q", text) for text in texts])}],
-              "prepare": steps({"dedup": {"minhash": {"threshold": 0.5}}})}
+    config = {
+        "kind": "sft",
+        "data": [{"path": write(tmp_path / "a.jsonl", [chat("q", text) for text in texts])}],
+        "prepare": steps({"dedup": {"minhash": {"threshold": 0.5}}}),
+    }
     run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     twins = least_alike(tmp_path / "out")
     assert {one["kept"] for one in twins} | {one["dropped"] for one in twins} == {f"a.jsonl:{n}" for n in (1, 2, 3)}
@@ -251,8 +321,11 @@ def test_the_least_alike_of_near_duplicates_come_first(make_context: Callable[..
 def test_a_set_of_which_nothing_is_left_and_a_set_that_is_not_there_are_errors(
     make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
-    config = {"kind": "sft", "data": [{"path": write(tmp_path / "a.jsonl", [chat("q", "a")])}],
-              "prepare": steps({"filter": {"rules": ["gopher_quality"]}})}
+    config = {
+        "kind": "sft",
+        "data": [{"path": write(tmp_path / "a.jsonl", [chat("q", "a")])}],
+        "prepare": steps({"filter": {"rules": ["gopher_quality"]}}),
+    }
     with pytest.raises(ExamplesError, match=r"sft\.prepare leaves none of its 1 records: gopher_quality/min_w"):
         run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     config["prepare"] = steps({"dedup": {"sources": ["b"]}})
@@ -260,14 +333,17 @@ def test_a_set_of_which_nothing_is_left_and_a_set_that_is_not_there_are_errors(
         run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
 
 
-@pytest.mark.parametrize(("entries", "message"), [
-    ([{"clean": {}}], "clean is for documents only; examples have filter, dedup, langid, decontaminate"),
-    ([{"judge": "answer"}], "one step per entry"),
-    ([{"filter": {}, "dedup": {}}], "one step per entry"),
-    ([{"decontaminate": {"against": "e", "action": "excise"}}], "decontaminate.action cannot be excise"),
-    ([{"langid": {"lines": True, "cut_other_lines": True}}], "langid.cut_other_lines cannot be"),
-    (["dedup", {"dedup": {}}], "prepare has dedup twice"),
-])
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([{"clean": {}}], "clean is for documents only; examples have filter, dedup, langid, decontaminate"),
+        ([{"judge": "answer"}], "one step per entry"),
+        ([{"filter": {}, "dedup": {}}], "one step per entry"),
+        ([{"decontaminate": {"against": "e", "action": "excise"}}], "decontaminate.action cannot be excise"),
+        ([{"langid": {"lines": True, "cut_other_lines": True}}], "langid.cut_other_lines cannot be"),
+        (["dedup", {"dedup": {}}], "prepare has dedup twice"),
+    ],
+)
 def test_steps_that_examples_cannot_have_are_refused(entries: list[Any], message: str) -> None:
     for section in (Sft, Dpo):
         with pytest.raises(ValueError, match=message):

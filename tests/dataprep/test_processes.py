@@ -15,22 +15,28 @@ BALLAST = 300_000_000
 def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_which_started_it() -> None:
     ballast = bytearray(BALLAST)
     assert peak_resident_bytes() > BALLAST
-    code = ("from gristmill.dataprep.processes import peak_resident_bytes\n"
-            "less = peak_resident_bytes()\nballast = bytearray(50_000_000)\n"
-            "print(less, peak_resident_bytes())")
+    code = (
+        "from gristmill.dataprep.processes import peak_resident_bytes\n"
+        "less = peak_resident_bytes()\nballast = bytearray(50_000_000)\n"
+        "print(less, peak_resident_bytes())"
+    )
     less, more = map(int, subprocess.check_output([sys.executable, "-c", code]).split())
     assert less < 100_000_000 < len(ballast)
     assert more - less > 40_000_000
 
 
 BUSY = "import time\nwhile time.process_time() < 0.5: pass"
-SERVER = (f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BUSY!r}], check=True)\n"
-          "print('ready', flush=True)\nsys.stdin.read()")
-STAGE = ("import subprocess, sys\nfrom gristmill.dataprep.processes import measure_cost\n"
-         f"server = subprocess.Popen([sys.executable, '-c', {SERVER!r}], stdin=subprocess.PIPE, "
-         "stdout=subprocess.PIPE)\n"
-         "server.stdout.readline()\nprint(measure_cost(1)['cpu_seconds'])\n"
-         "server.communicate()\nprint(measure_cost(1)['cpu_seconds'])")
+SERVER = (
+    f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BUSY!r}], check=True)\n"
+    "print('ready', flush=True)\nsys.stdin.read()"
+)
+STAGE = (
+    "import subprocess, sys\nfrom gristmill.dataprep.processes import measure_cost\n"
+    f"server = subprocess.Popen([sys.executable, '-c', {SERVER!r}], stdin=subprocess.PIPE, "
+    "stdout=subprocess.PIPE)\n"
+    "server.stdout.readline()\nprint(measure_cost(1)['cpu_seconds'])\n"
+    "server.communicate()\nprint(measure_cost(1)['cpu_seconds'])"
+)
 
 
 def test_what_workers_of_a_process_that_still_runs_have_used_is_counted_once() -> None:
@@ -42,14 +48,18 @@ def test_what_workers_of_a_process_that_still_runs_have_used_is_counted_once() -
     assert measure_cost(1)["cpu_seconds"] > 0
 
 
-CHILD = ("import signal, sys\nfrom gristmill.dataprep.processes import end_after_parent\n"
-         "end_after_parent(signal.SIGKILL)\nprint('begun', flush=True)\n"
-         "for line in sys.stdin: print('heard', line, end='', flush=True)")
-PARENT = ("import os, subprocess, sys, threading\nchildren = []\n"
-          f"def start(): children.append(subprocess.Popen([sys.executable, '-c', {CHILD!r}]))\n"
-          "thread = threading.Thread(target=start)\nthread.start()\n"
-          "while len(os.listdir('/proc/self/task')) > 1: pass\n"
-          "print('the thread has ended', flush=True)\nchildren[0].wait()\nprint('lost', flush=True)")
+CHILD = (
+    "import signal, sys\nfrom gristmill.dataprep.processes import end_after_parent\n"
+    "end_after_parent(signal.SIGKILL)\nprint('begun', flush=True)\n"
+    "for line in sys.stdin: print('heard', line, end='', flush=True)"
+)
+PARENT = (
+    "import os, subprocess, sys, threading\nchildren = []\n"
+    f"def start(): children.append(subprocess.Popen([sys.executable, '-c', {CHILD!r}]))\n"
+    "thread = threading.Thread(target=start)\nthread.start()\n"
+    "while len(os.listdir('/proc/self/task')) > 1: pass\n"
+    "print('the thread has ended', flush=True)\nchildren[0].wait()\nprint('lost', flush=True)"
+)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux when a process ends")

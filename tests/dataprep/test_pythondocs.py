@@ -58,26 +58,36 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_distributions_are_read_alike_when_the_backport_of_metadata_is_imported(installation: Path) -> None:
     pytest.importorskip("importlib_metadata")
-    code = ("import sys; {first} from gristmill.dataprep.reading.pythondocs import DOCS, python_documents; "
-            "print(len([d for d in python_documents(DOCS, 'distributions') if d.locator.endswith('/METADATA')]))")
-    found = [subprocess.run([sys.executable, "-c", code.format(first=first)], capture_output=True, text=True,
-                            check=True).stdout for first in ("", "import importlib_metadata;")]  # fmt: skip
+    code = (
+        "import sys; {first} from gristmill.dataprep.reading.pythondocs import DOCS, python_documents; "
+        "print(len([d for d in python_documents(DOCS, 'distributions') if d.locator.endswith('/METADATA')]))"
+    )
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code.format(first=first)], capture_output=True, text=True, check=True
+        ).stdout
+        for first in ("", "import importlib_metadata;")
+    ]
     assert found[0] == found[1] != "0\n"
 
 
 def test_code_is_the_standard_library_without_tests_tables_and_packages(installation: Path) -> None:
     documents = list(python_documents(STDLIB, "code"))
     assert [document.locator for document in documents] == [
-        "stdlib/broken.py", "stdlib/latin.py", "stdlib/thing/__init__.py",
-    ]  # fmt: skip
+        "stdlib/broken.py",
+        "stdlib/latin.py",
+        "stdlib/thing/__init__.py",
+    ]
     assert "caf\u00e9" in documents[1].text
 
 
 def test_docstrings_are_one_document_a_module_and_long_ones_of_their_own(installation: Path) -> None:
     documents = list(python_documents(DOCS, "docstrings"))
     assert [document.locator for document in documents] == [
-        "stdlib/broken.py", "stdlib/thing/__init__.py:long", "stdlib/thing/__init__.py",
-    ]  # fmt: skip
+        "stdlib/broken.py",
+        "stdlib/thing/__init__.py:long",
+        "stdlib/thing/__init__.py",
+    ]
     assert documents[0].error.startswith("not valid Python")
     assert documents[1].text == "thing.long()\n\n" + "long " * 400
     assert documents[2].text.endswith(
@@ -88,8 +98,10 @@ def test_docstrings_are_one_document_a_module_and_long_ones_of_their_own(install
 def test_distributions_give_descriptions_and_licences_but_never_gristmills_own(installation: Path) -> None:
     documents = list(python_documents(DOCS, "distributions"))
     assert [document.locator for document in documents] == [
-        "dist/some-thing/METADATA", "dist/some-thing/licenses/LICENSE", "dist/some-thing/licenses/NOTICE",
-    ]  # fmt: skip
+        "dist/some-thing/METADATA",
+        "dist/some-thing/licenses/LICENSE",
+        "dist/some-thing/licenses/NOTICE",
+    ]
     assert documents[0].text == "about it " * 50
     assert documents[0].metadata == {"version": "1.0"}
     assert documents[2].error.startswith("not valid UTF-8")

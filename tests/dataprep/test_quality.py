@@ -69,16 +69,25 @@ PIECES = st.sampled_from(["__label__", "</s>", "__LABEL__", *"_>ÉİΣẞȺ \x85
 
 
 @settings(deadline=None)  # the first call compiles the kernel
-@given(st.lists(st.text(max_size=20) | PIECES, max_size=12).map("".join), st.sampled_from([
-    SETTINGS, Classifier(model="m.bin"), Classifier(model="m.bin", lower=True, max_characters=9),
-]))  # fmt: skip
+@given(
+    st.lists(st.text(max_size=20) | PIECES, max_size=12).map("".join),
+    st.sampled_from(
+        [
+            SETTINGS,
+            Classifier(model="m.bin"),
+            Classifier(model="m.bin", lower=True, max_characters=9),
+        ]
+    ),
+)
 def test_the_kernel_makes_a_line_of_the_same_words(content: str, section: Classifier) -> None:
     given_model = section.model is not None
     lines, left_out = one_line_each(
         pa.array(["before", content, "After"]), characters_seen(section), is_lowered(section), marks=given_model
     )
-    made = [" ".join(filter(None, lines.data[begin:end].tobytes().decode().split(" ")))
-            for begin, end in zip(lines.begins, lines.ends, strict=True)]  # fmt: skip
+    made = [
+        " ".join(filter(None, lines.data[begin:end].tobytes().decode().split(" ")))
+        for begin, end in zip(lines.begins, lines.ends, strict=True)
+    ]
     wanted = [as_line(whole, section) for whole in ("before", content, "After")]
     assert made == [wanted[0], "" if left_out[1] else wanted[1], wanted[2]]
     lowered = content.lower() if is_lowered(section) else content
@@ -236,14 +245,17 @@ def test_the_error_is_a_quality_error_where_no_runner_wraps_it(ingest: Path) -> 
         choose_examples(open_pool({"ingest": ingest}, settings), settings, 1)
 
 
-@pytest.mark.parametrize(("section", "message"), [
-    ({}, "nothing is to be measured"),
-    ({"heuristics": True, "min_quality": 0.5}, "min_quality needs the score quality"),
-    ({"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"}, "keep_top_by needs the score quality"),
-    ({"heuristics": True, "per_source": True}, "set one of them too"),
-    ({"heuristics": True, "keep_top": 0}, "greater than 0"),
-    ({"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5}, "one setting"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({}, "nothing is to be measured"),
+        ({"heuristics": True, "min_quality": 0.5}, "min_quality needs the score quality"),
+        ({"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"}, "keep_top_by needs the score quality"),
+        ({"heuristics": True, "per_source": True}, "set one of them too"),
+        ({"heuristics": True, "keep_top": 0}, "greater than 0"),
+        ({"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5}, "one setting"),
+    ],
+)
 def test_sections_that_cannot_mean_anything_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Quality.model_validate(section)
@@ -294,7 +306,10 @@ def test_the_best_share_of_every_source_is_kept_where_that_is_asked_for(
     config = {"classifier": SECTION, "seed": 1, "keep_top": 0.1, "per_source": True}
     summary = quality.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
     assert {source: (cut["kept"], cut["of"]) for source, cut in summary["cuts"].items()} == {
-        "ads": (15, 150), "books": (15, 150), "web": (6, 60)}  # fmt: skip
+        "ads": (15, 150),
+        "books": (15, 150),
+        "web": (6, 60),
+    }
     rows = read_rows(tmp_path / "out", ingest)
     for source, cut in summary["cuts"].items():
         scores = sorted((row["quality"] for row in rows if row["source"] == source), reverse=True)
@@ -310,9 +325,11 @@ def test_the_best_share_of_every_source_is_kept_where_that_is_asked_for(
 
 
 def test_a_document_that_cannot_be_scored_is_quarantined_and_takes_no_place_in_the_ranking(
-    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context],
+    write_ingest: Callable[..., Path],
+    tmp_path: Path,
+    make_context: Callable[..., Context],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     original = scorers.heuristic_scores
 
     def fragile(texts: Any) -> Any:
@@ -434,14 +451,18 @@ def test_a_classifier_that_is_no_better_than_length_is_warned_of(
     write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     source = random.Random(5)
-    noise = [(name, f"{name}{number}", " ".join(f"w{source.randrange(50)}" for _ in range(words)))
-             for name, words in (("long", 60), ("short", 20)) for number in range(60)]
+    noise = [
+        (name, f"{name}{number}", " ".join(f"w{source.randrange(50)}" for _ in range(words)))
+        for name, words in (("long", 60), ("short", 20))
+        for number in range(60)
+    ]
     ingest = write_ingest("noise", [noise])
     context = make_context("work", stage="quality")
     events: list[dict[str, Any]] = []
     section = {**SECTION, "positive": ["long"], "negative": ["short"]}
-    summary = quality.run({"ingest": ingest}, {"classifier": section, "seed": 1}, tmp_path / "out",
-                          replace(context, emit=events.append))
+    summary = quality.run(
+        {"ingest": ingest}, {"classifier": section, "seed": 1}, tmp_path / "out", replace(context, emit=events.append)
+    )
     assert summary["length_auc"] == 1.0
     told = [event["message"] for event in events if event["event"] == "warning"]
     assert len(told) == 1

@@ -68,8 +68,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 def edited(random_: random.Random, text: bytes) -> tuple[list[tuple[int, int, str]], bytes]:
     """Some edits of a text in ASCII, and what they make of it."""
     places = sorted(random_.sample(range(len(text) + 1), min(2 * random_.randint(0, 3), len(text) // 2 * 2)))
-    edits = [(begin, end, random_.choice(["", "x", "new words"])) for begin, end in zip(places[::2], places[1::2],
-                                                                                       strict=True)]
+    edits = [
+        (begin, end, random_.choice(["", "x", "new words"]))
+        for begin, end in zip(places[::2], places[1::2], strict=True)
+    ]
     for begin, end, new in reversed(edits):
         text = text[:begin] + new.encode() + text[end:]
     return edits, text
@@ -109,14 +111,21 @@ def test_a_shard_is_read_as_if_every_stage_had_changed_it_in_turn(
 
 
 def test_every_table_of_a_chain_is_opened_once_and_a_merged_one_in_place_of_all(
-    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path,
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = {"ingest": write_ingest("ingest", [[("web", "a", "one two"), ("web", "b", "three")]])}
     every = np.arange(2)
     for stage in STEPS:
-        table = annotate(read_table(inputs["ingest"] / SHARD), every, every, [None, None],
-                         {"edits": edits_array([[(0, 0, "a ")], []]), stage: pa.array([1, 2])})[0]
+        table = annotate(
+            read_table(inputs["ingest"] / SHARD),
+            every,
+            every,
+            [None, None],
+            {"edits": edits_array([[(0, 0, "a ")], []]), stage: pa.array([1, 2])},
+        )[0]
         write_table(tmp_path / stage / SHARD, table)
         inputs[stage] = tmp_path / stage
     with opened(monkeypatch) as counts:
@@ -142,8 +151,11 @@ def test_what_is_wrong_with_one_table_of_a_chain_is_an_error(
         write_table(tmp_path / stage / SHARD, made)
         inputs[stage] = tmp_path / stage
     write_table(inputs["clean"] / SHARD, made.take([1, 0]))
-    for read in (lambda: read_shard(inputs, SHARD), lambda: merge_annotations(inputs, make_context("work")),
-                 lambda: read_document_rows(inputs, SHARD, [1])):
+    for read in (
+        lambda: read_shard(inputs, SHARD),
+        lambda: merge_annotations(inputs, make_context("work")),
+        lambda: read_document_rows(inputs, SHARD, [1]),
+    ):
         with pytest.raises(MisalignedError, match="gristmill stage clean"):
             read()
     overlapping = edits_array([[], [(0, 2, ""), (1, 3, "")]])
@@ -153,15 +165,32 @@ def test_what_is_wrong_with_one_table_of_a_chain_is_an_error(
 
 
 def test_a_stage_opens_each_table_before_it_a_bounded_number_of_times(
-    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path,
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Eight steps over two shards; stages that pass several times over a shard read those before them once, too."""
     random_ = random.Random(7)
     repeated = [sentence(random_, 12) for _ in range(4)]
-    shards = [[(source, f"{shard}/{number}", "\n".join([sentence(random_, 14), f"Mail me at a{number}@example.org now.",
-                                                         random_.choice(repeated), sentence(random_, 11)]))
-               for number, source in enumerate(["good", "bad"] * 10)] for shard in range(2)]
+    shards = [
+        [
+            (
+                source,
+                f"{shard}/{number}",
+                "\n".join(
+                    [
+                        sentence(random_, 14),
+                        f"Mail me at a{number}@example.org now.",
+                        random_.choice(repeated),
+                        sentence(random_, 11),
+                    ]
+                ),
+            )
+            for number, source in enumerate(["good", "bad"] * 10)
+        ]
+        for shard in range(2)
+    ]
     inputs = {"ingest": write_ingest("ingest", shards)}
     against = tmp_path / "eval.jsonl"
     against.write_text("".join(f'{{"question": "{text}"}}\n' for text in repeated[:2]))
@@ -170,8 +199,18 @@ def test_a_stage_opens_each_table_before_it_a_bounded_number_of_times(
         ("clean", clean.run, {"mask": {}}),
         ("filter", filtering.run, {"rules": {"fineweb": {"max_repeated_line_char_ratio": 1.0}}}),
         ("dedup_lines", dedup_lines.run, {}),
-        ("decontaminate", decontaminate.run, {"against": [{"path": str(against)}], "ngram": 5, "min_words": 5,
-                                              "action": "excise", "min_left_words": 0, "margin_characters": 0}),
+        (
+            "decontaminate",
+            decontaminate.run,
+            {
+                "against": [{"path": str(against)}],
+                "ngram": 5,
+                "min_words": 5,
+                "action": "excise",
+                "min_left_words": 0,
+                "margin_characters": 0,
+            },
+        ),
         ("dedup_substrings", dedup_substrings.run, {"min_words": 8, "certain_words": 12}),
         ("dedup", dedup.run, {}),
         ("quality", quality.run, {"classifier": classes, "seed": 1}),

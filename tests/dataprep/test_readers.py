@@ -59,10 +59,15 @@ def test_a_byte_order_mark_before_a_later_line_is_no_json(tmp_path: Path) -> Non
     }
 
 
-@pytest.mark.parametrize("line", [
-    r'{"text": "\udcff"}', r'{"text": "a", "k": "\udcff"}', r'{"text": "a", "k\udcff": 1}',
-    r'{"text": "é\udcff", "k": "é"}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        r'{"text": "\udcff"}',
+        r'{"text": "a", "k": "\udcff"}',
+        r'{"text": "a", "k\udcff": 1}',
+        r'{"text": "é\udcff", "k": "é"}',
+    ],
+)
 def test_a_lone_surrogate_is_found_wherever_it_is(tmp_path: Path, line: str) -> None:
     ((number, error),) = errors(read(write(tmp_path / "a.jsonl", line.encode()))).items()
     assert number == 1
@@ -147,8 +152,10 @@ def test_a_line_longer_than_allowed_is_refused_and_the_next_one_is_read(
     assert "longer than" in errors(records)[2]
 
 
-@given(lines=st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"").replace(b"\r", b""))),
-       step=st.integers(1, 40))  # fmt: skip
+@given(
+    lines=st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"").replace(b"\r", b""))),
+    step=st.integers(1, 40),
+)
 def test_lines_do_not_depend_on_where_the_pieces_are_cut(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], step: int
 ) -> None:

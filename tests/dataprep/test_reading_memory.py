@@ -78,8 +78,12 @@ def lz4_bomb() -> bytes:
 
 
 BOMBS: dict[str, Callable[[], bytes]] = {
-    ".bz2": bz2_bomb, ".xz": xz_bomb, ".gz": gzip_bomb, ".zst": zstd_bomb, ".lz4": lz4_bomb,
-}  # fmt: skip
+    ".bz2": bz2_bomb,
+    ".xz": xz_bomb,
+    ".gz": gzip_bomb,
+    ".zst": zstd_bomb,
+    ".lz4": lz4_bomb,
+}
 
 
 def measure(path: Path, tmp_path: Path) -> dict[str, int]:
@@ -90,11 +94,21 @@ def measure(path: Path, tmp_path: Path) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize(("form", "extension"), [
-    ("jsonl", ".gz"), *(pytest.param(form, extension, marks=pytest.mark.slow) for form, extension in (
-        *(("jsonl", extension) for extension in BOMBS if extension != ".gz"),
-        ("csv", ".bz2"), ("txt", ".zst"), ("warc", ".bz2"))),
-])
+@pytest.mark.parametrize(
+    ("form", "extension"),
+    [
+        ("jsonl", ".gz"),
+        *(
+            pytest.param(form, extension, marks=pytest.mark.slow)
+            for form, extension in (
+                *(("jsonl", extension) for extension in BOMBS if extension != ".gz"),
+                ("csv", ".bz2"),
+                ("txt", ".zst"),
+                ("warc", ".bz2"),
+            )
+        ),
+    ],
+)
 def test_what_unpacks_to_more_than_a_record_may_be_stays_within_its_limit(
     tmp_path: Path, form: str, extension: str
 ) -> None:

@@ -34,9 +34,15 @@ def run_filter(inputs: dict[str, Path], config: Filter, out: Path, make_context:
     return pq.read_table(out / SHARD)
 
 
-@pytest.mark.parametrize("changes", [
-    {"min_words": 80}, {"max_mean_word_length": 4.5}, {"min_stop_words": 30, "min_words": 10}, {"max_words": 100},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"min_words": 80},
+        {"max_mean_word_length": 4.5},
+        {"min_stop_words": 30, "min_words": 10},
+        {"max_words": 100},
+    ],
+)
 def test_other_bounds_replayed_equal_other_bounds_run(
     changes: dict[str, float], write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
@@ -54,8 +60,11 @@ def test_other_bounds_replayed_equal_other_bounds_run(
     assert old.keep.tolist() != new.keep.tolist()
     reasons = truth["reason"].cast(pa.string()).to_pylist()
     dropped_alone = sum(tally.only for tally in new.tallies.values())
-    assert dropped_alone <= sum(reason is not None for reason in reasons) <= sum(
-        tally.failing for tally in new.tallies.values())
+    assert (
+        dropped_alone
+        <= sum(reason is not None for reason in reasons)
+        <= sum(tally.failing for tally in new.tallies.values())
+    )
 
 
 def test_what_is_quarantined_or_dropped_for_another_reason_stays_so_and_unseen_rows_are_left_out(
@@ -65,7 +74,10 @@ def test_what_is_quarantined_or_dropped_for_another_reason_stays_so_and_unseen_r
     documents = read_documents({"ingest": ingest}, SHARD)
     rows = np.array([0, 1, 2, 3])
     table, _ = annotate(
-        documents, rows, rows, [None, "language_score", "by_hand", None],
+        documents,
+        rows,
+        rows,
+        [None, "language_score", "by_hand", None],
         {"language": pa.array(["en", "en", "en", None]), "language_score": pa.array([0.9, 0.4, 0.9, None])},
         [None, None, None, "ValueError: no"],
     )
@@ -91,33 +103,43 @@ def test_the_samples_are_the_documents_next_to_the_cut_on_either_side() -> None:
     rule = Rule("r", "stage.min_x", "x", 5.0, lambda columns: columns["x"] < 5.0, ("x",))
     verdicts = Verdicts(np.arange(7), values >= 5.0, {"r": rule.fails({"x": values})}, {"x": values})
     assert nearest(verdicts, rule, 2) == {
-        "failing": [(1.0, 2, 4.0), (1.0, 6, 4.0)], "passing": [(0.0, 4, 5.0), (1.0, 5, 6.0)]}
+        "failing": [(1.0, 2, 4.0), (1.0, 6, 4.0)],
+        "passing": [(0.0, 4, 5.0), (1.0, 5, 6.0)],
+    }
 
 
 def test_languages_are_judged_by_their_own_thresholds() -> None:
     section = LanguageId.model_validate({"keep": {"en": 0.6, "de": 0.9}})
     unwanted, english, german = rules_of(langid.rules, "langid", section, ["language", "language_score"])
-    columns = {"language": np.array(["en", "de", "fr", "de", None], object),
-               "language_score": np.array([0.7, 0.7, 0.99, 0.95, np.nan])}
+    columns = {
+        "language": np.array(["en", "de", "fr", "de", None], object),
+        "language_score": np.array([0.7, 0.7, 0.99, 0.95, np.nan]),
+    }
     assert unwanted.fails(columns).tolist() == [False, False, True, False, False]
     assert english.fails(columns).tolist() == [False] * 5
     assert german.fails(columns).tolist() == [False, True, False, False, False]
     assert [(rule.name, rule.label, rule.key, rule.bound) for rule in (unwanted, german)] == [
         ("language", "language", "langid.keep", ("en", "de")),
-        ("language_score", "language_score (de)", "langid.keep.de", 0.9)]
+        ("language_score", "language_score (de)", "langid.keep.de", 0.9),
+    ]
     assert german.fails({**columns, "language_score": np.zeros(5)}).tolist() == [False, True, False, True, False]
 
 
 def test_a_script_has_its_own_threshold_before_that_of_its_language_and_of_all_others() -> None:
     section = LanguageId.model_validate({"keep": {"sr": 0.5, "srp_Cyrl": 0.9, "*": 0.3}})
     rules = rules_of(langid.rules, "langid", section, ["language", "language_score", "script"])
-    columns = {"language": np.array(["sr", "sr", "fr", None], object),
-               "script": np.array(["Latn", "Cyrl", "Latn", None], object),
-               "language_score": np.array([0.2, 0.2, 0.2, np.nan])}
+    columns = {
+        "language": np.array(["sr", "sr", "fr", None], object),
+        "script": np.array(["Latn", "Cyrl", "Latn", None], object),
+        "language_score": np.array([0.2, 0.2, 0.2, np.nan]),
+    }
     failing = {rule.label: rule.fails(columns).tolist() for rule in rules}
-    assert failing == {"language": [False] * 4, "language_score (sr)": [True, False, False, False],
-                       "language_score (srp_Cyrl)": [False, True, False, False],
-                       "language_score (*)": [False, False, True, False]}
+    assert failing == {
+        "language": [False] * 4,
+        "language_score (sr)": [True, False, False, False],
+        "language_score (srp_Cyrl)": [False, True, False, False],
+        "language_score (*)": [False, False, True, False],
+    }
 
 
 def test_of_rules_with_one_reason_each_knows_how_many_it_dropped() -> None:
@@ -132,5 +154,7 @@ def test_bounds_that_decide_what_is_cut_out_are_not_replayed() -> None:
     against = {"against": ["eval.jsonl"]}
     drop, excise = (Decontaminate.model_validate({**against, "action": action}) for action in ("drop", "excise"))
     assert [rule.name for rule in rules_of(decontaminate.rules, "decontaminate", drop, columns)] == [
-        "decontaminate/max_contamination", "decontaminate/max_contamination_words"]
+        "decontaminate/max_contamination",
+        "decontaminate/max_contamination_words",
+    ]
     assert rules_of(decontaminate.rules, "decontaminate", excise, columns) == []

@@ -46,8 +46,10 @@ def all_rules(
     inputs: dict[str, Path], min_words: int, ranking: Settings, ran: dict[str, list[Rule]] | None
 ) -> dict[str, list[Rule]]:
     shard = shard_names(inputs["ingest"])[0]
-    sections = {"filter": Filter.model_validate({"rules": {"gopher_quality": {"min_words": min_words}}}),
-                "quality": Quality.model_validate({"heuristics": True, **ranking})}
+    sections = {
+        "filter": Filter.model_validate({"rules": {"gopher_quality": {"min_words": min_words}}}),
+        "quality": Quality.model_validate({"heuristics": True, **ranking}),
+    }
     columns = {stage: column_names(inputs[stage] / shard) for stage in sections}
     find = {"filter": filter_stage.rules, "quality": replay.rules}
     rules = {stage: rules_of(find[stage], stage, section, columns[stage]) for stage, section in sections.items()}
@@ -56,10 +58,17 @@ def all_rules(
     return {**rules, "quality": [*rules["quality"], found]}
 
 
-@pytest.mark.parametrize(("min_words", "ranking"), [
-    (20, {"keep_top": 0.3}), (20, {"keep_top": 1.0}), (40, {"keep_top": 0.8}), (40, {"keep_top": 0.3}),
-    (20, {"keep_top": 0.3, "per_source": True}), (40, {"keep_top": 0.5, "min_heuristic_score": 0.4}),
-])
+@pytest.mark.parametrize(
+    ("min_words", "ranking"),
+    [
+        (20, {"keep_top": 0.3}),
+        (20, {"keep_top": 1.0}),
+        (40, {"keep_top": 0.8}),
+        (40, {"keep_top": 0.3}),
+        (20, {"keep_top": 0.3, "per_source": True}),
+        (40, {"keep_top": 0.5, "min_heuristic_score": 0.4}),
+    ],
+)
 def test_another_share_replayed_equals_another_share_run(
     min_words: int, ranking: Settings, write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:

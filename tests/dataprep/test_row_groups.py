@@ -34,9 +34,7 @@ def test_what_is_found_is_what_a_whole_reading_would_find(sorted_file: Path, wan
     assert read_matching(sorted_file, "id", ids, ["number"]).to_pydict() == {"number": expected}
 
 
-def test_only_the_row_groups_that_may_hold_a_value_are_read(
-    sorted_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_row_groups_that_may_hold_a_value_are_read(sorted_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[list[int]] = []
     original = row_groups.pq.ParquetFile.read_row_groups
 
@@ -63,7 +61,7 @@ def test_unsorted_files_and_files_elsewhere_are_read_all_the_same() -> None:
 
 def test_documents_are_found_by_the_first_digits_of_their_ids_in_any_shard(tmp_path: Path) -> None:
     """Ids that share digits up to the middle of a byte, in shards of several row groups, more than are read at once."""
-    ids = [f"{number:08x}{'0' * 24}" for number in (0x12345678, 0x1234567F, 0x12345fff, 0xabcdef01, 0xabcdef02)]
+    ids = [f"{number:08x}{'0' * 24}" for number in (0x12345678, 0x1234567F, 0x12345FFF, 0xABCDEF01, 0xABCDEF02)]
     ids += [f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}".rjust(32, "f") for number in range(1, 60)]
     shards = [f"part-{number:05d}.parquet" for number in range(20)]
     for number, shard in enumerate(shards):
@@ -78,8 +76,9 @@ def test_documents_are_found_by_the_first_digits_of_their_ids_in_any_shard(tmp_p
 def test_a_whole_id_ends_the_search_where_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
     original = row_groups._rows_between
-    monkeypatch.setattr(row_groups, "_rows_between", lambda path, low, high: (
-        looked_at.append(path.name), original(path, low, high))[1])
+    monkeypatch.setattr(
+        row_groups, "_rows_between", lambda path, low, high: (looked_at.append(path.name), original(path, low, high))[1]
+    )
     shards = [f"part-{number:05d}.parquet" for number in range(40)]
     for number, shard in enumerate(shards):
         write_table(tmp_path / shard, pa.table({"id": pa.array([bytes([number] * 16)], pa.binary(16))}))

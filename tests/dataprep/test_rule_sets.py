@@ -42,8 +42,14 @@ NEED_A_FILE = {"toxicity"}
 @pytest.mark.parametrize("name", [name for name in RULE_SETS if name not in NEED_A_FILE])
 def test_a_rule_set_measures_what_it_declares_and_bounds_nothing_else(name: str) -> None:
     rules = Rules.model_validate({name: {}})
-    rows = pa.table({"text": pa.array(TEXTS, pa.large_string()), "locator": ["a.py", "b", "c.json", "d"],
-                     "metadata": ["{}"] * 4, "language": pa.nulls(4)})
+    rows = pa.table(
+        {
+            "text": pa.array(TEXTS, pa.large_string()),
+            "locator": ["a.py", "b", "c.json", "d"],
+            "metadata": ["{}"] * 4,
+            "language": pa.nulls(4),
+        }
+    )
     measured = measure(rows, rules)
     assert set(measured) == set(RULE_COLUMNS[name])
     assert {values.shape for values in measured.values()} == {(4,)}
@@ -74,8 +80,10 @@ def test_columns_come_from_documents_or_from_stages_before_and_are_null_where_no
 ) -> None:
     ingest = write_ingest("ingest", [[("web", "a", "one"), ("web", "b", "two")]])
     ids = pq.read_table(ingest / "part-00000.parquet")["id"]
-    write_table(tmp_path / "langid" / "part-00000.parquet",
-                pa.table({"id": ids, "keep": [True, True], "language": ["en", "de"]}))
+    write_table(
+        tmp_path / "langid" / "part-00000.parquet",
+        pa.table({"id": ids, "keep": [True, True], "language": ["en", "de"]}),
+    )
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
     rows = read_shard(inputs, "part-00000.parquet", ["text", "locator", "language", "perplexity"]).documents
     assert rows.to_pylist() == [
@@ -120,13 +128,23 @@ OTHER_SETS = {name: {} for name in RULE_SETS if not name.startswith("gopher") an
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of a part of a program is Linux's to tell")
-@pytest.mark.parametrize("rules", [
-    *(pytest.param({"gopher_quality": {"dialect": dialect}, "gopher_repetition": {"dialect": dialect}},
-                   marks=[] if dialect == "datatrove" else [pytest.mark.slow]) for dialect in DIALECTS),
-    pytest.param({"gopher_quality": {"words": "unicode"}, "gopher_repetition": {"words": "unicode"}},
-                 marks=pytest.mark.slow),
-    OTHER_SETS,
-], ids=[*DIALECTS, "unicode", "others"])  # fmt: skip
+@pytest.mark.parametrize(
+    "rules",
+    [
+        *(
+            pytest.param(
+                {"gopher_quality": {"dialect": dialect}, "gopher_repetition": {"dialect": dialect}},
+                marks=[] if dialect == "datatrove" else [pytest.mark.slow],
+            )
+            for dialect in DIALECTS
+        ),
+        pytest.param(
+            {"gopher_quality": {"words": "unicode"}, "gopher_repetition": {"words": "unicode"}}, marks=pytest.mark.slow
+        ),
+        OTHER_SETS,
+    ],
+    ids=[*DIALECTS, "unicode", "others"],
+)
 def test_a_long_document_needs_no_more_memory_than_the_manifest_says_of_the_longest(rules: dict[str, object]) -> None:
     command = [sys.executable, "-c", PEAK, json.dumps(rules), str(SIZE)]
     peaks = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

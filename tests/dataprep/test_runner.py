@@ -92,15 +92,18 @@ def batching(pipeline: Any) -> None:
     _ = numbers(pipeline) | "batch" >> beam.BatchElements()
 
 
-@pytest.mark.parametrize(("build", "message"), [
-    (two_sinks, "'other.*' reads what 'one.*' reads too"),
-    (two_sources, "2 sources"),
-    (flattened, "'both' has 2 inputs"),
-    (tagged, r"'split.*' has tagged outputs \(.*even"),
-    (side_input, "'add.*' has side inputs"),
-    (finishing, r"'collect' has a DoFn that finishes bundles \(Collects.finish_bundle\)"),
-    (batching, "finishes bundles"),
-])
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (two_sinks, "'other.*' reads what 'one.*' reads too"),
+        (two_sources, "2 sources"),
+        (flattened, "'both' has 2 inputs"),
+        (tagged, r"'split.*' has tagged outputs \(.*even"),
+        (side_input, "'add.*' has side inputs"),
+        (finishing, r"'collect' has a DoFn that finishes bundles \(Collects.finish_bundle\)"),
+        (batching, "finishes bundles"),
+    ],
+)
 def test_anything_but_a_linear_chain_is_refused(build: Callable[[Any], None], message: str) -> None:
     pipeline = beam.Pipeline()
     build(pipeline)

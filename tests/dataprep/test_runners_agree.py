@@ -62,12 +62,16 @@ def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[di
     return files, summaries
 
 
-@pytest.mark.parametrize("engine", [
-    {"workers": 2, "mode": "memory"},
-    {"workers": 3, "mode": "threads"},
-    {"workers": 1, "mode": "processes"},
-    pytest.param({"workers": 2, "runner": "PortableRunner", "options": PORTABLE}, marks=pytest.mark.slow),
-], ids=["memory", "threads", "processes", "portable"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"workers": 2, "mode": "memory"},
+        {"workers": 3, "mode": "threads"},
+        {"workers": 1, "mode": "processes"},
+        pytest.param({"workers": 2, "runner": "PortableRunner", "options": PORTABLE}, marks=pytest.mark.slow),
+    ],
+    ids=["memory", "threads", "processes", "portable"],
+)
 def test_every_mode_and_the_portable_runner_give_the_same_bytes(
     corpus: Path, expected: tuple[dict[str, str], list[Any]], tmp_path: Path, engine: dict[str, Any]
 ) -> None:

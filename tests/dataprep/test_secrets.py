@@ -24,18 +24,44 @@ from gristmill.dataprep.secrets import (
 
 SECRETS = st.text(string.ascii_letters + string.digits + "-_.~+", min_size=8, max_size=40).filter(
     # A port and a slash are no password; what is inside of the address elsewhere could not be told apart.
-    lambda text: not text.isdigit() and text not in "https://example.org/folder/file.jsonl")
+    lambda text: not text.isdigit() and text not in "https://example.org/folder/file.jsonl"
+)
 PLACES = [
-    "{scheme}://user:{secret}@example.org/folder/file.jsonl", "{scheme}://{secret}:x@example.org:80/file.jsonl",
-    "{scheme}://:{secret}@example.org/file.jsonl", "{scheme}://user:a/{secret}@example.org/file.jsonl",
+    "{scheme}://user:{secret}@example.org/folder/file.jsonl",
+    "{scheme}://{secret}:x@example.org:80/file.jsonl",
+    "{scheme}://:{secret}@example.org/file.jsonl",
+    "{scheme}://user:a/{secret}@example.org/file.jsonl",
     "simplecache::{scheme}://user:{secret}@example.org/file.jsonl",
-    "{scheme}://example.org/file.jsonl?{name}={secret}", "{scheme}://example.org/file.jsonl?a=b&{name}={secret}&c=d",
-    "{scheme}://example.org/file.jsonl?a=b;{name}={secret}", "{scheme}://example.org/file.jsonl#{name}={secret}",
+    "{scheme}://example.org/file.jsonl?{name}={secret}",
+    "{scheme}://example.org/file.jsonl?a=b&{name}={secret}&c=d",
+    "{scheme}://example.org/file.jsonl?a=b;{name}={secret}",
+    "{scheme}://example.org/file.jsonl#{name}={secret}",
     "{scheme}://example.org/file.jsonl?at=https%3A%2F%2Fuser%3A{secret}%40example.org",
 ]
-NAMES = ["pwd", "auth", "code", "pass", "password", "Passphrase", "token", "access_token", "X-Amz-Signature",
-         "X-Amz-Security-Token", "X-Amz-Credential", "sig", "key", "api_key", "apikey", "client_secret", "jwt",
-         "AccountKey", "user[pwd]", "auth_key", "sessionid", "id-token"]  # fmt: skip
+NAMES = [
+    "pwd",
+    "auth",
+    "code",
+    "pass",
+    "password",
+    "Passphrase",
+    "token",
+    "access_token",
+    "X-Amz-Signature",
+    "X-Amz-Security-Token",
+    "X-Amz-Credential",
+    "sig",
+    "key",
+    "api_key",
+    "apikey",
+    "client_secret",
+    "jwt",
+    "AccountKey",
+    "user[pwd]",
+    "auth_key",
+    "sessionid",
+    "id-token",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +69,12 @@ def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "_known", set())
 
 
-@given(place=st.sampled_from(PLACES), name=st.sampled_from(NAMES),
-       scheme=st.sampled_from(["https", "s3", "gs", "ftp"]), secret=SECRETS)
+@given(
+    place=st.sampled_from(PLACES),
+    name=st.sampled_from(NAMES),
+    scheme=st.sampled_from(["https", "s3", "gs", "ftp"]),
+    secret=SECRETS,
+)
 def test_no_place_of_an_address_gives_a_secret_away(place: str, name: str, scheme: str, secret: str) -> None:
     address = place.format(scheme=scheme, name=name, secret=secret)
     sentence = f"cannot open '{address}': refused (403)"
@@ -87,27 +117,35 @@ def test_documents_on_their_way_to_a_person_keep_the_addresses_that_they_quote()
     assert shown.getvalue() == "see https://a:b@c/?code=7\n"
 
 
-@pytest.mark.parametrize(("text", "masked"), [
-    ("https://me:pa%20ss@host/a?b=c", "https://***@host/a?b=c"),
-    ("at s3://key:secret@bucket/x: 403", "at s3://***@bucket/x: 403"),
-    ("https://h/a?X-Amz-Credential=AK%2F1&X-Amz-Date=2026&X-Amz-Signature=ab12", (
-        "https://h/a?X-Amz-Credential=***&X-Amz-Date=2026&X-Amz-Signature=***")),
-    ("https://h/a?sv=1&sig=ab%3D#x", "https://h/a?sv=1&sig=***#x"),
-    ("https://h/a?api_key=1&access_token=2&q=3", "https://h/a?api_key=***&access_token=***&q=3"),
-    ("https://me@host/a@b:c", "https://me@host/a@b:c"),
-    ("s3://bucket/key=1/part", "s3://bucket/key=1/part"),
-    ("password: none of an address", "password: none of an address"),
-    ("https://me:p@ss@host/a@b", "https://***@host/a@b"),
-    ("s3://AKIA:wJal/rXU+tn/K@bucket/a@b", "s3://***@bucket/a@b"),
-    ("redis://:pw@host", "redis://***@host"),
-    ("http://localhost:8080/a@b, http://[::1]:80/@c", "http://localhost:8080/a@b, http://[::1]:80/@c"),
-    ("abfs://a-container-of-some-length@account/x", "abfs://a-container-of-some-length@account/x"),
-    ("https://ghp_0123456789abcdefghij@host/x", "https://***@host/x"),
-    ("https://h/?next=https%3A%2F%2Fme%3Apw%40h2%2F&x=1", "https://h/?next=https%3A%2F%2F***%40h2%2F&x=1"),
-    ("https://h/?u=http%3A%2F%2Fh2%3Fauth%3Dpw%26x%3D1", "https://h/?u=http%3A%2F%2Fh2%3Fauth%3D***%26x%3D1"),
-    ("https://h/#access_token=1&state=2", "https://h/#access_token=***&state=2"),
-    ("https://h/?user[pwd]=1&code=2&auth=3;pass=4&codec=5", "https://h/?user[pwd]=***&code=***&auth=***;pass=***&codec=5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("https://me:pa%20ss@host/a?b=c", "https://***@host/a?b=c"),
+        ("at s3://key:secret@bucket/x: 403", "at s3://***@bucket/x: 403"),
+        (
+            "https://h/a?X-Amz-Credential=AK%2F1&X-Amz-Date=2026&X-Amz-Signature=ab12",
+            ("https://h/a?X-Amz-Credential=***&X-Amz-Date=2026&X-Amz-Signature=***"),
+        ),
+        ("https://h/a?sv=1&sig=ab%3D#x", "https://h/a?sv=1&sig=***#x"),
+        ("https://h/a?api_key=1&access_token=2&q=3", "https://h/a?api_key=***&access_token=***&q=3"),
+        ("https://me@host/a@b:c", "https://me@host/a@b:c"),
+        ("s3://bucket/key=1/part", "s3://bucket/key=1/part"),
+        ("password: none of an address", "password: none of an address"),
+        ("https://me:p@ss@host/a@b", "https://***@host/a@b"),
+        ("s3://AKIA:wJal/rXU+tn/K@bucket/a@b", "s3://***@bucket/a@b"),
+        ("redis://:pw@host", "redis://***@host"),
+        ("http://localhost:8080/a@b, http://[::1]:80/@c", "http://localhost:8080/a@b, http://[::1]:80/@c"),
+        ("abfs://a-container-of-some-length@account/x", "abfs://a-container-of-some-length@account/x"),
+        ("https://ghp_0123456789abcdefghij@host/x", "https://***@host/x"),
+        ("https://h/?next=https%3A%2F%2Fme%3Apw%40h2%2F&x=1", "https://h/?next=https%3A%2F%2F***%40h2%2F&x=1"),
+        ("https://h/?u=http%3A%2F%2Fh2%3Fauth%3Dpw%26x%3D1", "https://h/?u=http%3A%2F%2Fh2%3Fauth%3D***%26x%3D1"),
+        ("https://h/#access_token=1&state=2", "https://h/#access_token=***&state=2"),
+        (
+            "https://h/?user[pwd]=1&code=2&auth=3;pass=4&codec=5",
+            "https://h/?user[pwd]=***&code=***&auth=***;pass=***&codec=5",
+        ),
+    ],
+)
 def test_addresses_lose_their_passwords_and_keys_and_nothing_else(text: str, masked: str) -> None:
     assert mask_text(text) == masked
     assert mask_text(masked) == masked
@@ -115,16 +153,30 @@ def test_addresses_lose_their_passwords_and_keys_and_nothing_else(text: str, mas
 
 def test_values_are_masked_by_their_key_in_records_and_in_settings() -> None:
     record = {
-        "overrides": ["engine.options.sasl_password=x=y", "engine.options.token=t", "mix.tokens=5",
-                      "sources.a.path=https://u:p@h/a=b"],
-        "manifest": {"engine": {"options": {"aws_secret_access_key": "k", "hf_token": "t", "job_endpoint": "h:1"}},
-                     "tokenizer": {"eot_token": "<|end|>", "special_tokens": ["<|user|>"]}, "steps": 3},
+        "overrides": [
+            "engine.options.sasl_password=x=y",
+            "engine.options.token=t",
+            "mix.tokens=5",
+            "sources.a.path=https://u:p@h/a=b",
+        ],
+        "manifest": {
+            "engine": {"options": {"aws_secret_access_key": "k", "hf_token": "t", "job_endpoint": "h:1"}},
+            "tokenizer": {"eot_token": "<|end|>", "special_tokens": ["<|user|>"]},
+            "steps": 3,
+        },
     }
     assert mask_secrets(record) == {
-        "overrides": ["engine.options.sasl_password=***", "engine.options.token=***", "mix.tokens=5",
-                      "sources.a.path=https://***@h/a=b"],
-        "manifest": {"engine": {"options": {"aws_secret_access_key": "***", "hf_token": "***", "job_endpoint": "h:1"}},
-                     "tokenizer": {"eot_token": "<|end|>", "special_tokens": ["<|user|>"]}, "steps": 3},
+        "overrides": [
+            "engine.options.sasl_password=***",
+            "engine.options.token=***",
+            "mix.tokens=5",
+            "sources.a.path=https://***@h/a=b",
+        ],
+        "manifest": {
+            "engine": {"options": {"aws_secret_access_key": "***", "hf_token": "***", "job_endpoint": "h:1"}},
+            "tokenizer": {"eot_token": "<|end|>", "special_tokens": ["<|user|>"]},
+            "steps": 3,
+        },
     }
 
 

@@ -20,11 +20,60 @@ from gristmill.dataprep.text.unicode_tables import CODE_POINTS
 from tests.dataprep import rules_reference
 
 PIECES = [
-    "the", "The", "Mr.", "I.", "J.", "É.", "a.m.", "e.g", "U.S.", "Etc.", "(etc.)", "...", "…", "!", "?", ".", "。",
-    "？", "」", '"', "'", "’", "“", " ", "  ", "\n", "\r\n", "\x85", "\u2028", "\x1c", "東京", "ไทย", "क्ष", "é",
-    "\u0301", "\u200b", "\ufeff", "-", "--", "*", "_", "(", ")", "A", "b", "3.14", "it's", ",", "ⅷ", "😀", "؟", "।",
+    "the",
+    "The",
+    "Mr.",
+    "I.",
+    "J.",
+    "É.",
+    "a.m.",
+    "e.g",
+    "U.S.",
+    "Etc.",
+    "(etc.)",
+    "...",
+    "…",
+    "!",
+    "?",
+    ".",
+    "。",
+    "？",
+    "」",
+    '"',
+    "'",
+    "’",
+    "“",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\x85",
+    "\u2028",
+    "\x1c",
+    "東京",
+    "ไทย",
+    "क्ष",
+    "é",
+    "\u0301",
+    "\u200b",
+    "\ufeff",
+    "-",
+    "--",
+    "*",
+    "_",
+    "(",
+    ")",
+    "A",
+    "b",
+    "3.14",
+    "it's",
+    ",",
+    "ⅷ",
+    "😀",
+    "؟",
+    "।",
     "\u00a0",
-]  # fmt: skip
+]
 any_text = st.text(st.characters(codec="utf-8"))
 pieced_text = st.lists(st.sampled_from(PIECES), max_size=60).map("".join)
 
@@ -55,34 +104,50 @@ def test_every_code_point_is_classified_as_python_and_the_list_of_marks_do() -> 
         assert not character.isalnum() or classes[code] & WORD
 
 
-@pytest.mark.parametrize(("text", "number"), [
-    ("", 0), (" \n ", 0), ("one two", 2), ("it's 3.14, e.g. this", 6), ("don’t--stop", 3), ("a ---- b", 3),
-    ("?!", 2), ("x = y_1;", 4), ("東京の", 3), ("क्षत्रिय", 1), ("naïve cafe\u0301", 2), ("\ufeffword\u200bs", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("", 0),
+        (" \n ", 0),
+        ("one two", 2),
+        ("it's 3.14, e.g. this", 6),
+        ("don’t--stop", 3),
+        ("a ---- b", 3),
+        ("?!", 2),
+        ("x = y_1;", 4),
+        ("東京の", 3),
+        ("क्षत्रिय", 1),
+        ("naïve cafe\u0301", 2),
+        ("\ufeffword\u200bs", 1),
+    ],
+)
 def test_words_counted_by_hand(text: str, number: int) -> None:
     assert words(text) == number
 
 
-@pytest.mark.parametrize(("text", "number"), [
-    ("", 0),
-    (" \n\n ", 0),
-    ("no end", 1),
-    ("One. Two! Three? Four", 4),
-    ("One.Two", 1),
-    ("It is 3.5 m.", 1),
-    ('He said "Stop." Then he left.', 2),
-    ("(One.) Two.", 2),
-    ("Mr. Smith met Dr. J. R. Jones at 5 p.m. in the U.S. office.", 1),
-    ("So am I. You too.", 2),
-    ("Wait... what? Wait... What?", 3),
-    ("Is it…? Yes.", 2),
-    ("Two lines\nof one text", 2),
-    ("etc.\nNext", 2),
-    ("今日は。明日は？はい！", 3),
-    ("彼は「はい。」と言った。", 2),
-    ("यह एक वाक्य है। यह दूसरा है।", 2),
-    ("هل هذا سؤال؟ نعم.", 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("", 0),
+        (" \n\n ", 0),
+        ("no end", 1),
+        ("One. Two! Three? Four", 4),
+        ("One.Two", 1),
+        ("It is 3.5 m.", 1),
+        ('He said "Stop." Then he left.', 2),
+        ("(One.) Two.", 2),
+        ("Mr. Smith met Dr. J. R. Jones at 5 p.m. in the U.S. office.", 1),
+        ("So am I. You too.", 2),
+        ("Wait... what? Wait... What?", 3),
+        ("Is it…? Yes.", 2),
+        ("Two lines\nof one text", 2),
+        ("etc.\nNext", 2),
+        ("今日は。明日は？はい！", 3),
+        ("彼は「はい。」と言った。", 2),
+        ("यह एक वाक्य है। यह दूसरा है।", 2),
+        ("هل هذا سؤال؟ نعم.", 2),
+    ],
+)
 def test_sentences_counted_by_hand(text: str, number: int) -> None:
     assert sentences(text) == number
 

@@ -54,8 +54,10 @@ def test_hosts_that_work_at_the_same_time_do_each_task_once_and_both_some(tmp_pa
             claim_and_do(partial(work, host), claims, host, {}, name, payload)
 
     with offer_of(tmp_path, in_turn) as offer:
-        threads = [threading.Thread(target=take_share, args=(offer, host, partial(run, host)), daemon=True)
-                   for host in ("a", "b")]
+        threads = [
+            threading.Thread(target=take_share, args=(offer, host, partial(run, host)), daemon=True)
+            for host in ("a", "b")
+        ]
         with taking_part(tmp_path):
             for thread in threads:
                 thread.start()
@@ -125,8 +127,15 @@ def square(out: str, task: Task) -> Done:
 def test_a_job_of_several_hosts_has_the_results_of_one_also_where_no_other_comes(tmp_path: Path) -> None:
     tasks = [Task(name, {"n": int(name)}) for name in NAMES]
     (tmp_path / "out").mkdir()
-    alone, together = (run_tasks("squares", tasks, partial(square, str(tmp_path / "out")), Context(
-        work=tmp_path / name, nodes=nodes, emit=lambda event: None)) for name, nodes in (("alone", 1), ("together", 2)))
+    alone, together = (
+        run_tasks(
+            "squares",
+            tasks,
+            partial(square, str(tmp_path / "out")),
+            Context(work=tmp_path / name, nodes=nodes, emit=lambda event: None),
+        )
+        for name, nodes in (("alone", 1), ("together", 2))
+    )
     assert together == alone
     assert (tmp_path / "out" / "07.txt").read_text() == "49"
     assert len([*(tmp_path / "together" / "offers").glob("squares-*/*.claim-1")]) == len(NAMES)

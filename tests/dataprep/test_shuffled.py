@@ -44,8 +44,15 @@ def rows_of(task: Task) -> list[tuple[str, list[tuple[int, str]]]]:
     sent = []
     for name in draw.choices(list(PARTITIONS), k=draw.randrange(5)):
         most = draw.choice([1, PARTITIONS[name]])
-        sent.append((name, [(draw.randrange(most), f"{draw.choice(texts)} {task.name} {row}")
-                            for row in range(draw.choice([0, 1, 40]))]))
+        sent.append(
+            (
+                name,
+                [
+                    (draw.randrange(most), f"{draw.choice(texts)} {task.name} {row}")
+                    for row in range(draw.choice([0, 1, 40]))
+                ],
+            )
+        )
     return sent
 
 
@@ -73,8 +80,13 @@ def expected(planned: list[Task]) -> dict[str, list[list[str]]]:
 
 
 def arrived(sent: dict[str, Shuffled]) -> dict[str, list[list[str]]]:
-    return {name: [rows.read(partition)["text"].to_pylist() if not rows.is_nothing else []
-                   for partition in range(rows.num_partitions)] for name, rows in sent.items()}
+    return {
+        name: [
+            rows.read(partition)["text"].to_pylist() if not rows.is_nothing else []
+            for partition in range(rows.num_partitions)
+        ]
+        for name, rows in sent.items()
+    }
 
 
 @both_forms
@@ -129,7 +141,8 @@ def test_one_partition_needs_no_partitions_and_all_rows_may_be_in_one(
     numbers = [1000 * n + row for n in range(3) for row in range(500)]
     assert sent["one"].read(0)["number"].to_pylist() == numbers
     assert [sent["many"].read(place)["number"].to_pylist() for place in range(7)] == [
-        numbers if place == 3 else [] for place in range(7)]
+        numbers if place == 3 else [] for place in range(7)
+    ]
 
 
 def fail_at(name: str, log: Path, task: Task) -> Generator[Sent, None, Done]:
@@ -164,9 +177,7 @@ def expected_names(planned: list[Task]) -> list[str]:
 
 
 @both_forms
-def test_what_was_committed_is_not_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+def test_what_was_committed_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     """Through files, a task that has finished; by an engine, a partition that has arrived; at the end, nothing."""
     planned, log = tasks(3), tmp_path / "calls"
     written: list[str] = []
@@ -247,8 +258,11 @@ def test_batches_are_copies_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -
 
 def test_batches_may_come_in_any_order_and_more_than_once(tmp_path: Path) -> None:
     rows = pa.table({"number": np.arange(3)})
-    batches = [batch for place in range(12) for _, batch in shuffled.cut_batches(
-        rows, np.zeros(3, int), np.ones(1, bool), (place, 11 - place))]
+    batches = [
+        batch
+        for place in range(12)
+        for _, batch in shuffled.cut_batches(rows, np.zeros(3, int), np.ones(1, bool), (place, 11 - place))
+    ]
     random.Random(1).shuffle(batches)
     for _ in range(2):  # a bundle that is tried again
         shuffled.receive_partition([str(tmp_path)], ["rows"], str(tmp_path / "job"), 0, [*batches, *batches[:5]])
@@ -304,10 +318,16 @@ def test_the_local_runner_has_the_form_of_an_engine_too(tmp_path: Path) -> None:
     assert arrived(sent) == expected(tasks(2))
 
 
-@pytest.mark.parametrize(("fields", "form"), [
-    ({}, "files"), ({"runner": "dask"}, "engine"), ({"runner": "FlinkRunner"}, "engine"),
-    ({"runner": "FlinkRunner", "shuffle": "files"}, "files"), ({"shuffle": "engine"}, "engine"),
-])
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({}, "files"),
+        ({"runner": "dask"}, "engine"),
+        ({"runner": "FlinkRunner"}, "engine"),
+        ({"runner": "FlinkRunner", "shuffle": "files"}, "files"),
+        ({"shuffle": "engine"}, "engine"),
+    ],
+)
 def test_rows_go_through_files_on_one_machine_and_through_the_engine_of_a_cluster(
     tmp_path: Path, fields: dict[str, str], form: str
 ) -> None:
@@ -320,9 +340,7 @@ def test_a_dask_cluster_shuffles_as_well(tmp_path: Path, cluster: Cluster) -> No
     assert arrived(sent) == expected(tasks(4, 40))
 
 
-def test_many_tasks_are_few_elements_and_each_has_its_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_tasks_are_few_elements_and_each_has_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gristmill.dataprep.jobs import engine
 
     monkeypatch.setattr(engine, "MOST_ELEMENTS", 4)

@@ -17,9 +17,13 @@ def tree(tmp_path: Path) -> Path:
     """A folder with text at two depths, a compressed JSONL, a hidden file and a picture."""
     root = tmp_path / "corpus"
     for name, content in {
-        "b.txt": b"bb", "a/deep/c.md": b"ccc", "a/d.jsonl.gz": b"dddd", "a/.hidden.txt": b"h", "picture.png": b"p",
+        "b.txt": b"bb",
+        "a/deep/c.md": b"ccc",
+        "a/d.jsonl.gz": b"dddd",
+        "a/.hidden.txt": b"h",
+        "picture.png": b"p",
         "notes.xyz": b"x",
-    }.items():  # fmt: skip
+    }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content)
     return root

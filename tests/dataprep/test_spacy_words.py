@@ -63,8 +63,31 @@ def test_runs_are_cut_as_spacy_cuts_them() -> None:
         assert words == [token.text for token in tokenizer(run)]
 
 
-@pytest.mark.parametrize("run", ["cannot", "dont,", "Mr.", "vs.", "A.", "USA.", "I.", "naïve", "5km", "o.O", ".", "a1",
-                                 "don't", "(him):", "well-", "was--Mrs.", "3.5", "a---b", "_", "-a"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        "cannot",
+        "dont,",
+        "Mr.",
+        "vs.",
+        "A.",
+        "USA.",
+        "I.",
+        "naïve",
+        "5km",
+        "o.O",
+        ".",
+        "a1",
+        "don't",
+        "(him):",
+        "well-",
+        "was--Mrs.",
+        "3.5",
+        "a---b",
+        "_",
+        "-a",
+    ],
+)
 def test_what_only_spacy_knows_is_left_to_it(run: str) -> None:
     assert sizes_of([run]) == [0]
 

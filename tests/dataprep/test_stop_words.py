@@ -74,9 +74,12 @@ def test_the_language_of_a_document_chooses_its_stop_words() -> None:
 
 def test_an_own_list_takes_the_place_of_the_languages() -> None:
     text = pa.array(["Der Hund und die Katze mögen Straßenbahnhaltestellen", "the end of it"])
-    for dialect, own, expected in (("dclm", ("Hund", "straßenbahnhaltestellen", "the"), [2, 1]),
-                                   ("dolma", ("Hund", "katze"), [1, 0]), ("datatrove", ("und", "und", "die"), [2, 0]),
-                                   ("redpajama", ("of",), [0, 1])):
+    for dialect, own, expected in (
+        ("dclm", ("Hund", "straßenbahnhaltestellen", "the"), [2, 1]),
+        ("dolma", ("Hund", "katze"), [1, 0]),
+        ("datatrove", ("und", "und", "die"), [2, 0]),
+        ("redpajama", ("of",), [0, 1]),
+    ):
         counting = GopherQuality.model_validate({"dialect": dialect})
         columns = gopher.statistics(text, counting, ["xx", "de"], stop_words=own)
         assert columns["stop_words"].tolist() == expected, dialect

@@ -27,10 +27,14 @@ SEED = int(os.environ.get("GRISTMILL_TEST_SEED", "7"))
 
 
 def content(kind: str) -> bytes:
-    table = pa.table({
-        "text": [f"row {n} of the mill" for n in range(ROWS)], "n": list(range(ROWS)),
-        "kind": pa.array(["a", "b", "c"] * (ROWS // 3)).dictionary_encode(), "parts": [["x", "y"]] * ROWS,
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "text": [f"row {n} of the mill" for n in range(ROWS)],
+            "n": list(range(ROWS)),
+            "kind": pa.array(["a", "b", "c"] * (ROWS // 3)).dictionary_encode(),
+            "parts": [["x", "y"]] * ROWS,
+        }
+    )
     sink = io.BytesIO()
     if kind == "parquet":
         pq.write_table(table, sink, row_group_size=100)
@@ -111,8 +115,10 @@ def crashing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> No
 
 @pytest.mark.parametrize(
     ("number", "error"),
-    [(signal.SIGSEGV, "it crashed its reader (signal 11)"),
-     (signal.SIGPROF, "a batch of its rows took more than 60 s")],
+    [
+        (signal.SIGSEGV, "it crashed its reader (signal 11)"),
+        (signal.SIGPROF, "a batch of its rows took more than 60 s"),
+    ],
 )
 def test_a_file_that_ends_its_reader_is_lost_alone_and_named(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, number: int, error: str
@@ -125,8 +131,15 @@ def test_a_file_that_ends_its_reader_is_lost_alone_and_named(
     config = {"sources": {"web": {"path": str(folder)}}, "ingest": {"max_quarantined": 0.5}}
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
     assert summary["counts"]["kept"] == 2 * ROWS
-    assert summary["damaged"] == [{"source": "web", "file": "bad.parquet", "records": 1, "lost": ROWS - 1,
-                                   "error": f"the Parquet file is damaged: {error}"}]  # fmt: skip
+    assert summary["damaged"] == [
+        {
+            "source": "web",
+            "file": "bad.parquet",
+            "records": 1,
+            "lost": ROWS - 1,
+            "error": f"the Parquet file is damaged: {error}",
+        }
+    ]
 
 
 def test_a_table_that_needs_too_much_memory_is_lost_alone(tmp_path: Path) -> None:

@@ -16,9 +16,30 @@ from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
 from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, ftfy_config, normalise
 from gristmill.dataprep.edits import apply_edits
 
-PIECES = ["\n", "plain ", "sch\u00c3\u00b6n ", "\u00e2\u20ac\u2122s ", "&amp; ", "<b>", "\u0085",
-          "\x1b[32m", "ﬁ", "“”", "Ａ", "e\u0301", "\u0301", "\ufeff", "½", "\r", "\x07", "\u00a0", "é", "한",
-          "\u1112\u1161\u11ab", "\x00"]  # fmt: skip
+PIECES = [
+    "\n",
+    "plain ",
+    "sch\u00c3\u00b6n ",
+    "\u00e2\u20ac\u2122s ",
+    "&amp; ",
+    "<b>",
+    "\u0085",
+    "\x1b[32m",
+    "ﬁ",
+    "“”",
+    "Ａ",
+    "e\u0301",
+    "\u0301",
+    "\ufeff",
+    "½",
+    "\r",
+    "\x07",
+    "\u00a0",
+    "é",
+    "한",
+    "\u1112\u1161\u11ab",
+    "\x00",
+]
 texts = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(PIECES), max_size=16).map("".join))
 
 

@@ -52,8 +52,42 @@ def test_every_spelling_of_a_page_becomes_the_same(url: str, expected: str) -> N
     assert normalise_url(url) == expected
 
 
-PIECES = ["http:", "https:", "//", "/", "www.", "a.", "b", ".", ":80", ":", "@", "?", "&", "=", "#", "%", "%4",
-          "%41", "%e9", "utm_x", "ref", "é", "Ü", "İ", "。", "：", "[", "]", "::1", "ftp:", "\\", " ", "xn--", "\u200d"]
+PIECES = [
+    "http:",
+    "https:",
+    "//",
+    "/",
+    "www.",
+    "a.",
+    "b",
+    ".",
+    ":80",
+    ":",
+    "@",
+    "?",
+    "&",
+    "=",
+    "#",
+    "%",
+    "%4",
+    "%41",
+    "%e9",
+    "utm_x",
+    "ref",
+    "é",
+    "Ü",
+    "İ",
+    "。",
+    "：",
+    "[",
+    "]",
+    "::1",
+    "ftp:",
+    "\\",
+    " ",
+    "xn--",
+    "\u200d",
+]
 
 
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))

@@ -33,10 +33,16 @@ def vectors() -> np.ndarray:
 def test_a_cluster_takes_its_vectors_twice_and_five_hundred_bytes_a_document(vectors: np.ndarray) -> None:
     ids = np.random.default_rng(4).bytes(16 * NUMBER)
     locators = pa.array([f"web/part-{number % 7}.jsonl#{number}" for number in range(NUMBER)])
-    members = pa.table({
-        f"{KEEP_PREFIX}id": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), NUMBER, [None, pa.py_buffer(ids)]),
-        f"{KEEP_PREFIX}length": np.arange(NUMBER) % 900, "document": np.arange(NUMBER),
-        "centroid": np.zeros(NUMBER, np.int32), "locator": locators, "vector": pack_vectors(vectors)})
+    members = pa.table(
+        {
+            f"{KEEP_PREFIX}id": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), NUMBER, [None, pa.py_buffer(ids)]),
+            f"{KEEP_PREFIX}length": np.arange(NUMBER) % 900,
+            "document": np.arange(NUMBER),
+            "centroid": np.zeros(NUMBER, np.int32),
+            "locator": locators,
+            "vector": pack_vectors(vectors),
+        }
+    )
     keys = parse_keep(("length desc", "id"))
     held = peak_bytes(lambda: decide_cluster(members, keys, 0.9))
     assert held < 2 * vectors.nbytes + 500 * NUMBER + COSINES
@@ -60,7 +66,9 @@ def test_a_search_holds_a_part_of_the_vectors_however_many_there_are(vectors: np
     for name, times in (("one.parquet", 1), ("four.parquet", 4)):
         pq.write_table(pa.concat_tables([table] * times), tmp_path / name, row_group_size=2_000)
     asked = vectors[0].astype(np.float32)
-    one, four = (peak_bytes(lambda name=name: search.nearest(tmp_path, [name], asked, 200))
-                 for name in ("one.parquet", "four.parquet"))
+    one, four = (
+        peak_bytes(lambda name=name: search.nearest(tmp_path, [name], asked, 200))
+        for name in ("one.parquet", "four.parquet")
+    )
     assert four < 1.2 * one
     assert one < 12 * DIM * search.ROWS_AT_ONCE + 4_000_000

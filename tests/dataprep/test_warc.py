@@ -44,11 +44,19 @@ def test_a_response_of_html_is_a_page_with_what_the_crawl_knows_about_it(tmp_pat
     content = record("response", http("<p>é</p>".encode()), 7, "<https://a.example/x>", WARC_Truncated="length")
     assert read(tmp_path / "a.warc", content) == [
         Page(
-            1, "https://a.example/x#00000007-0000-0000-0000-000000000000", "<p>é</p>".encode(), "auto", "utf-8",
-            {"url": "https://a.example/x", "date": "2024-05-18T01:58:10Z", "truncated": "length",
-             "content_type": "text/html"},
+            1,
+            "https://a.example/x#00000007-0000-0000-0000-000000000000",
+            "<p>é</p>".encode(),
+            "auto",
+            "utf-8",
+            {
+                "url": "https://a.example/x",
+                "date": "2024-05-18T01:58:10Z",
+                "truncated": "length",
+                "content_type": "text/html",
+            },
         )
-    ]  # fmt: skip
+    ]
 
 
 def test_plain_text_needs_no_extraction(tmp_path: Path) -> None:
@@ -57,25 +65,41 @@ def test_plain_text_needs_no_extraction(tmp_path: Path) -> None:
     assert isinstance(found, Record)
     assert found.text == "é"
     assert json.loads(found.metadata) == {
-        "url": "http://a.example/", "date": "2024-05-18T01:58:10Z", "content_type": "text/plain",
-        "charset": "iso-8859-1", "encoding": "cp1252",
-    }  # fmt: skip
+        "url": "http://a.example/",
+        "date": "2024-05-18T01:58:10Z",
+        "content_type": "text/plain",
+        "charset": "iso-8859-1",
+        "encoding": "cp1252",
+    }
 
 
 def test_whatever_is_no_page_is_skipped_and_named(tmp_path: Path) -> None:
     content = b"".join(
-        [record("warcinfo", b"software: x"), record("request", b"GET / HTTP/1.1\r\n\r\n"), record("revisit", http(b"")),
-         record("metadata", b"x"), record("resource", b"<p>x</p>"), record("response", http(b"x", "404 Not Found")),
-         record("response", http(b"x", "301 Moved")), record("response", http(b"\x89PNG", content_type="image/PNG")),
-         record("response", http(b"<p>page</p>"), 11),
-         record("response", b"dns data", Content_Type="text/dns")]
-    )  # fmt: skip
+        [
+            record("warcinfo", b"software: x"),
+            record("request", b"GET / HTTP/1.1\r\n\r\n"),
+            record("revisit", http(b"")),
+            record("metadata", b"x"),
+            record("resource", b"<p>x</p>"),
+            record("response", http(b"x", "404 Not Found")),
+            record("response", http(b"x", "301 Moved")),
+            record("response", http(b"\x89PNG", content_type="image/PNG")),
+            record("response", http(b"<p>page</p>"), 11),
+            record("response", b"dns data", Content_Type="text/dns"),
+        ]
+    )
     records = read(tmp_path / "a.warc", content)
     assert [item.reason for item in records if isinstance(item, Skipped)] == [
-        "warcinfo record", "request record", "revisit record", "metadata record", "resource record", "HTTP status 404",
-        "HTTP status 301", "content type image/png",
+        "warcinfo record",
+        "request record",
+        "revisit record",
+        "metadata record",
+        "resource record",
+        "HTTP status 404",
+        "HTTP status 301",
+        "content type image/png",
         "response of another protocol than HTTP",
-    ]  # fmt: skip
+    ]
     assert pages(records) == [b"<p>page</p>"]
     assert [item.candidate for item in records if isinstance(item, Skipped)] == [False] * 5 + [True] * 4
     assert len(records) == 10
@@ -86,8 +110,10 @@ def test_a_wet_file_holds_text_already(tmp_path: Path) -> None:
     bad = record("conversion", b"\xff\xfe", 4) + record("conversion", b"", 5)
     records = read(tmp_path / "a.wet", content + bad)
     assert isinstance(records[0], Record)
-    assert (records[0].locator, records[0].text) == ("http://a.example/#00000003-0000-0000-0000-000000000000",
-                                                     "Escopete é\n")  # fmt: skip
+    assert (records[0].locator, records[0].text) == (
+        "http://a.example/#00000003-0000-0000-0000-000000000000",
+        "Escopete é\n",
+    )
     assert json.loads(records[0].metadata)["language"] == "spa,eng"
     assert errors(records) == {2: "not valid UTF-8: byte 0xff at position 0"}
     assert records[2] == Dropped(3, "extract/empty", "http://a.example/#00000005-0000-0000-0000-000000000000")
@@ -109,9 +135,13 @@ def test_bodies_are_unpacked_and_one_that_cannot_be_costs_only_its_page(tmp_path
     content = b"".join(record("response", response, number) for number, response in enumerate(responses))
     records = read(tmp_path / "a.warc", content)
     assert pages(records) == [
-        b"<p>zipped</p>", b"<p>no gzip at all</p>", b"<p>chunk</p>", b"<p>not in chunks</p>", b"<p>never in chunks</p>",
+        b"<p>zipped</p>",
+        b"<p>no gzip at all</p>",
+        b"<p>chunk</p>",
+        b"<p>not in chunks</p>",
+        b"<p>never in chunks</p>",
         b"<p>last</p>",
-    ]  # fmt: skip
+    ]
     found = errors(records)
     assert sorted(found) == [5, 7, 8, 9]
     assert all("HTTP response cannot be" in found[number] for number in (5, 7))
@@ -131,15 +161,23 @@ def test_header_lines_may_end_in_a_line_feed_alone(tmp_path: Path, end: str) -> 
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        (b" \r\n<!DocType HTML>x", "text/html"), (b"<h1>x</h1>", "text/html"), (b"<p>x", "text/html"),
-        (b"<!-- x --><p>", "text/html"), (b"\xef\xbb\xbf<html >", "text/html"), (b"<para>x</para>", "text/plain"),
-        (b"just words", "text/plain"), (b"", "text/plain"), (b"\xff\xfea\0", "text/plain"),
+        (b" \r\n<!DocType HTML>x", "text/html"),
+        (b"<h1>x</h1>", "text/html"),
+        (b"<p>x", "text/html"),
+        (b"<!-- x --><p>", "text/html"),
+        (b"\xef\xbb\xbf<html >", "text/html"),
+        (b"<para>x</para>", "text/plain"),
+        (b"just words", "text/plain"),
+        (b"", "text/plain"),
+        (b"\xff\xfea\0", "text/plain"),
         (b'<?xml version="1.0"?><!DOCTYPE html PUBLIC "x"><html>', "application/xhtml+xml"),
-        (b"<?xml version='1.0'?><rss>", "text/xml"), (b"%PDF-1.4 x", "application/pdf"),
-        (b"\x89PNG\r\n\x1a\n\0\0", "application/octet-stream"), (b"a" * 1444 + b"\0", "application/octet-stream"),
+        (b"<?xml version='1.0'?><rss>", "text/xml"),
+        (b"%PDF-1.4 x", "application/pdf"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "application/octet-stream"),
+        (b"a" * 1444 + b"\0", "application/octet-stream"),
         (b"a" * 1445 + b"\0", "text/plain"),
     ],
-)  # fmt: skip
+)
 def test_a_body_without_a_type_is_looked_at_as_browsers_do(
     tmp_path: Path, declared: str | None, body: bytes, kind: str
 ) -> None:
@@ -186,12 +224,18 @@ def test_arc_files_are_read_like_warc_files(tmp_path: Path, version: int, extens
     records = read(tmp_path / f"a.arc{extension}", content)
     assert pages(records) == [b"<p>one</p>", b"<p>two</p>\n", b"<p>three</p>"]
     assert [item.reason for item in records if isinstance(item, Skipped)] == [
-        "description of an ARC file", "response of another protocol than HTTP", "content type image/png",
-    ]  # fmt: skip
+        "description of an ARC file",
+        "response of another protocol than HTTP",
+        "content type image/png",
+    ]
     spaced = [item for item in records if isinstance(item, Page)][1]
     assert spaced.locator == f"http://a.example/b c#a.arc{extension}#4"
-    assert spaced.metadata == {"url": "http://a.example/b c", "date": "2008-04-30T20:48:26Z", "truncated": "",
-                               "content_type": "text/html"}  # fmt: skip
+    assert spaced.metadata == {
+        "url": "http://a.example/b c",
+        "date": "2008-04-30T20:48:26Z",
+        "truncated": "",
+        "content_type": "text/html",
+    }
 
 
 @pytest.mark.parametrize("extension", ["", ".gz"])
@@ -271,9 +315,7 @@ def test_a_record_longer_than_allowed_is_refused_and_the_next_one_is_read(
     )
     records = read(tmp_path / "a.warc", content)
     assert pages(records) == [b"<p>b</p>"]
-    assert errors(records) == {
-        1: "the record is longer than 0 MiB", 2: "the page is longer than 0 MiB"
-    }  # fmt: skip
+    assert errors(records) == {1: "the record is longer than 0 MiB", 2: "the page is longer than 0 MiB"}
 
 
 @pytest.mark.parametrize("kind", ["request", "response"])
@@ -314,8 +356,11 @@ def test_keeping_the_markup_decodes_the_page_at_once(tmp_path: Path) -> None:
 @given(data=st.data())
 @settings(deadline=None, max_examples=200)
 def test_damage_anywhere_raises_nothing(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    parts = [record("response", http(b"5\r\n<p>a</p>\r\n0\r\n\r\n", Transfer_Encoding="chunked")),
-             record("request", b"GET / HTTP/1.1\r\n\r\n"), record("conversion", b"text")]  # fmt: skip
+    parts = [
+        record("response", http(b"5\r\n<p>a</p>\r\n0\r\n\r\n", Transfer_Encoding="chunked")),
+        record("request", b"GET / HTTP/1.1\r\n\r\n"),
+        record("conversion", b"text"),
+    ]
     content = bytearray(b"".join(parts))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(content) - 1))
@@ -327,10 +372,16 @@ def test_damage_anywhere_raises_nothing(tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.skipif(not DATA.exists(), reason="the shared data are not here")
 @pytest.mark.parametrize(
     ("name", "kept", "skipped"),
-    [("warcio/example.warc", 1, 5), ("warcio/example.warc.gz", 1, 5), ("warcio/example-iana.org-chunked.warc", 1, 2),
-     ("warcio/example-resource.warc.gz", 0, 3), ("whirlwind/whirlwind.warc", 1, 3),
-     ("whirlwind/whirlwind.warc.wet.gz", 1, 1), ("dolma/sample-0001.warc.gz", 15, 19)],
-)  # fmt: skip
+    [
+        ("warcio/example.warc", 1, 5),
+        ("warcio/example.warc.gz", 1, 5),
+        ("warcio/example-iana.org-chunked.warc", 1, 2),
+        ("warcio/example-resource.warc.gz", 0, 3),
+        ("whirlwind/whirlwind.warc", 1, 3),
+        ("whirlwind/whirlwind.warc.wet.gz", 1, 1),
+        ("dolma/sample-0001.warc.gz", 15, 19),
+    ],
+)
 def test_real_archives_are_read_to_their_end(name: str, kept: int, skipped: int) -> None:
     (file,) = find_files("s", {"path": str(DATA / name)}).files
     records = list(read_records(file, Reading()))

@@ -34,12 +34,83 @@ RULES = {
     whitespace_words: str.split,
 }
 PIECES = [
-    "word", "Word", "WORD", "a", "I", "can't", "CAN’T", "cannot", "n't", "'s", "’S", "'ll", "'VE", "'d", "'", "’", ".",
-    "..", "...", "…", "U.S.", "J.", "3.14", "1,000", ",", "-", "--", "–", "~", "1-2", ":", "/", "<", "=", "(", ")", '"',
-    "$", "5$", "%", "+", "_", "\\", "@", "é", "e\u0301", "\u200d", "東", "京", "。", "ไ", "นี้", "😀", " ", "\n",
-    "\u3000", "e.g.", "Mr.", "Mr", "a.", ":)", "):", "(:", "''", "em", "ol", "and/or", "8", "mm", "GB", "x.de", "http://",
-    "a@", ":80", "?q", "#",
-]  # fmt: skip
+    "word",
+    "Word",
+    "WORD",
+    "a",
+    "I",
+    "can't",
+    "CAN’T",
+    "cannot",
+    "n't",
+    "'s",
+    "’S",
+    "'ll",
+    "'VE",
+    "'d",
+    "'",
+    "’",
+    ".",
+    "..",
+    "...",
+    "…",
+    "U.S.",
+    "J.",
+    "3.14",
+    "1,000",
+    ",",
+    "-",
+    "--",
+    "–",
+    "~",
+    "1-2",
+    ":",
+    "/",
+    "<",
+    "=",
+    "(",
+    ")",
+    '"',
+    "$",
+    "5$",
+    "%",
+    "+",
+    "_",
+    "\\",
+    "@",
+    "é",
+    "e\u0301",
+    "\u200d",
+    "東",
+    "京",
+    "。",
+    "ไ",
+    "นี้",
+    "😀",
+    " ",
+    "\n",
+    "\u3000",
+    "e.g.",
+    "Mr.",
+    "Mr",
+    "a.",
+    ":)",
+    "):",
+    "(:",
+    "''",
+    "em",
+    "ol",
+    "and/or",
+    "8",
+    "mm",
+    "GB",
+    "x.de",
+    "http://",
+    "a@",
+    ":80",
+    "?q",
+    "#",
+]
 
 
 def buffers(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -58,35 +129,52 @@ def cut(rule: object, texts: list[str]) -> list[list[str]]:
 
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=200, deadline=None)
-@given(texts=st.lists(st.one_of(st.lists(st.sampled_from(PIECES), max_size=8).map("".join),
-                                st.text(st.characters(codec="utf-8"), max_size=20)), max_size=4))  # fmt: skip
+@given(
+    texts=st.lists(
+        st.one_of(
+            st.lists(st.sampled_from(PIECES), max_size=8).map("".join),
+            st.text(st.characters(codec="utf-8"), max_size=20),
+        ),
+        max_size=4,
+    )
+)
 def test_words_are_those_of_the_plain_rule(rule: object, texts: list[str]) -> None:
     assert cut(rule, texts) == [RULES[rule](text) for text in texts]  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("“Well-known, isn't it?”", "“ Well - known , is n't it ? ”"),
-    ("The U.S. dollar (about $3.50)... J. Smith's", "The U.S. dollar ( about $ 3.50 ) ... J. Smith 's"),
-    ("we'll go to New York--or not; and/or #1", "we 'll go to New York -- or not ; and/or # 1"),
-    ("cannot o'clock 'em 10% 1990-1995 end.", "can not o'clock 'em 10 % 1990 - 1995 end ."),
-    ("(e.g., Mr. Smith, i.e. the Dr.) left at 5 p.m. in Sept.",
-     "( e.g. , Mr. Smith , i.e. the Dr. ) left at 5 p.m. in Sept."),
-    ("def f(x): run(''); :) ok", "def f(x ): run ( '' ) ; :) ok"),
-    ("64-bit r2-d2 8mm, 5GB", "64 - bit r2 - d2 8 mm , 5 GB"),
-    ("<https://a-b.example.org/c-d/e?f=g>, me-too@x.org; see-also.html", "< https://a-b.example.org/c-d/e?f=g > , "
-     "me-too@x.org ; see-also.html"),
-    (r"of $x$. Then", "of $ x$. Then"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("“Well-known, isn't it?”", "“ Well - known , is n't it ? ”"),
+        ("The U.S. dollar (about $3.50)... J. Smith's", "The U.S. dollar ( about $ 3.50 ) ... J. Smith 's"),
+        ("we'll go to New York--or not; and/or #1", "we 'll go to New York -- or not ; and/or # 1"),
+        ("cannot o'clock 'em 10% 1990-1995 end.", "can not o'clock 'em 10 % 1990 - 1995 end ."),
+        (
+            "(e.g., Mr. Smith, i.e. the Dr.) left at 5 p.m. in Sept.",
+            "( e.g. , Mr. Smith , i.e. the Dr. ) left at 5 p.m. in Sept.",
+        ),
+        ("def f(x): run(''); :) ok", "def f(x ): run ( '' ) ; :) ok"),
+        ("64-bit r2-d2 8mm, 5GB", "64 - bit r2 - d2 8 mm , 5 GB"),
+        (
+            "<https://a-b.example.org/c-d/e?f=g>, me-too@x.org; see-also.html",
+            "< https://a-b.example.org/c-d/e?f=g > , me-too@x.org ; see-also.html",
+        ),
+        (r"of $x$. Then", "of $ x$. Then"),
+    ],
+)
 def test_marks_are_words_of_their_own(text: str, words: str) -> None:
     assert cut(punctuated_words, [text]) == [words.split()]
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("東京、Tokyo「都」 and", ["東", "京、", "Tokyo「", "都」", "and"]),
-    ("「日本」語 123ก", ["「日", "本」", "語", "123", "ก"]),
-    ("ที่นี่", ["ที่", "นี่"]),
-    ("한국어 word", ["한국어", "word"]),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("東京、Tokyo「都」 and", ["東", "京、", "Tokyo「", "都」", "and"]),
+        ("「日本」語 123ก", ["「日", "本」", "語", "123", "ก"]),
+        ("ที่นี่", ["ที่", "นี่"]),
+        ("한국어 word", ["한국어", "word"]),
+    ],
+)
 def test_each_character_of_a_script_without_spaces_is_a_word_with_its_marks(text: str, words: list[str]) -> None:
     assert cut(unspaced_words, [text]) == [words]
 

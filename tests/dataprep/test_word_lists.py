@@ -41,8 +41,12 @@ def listed(tmp_path: Path) -> Callable[..., str]:
 
 
 def url_rows(*urls: str | None) -> pa.Table:
-    return pa.table({"locator": ["file#1"] * len(urls),
-                     "metadata": [json.dumps({} if url is None else {"url": url}) for url in urls]})
+    return pa.table(
+        {
+            "locator": ["file#1"] * len(urls),
+            "metadata": [json.dumps({} if url is None else {"url": url}) for url in urls],
+        }
+    )
 
 
 def measured(urls: list[str | None], **options: str) -> dict[str, list[float | None]]:
@@ -71,9 +75,20 @@ def test_a_list_that_cannot_be_read_is_an_error_that_names_it(listed: Callable[.
 
 def test_a_domain_blocks_its_subdomains_and_nothing_that_only_ends_like_it(listed: Callable[..., str]) -> None:
     path = listed("domains.gz", "Bad.org", "*.worse.co.uk", "10.0.0.1", "bücher.example", "# good.org")
-    urls = ["http://bad.org/x", "https://www.BAD.org", "http://a.b.bad.org:8080/", "http://notbad.org", "http://org",
-            "http://bad.org.com", "http://x.worse.co.uk", "http://co.uk", "http://10.0.0.1/", "http://xn--bcher-kva.example",
-            "http://good.org", None]  # fmt: skip
+    urls = [
+        "http://bad.org/x",
+        "https://www.BAD.org",
+        "http://a.b.bad.org:8080/",
+        "http://notbad.org",
+        "http://org",
+        "http://bad.org.com",
+        "http://x.worse.co.uk",
+        "http://co.uk",
+        "http://10.0.0.1/",
+        "http://xn--bcher-kva.example",
+        "http://good.org",
+        None,
+    ]
     expected = [1, 1, 1, 0, 0, 0, 1, 0, 1, 1, 0, None]
     assert measured(urls, block_domains=path)["url_blocked_domain"] == expected
 
@@ -86,8 +101,15 @@ def test_a_page_is_blocked_in_every_spelling(listed: Callable[..., str]) -> None
 
 def test_words_of_a_url_are_whole_and_in_any_case(listed: Callable[..., str]) -> None:
     hard, soft = listed("hard.txt", "Casino", "hot-stuff"), listed("soft.txt", "poker", "game", "bet")
-    urls: list[str | None] = ["http://a.org/CASINO-x", "http://casinos.org/", "http://hot.stuff.org", "http://stuff.org/hot",
-                              "http://poker.org/poker/bet", "http://poker.org/pokers", None]  # fmt: skip
+    urls: list[str | None] = [
+        "http://a.org/CASINO-x",
+        "http://casinos.org/",
+        "http://hot.stuff.org",
+        "http://stuff.org/hot",
+        "http://poker.org/poker/bet",
+        "http://poker.org/pokers",
+        None,
+    ]
     found = measured(urls, hard_words=hard, soft_words=soft)
     assert found["url_hard_words"] == [1, 0, 1, 0, 0, 0, None]
     assert found["url_soft_words"] == [0, 0, 0, 0, 2, 1, None]
@@ -102,17 +124,33 @@ def test_strict_words_are_parts_of_the_url_without_hyphens_and_dots(listed: Call
 def test_the_filter_drops_by_url_in_the_order_of_the_lists(
     write_ingest: Callable[..., Path], make_context: Callable[..., Context], listed: Callable[..., str], tmp_path: Path
 ) -> None:
-    shards = [[("web", "http://bad.org/casino", "a"), ("web", "http://b.org/casino", "b"),
-               ("web", "http://b.org/poker/bet", "c"), ("web", "http://b.org/poker", "d"), ("web", "file#5", "e")]]
+    shards = [
+        [
+            ("web", "http://bad.org/casino", "a"),
+            ("web", "http://b.org/casino", "b"),
+            ("web", "http://b.org/poker/bet", "c"),
+            ("web", "http://b.org/poker", "d"),
+            ("web", "file#5", "e"),
+        ]
+    ]
     inputs = {"ingest": write_ingest("ingest", shards)}
-    rules = {"urls": {"block_domains": listed("domains.txt", "bad.org"), "hard_words": listed("hard.txt", "casino"),
-                      "soft_words": listed("soft.txt", "poker", "bet")}}
+    rules = {
+        "urls": {
+            "block_domains": listed("domains.txt", "bad.org"),
+            "hard_words": listed("hard.txt", "casino"),
+            "soft_words": listed("soft.txt", "poker", "bet"),
+        }
+    }
     summary = filter_stage.run(inputs, {"rules": rules}, tmp_path / "out", make_context("work"))
     (shard,) = shard_names(inputs["ingest"])
     rows = read_table(tmp_path / "out" / shard).to_pylist()
     assert [row["reason"] for row in rows] == [
-        "urls/max_url_blocked_domain", "urls/max_url_hard_words", "urls/max_url_soft_words", None, None,
-    ]  # fmt: skip
+        "urls/max_url_blocked_domain",
+        "urls/max_url_hard_words",
+        "urls/max_url_soft_words",
+        None,
+        None,
+    ]
     assert [row["url_soft_words"] for row in rows] == [0, 0, 2, 1, None]
     assert summary["rules"]["urls/max_url_hard_words"] == {"failing": 2, "only": 1}
 
@@ -132,8 +170,11 @@ def plain_count(text: str, words: list[str], whole: bool) -> int:
     return len(ends)
 
 
-@given(st.lists(st.one_of(st.text(ALPHABET, max_size=20), st.lists(st.sampled_from(WORDS)).map(" ".join)), max_size=4),
-       st.lists(st.sampled_from(WORDS), unique=True), st.booleans())  # fmt: skip
+@given(
+    st.lists(st.one_of(st.text(ALPHABET, max_size=20), st.lists(st.sampled_from(WORDS)).map(" ".join)), max_size=4),
+    st.lists(st.sampled_from(WORDS), unique=True),
+    st.booleans(),
+)
 @settings(deadline=None, max_examples=300)
 def test_the_automaton_finds_what_trying_every_entry_everywhere_finds(
     texts: list[str], words: list[str], whole: bool
@@ -152,9 +193,11 @@ def test_the_share_of_bad_words_counts_every_byte_once(listed: Callable[..., str
 
 
 def test_the_language_decides_the_list_and_whether_words_stand_alone(listed: Callable[..., str]) -> None:
-    section = BadWords.model_validate({
-        "lists": {"en": listed("en", "ass"), "zh": listed("zh", "性", "坏"), "ko": listed("ko", "나쁜")},
-    })  # fmt: skip
+    section = BadWords.model_validate(
+        {
+            "lists": {"en": listed("en", "ass"), "zh": listed("zh", "性", "坏"), "ko": listed("ko", "나쁜")},
+        }
+    )
     texts = ["ass", "class", "ass", "很坏的", "性", "나쁜말", "나쁜 말", "ass", "ass"]
     languages = ["en", "en", None, "zh-Hant", "zh", "ko", "ko", "de", "en-GB"]
     found = bad_word_statistics(text_rows(texts, languages), section)["bad_words"]
@@ -168,8 +211,11 @@ def test_the_language_decides_the_list_and_whether_words_stand_alone(listed: Cal
 @pytest.mark.skipif(not LDNOOBW.exists(), reason="LDNOOBW's lists are not here")
 def test_all_lists_of_ldnoobw_judge_as_c4_s_own_pattern_does(tmp_path: Path) -> None:
     with tarfile.open(LDNOOBW) as archive:
-        lists = {member.name: archive.extractfile(member).read().decode().splitlines()  # type: ignore[union-attr]
-                 for member in archive if "." not in member.name and member.name not in ("LICENSE", "-")}  # fmt: skip
+        lists = {
+            member.name: archive.extractfile(member).read().decode().splitlines()  # type: ignore[union-attr]
+            for member in archive
+            if "." not in member.name and member.name not in ("LICENSE", "-")
+        }
     assert len(lists) == 28
     for language, words in lists.items():
         entries = sorted({word.strip() for word in words} - {""})

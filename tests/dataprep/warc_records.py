@@ -1,13 +1,18 @@
 """WARC records and HTTP responses as bytes, for the tests of what reads them."""
 
+
 def record(kind: str, content: bytes, number: int = 1, url: str = "http://a.example/", **headers: str) -> bytes:
     """One WARC record; its id is made from `number`."""
     http = "application/http; msgtype=response" if kind in ("response", "revisit") else "text/plain"
     lines = {
-        "WARC-Type": kind, "WARC-Record-ID": f"<urn:uuid:{number:08d}-0000-0000-0000-000000000000>",
-        "WARC-Target-URI": url, "WARC-Date": "2024-05-18T01:58:10Z", "Content-Type": http,
-        "Content-Length": str(len(content)), **{name.replace("_", "-"): value for name, value in headers.items()},
-    }  # fmt: skip
+        "WARC-Type": kind,
+        "WARC-Record-ID": f"<urn:uuid:{number:08d}-0000-0000-0000-000000000000>",
+        "WARC-Target-URI": url,
+        "WARC-Date": "2024-05-18T01:58:10Z",
+        "Content-Type": http,
+        "Content-Length": str(len(content)),
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
     return "".join(["WARC/1.1\r\n", *(f"{key}: {value}\r\n" for key, value in lines.items()), "\r\n"]).encode() + (
         content + b"\r\n\r\n"
     )

@@ -61,7 +61,8 @@ def write_corpus(folder: Path, reverse: bool = False) -> None:
     packed = gzip.compress(jsonl(random_, 12), mtime=0)
     table = pa.table({"text": [prose(random_) for _ in range(10)], "year": list(range(10))})
     files: dict[str, bytes] = {
-        "web/a.jsonl": b"\n".join(lines[:30]), "web/b.jsonl": b"\n".join(lines[30:]),
+        "web/a.jsonl": b"\n".join(lines[:30]),
+        "web/b.jsonl": b"\n".join(lines[30:]),
         "web/c.jsonl.zst": zstandard.compress(jsonl(random_, 8)),
         "web/d.jsonl.gz": packed[: len(packed) * 3 // 4],
         "books/empty.txt": b"",

@@ -24,8 +24,11 @@ def run_command(line: str, columns: int) -> str:
     return done.stdout
 
 
-MARKED = re.compile(r"^<!-- (?P<mark>(?:run|file|not run|manifest|models)[^>]*) -->\n"
-                    r"```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+MARKED = re.compile(
+    r"^<!-- (?P<mark>(?:run|file|not run|manifest|models)[^>]*) -->\n"
+    r"```(?P<kind>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 """A fenced block with what a test does with it above: `run`, `run, compared`, `file: NAME`, `file: NAME, added`;
 `manifest`: sections of one, `models`: several `model`, which are both read only."""
 
@@ -52,15 +55,23 @@ def run_page(page: Path, folder: Path, instead: Mapping[str, str] = MappingProxy
             continue
         if not mark.startswith("run"):
             continue
-        commands = [(text, "")] if block["kind"] != "console" else [
-            (command, said) for command, _, said in (
-                part.partition("\n") for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:])]
+        commands = (
+            [(text, "")]
+            if block["kind"] != "console"
+            else [
+                (command, said)
+                for command, _, said in (
+                    part.partition("\n") for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
+                )
+            ]
+        )
         for command, said in commands:
             printed = in_shell(command, folder)
             ran += 1
             if "compared" in mark:
                 pattern = "\n(?:.*\n)?".join(
-                    ".*".join(map(re.escape, part.split("..."))) for part in said.strip().split("\n...\n"))
+                    ".*".join(map(re.escape, part.split("..."))) for part in said.strip().split("\n...\n")
+                )
                 assert re.search(pattern, printed, re.DOTALL), f"{page.name}: {command}\n{printed}\nis not\n{said}"
     return ran
 
@@ -70,8 +81,15 @@ def in_shell(command: str, folder: Path) -> str:
     path = f"{commands_folder()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
     environment.pop("GRISTMILL_STORE", None)
-    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}"
     assert "leaked" not in done.stdout, f"{command}\n{done.stdout}"  # what libraries say at Python's end
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())

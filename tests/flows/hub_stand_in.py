@@ -48,8 +48,12 @@ class Hub:
                 self.files[name][entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
                 paths.append(entry["value"]["path"])
         self.commits.append(paths)
-        return 200, {"commitOid": f"{len(self.commits):040x}", "commitUrl": f"{self.url}/datasets/{name}/commit/x",
-                     "success": True, "hookOutput": ""}
+        return 200, {
+            "commitOid": f"{len(self.commits):040x}",
+            "commitUrl": f"{self.url}/datasets/{name}/commit/x",
+            "success": True,
+            "hookOutput": "",
+        }
 
     def infos(self, name: str, paths: list[str]) -> list[dict[str, Any]]:
         found = []
@@ -84,8 +88,12 @@ class Hub:
         if name not in self.files:
             return 404, {"error": "Repository not found"}
         if verb == "preupload":
-            return 200, {"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                                   for one in json.loads(body)["files"]]}
+            return 200, {
+                "files": [
+                    {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
+                    for one in json.loads(body)["files"]
+                ]
+            }
         if verb == "commit":
             return self.commit(name, body)
         if verb == "paths-info":
@@ -94,8 +102,12 @@ class Hub:
         if verb == "tree":
             return self.tree(name, "/".join(parts[6:]))
         if verb in ("", "revision"):
-            return 200, {"id": name, "sha": "0" * 40, "private": name in self.private,
-                         "siblings": [{"rfilename": path} for path in self.files[name]]}
+            return 200, {
+                "id": name,
+                "sha": "0" * 40,
+                "private": name in self.private,
+                "siblings": [{"rfilename": path} for path in self.files[name]],
+            }
         return 404, {"error": "not found"}
 
 
@@ -114,8 +126,13 @@ def serve_hub() -> Iterator[Hub]:
                 hub.unknown.append(f"{self.command} {self.path}")
             data = found if isinstance(found, bytes) else json.dumps(found).encode()
             self.send_response(status)
-            for name, value in (("Content-Length", str(len(data))), ("Content-Type", "application/json"),
-                                ("X-Repo-Commit", "0" * 40), ("ETag", '"0"'), ("X-Error-Code", "EntryNotFound")):
+            for name, value in (
+                ("Content-Length", str(len(data))),
+                ("Content-Type", "application/json"),
+                ("X-Repo-Commit", "0" * 40),
+                ("ETag", '"0"'),
+                ("X-Error-Code", "EntryNotFound"),
+            ):
                 if name != "X-Error-Code" or status == 404:
                     self.send_header(name, value)
             self.end_headers()

@@ -39,14 +39,39 @@ SMOLLM = ("fineweb-edu", "cosmopedia", "python-edu", "open-web-math", "stackover
 CODE = ("github", "code", "python-edu")
 
 TOKENS = 16_384
-TRAINING = ["tokenizer.vocab_size=512", "mix.sequence_length=64", f"mix.tokens={TOKENS}", "mix.validation=0.2",
-            "pretrain.model={layers: 1, width: 32, heads: 2}", "pretrain.steps=64", "pretrain.global_batch_size=4",
-            "pretrain.micro_batch_size=4", "pretrain.schedule.warmup_steps=4", "pretrain.validate_every=16",
-            "pretrain.optimizer.learning_rate=0.01"]
-TUNING = ["model.path=model", "sequence_length=64", "steps=24", "global_batch_size=8", "micro_batch_size=8",
-          "schedule.warmup_steps=2", "holdout=0.3", "optimizer.learning_rate=0.01"]
-REINFORCING = ["rl.sequence_length=64", "rl.max_new_tokens=8", "rl.group_size=4", "rl.steps=6",
-               "rl.global_batch_size=16", "rl.micro_batch_size=16", "rl.holdout=0.3", "rl.optimizer.learning_rate=0.01"]
+TRAINING = [
+    "tokenizer.vocab_size=512",
+    "mix.sequence_length=64",
+    f"mix.tokens={TOKENS}",
+    "mix.validation=0.2",
+    "pretrain.model={layers: 1, width: 32, heads: 2}",
+    "pretrain.steps=64",
+    "pretrain.global_batch_size=4",
+    "pretrain.micro_batch_size=4",
+    "pretrain.schedule.warmup_steps=4",
+    "pretrain.validate_every=16",
+    "pretrain.optimizer.learning_rate=0.01",
+]
+TUNING = [
+    "model.path=model",
+    "sequence_length=64",
+    "steps=24",
+    "global_batch_size=8",
+    "micro_batch_size=8",
+    "schedule.warmup_steps=2",
+    "holdout=0.3",
+    "optimizer.learning_rate=0.01",
+]
+REINFORCING = [
+    "rl.sequence_length=64",
+    "rl.max_new_tokens=8",
+    "rl.group_size=4",
+    "rl.steps=6",
+    "rl.global_batch_size=16",
+    "rl.micro_batch_size=16",
+    "rl.holdout=0.3",
+    "rl.optimizer.learning_rate=0.01",
+]
 
 
 def tuning(section: str) -> list[str]:
@@ -61,34 +86,86 @@ def reading(*names: str) -> list[str]:
 
 SMALLER = {
     "annealing": ["sources.web.path=c4.jsonl", "sources.best.path=books.jsonl", "sources.web.max_epochs=9", *TRAINING],
-    "best-of-n": [*tuning("sft"), "examples.best.model.folder=model", "examples.best.model.max_tokens=4",
-                  "examples.best.cut=keep", "examples.best.per_prompt=3", "examples.best.rewards.0.path=reward-model"],
+    "best-of-n": [
+        *tuning("sft"),
+        "examples.best.model.folder=model",
+        "examples.best.model.max_tokens=4",
+        "examples.best.cut=keep",
+        "examples.best.per_prompt=3",
+        "examples.best.rewards.0.path=reward-model",
+    ],
     "c4": ["sources.crawl.path=crawl.jsonl", "sources.crawl.format=auto"],
     "code-fim": ["sources.code.path=files.jsonl", "sources.text.path=c4.jsonl", "sources.code.max_epochs=9", *TRAINING],
-    "constitutional": [*tuning("sft"), *tuning("dpo")[1:], "examples.revised.model={url}",
-                       "examples.preferred.model={url}", "examples.preferred.compare.model={url}"],
-    "continued": ["sources.field.path=books.jsonl", "sources.replay.path=c4.jsonl", *TRAINING[1:4], *TRAINING[5:],
-                  "pretrain.model.init_from=model", "tokenizer.path=model/tokenizer.json"],
-    "dclm-baseline": ["sources.crawl.path=pages", "sources.crawl.format=html",
-                      f"quality.classifier={{model: {MODEL}, label: __label__en}}", "quality.min_quality=0.95"],
-    "distillation": [*tuning("sft"), "sft.distill.teacher=teacher", "sft.lora={rank: 2, alpha: 4}",
-                     "sft.optimizer.learning_rate=0.05"],
+    "constitutional": [
+        *tuning("sft"),
+        *tuning("dpo")[1:],
+        "examples.revised.model={url}",
+        "examples.preferred.model={url}",
+        "examples.preferred.compare.model={url}",
+    ],
+    "continued": [
+        "sources.field.path=books.jsonl",
+        "sources.replay.path=c4.jsonl",
+        *TRAINING[1:4],
+        *TRAINING[5:],
+        "pretrain.model.init_from=model",
+        "tokenizer.path=model/tokenizer.json",
+    ],
+    "dclm-baseline": [
+        "sources.crawl.path=pages",
+        "sources.crawl.format=html",
+        f"quality.classifier={{model: {MODEL}, label: __label__en}}",
+        "quality.min_quality=0.95",
+    ],
+    "distillation": [
+        *tuning("sft"),
+        "sft.distill.teacher=teacher",
+        "sft.lora={rank: 2, alpha: 4}",
+        "sft.optimizer.learning_rate=0.05",
+    ],
     "dpo-only": tuning("dpo"),
     "fineweb": ["sources.crawl.path=pages", "sources.crawl.format=html"],
-    "fineweb-2": ["sources.crawl.path=pages-of-two-languages", "sources.crawl.format=html", f"langid.model={MODEL}",
-                  "langid.keep={de: 0.5, fr: 0.5}"],
+    "fineweb-2": [
+        "sources.crawl.path=pages-of-two-languages",
+        "sources.crawl.format=html",
+        f"langid.model={MODEL}",
+        "langid.keep={de: 0.5, fr: 0.5}",
+    ],
     "fineweb-edu": ["sources.web.path=web.parquet", "edu.min={edu: -2.215}"],
-    "grpo": ["model.path=model", *REINFORCING, "rl.group_size=16", "rl.steps=80", "rl.global_batch_size=128",
-             "rl.micro_batch_size=128", "rl.optimizer.learning_rate=0.02"],
+    "grpo": [
+        "model.path=model",
+        *REINFORCING,
+        "rl.group_size=16",
+        "rl.steps=80",
+        "rl.global_batch_size=128",
+        "rl.micro_batch_size=128",
+        "rl.optimizer.learning_rate=0.02",
+    ],
     "judged": ["sources.web.path=web.parquet", "edu.judge.model={url}", "edu.embedding.path=vectors"],
     "llama1": [*reading(*LLAMA), *TRAINING],
-    "long-context": ["sources.text.path=c4.jsonl", "sources.long.path=long.jsonl", "sources.text.max_epochs=9",
-                     *TRAINING, "pretrain.phases=[{sequence_length: 16}, {learning_rate_scale: 0.69}]"],
+    "long-context": [
+        "sources.text.path=c4.jsonl",
+        "sources.long.path=long.jsonl",
+        "sources.text.max_epochs=9",
+        *TRAINING,
+        "pretrain.phases=[{sequence_length: 16}, {learning_rate_scale: 0.69}]",
+    ],
     "lora": tuning("sft"),
-    "olmo3": [*reading(*OLMO), "sources.questions.path=books.jsonl", *TRAINING, *tuning("sft")[1:], *tuning("dpo")[1:],
-              *REINFORCING, "rl.steps_per_batch=1"],
-    "self-instruct": [*tuning("sft"), "examples.instructed.model={url}", "examples.instructed.grow.number=9",
-                      "examples.instructed.grow.shown=2"],
+    "olmo3": [
+        *reading(*OLMO),
+        "sources.questions.path=books.jsonl",
+        *TRAINING,
+        *tuning("sft")[1:],
+        *tuning("dpo")[1:],
+        *REINFORCING,
+        "rl.steps_per_batch=1",
+    ],
+    "self-instruct": [
+        *tuning("sft"),
+        "examples.instructed.model={url}",
+        "examples.instructed.grow.number=9",
+        "examples.instructed.grow.shown=2",
+    ],
     "sft-only": tuning("sft"),
     "smollm": [*reading(*SMOLLM), *TRAINING],
 }
@@ -127,13 +204,18 @@ def write_stand_ins(folder: Path) -> None:
     write_lines(folder / "long.jsonl", [{"text": prose(random_, 300)} for _ in range(6)])
     pages = trouble(random_)
     write_pages(folder / "pages", pages)
-    write_lines(folder / "crawl.jsonl", [{"text": text, "url": f"https://pages.example/{name}"}
-                                         for name, text in pages.items()]
-                + [{"text": f"{pages['plain-0']}\nIt came once more.", "url": "http://www.pages.example/plain-0/"}])
+    write_lines(
+        folder / "crawl.jsonl",
+        [{"text": text, "url": f"https://pages.example/{name}"} for name, text in pages.items()]
+        + [{"text": f"{pages['plain-0']}\nIt came once more.", "url": "http://www.pages.example/plain-0/"}],
+    )
     write_pages(folder / "pages-of-two-languages", languages(random_))
     files = {f"part_{number}.py": source_code(random_) for number in range(DOCUMENTS)}
-    files |= {"again.py": files["part_0.py"] + "\n# once more\n", "packed.js": "var a=1;" * 300,
-              "made.py": "# auto-generated, do not edit\n" + source_code(random_)}
+    files |= {
+        "again.py": files["part_0.py"] + "\n# once more\n",
+        "packed.js": "var a=1;" * 300,
+        "made.py": "# auto-generated, do not edit\n" + source_code(random_),
+    }
     write_lines(folder / "files.jsonl", [{"text": text, "path": name} for name, text in files.items()])
     write_word_vectors(folder / "vectors")
     write_classifier(folder / "models" / "fineweb-edu-classifier")
@@ -187,8 +269,9 @@ def languages(random_: random.Random) -> dict[str, str]:
 def halves(number: int) -> list[str]:
     """Texts of the first half of WORDS and of the second, one after the other."""
     draw = np.random.default_rng(4)
-    return [" ".join(draw.choice(sorted(FIRST if place % 2 else SECOND), draw.integers(20, 60)))
-            for place in range(number)]
+    return [
+        " ".join(draw.choice(sorted(FIRST if place % 2 else SECOND), draw.integers(20, 60))) for place in range(number)
+    ]
 
 
 def write_examples(folder: Path) -> None:
@@ -197,8 +280,10 @@ def write_examples(folder: Path) -> None:
     write_small_reward_model(folder)
     said = list(dict.fromkeys(" ".join(random_.choices(words, k=5)) for _ in range(EXAMPLES)))
     for name, rows in {
-        "chats": [{"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": f"{one} sky"}]}
-                  for one in said],
+        "chats": [
+            {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": f"{one} sky"}]}
+            for one in said
+        ],
         "pairs": [{"prompt": one, "chosen": f"{one} sky", "rejected": f"stone {one}"} for one in said],
         "red-team": [{"prompt": one} for one in said[:16]],
         "seeds": [{"prompt": one} for one in said[:16]],

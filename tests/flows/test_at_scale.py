@@ -32,8 +32,10 @@ def test_a_million_documents_take_what_was_measured_within_a_quarter(step: str) 
 
 def test_memory_stays_what_it_is_until_a_bound_no_longer_holds_and_that_is_said() -> None:
     """Mixing holds two segments of 64 MB, seven times while they are placed, and some records of tasks."""
-    before = [next(one for one in costs_of(Extent(number, 200, shard_bytes=256_000_000)) if one.step == "mix")
-              for number in (1e8, 1e9, 5e9)]
+    before = [
+        next(one for one in costs_of(Extent(number, 200, shard_bytes=256_000_000)) if one.step == "mix")
+        for number in (1e8, 1e9, 5e9)
+    ]
     assert max(one.memory_bytes for one in before) < 1.2e9
     assert [one.partitions for one in before] == [128, 1024, 4096]
     assert not any("these grow" in sentence for sentence in breaks_of(Extent(1e9, 200, shard_bytes=256_000_000)))
@@ -47,7 +49,8 @@ def test_memory_stays_what_it_is_until_a_bound_no_longer_holds_and_that_is_said(
 def manifest_file(folder: Path) -> Path:
     (folder / "m.yaml").write_text(
         "name: m\nseed: 1\nsources: {web: {path: 'a.jsonl'}}\nprepare: [{dedup: {}}]\ntokenizer: {vocab_size: 300}\n"
-        "mix: {tokens: 1000}\n")
+        "mix: {tokens: 1000}\n"
+    )
     (folder / "a.jsonl").write_text('{"text": "a"}\n')
     return folder / "m.yaml"
 

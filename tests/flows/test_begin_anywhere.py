@@ -59,8 +59,13 @@ def write_small_reward_model(folder: Path) -> None:
         sizes = {name: one.shape for name, one in RewardModel(shape).named_parameters()}
     tensor_of = with_new_score(stored(folder / "trained"), 5)
     chat = Chat(folder / "tokenizer")
-    save_reward_model(folder / "reward-model", shape, {name: tensor_of(name, size) for name, size in sizes.items()},
-                      sorted(chat.stops), chat.pad)
+    save_reward_model(
+        folder / "reward-model",
+        shape,
+        {name: tensor_of(name, size) for name, size in sizes.items()},
+        sorted(chat.stops),
+        chat.pad,
+    )
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / "reward-model" / file).write_bytes((folder / "tokenizer" / file).read_bytes())
 
@@ -74,18 +79,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(1)
     said = [" ".join(rng.choices(words, k=5)) for _ in range(24)]
     for name, rows in {
-        "chats": [{"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": one[::-1]}]}
-                  for one in said],
-        "pairs": [{"prompt": one, "chosen": f"{one} yes", "rejected": f"no {number}"}
-                  for number, one in enumerate(said)],
+        "chats": [
+            {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": one[::-1]}]}
+            for one in said
+        ],
+        "pairs": [
+            {"prompt": one, "chosen": f"{one} yes", "rejected": f"no {number}"} for number, one in enumerate(said)
+        ],
         "prompts": [{"prompt": one} for one in said],
-        "cleaned": [{"id": f"doc-{number}", "text": f"{one}. {one}.", "metadata": {"url": f"https://a.b/{number}"}}
-                    for number, one in enumerate(said)],
+        "cleaned": [
+            {"id": f"doc-{number}", "text": f"{one}. {one}.", "metadata": {"url": f"https://a.b/{number}"}}
+            for number, one in enumerate(said)
+        ],
     }.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     eos = load(tokenizer).eos
-    documents = [[rng.choice([one for one in range(vocab) if one != eos]) for _ in range(rng.randint(5, 60))]
-                 for _ in range(60)]
+    documents = [
+        [rng.choice([one for one in range(vocab) if one != eos]) for _ in range(rng.randint(5, 60))] for _ in range(60)
+    ]
     write_llmc(folder / "web.bin", documents, eos)
     write_megatron(folder / "books_text_document", [[*one, eos] for one in documents], range(61))
     return folder
@@ -105,14 +116,20 @@ def made(session: Session) -> dict[str, dict[str, Any]]:
     return {name: session.folder(name).manifest()["summary"] for name in session.plan}
 
 
-@pytest.mark.parametrize(("text", "stages"), [
-    ("sft: {data: [{path: chats.jsonl}], steps: 1}\nexport: {}", "tokenizer model sft_data sft export"),
-    ("dpo: {data: [{path: pairs.jsonl}], steps: 1}", "tokenizer model dpo_data reference dpo"),
-    ("reward: {data: [{path: pairs.jsonl}], steps: 1}", "tokenizer model reward"),
-    ("rl: {data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}], steps: 1}",
-     "tokenizer model rl"),
-    ("evaluate: {}", "tokenizer model evaluate"), ("export: {}", "tokenizer model export"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "stages"),
+    [
+        ("sft: {data: [{path: chats.jsonl}], steps: 1}\nexport: {}", "tokenizer model sft_data sft export"),
+        ("dpo: {data: [{path: pairs.jsonl}], steps: 1}", "tokenizer model dpo_data reference dpo"),
+        ("reward: {data: [{path: pairs.jsonl}], steps: 1}", "tokenizer model reward"),
+        (
+            "rl: {data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}], steps: 1}",
+            "tokenizer model rl",
+        ),
+        ("evaluate: {}", "tokenizer model evaluate"),
+        ("export: {}", "tokenizer model export"),
+    ],
+)
 def test_what_begins_with_a_model_has_no_other_stages(folder: Path, text: str, stages: str) -> None:
     session = opened(folder, f"name: tuned\nmodel: {{path: model}}\n{text}\n")
     assert list(session.plan) == stages.split()
@@ -123,12 +140,15 @@ def test_what_begins_with_a_model_has_no_other_stages(folder: Path, text: str, s
 @pytest.mark.slow
 def test_a_tuning_of_a_given_model_is_a_whole_manifest(folder: Path) -> None:
     """What is exported has the shape, the tokenizer and the template of the model, and other weights."""
-    session = opened(folder, """
+    session = opened(
+        folder,
+        """
         name: tuned
         model: {path: model}
         sft: {data: [{path: chats.jsonl}], steps: 2, global_batch_size: 2, optimizer: {learning_rate: 0.01}}
         export: {}
-        """)
+        """,
+    )
     summaries = made(session)
     assert summaries["sft_data"]["sequence_length"] == 64  # the model's context
     assert summaries["sft"]["last_loss"] < summaries["sft"]["first_loss"]
@@ -141,12 +161,15 @@ def test_a_tuning_of_a_given_model_is_a_whole_manifest(folder: Path) -> None:
 
 
 def test_a_given_model_is_measured_and_exported_as_it_is(folder: Path) -> None:
-    session = opened(folder, """
+    session = opened(
+        folder,
+        """
         name: as-it-is
         model: {path: model}
         evaluate: {prompts: [red], max_new_tokens: 4}
         export: {}
-        """)
+        """,
+    )
     summaries = made(session)
     assert list(summaries["evaluate"]["models"]) == ["model"]
     assert summaries["export"]["model"] == "model"
@@ -155,13 +178,19 @@ def test_a_given_model_is_measured_and_exported_as_it_is(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "section"), [
-    ("dpo", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2}"),
-    ("dpo", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2, loss: kto}"),
-    ("reward", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2}"),
-    ("rl", "{data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}], steps: 1, "
-           "global_batch_size: 4, group_size: 2, max_new_tokens: 4}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stage", "section"),
+    [
+        ("dpo", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2}"),
+        ("dpo", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2, loss: kto}"),
+        ("reward", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2}"),
+        (
+            "rl",
+            "{data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}], steps: 1, "
+            "global_batch_size: 4, group_size: 2, max_new_tokens: 4}",
+        ),
+    ],
+)
 def test_every_tuning_begins_with_a_given_model(folder: Path, stage: str, section: str) -> None:
     summaries = made(opened(folder, f"name: tuned\nmodel: {{path: model}}\n{stage}: {section}\n"))
     assert summaries[stage]["parameters"] == summaries["model"]["parameters"]
@@ -169,11 +198,14 @@ def test_every_tuning_begins_with_a_given_model(folder: Path, stage: str, sectio
 
 def test_a_preparation_alone_is_a_whole_manifest(folder: Path) -> None:
     """So is reading what another tool has cleaned."""
-    session = opened(folder, """
+    session = opened(
+        folder,
+        """
         name: prepared
         sources: {web: {path: cleaned.jsonl, id_field: id}}
         prepare: [{dedup: {exact: true}}]
-        """)
+        """,
+    )
     assert list(session.plan) == ["ingest", "dedup"]
     assert made(session)["dedup"]["counts"]["kept"] == 24
     session = opened(folder, "name: read\nsources: {web: {path: cleaned.jsonl, id_field: id}}\n")
@@ -184,7 +216,9 @@ def test_a_preparation_alone_is_a_whole_manifest(folder: Path) -> None:
 
 def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(folder: Path) -> None:
     """No documents, no preparation and no tokenizer that is trained: only the file of the one that made the tokens."""
-    session = opened(folder, """
+    session = opened(
+        folder,
+        """
         name: tokens
         sources:
           web: {tokens: web.bin, weight: 3}
@@ -192,7 +226,9 @@ def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(fo
         tokenizer: {path: tokenizer/tokenizer.json}
         mix: {tokens: 1600, sequence_length: 32, validation: 0.1}
         pretrain: {model: {layers: 1, width: 16, heads: 2}, steps: 3, global_batch_size: 4}
-        """, until="mix")
+        """,
+        until="mix",
+    )
     assert list(session.plan) == ["tokenizer", "import_tokens", "mix"]
     summaries = made(session)
     assert summaries["mix"]["realised"]["books"]["share"] == pytest.approx(0.25, abs=0.02)
@@ -209,13 +245,16 @@ def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(fo
 
 @pytest.mark.slow
 def test_documents_and_tokens_are_mixed_together(folder: Path) -> None:
-    session = opened(folder, """
+    session = opened(
+        folder,
+        """
         name: both
         sources: {own: {path: cleaned.jsonl}, web: {tokens: web.bin}}
         prepare: [{dedup: {exact: true}}]
         tokenizer: {path: tokenizer/tokenizer.json}
         mix: {tokens: 320, sequence_length: 16, validation: 0.0}
-        """)
+        """,
+    )
     assert list(session.plan) == ["ingest", "dedup", "tokenizer", "tokenize", "import_tokens", "mix"]
     realised = made(session)["mix"]["realised"]
     assert {name: one["share"] for name, one in realised.items()} == {"own": 0.5, "web": 0.5}
@@ -226,34 +265,55 @@ def test_documents_and_tokens_are_mixed_together(folder: Path) -> None:
 MODEL = "name: a\nmodel: {path: m}\n"
 
 
-@pytest.mark.parametrize(("text", "problem"), [
-    ("name: a\n", "m.yaml:1: sources: required but absent, unless a section `model:` gives a model to begin with"),
-    ("name: a\nsources: {s: {path: p}}\nsft: {data: [{path: d}]}\n",
-     "m.yaml:3: sft: needs a model: a section `model: {path: FOLDER}` that gives one, or `pretrain:` that makes one; "
-     "both are absent"),
-    (MODEL + "mix: {tokens: 99}\n", "m.yaml:3: mix: needs a section `sources:` too, which is absent"),
-    (MODEL + "sources: {s: {path: p}}\nmix: {tokens: 999}\npretrain: {steps: 1}\n",
-     "m.yaml:2: model: gives a model to begin with, and `pretrain:` makes one; to pre-train further, remove this and "
-     "give its folder as pretrain.model.init_from"),
-    (MODEL + "sft:\n  data: [{path: d}]\n  replay: 0.1\n",
-     "m.yaml:5: sft.replay: asks for a pre-training of this manifest: it needs a section `pretrain:`, or remove it"),
-    (MODEL + "evaluate: {memorisation: {}}\n", "m.yaml:3: evaluate.memorisation: asks for a pre-training"),
-    (MODEL + "dpo: {data: [{path: d}], validate_every: 5}\n",
-     "m.yaml:3: dpo.validate_every: measures the held-out rows of a mixture: it needs a section `mix:`; or remove it"),
-    (MODEL + "rl: {data: [{path: d}], rewards: [{kind: exact}], start_from: pretrain}\n",
-     "m.yaml:3: rl.start_from: asks for a pre-training"),
-    (MODEL + "export: {weights: average}\n", "m.yaml:3: export.weights: a model that is given has no running mean"),
-    ("name: a\nsources: {s: {tokens: t.bin}}\n",
-     "m.yaml:2: sources.s.tokens: needs a section `mix:` too, which alone reads tokens"),
-    ("name: a\nsources: {s: {tokens: t.bin}}\ntokenizer: {}\nmix: {tokens: 999}\n",
-     "m.yaml:2: sources.s.tokens: was made with some tokenizer, which gives the ids their meaning: name its file as "
-     "`tokenizer: {path: tokenizer.json}`"),
-    ("name: a\nsources: {s: {tokens: t.bin}}\nprepare: [dedup]\ntokenizer: {path: t.json}\nmix: {tokens: 999}\n",
-     "m.yaml:3: prepare: prepares documents, but all sources are of tokens"),
-    ("name: a\nsources: {s: {tokens: t.bin}, d: {path: p}}\nprepare: [{filter: {sources: [s]}}]\n"
-     "tokenizer: {path: t.json}\nmix: {tokens: 999}\n",
-     "m.yaml:3: prepare[0].filter.sources[0]: 's' is a source of tokens, which have no text; name a source"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name: a\n", "m.yaml:1: sources: required but absent, unless a section `model:` gives a model to begin with"),
+        (
+            "name: a\nsources: {s: {path: p}}\nsft: {data: [{path: d}]}\n",
+            "m.yaml:3: sft: needs a model: a section `model: {path: FOLDER}` that gives one, or `pretrain:` that makes one; "
+            "both are absent",
+        ),
+        (MODEL + "mix: {tokens: 99}\n", "m.yaml:3: mix: needs a section `sources:` too, which is absent"),
+        (
+            MODEL + "sources: {s: {path: p}}\nmix: {tokens: 999}\npretrain: {steps: 1}\n",
+            "m.yaml:2: model: gives a model to begin with, and `pretrain:` makes one; to pre-train further, remove this and "
+            "give its folder as pretrain.model.init_from",
+        ),
+        (
+            MODEL + "sft:\n  data: [{path: d}]\n  replay: 0.1\n",
+            "m.yaml:5: sft.replay: asks for a pre-training of this manifest: it needs a section `pretrain:`, or remove it",
+        ),
+        (MODEL + "evaluate: {memorisation: {}}\n", "m.yaml:3: evaluate.memorisation: asks for a pre-training"),
+        (
+            MODEL + "dpo: {data: [{path: d}], validate_every: 5}\n",
+            "m.yaml:3: dpo.validate_every: measures the held-out rows of a mixture: it needs a section `mix:`; or remove it",
+        ),
+        (
+            MODEL + "rl: {data: [{path: d}], rewards: [{kind: exact}], start_from: pretrain}\n",
+            "m.yaml:3: rl.start_from: asks for a pre-training",
+        ),
+        (MODEL + "export: {weights: average}\n", "m.yaml:3: export.weights: a model that is given has no running mean"),
+        (
+            "name: a\nsources: {s: {tokens: t.bin}}\n",
+            "m.yaml:2: sources.s.tokens: needs a section `mix:` too, which alone reads tokens",
+        ),
+        (
+            "name: a\nsources: {s: {tokens: t.bin}}\ntokenizer: {}\nmix: {tokens: 999}\n",
+            "m.yaml:2: sources.s.tokens: was made with some tokenizer, which gives the ids their meaning: name its file as "
+            "`tokenizer: {path: tokenizer.json}`",
+        ),
+        (
+            "name: a\nsources: {s: {tokens: t.bin}}\nprepare: [dedup]\ntokenizer: {path: t.json}\nmix: {tokens: 999}\n",
+            "m.yaml:3: prepare: prepares documents, but all sources are of tokens",
+        ),
+        (
+            "name: a\nsources: {s: {tokens: t.bin}, d: {path: p}}\nprepare: [{filter: {sources: [s]}}]\n"
+            "tokenizer: {path: t.json}\nmix: {tokens: 999}\n",
+            "m.yaml:3: prepare[0].filter.sources[0]: 's' is a source of tokens, which have no text; name a source",
+        ),
+    ],
+)
 def test_what_is_missing_is_said_with_line_and_key(text: str, problem: str) -> None:
     with pytest.raises(ManifestError) as found:
         parse_manifest(text, "m.yaml")

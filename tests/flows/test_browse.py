@@ -113,24 +113,39 @@ def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(clien
             if found not in seen and sum(kind_of(one) == kind_of(found) for one in seen) < 4:
                 seen.add(found)
                 waiting.append(found)
-    assert {"/", "/documents", "/documents/N", "/cuts", "/duplicates/dedup", "/duplicates/dedup/N", "/rows/mix",
-            "/rows/mix/N", "/rows/sft_data/N", "/training/pretrain", "/training/pretrain/N", "/training/sft",
-            "/examples/N"} <= kinds
+    assert {
+        "/",
+        "/documents",
+        "/documents/N",
+        "/cuts",
+        "/duplicates/dedup",
+        "/duplicates/dedup/N",
+        "/rows/mix",
+        "/rows/mix/N",
+        "/rows/sft_data/N",
+        "/training/pretrain",
+        "/training/pretrain/N",
+        "/training/sft",
+        "/examples/N",
+    } <= kinds
 
 
-@pytest.mark.parametrize(("asked", "fits"), [
-    ({}, lambda row: True),
-    ({"source": "notes"}, lambda row: row["source"] == "notes"),
-    ({"outcome": "kept"}, lambda row: row["kept"]),
-    ({"outcome": "dropped", "step": "filter-2"}, lambda row: row["dropped_by"] == "filter-2"),
-    ({"reason": "near_duplicate"}, lambda row: row["reason"] == "near_duplicate"),
-    ({"column": "filter_words", "least": 30, "most": 60}, lambda row: 30 <= (row["filter_words"] or 0) <= 60),
-    ({"where": "filter_words > 100 AND kept"}, lambda row: row["kept"] and row["filter_words"] > 100),
-    ({"words": "RIVER mountain"}, lambda row: "river" in row["text"].lower() and "mountain" in row["text"].lower()),
-    ({"words": '"one more."'}, lambda row: "One more." in row["text"]),
-    ({"words": "river", "outcome": "dropped"}, lambda row: not row["kept"] and "river" in row["text"].lower()),
-    ({"words": "nowhere"}, lambda row: False),
-])
+@pytest.mark.parametrize(
+    ("asked", "fits"),
+    [
+        ({}, lambda row: True),
+        ({"source": "notes"}, lambda row: row["source"] == "notes"),
+        ({"outcome": "kept"}, lambda row: row["kept"]),
+        ({"outcome": "dropped", "step": "filter-2"}, lambda row: row["dropped_by"] == "filter-2"),
+        ({"reason": "near_duplicate"}, lambda row: row["reason"] == "near_duplicate"),
+        ({"column": "filter_words", "least": 30, "most": 60}, lambda row: 30 <= (row["filter_words"] or 0) <= 60),
+        ({"where": "filter_words > 100 AND kept"}, lambda row: row["kept"] and row["filter_words"] > 100),
+        ({"words": "RIVER mountain"}, lambda row: "river" in row["text"].lower() and "mountain" in row["text"].lower()),
+        ({"words": '"one more."'}, lambda row: "One more." in row["text"]),
+        ({"words": "river", "outcome": "dropped"}, lambda row: not row["kept"] and "river" in row["text"].lower()),
+        ({"words": "nowhere"}, lambda row: False),
+    ],
+)
 def test_a_search_lists_what_fits_in_the_order_of_the_corpus(
     client: TestClient, session: Session, asked: dict[str, Any], fits: Any
 ) -> None:
@@ -178,8 +193,9 @@ def test_a_long_document_is_cut_with_a_link_to_the_whole(
 
 def test_a_cut_has_what_it_dropped_on_one_side_and_what_it_passed_on_the_other(client: TestClient) -> None:
     page = client.get("/cuts/filter.rules.gopher_quality.min_words").text
-    dropped, passed = (list(map(int, re.findall(r'<b class="value">(\d+)</b>', side)))
-                       for side in page.partition("<h2>Passed")[::2])
+    dropped, passed = (
+        list(map(int, re.findall(r'<b class="value">(\d+)</b>', side))) for side in page.partition("<h2>Passed")[::2]
+    )
     assert dropped == sorted(dropped, reverse=True)
     assert passed == sorted(passed)
     assert dropped[0] < 20 <= passed[0]
@@ -192,11 +208,13 @@ def test_a_cut_has_what_it_dropped_on_one_side_and_what_it_passed_on_the_other(c
 def test_a_cluster_shows_the_pair_with_its_differences(client: TestClient) -> None:
     listed = client.get("/duplicates/dedup").text
     assert "dedup dropped 2 documents of 2 clusters" in text_of(listed)
-    pages = [client.get(link).text for link in Elements(listed).links
-             if re.fullmatch("/duplicates/dedup/[0-9a-f]{32}", link)]
+    pages = [
+        client.get(link).text for link in Elements(listed).links if re.fullmatch("/duplicates/dedup/[0-9a-f]{32}", link)
+    ]
     assert sum("These two are equal" in text_of(page) for page in pages) == 1
     assert [re.findall("<(ins|del)>([^<]*)</", page) for page in pages if "are equal" not in page] == [
-        [("ins", "One more.")]]
+        [("ins", "One more.")]
+    ]
 
 
 def test_a_row_has_its_tokens_as_text_with_boundaries_and_losses(client: TestClient, run: BrowsedRun) -> None:
@@ -206,8 +224,9 @@ def test_a_row_has_its_tokens_as_text_with_boundaries_and_losses(client: TestCli
     assert text == run.tokenizer().decode(packed.read([3])[0].tolist())
     assert page.count('<section class="piece">') == len(packed.pieces([3]))
     by_token = client.get("/rows/mix/3?tokens=true").text
-    assert [int(one) for ids in re.findall('title="([0-9 ]+)"', by_token) for one in ids.split()] == packed.read(
-        [3])[0].tolist()
+    assert [int(one) for ids in re.findall('title="([0-9 ]+)"', by_token) for one in ids.split()] == packed.read([3])[
+        0
+    ].tolist()
     masked = client.get("/rows/sft_data/0").text
     for trained, kind in ((True, "trained"), (False, "masked")):
         shown = unescape("".join(re.findall(rf'<span class="{kind}">(.*?)</span>', masked, flags=re.S)))
@@ -225,8 +244,10 @@ def test_what_is_found_by_id_or_locator_leads_to_its_page(client: TestClient, se
     document = rows_of(session, "id", "locator")[5]
     example = re.search(r"/examples/([0-9a-f]{32})", client.get("/rows/sft_data/0").text)
     assert example is not None
-    for wanted, page in ((document["id"][:12], f"/documents/{document['id']}"),
-                         (document["locator"], f"/documents/{document['id']}")):
+    for wanted, page in (
+        (document["id"][:12], f"/documents/{document['id']}"),
+        (document["locator"], f"/documents/{document['id']}"),
+    ):
         answer = client.get("/find", params={"wanted": wanted}, follow_redirects=False)
         assert (answer.status_code, answer.headers["location"]) == (303, page)
 
@@ -242,42 +263,46 @@ def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_d
     pair = client.get(next(link for link in links if link.startswith("/duplicates/dedup/"))).text
     assert "These two are equal" in text_of(pair)
     kept = next(one for one in every_id(client, "/documents?corpus=sft_prepare&outcome=kept"))
-    rows = client.get(next(link for link in Elements(client.get(f"/documents/{kept}").text).links
-                           if link.startswith("/examples/"))).text
+    rows = client.get(
+        next(link for link in Elements(client.get(f"/documents/{kept}").text).links if link.startswith("/examples/"))
+    ).text
     assert re.search(r"row \d+ of sft_data", text_of(rows))
 
 
-@pytest.mark.parametrize(("link", "status", "said"), [
-    ("/documents?least=x", 400, "least: Input should be a valid number"),
-    ("/documents?least=5", 400, "a range is that of a measured column: choose one"),
-    ("/documents?column=filter_words&least=nan", 400, "finite number"),
-    ("/documents?column=nonsense", 400, "no step has measured 'nonsense'; columns are"),
-    ("/documents?column=cluster&least=1", 400, "cluster is not a number"),
-    ("/documents?where=nonsense%3D1", 400, "nonsense"),
-    ("/documents?where=read_text('/etc/passwd')", 400, "not allowed"),
-    ("/documents?colour=red", 400, "this page does not know 'colour'; it takes corpus, words, source"),
-    ("/documents?source=web&source=notes", 400, "source is there twice"),
-    ("/documents?after=9999-1", 200, "None of them fits"),
-    ("/documents?after=../..", 400, "after:"),
-    ("/documents?outcome=lost", 400, "outcome:"),
-    ("/documents?corpus=nonsense", 404, "there is no corpus 'nonsense'; this run has documents, sft_prepare"),
-    ("/documents/ffffffffffff", 404, "no document has the id, locator or address 'ffffffffffff'"),
-    ("/cuts/nonsense", 404, "there is no rule 'nonsense'; rules are filter.rules.gopher_quality.min_words"),
-    ("/duplicates/filter", 404, "filter of documents has looked for no duplicates yet; steps that have are dedup"),
-    ("/duplicates/dedup/00", 400, "cluster:"),
-    (f"/duplicates/dedup/{'0' * 32}", 404, "dedup has no cluster"),
-    ("/rows/mix/99999999", 404, "rows, counted from 0; there is no row 99,999,999"),
-    ("/rows/mix/-1", 400, "row: Input should be greater than or equal to 0"),
-    ("/rows/mix/99999999999999999999999", 400, "row:"),
-    ("/rows/mix?held_out=nobody", 404, "mix holds no rows of 'nobody' out; sources are notes, web"),
-    ("/rows/filter", 404, "filter makes no rows; those that do are mix, sft_data"),
-    ("/rows/nonsense", 404, "there is no stage 'nonsense'"),
-    ("/training/filter", 404, "filter trains nothing whose steps could be traced; those that do are pretrain, sft"),
-    ("/training/pretrain/7", 404, "pretrain has 6 steps; there is no step 7"),
-    ("/training/sft/1", 404, "which examples sft reads is known once it has begun"),
-    ("/find?wanted=%00", 404, "no document has the id, locator or address"),
-    ("/nonsense", 404, "there is no page /nonsense"),
-])
+@pytest.mark.parametrize(
+    ("link", "status", "said"),
+    [
+        ("/documents?least=x", 400, "least: Input should be a valid number"),
+        ("/documents?least=5", 400, "a range is that of a measured column: choose one"),
+        ("/documents?column=filter_words&least=nan", 400, "finite number"),
+        ("/documents?column=nonsense", 400, "no step has measured 'nonsense'; columns are"),
+        ("/documents?column=cluster&least=1", 400, "cluster is not a number"),
+        ("/documents?where=nonsense%3D1", 400, "nonsense"),
+        ("/documents?where=read_text('/etc/passwd')", 400, "not allowed"),
+        ("/documents?colour=red", 400, "this page does not know 'colour'; it takes corpus, words, source"),
+        ("/documents?source=web&source=notes", 400, "source is there twice"),
+        ("/documents?after=9999-1", 200, "None of them fits"),
+        ("/documents?after=../..", 400, "after:"),
+        ("/documents?outcome=lost", 400, "outcome:"),
+        ("/documents?corpus=nonsense", 404, "there is no corpus 'nonsense'; this run has documents, sft_prepare"),
+        ("/documents/ffffffffffff", 404, "no document has the id, locator or address 'ffffffffffff'"),
+        ("/cuts/nonsense", 404, "there is no rule 'nonsense'; rules are filter.rules.gopher_quality.min_words"),
+        ("/duplicates/filter", 404, "filter of documents has looked for no duplicates yet; steps that have are dedup"),
+        ("/duplicates/dedup/00", 400, "cluster:"),
+        (f"/duplicates/dedup/{'0' * 32}", 404, "dedup has no cluster"),
+        ("/rows/mix/99999999", 404, "rows, counted from 0; there is no row 99,999,999"),
+        ("/rows/mix/-1", 400, "row: Input should be greater than or equal to 0"),
+        ("/rows/mix/99999999999999999999999", 400, "row:"),
+        ("/rows/mix?held_out=nobody", 404, "mix holds no rows of 'nobody' out; sources are notes, web"),
+        ("/rows/filter", 404, "filter makes no rows; those that do are mix, sft_data"),
+        ("/rows/nonsense", 404, "there is no stage 'nonsense'"),
+        ("/training/filter", 404, "filter trains nothing whose steps could be traced; those that do are pretrain, sft"),
+        ("/training/pretrain/7", 404, "pretrain has 6 steps; there is no step 7"),
+        ("/training/sft/1", 404, "which examples sft reads is known once it has begun"),
+        ("/find?wanted=%00", 404, "no document has the id, locator or address"),
+        ("/nonsense", 404, "there is no page /nonsense"),
+    ],
+)
 def test_what_an_address_asks_in_vain_gets_a_sentence(client: TestClient, link: str, status: int, said: str) -> None:
     answer = client.get(link)
     assert (answer.status_code, said in text_of(answer.text)) == (status, True), text_of(answer.text)
@@ -291,8 +316,10 @@ def test_other_hosts_other_sites_and_other_methods_are_refused(client: TestClien
     for site in ("cross-site", "same-site"):
         refused = client.get("/documents", headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
         assert (refused.status_code, "Documents" in refused.text) == (403, False)
-    assert client.get("/documents", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-                      ).status_code == 200
+    assert (
+        client.get("/documents", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).status_code
+        == 200
+    )
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
         assert client.request(method, "/documents").status_code == 405
     answer = client.get("/documents", headers={"Origin": "http://elsewhere.example"})
@@ -326,8 +353,9 @@ def test_damaged_outputs_get_a_sentence_and_lose_no_other_page(session: Session,
     with client_of(BrowsedRun(opened)) as client:
         answer = client.get("/documents")
         assert answer.status_code == 500
-        assert re.search(r"is damaged: .*`gristmill verify MANIFEST --repair` and a run make it again",
-                         text_of(answer.text)), text_of(answer.text)
+        assert re.search(
+            r"is damaged: .*`gristmill verify MANIFEST --repair` and a run make it again", text_of(answer.text)
+        ), text_of(answer.text)
         assert client.get("/").status_code == 200
         assert client.get(f"/documents/{ids[-1]}").status_code in (200, 500)
         (opened.folder("mix").data / "train-00000.docs.parquet").unlink()

@@ -11,10 +11,19 @@ from gristmill.flows.running.run import Runner, StageFailedError
 Make = Callable[..., Runner]
 
 
-@pytest.mark.parametrize(("stage", "said"), [
-    ({"second": {"die_once": True}}, r"second: its process was killed, most likely out of memory: fewer engine\.work"),
-    ({"exhausted": {}}, r"exhausted: out of memory \(no room\): fewer engine\.workers, or smaller ingest\.shard_bytes"),
-])
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        (
+            {"second": {"die_once": True}},
+            r"second: its process was killed, most likely out of memory: fewer engine\.work",
+        ),
+        (
+            {"exhausted": {}},
+            r"exhausted: out of memory \(no room\): fewer engine\.workers, or smaller ingest\.shard_bytes",
+        ),
+    ],
+)
 def test_a_stage_that_ran_out_of_memory_is_told_to_hold_fewer_shards(
     toy_runner: Make, stage: dict[str, dict[str, object]], said: str
 ) -> None:

@@ -46,5 +46,9 @@ def test_help_names_what_an_option_takes_in_words_of_people():
     commands = get_command(app).commands
     shown = {name: CliRunner().invoke(app, [name, "--help"], terminal_width=200).output for name in commands}
 
-    assert [line for text in shown.values() for line in text.splitlines()
-            if re.match(r" +-.*<(str|int|float|path|list|int range|float range)", line)] == []
+    assert [
+        line
+        for text in shown.values()
+        for line in text.splitlines()
+        if re.match(r" +-.*<(str|int|float|path|list|int range|float range)", line)
+    ] == []

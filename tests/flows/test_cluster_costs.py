@@ -35,7 +35,8 @@ COUNTED = {
 def manifest_file(tmp_path: Path) -> Path:
     (tmp_path / "m.yaml").write_text(
         "name: m\nsources: {web: {path: 'a.jsonl'}}\ningest: {shard_bytes: 256_000_000}\nprepare: [{dedup: {}}]\n"
-        "tokenizer: {vocab_size: 300}\nmix: {tokens: 1000}\n")
+        "tokenizer: {vocab_size: 300}\nmix: {tokens: 1000}\n"
+    )
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     return tmp_path / "m.yaml"
 
@@ -73,8 +74,10 @@ def test_ten_times_the_text_shuffles_ten_times_the_bytes_in_no_more_elements(man
 
 def test_an_engines_own_shuffle_asks_the_store_for_less_than_files_do() -> None:
     extent = Extent(1e10, 1000, shard_bytes=256_000_000)
-    files, engine = ({load.step: load.reads for load in loads_of(extent, ENGINES[name], 100, Prices())}
-                     for name in ("local", "flink"))
+    files, engine = (
+        {load.step: load.reads for load in loads_of(extent, ENGINES[name], 100, Prices())}
+        for name in ("local", "flink")
+    )
     assert files["mix"] > 4 * engine["mix"]
     # Sketches travel to the partitions that compare them, and nothing is asked for each shard and partition.
     assert engine["dedup"] < 50 * (extent.shards + 4096) < files["dedup"] / 100
@@ -102,11 +105,31 @@ def test_the_table_fits_a_narrow_terminal(
 
 def test_the_command_takes_amounts_and_engines_and_refuses_what_it_does_not_know(manifest_file: Path) -> None:
     path = str(manifest_file)
-    done = CliRunner().invoke(app, ["plan", path, "--tb", "10", "--tb", "100", "--engine", "flink", "--engine", "dask",
-                                    "--workers", "50", "--json"])
+    done = CliRunner().invoke(
+        app,
+        [
+            "plan",
+            path,
+            "--tb",
+            "10",
+            "--tb",
+            "100",
+            "--engine",
+            "flink",
+            "--engine",
+            "dask",
+            "--workers",
+            "50",
+            "--json",
+        ],
+    )
     assert done.exit_code == 0, done.output
     assert [(one["terabytes"], one["engine"], one["workers"]) for one in json.loads(done.stdout)] == [
-        (10, "flink", 50), (10, "dask", 50), (100, "flink", 50), (100, "dask", 50)]
+        (10, "flink", 50),
+        (10, "dask", 50),
+        (100, "flink", 50),
+        (100, "dask", 50),
+    ]
     unknown = CliRunner().invoke(app, ["plan", path, "--tb", "10", "--engine", "hadoop"])
     assert (unknown.exit_code, "engines are local, dask, flink" in unknown.output) == (2, True)
     assert CliRunner().invoke(app, ["plan", path, "--workers", "3"]).exit_code == 2

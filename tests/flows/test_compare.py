@@ -35,17 +35,28 @@ def counts(kept: int) -> dict[str, Any]:
 def write_run(store: Store, name: str, changed: str, steps: int, loss: float) -> None:
     """A run of four stages of which the last two differ by `changed`."""
     prints = {**FINGERPRINTS, "mix": changed * 64, "pretrain": changed * 64}
-    packed = {"sources": ["web"], "realised": {"web": {"tokens": 100 * steps, "share": 1.0, "epochs": 0.5}},
-              "requested": {"web": {"share": 1.0, "max_epochs": 1}}}
+    packed = {
+        "sources": ["web"],
+        "realised": {"web": {"tokens": 100 * steps, "share": 1.0, "epochs": 0.5}},
+        "requested": {"web": {"share": 1.0, "max_epochs": 1}},
+    }
     lines = [{"step": step, "loss": loss + 1 / step} for step in (1, steps)]
     commit(store, "ingest", prints["ingest"], counts(10), {})
     commit(store, "dedup", prints["dedup"], counts(7), {})
     commit(store, "mix", prints["mix"], {}, {"packed.json": json.dumps(packed)})
     commit(store, "pretrain", prints["pretrain"], {}, {"metrics.jsonl": "\n".join(map(json.dumps, lines))})
-    write_json(store.runs / name / "run.json", {
-        "run": name, "name": "toy", "state": "completed", "started": 0.0, "finished": 9.0,
-        "manifest": {"name": "toy", "prepare": [{"dedup": {"exact": True}}], "pretrain": {"steps": steps}},
-        "stages": {stage: {"fingerprint": fingerprint} for stage, fingerprint in prints.items()}})
+    write_json(
+        store.runs / name / "run.json",
+        {
+            "run": name,
+            "name": "toy",
+            "state": "completed",
+            "started": 0.0,
+            "finished": 9.0,
+            "manifest": {"name": "toy", "prepare": [{"dedup": {"exact": True}}], "pretrain": {"steps": steps}},
+            "stages": {stage: {"fingerprint": fingerprint} for stage, fingerprint in prints.items()},
+        },
+    )
 
 
 @pytest.fixture
@@ -60,14 +71,24 @@ def test_what_differs_and_what_is_the_same_is_told_apart(store: Store) -> None:
     found = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))
     assert found["manifest"] == [{"key": "pretrain.steps", "first": 10, "second": 20}]
     assert [(row["stage"], row["same"]) for row in found["stages"]] == [
-        ("ingest", True), ("dedup", True), ("mix", False), ("pretrain", False)]
+        ("ingest", True),
+        ("dedup", True),
+        ("mix", False),
+        ("pretrain", False),
+    ]
     assert [(row["stage"], row["kept"]) for row in found["funnel"]] == [
-        ("ingest", {"first": 10, "second": 10}), ("dedup", {"first": 7, "second": 7})]
+        ("ingest", {"first": 10, "second": 10}),
+        ("dedup", {"first": 7, "second": 7}),
+    ]
     (mixture,) = found["mixture"]
     assert mixture["tokens"] == {"first": 1000, "second": 2000}
     (training,) = found["training"]
-    assert training == {"stage": "pretrain", "steps": {"first": 10, "second": 20},
-                        "first": {"first": 4.0, "second": 3.0}, "last": {"first": 3.1, "second": 2.05}}  # fmt: skip
+    assert training == {
+        "stage": "pretrain",
+        "steps": {"first": 10, "second": 20},
+        "first": {"first": 4.0, "second": 3.0},
+        "last": {"first": 3.1, "second": 2.05},
+    }
     assert found["evaluation"] == []
 
 
@@ -93,9 +114,14 @@ def test_an_output_that_is_gone_leaves_its_figures_open(store: Store) -> None:
 
 def test_lists_are_compared_entry_by_entry_and_preparing_steps_by_name() -> None:
     assert keyed({"prepare": [{"dedup": {"n": 5}}, {"langid": {}}], "data": [{"a": 1, "b": 2}], "keep": ["en"]}) == {
-        "prepare": {"dedup": {"n": 5}, "langid": {}}, "data": {"0": {"a": 1, "b": 2}}, "keep": ["en"]}
-    record = {"manifest": {"prepare": [{"quality": {}}, {"dedup": {}}]},
-              "stages": {"dedup": 1, "ingest": 1, "quality": 1, "tokenizer": 1}}
+        "prepare": {"dedup": {"n": 5}, "langid": {}},
+        "data": {"0": {"a": 1, "b": 2}},
+        "keep": ["en"],
+    }
+    record = {
+        "manifest": {"prepare": [{"quality": {}}, {"dedup": {}}]},
+        "stages": {"dedup": 1, "ingest": 1, "quality": 1, "tokenizer": 1},
+    }
     assert stages_of(record) == ["ingest", "quality", "dedup", "tokenizer"]
 
 

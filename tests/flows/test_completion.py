@@ -55,8 +55,10 @@ def test_runs_are_offered_newest_first_with_how_they_ended(tmp_path: Path) -> No
         (tmp_path / "runs" / name / "run.json").write_text(json.dumps(record))
     (tmp_path / "runs" / "20260103-1-begun").mkdir()
     assert complete_run(context(store=str(tmp_path)), "") == [
-        ("last", "the newest run"), ("20260102-1-tiny", "failed, tiny.yaml"),
-        ("20260101-1-tiny", "completed, tiny.yaml")]
+        ("last", "the newest run"),
+        ("20260102-1-tiny", "failed, tiny.yaml"),
+        ("20260101-1-tiny", "completed, tiny.yaml"),
+    ]
     assert names(complete_run(context(store=str(tmp_path)), "20260101")) == ["20260101-1-tiny"]
     assert complete_run(context(store=str(tmp_path / "absent")), "2") == []
 
@@ -73,10 +75,14 @@ def test_keys_of_the_manifest_are_offered_with_their_first_sentence(tmp_path: Pa
 
 def test_values_that_can_be_counted_are_offered_behind_the_equals_sign() -> None:
     asked = context(manifest=None)
-    assert names(complete_setting(asked, "pretrain.schedule.kind=co")) == ["pretrain.schedule.kind=cosine",
-                                                                          "pretrain.schedule.kind=constant"]
-    assert names(complete_setting(asked, "pretrain.model.qk_norm=")) == ["pretrain.model.qk_norm=true",
-                                                                        "pretrain.model.qk_norm=false"]
+    assert names(complete_setting(asked, "pretrain.schedule.kind=co")) == [
+        "pretrain.schedule.kind=cosine",
+        "pretrain.schedule.kind=constant",
+    ]
+    assert names(complete_setting(asked, "pretrain.model.qk_norm=")) == [
+        "pretrain.model.qk_norm=true",
+        "pretrain.model.qk_norm=false",
+    ]
     assert complete_setting(asked, "pretrain.steps=") == []
     assert complete_setting(asked, "nonsense=") == []
 
@@ -95,16 +101,30 @@ def test_every_key_that_is_offered_is_one_that_a_setting_may_name() -> None:
 
 def test_a_shell_gets_its_answer_without_anything_heavy(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(MANIFEST)
-    code = ("import atexit, sys; sys.argv[0] = 'gristmill'; "
-            "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
-            "from gristmill.flows.cli.main import main; main()")
-    for words, offered in (("run tiny.yaml --until de", "dedup"), ("stage de", "dedup"),
-                           ("run tiny.yaml --set pretrain.ste", "pretrain.steps"), ("run ti", "tiny.yaml")):
+    code = (
+        "import atexit, sys; sys.argv[0] = 'gristmill'; "
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+        "from gristmill.flows.cli.main import main; main()"
+    )
+    for words, offered in (
+        ("run tiny.yaml --until de", "dedup"),
+        ("stage de", "dedup"),
+        ("run tiny.yaml --set pretrain.ste", "pretrain.steps"),
+        ("run ti", "tiny.yaml"),
+    ):
         asked = f"gristmill {words}"
         run = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path,
-            env={**os.environ, "_GRISTMILL_COMPLETE": "complete_bash", "COMP_WORDS": asked,
-                 "COMP_CWORD": str(len(asked.split()) - 1)})
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "_GRISTMILL_COMPLETE": "complete_bash",
+                "COMP_WORDS": asked,
+                "COMP_CWORD": str(len(asked.split()) - 1),
+            },
+        )
         assert run.stdout.split()[0] == offered, run.stderr[-2000:]
         loaded = set(run.stderr.split())
         assert loaded & {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "numpy"} == set()

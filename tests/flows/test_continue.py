@@ -44,9 +44,12 @@ def test_a_finished_training_is_continued_with_other_weights_and_traced_on_both_
     monkeypatch.chdir(tmp_path)
     for source, number in (("prose", 150), ("code", 60)):
         drawn = random.Random(source)
-        Path(f"{source}.jsonl").write_text("".join(
-            json.dumps({"text": " ".join(drawn.choices(WORDS, k=drawn.randint(30, 80))) + f" {one}."}) + "\n"
-            for one in range(number)))
+        Path(f"{source}.jsonl").write_text(
+            "".join(
+                json.dumps({"text": " ".join(drawn.choices(WORDS, k=drawn.randint(30, 80))) + f" {one}."}) + "\n"
+                for one in range(number)
+            )
+        )
     Path("c.yaml").write_text(MANIFEST)
     called("run", "c.yaml", "--store", "store", "--no-ui")
     (before,) = Path("store/pretrain").iterdir()
@@ -67,18 +70,25 @@ def test_a_finished_training_is_continued_with_other_weights_and_traced_on_both_
     same = asked("trace", "c-from-10.yaml", "--against", "c.yaml")
     assert (same["first_difference"], same["same_set"], same["attested"]) == (11, False, [True, True])
     for step in (3, 10):
-        documents = [[(one["id"], one["tokens"], one["copies"]) for one in asked(
-            "trace", manifest, "--step", str(step))["documents"]] for manifest in ("c.yaml", "c-from-10.yaml")]
+        documents = [
+            [
+                (one["id"], one["tokens"], one["copies"])
+                for one in asked("trace", manifest, "--step", str(step))["documents"]
+            ]
+            for manifest in ("c.yaml", "c-from-10.yaml")
+        ]
         assert documents[0] == documents[1]
     read = asked("trace", "c-from-10.yaml", "--step", "15")["documents"][0]
     steps = asked("trace", "c-from-10.yaml", "--document", read["id"])["steps"]
     assert {entry["step"]: entry["rows"] for entry in steps}[15] == read["rows"]
 
-    refused = called("continue", "c.yaml", "--from-step", "10", "--set", "mix.validation=0.2", "--store", "store",
-                     code=2)
+    refused = called(
+        "continue", "c.yaml", "--from-step", "10", "--set", "mix.validation=0.2", "--store", "store", code=2
+    )
     assert "mix.validation: decides what the first 10 steps read, which is settled" in refused
     refused = called("continue", "c.yaml", "--from-step", "21", "--store", "store", code=2)
     assert "--from-step 21: pretrain has 20 steps; give 1 to 20" in refused
-    refused = called("continue", "c.yaml", "--from-step", "10", "--set", "mix.weights={code: 1}", "--store", "store",
-                     code=2)
+    refused = called(
+        "continue", "c.yaml", "--from-step", "10", "--set", "mix.weights={code: 1}", "--store", "store", code=2
+    )
     assert "c-from-10.yaml exists with other content" in refused

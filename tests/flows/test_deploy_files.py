@@ -47,8 +47,7 @@ def test_compose_starts_a_server_on_postgresql_and_a_worker_per_pool() -> None:
     assert all("profiles" not in one for one in services.values()), "every pool has a worker, or its runs wait for ever"
     created = set(re.findall(r"work-pool create (\S+)", services["deployments"]["command"][-1]))
     served = {one["command"][one["command"].index("--pool") + 1] for name, one in services.items() if "worker" in name}
-    wanted = {one["work_pool"]["name"]
-              for one in yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]}
+    wanted = {one["work_pool"]["name"] for one in yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]}
     assert created == served == wanted
     more = yaml.safe_load((DEPLOY / "docker" / "compose.gpu.yaml").read_text())["services"]
     assert set(more) <= set(services)
@@ -56,8 +55,11 @@ def test_compose_starts_a_server_on_postgresql_and_a_worker_per_pool() -> None:
     assert services["server"]["ports"] == ["127.0.0.1:4200:4200"]
     password = services["server"]["environment"]["PREFECT_SERVER_API_AUTH_STRING"]
     assert password.startswith("${PREFECT_AUTH:?")  # Compose refuses to start without one
-    clients = {name: one["environment"].get("PREFECT_API_AUTH_STRING") for name, one in services.items()
-               if "PREFECT_API_URL" in one.get("environment", {})}
+    clients = {
+        name: one["environment"].get("PREFECT_API_AUTH_STRING")
+        for name, one in services.items()
+        if "PREFECT_API_URL" in one.get("environment", {})
+    }
     assert clients == dict.fromkeys(["deployments", "cpu-worker", "training-worker"], password)
 
 
@@ -69,22 +71,33 @@ def test_what_is_mounted_belongs_to_the_user_of_the_image() -> None:
     assert services["folder"]["command"] == ["chown", "gristmill:", "/srv/gristmill"]
     for name in set(mounting) - {"folder"}:
         assert services[name]["depends_on"]["folder"] == {"condition": "service_completed_successfully"}
-    pods = [json.loads((DEPLOY / "kubernetes" / name).read_text())["job_configuration"]["job_manifest"]["spec"]
-            for name in ("cpu-pool.json", "gpu-pool.json")]
-    pods += [one["spec"] for one in yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text())
-             if one["kind"] == "Deployment"]
+    pods = [
+        json.loads((DEPLOY / "kubernetes" / name).read_text())["job_configuration"]["job_manifest"]["spec"]
+        for name in ("cpu-pool.json", "gpu-pool.json")
+    ]
+    pods += [
+        one["spec"]
+        for one in yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text())
+        if one["kind"] == "Deployment"
+    ]
     for one in pods:
         assert one["template"]["spec"]["securityContext"] == {
-            "runAsUser": int(user), "runAsGroup": int(user), "fsGroup": int(user)}
+            "runAsUser": int(user),
+            "runAsGroup": int(user),
+            "fsGroup": int(user),
+        }
 
 
 def test_all_files_for_kubernetes_name_one_image_which_the_readme_replaces() -> None:
     folder = DEPLOY / "kubernetes"
-    named = {image for name in ("worker.yaml", "cpu-pool.json", "gpu-pool.json")
-             for image in re.findall(r"[\w/.]*gristmill:\w+", (folder / name).read_text())}
+    named = {
+        image
+        for name in ("worker.yaml", "cpu-pool.json", "gpu-pool.json")
+        for image in re.findall(r"[\w/.]*gristmill:\w+", (folder / name).read_text())
+    }
     assert named == {"REGISTRY/gristmill:latest"}
     readme = (folder / "README.md").read_text()
-    assert 's|REGISTRY/gristmill:latest|$IMAGE|' in readme
+    assert "s|REGISTRY/gristmill:latest|$IMAGE|" in readme
     assert readme.index("create namespace") < readme.index("create secret") < readme.index("kubectl apply")
 
 
@@ -133,17 +146,18 @@ def test_the_objects_for_kubernetes_are_valid_by_its_own_schemas(file: str) -> N
     done = run_tool("kubernetes-validate", "--strict", str(DEPLOY / file))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("passed") + done.stderr.count("passed") == len(
-        list(yaml.safe_load_all((DEPLOY / file).read_text())))
+        list(yaml.safe_load_all((DEPLOY / file).read_text()))
+    )
 
 
 def test_beams_workers_job_server_and_package_are_of_one_version() -> None:
     constraints = (DEPLOY.parent / "constraints.txt").read_text()
     (beam,) = re.findall(r"^apache-beam==(.+)$", constraints, re.MULTILINE)
     recipe = (DEPLOY / "beam" / "Dockerfile").read_text()
-    (version, base), = re.findall(r"^FROM apache/beam_python(3\.\d+)_sdk:(.+)$", recipe, re.MULTILINE)
+    ((version, base),) = re.findall(r"^FROM apache/beam_python(3\.\d+)_sdk:(.+)$", recipe, re.MULTILINE)
     assert re.findall(r"^FROM python:(3\.\d+)-", recipe, re.MULTILINE) == [version]
     session = (DEPLOY / "beam" / "flink-session.yaml").read_text()
-    (line, server), = re.findall(r"image: apache/beam_flink([\d.]+)_job_server:(.+)$", session, re.MULTILINE)
+    ((line, server),) = re.findall(r"image: apache/beam_flink([\d.]+)_job_server:(.+)$", session, re.MULTILINE)
     assert base == server == beam
     assert set(re.findall(r"image: flink:([\d.]+)-java", session)) == {line}
 

@@ -57,11 +57,18 @@ def compared(arguments: list[str]) -> dict[str, Any]:
 def test_each_dialect_has_its_keep_rates(committed: list[str]) -> None:
     found = compared(committed)
     assert (found["documents"], found["of"], list(found["dialects"])) == (14, 14, DIALECTS)
-    kept = {dialect: [round(14 * sets[name]["documents"]) for name in ("gopher_quality", "gopher_repetition", "both")]
-            for dialect, sets in found["dialects"].items()}
+    kept = {
+        dialect: [round(14 * sets[name]["documents"]) for name in ("gopher_quality", "gopher_repetition", "both")]
+        for dialect, sets in found["dialects"].items()
+    }
     # Two are too short, and all repetition where no n-gram has to be repeated; one is a list, one has the block.
-    assert kept == {"dclm": [11, 13, 10], "datatrove": [11, 12, 11], "dolma": [11, 11, 10], "curator": [12, 11, 11],
-                    "redpajama": [12, 13, 11]}
+    assert kept == {
+        "dclm": [11, 13, 10],
+        "datatrove": [11, 12, 11],
+        "dolma": [11, 11, 10],
+        "curator": [12, 11, 11],
+        "redpajama": [12, 13, 11],
+    }
     assert all(0 < sets["both"]["bytes"] < 1 for sets in found["dialects"].values())
 
 

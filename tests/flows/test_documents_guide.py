@@ -24,8 +24,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "notes").mkdir()
     texts = [f"Letter {number}: " + "the quiet river and the old garden " * (number + 1) for number in range(9)]
     texts += ["Write to ann@letters.org about the river and the winter.", "Too short.", texts[8] + "end"]
-    (tmp_path / "data" / "a.jsonl").write_text("".join(
-        json.dumps({"text": text, "url": f"https://letters.org/{number}"}) + "\n" for number, text in enumerate(texts)))
+    (tmp_path / "data" / "a.jsonl").write_text(
+        "".join(
+            json.dumps({"text": text, "url": f"https://letters.org/{number}"}) + "\n"
+            for number, text in enumerate(texts)
+        )
+    )
     (tmp_path / "notes" / "one.txt").write_text("A note about the river and the garden of the old house.")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GRISTMILL_STORE", raising=False)
@@ -51,10 +55,16 @@ def test_every_example_of_the_page_runs(folder: Path, monkeypatch: pytest.Monkey
         elif kind == "python":
             said[text] = run_python(text)
     assert len(said) == 14
-    found = {name: json.loads((folder / name / "_documents.json").read_bytes())
-             for name in ("kept", "river", "dropped", "for-the-hub")}
+    found = {
+        name: json.loads((folder / name / "_documents.json").read_bytes())
+        for name in ("kept", "river", "dropped", "for-the-hub")
+    }
     assert {name: one["documents"] for name, one in found.items()} == {
-        "kept": 11, "river": 11, "dropped": 2, "for-the-hub": 11}
+        "kept": 11,
+        "river": 11,
+        "dropped": 2,
+        "for-the-hub": 11,
+    }
     assert pq.read_table(folder / "dropped")["reason"].to_pylist() == ["near_duplicate", "gopher_quality/min_words"]
     assert len(pq.read_table(folder / "masked.parquet")) == 1
     [shown] = [text for command, text in said.items() if command.endswith("--only before")]

@@ -48,11 +48,20 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     (folder / "data").mkdir()
     (folder / "notes").mkdir()
-    rows = [{"name": f"n{number}", "text": f"Letter {number}: " + "the quiet river " * (number % 7 + 1) + "ends.",
-             "url": f"https://letters.example/{number}"} for number in range(60)]
-    rows += [{"name": "mail", "text": "Please write to ann@letters.org about the river before the winter."},
-             {"name": "short", "text": "Too short."}, {"name": "long", "text": "word and word " * 50},
-             {"name": "steering", "text": f"The text of this letter would steer {STEERING} a terminal."}]
+    rows = [
+        {
+            "name": f"n{number}",
+            "text": f"Letter {number}: " + "the quiet river " * (number % 7 + 1) + "ends.",
+            "url": f"https://letters.example/{number}",
+        }
+        for number in range(60)
+    ]
+    rows += [
+        {"name": "mail", "text": "Please write to ann@letters.org about the river before the winter."},
+        {"name": "short", "text": "Too short."},
+        {"name": "long", "text": "word and word " * 50},
+        {"name": "steering", "text": f"The text of this letter would steer {STEERING} a terminal."},
+    ]
     (folder / "data" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "notes" / "one.txt").write_text("A note about the river and the garden of the old house.")
     (folder / "letters.yaml").write_text(MANIFEST)
@@ -64,7 +73,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def invoke(project: Path, verb: str, *arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "60"}).invoke(
-        app, [verb, str(project / "letters.yaml"), *arguments, "--store", str(project / "store")])
+        app, [verb, str(project / "letters.yaml"), *arguments, "--store", str(project / "store")]
+    )
 
 
 def asked(project: Path, sql: str) -> list[dict[str, Any]]:
@@ -108,7 +118,8 @@ def test_the_manifest_of_the_card_gives_the_same_documents(project: Path) -> Non
     first, again = (make_plan(load_manifest(project / name)) for name in ("letters.yaml", "card.yaml"))
     assert len(again) == 4
     assert {name: node.fingerprint for name, node in again.items()} == {
-        name: node.fingerprint for name, node in first.items() if name in again}
+        name: node.fingerprint for name, node in first.items() if name in again
+    }
 
 
 def test_an_export_that_is_whole_is_left_alone_and_nothing_is_written_over(project: Path, tmp_path: Path) -> None:
@@ -126,16 +137,28 @@ def test_an_export_that_is_whole_is_left_alone_and_nothing_is_written_over(proje
     assert files_in(tmp_path / "mine") == {"README.md": b"mine"}
 
 
-def test_an_export_that_was_killed_is_resumed(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_was_killed_is_resumed(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_documents, "TASK_BYTES", 1)  # a task for each file
     arguments, out = ["--format", "parquet", "--shard-size", "1kB"], tmp_path / "out"
     whole = exported(project, tmp_path / "whole", *arguments)
     killed = subprocess.run(  # one worker: of two, one may have written a file that is not yet recorded
-        [sys.executable, "-c", KILLED, "export-documents", str(project / "letters.yaml"), *arguments, "--out", str(out),
-         "--store", str(project / "store"), "--set", "engine.workers=1"],
-        capture_output=True, check=False)
+        [
+            sys.executable,
+            "-c",
+            KILLED,
+            "export-documents",
+            str(project / "letters.yaml"),
+            *arguments,
+            "--out",
+            str(out),
+            "--store",
+            str(project / "store"),
+            "--set",
+            "engine.workers=1",
+        ],
+        capture_output=True,
+        check=False,
+    )
     assert killed.returncode == -9, killed.stderr
     before = {path.name: path.stat().st_mtime_ns for path in out.glob("documents-*.parquet")}
     assert 0 < len(before) < len(whole["files"])
@@ -161,30 +184,45 @@ main()
 
 
 def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
-    found = exported(project, tmp_path / "some", "--format", "parquet", "--columns", "text, filter_words", "--where",
-                     "filter_words > 15 AND source = 'web'")
+    found = exported(
+        project,
+        tmp_path / "some",
+        "--format",
+        "parquet",
+        "--columns",
+        "text, filter_words",
+        "--where",
+        "filter_words > 15 AND source = 'web'",
+    )
     table = pq.read_table(tmp_path / "some" / next(iter(found["files"])))
     assert table.column_names == ["text", "filter_words"]
-    assert 0 < len(table) == found["documents"] == len(asked(
-        project, "SELECT id FROM documents WHERE kept AND filter_words > 15 AND source = 'web'"))
+    assert (
+        0
+        < len(table)
+        == found["documents"]
+        == len(asked(project, "SELECT id FROM documents WHERE kept AND filter_words > 15 AND source = 'web'"))
+    )
     found = exported(project, tmp_path / "dropped", "--format", "parquet", "--dropped")
     table = pq.read_table(tmp_path / "dropped" / next(iter(found["files"]))).to_pylist()
     assert [(row["dropped_by"], row["reason"]) for row in table] == [
-        ("filter", "gopher_quality/min_words"), ("filter-2", "gopher_quality/max_words")]
+        ("filter", "gopher_quality/min_words"),
+        ("filter-2", "gopher_quality/max_words"),
+    ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--where", "wrods > 1"], "there is no column 'wrods'"),
-    (["--where", "(SELECT count(*) FROM read_text('/etc/passwd')) > 0"], "a sub-query is not allowed"),
-    (["--columns", "id,langauge"], "--columns: there is no column 'langauge'; there are id, source"),
-    (["--columns", "id,id"], "--columns: 'id' is given twice"),
-    (["--shard-size", "big"], "--shard-size: 'big' is no size"),
-    (["--out", "hf://models/a/b"], "a data set of the hub is written hf://datasets/USER/NAME"),
-    (["--out", "nosuch://a"], "nosuch://a"),
-])
-def test_what_is_wrong_is_said_in_one_sentence(
-    project: Path, tmp_path: Path, arguments: list[str], said: str
-) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--where", "wrods > 1"], "there is no column 'wrods'"),
+        (["--where", "(SELECT count(*) FROM read_text('/etc/passwd')) > 0"], "a sub-query is not allowed"),
+        (["--columns", "id,langauge"], "--columns: there is no column 'langauge'; there are id, source"),
+        (["--columns", "id,id"], "--columns: 'id' is given twice"),
+        (["--shard-size", "big"], "--shard-size: 'big' is no size"),
+        (["--out", "hf://models/a/b"], "a data set of the hub is written hf://datasets/USER/NAME"),
+        (["--out", "nosuch://a"], "nosuch://a"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(project: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
     done = invoke(project, "export-documents", "--format", "jsonl", "--out", str(tmp_path / "out"), *arguments)
     assert (done.exit_code, said in done.output) == (2, True), done.output
     assert not (tmp_path / "out").exists()
@@ -208,19 +246,27 @@ def test_before_anything_is_ingested_the_commands_say_what_to_run(project: Path,
 
 def test_a_query_sees_every_column_of_every_document(project: Path) -> None:
     assert asked(project, "SELECT kept, count(*) AS n FROM documents GROUP BY kept ORDER BY n") == [
-        {"kept": False, "n": 2}, {"kept": True, "n": 63}]
-    assert asked(project, "SELECT a.locator, b.original_text LIKE '%ann@%' AS before, a.text LIKE '%ann@%' AS after "
-                 "FROM documents a JOIN documents b ON a.id = b.id WHERE a.clean_mask_email > 0") == [
-        {"locator": "mail", "before": True, "after": False}]
-    assert asked(project, "WITH d AS (SELECT * FROM documents WHERE source = 'notes') "
-                 "SELECT licence, url, kept FROM d") == [{"licence": None, "url": None, "kept": True}]
+        {"kept": False, "n": 2},
+        {"kept": True, "n": 63},
+    ]
+    assert asked(
+        project,
+        "SELECT a.locator, b.original_text LIKE '%ann@%' AS before, a.text LIKE '%ann@%' AS after "
+        "FROM documents a JOIN documents b ON a.id = b.id WHERE a.clean_mask_email > 0",
+    ) == [{"locator": "mail", "before": True, "after": False}]
+    assert asked(
+        project, "WITH d AS (SELECT * FROM documents WHERE source = 'notes') SELECT licence, url, kept FROM d"
+    ) == [{"licence": None, "url": None, "kept": True}]
     names = [row["column_name"] for row in asked(project, "DESCRIBE documents")]
     assert {"id", "text", "filter_words", "filter_2_words", "original_text"} <= {*names}
 
 
 def test_a_whole_number_of_any_size_is_one_in_json(project: Path) -> None:
-    [found] = asked(project, "SELECT sum(filter_words) AS a, 7::DECIMAL(20, 0) AS b, 1.5::DECIMAL(4, 2) AS c, "
-                    "max(NULL::HUGEINT) AS d FROM documents WHERE kept")
+    [found] = asked(
+        project,
+        "SELECT sum(filter_words) AS a, 7::DECIMAL(20, 0) AS b, 1.5::DECIMAL(4, 2) AS c, "
+        "max(NULL::HUGEINT) AS d FROM documents WHERE kept",
+    )
     words = [row["filter_words"] for row in asked(project, "SELECT filter_words FROM documents WHERE kept")]
     assert found == {"a": sum(words), "b": 7, "c": 1.5, "d": None}
 
@@ -242,15 +288,24 @@ def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -
     assert re.search(r"(?m)^original_text +A note about the river", wide)
 
 
-@pytest.mark.parametrize(("sql", "said"), [
-    ("SELECT * FROM read_text('/etc/passwd')", "disabled by configuration"),
-    ("SELECT * FROM '{data}'", "disabled by configuration"),
-    ("COPY documents TO '{out}'", "give one SELECT"), ("ATTACH '{out}' AS x", "give one SELECT"),
-    ("SELECT 1; SELECT 2", "give one SELECT"), ("SET enable_external_access = true", "give one SELECT"),
-    ("CREATE TABLE x AS SELECT 1", "give one SELECT"), ("SELECT nope FROM documents", "nope"), ("SELEC 1", "SELEC"),
-    ("", "give one SELECT"), ("SELECT CAST(text AS INTEGER) FROM documents", "Could not convert"),
-    ("SELECT * FROM sqlite_scan('{out}', 'x')", "sqlite_scan"), ("SELECT getenv('HOME')", "getenv"),
-])
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT * FROM read_text('/etc/passwd')", "disabled by configuration"),
+        ("SELECT * FROM '{data}'", "disabled by configuration"),
+        ("COPY documents TO '{out}'", "give one SELECT"),
+        ("ATTACH '{out}' AS x", "give one SELECT"),
+        ("SELECT 1; SELECT 2", "give one SELECT"),
+        ("SET enable_external_access = true", "give one SELECT"),
+        ("CREATE TABLE x AS SELECT 1", "give one SELECT"),
+        ("SELECT nope FROM documents", "nope"),
+        ("SELEC 1", "SELEC"),
+        ("", "give one SELECT"),
+        ("SELECT CAST(text AS INTEGER) FROM documents", "Could not convert"),
+        ("SELECT * FROM sqlite_scan('{out}', 'x')", "sqlite_scan"),
+        ("SELECT getenv('HOME')", "getenv"),
+    ],
+)
 def test_a_query_only_reads_the_documents(project: Path, tmp_path: Path, sql: str, said: str) -> None:
     before = files_in(tmp_path)
     done = invoke(project, "query", sql.format(data=project / "data" / "a.jsonl", out=tmp_path / "out"))
@@ -276,8 +331,12 @@ def test_a_document_is_shown_whole_with_its_edits_and_verdicts(project: Path) ->
 
 def test_no_text_steers_the_terminal(project: Path) -> None:
     sql = "SELECT text FROM documents WHERE locator = 'steering'"
-    for done in (invoke(project, "show", "steering"), invoke(project, "explain", "steering", "--text"),
-                 invoke(project, "explain", "steering"), invoke(project, "query", sql)):
+    for done in (
+        invoke(project, "show", "steering"),
+        invoke(project, "explain", "steering", "--text"),
+        invoke(project, "explain", "steering"),
+        invoke(project, "query", sql),
+    ):
         assert done.exit_code == 0
         assert not set(done.stdout) & set("\x1b\x07\x9b\u202e"), done.stdout
         assert "\u241b[31mred\u2407" in done.stdout
@@ -298,17 +357,34 @@ def object_store() -> Iterator[dict[str, str]]:
     url = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
     keys = {"aws_access_key_id": "any", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
     boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="bucket")
-    yield {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1",
-           "AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": url}
+    yield {
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": url,
+    }
     server.stop()
 
 
 def publish(project: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, whose libraries read their addresses as they are imported."""
     return subprocess.run(
-        [sys.executable, "-m", "gristmill.flows.cli.main", "export-documents", str(project / "letters.yaml"),
-         "--store", str(project / "store"), *arguments],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        [
+            sys.executable,
+            "-m",
+            "gristmill.flows.cli.main",
+            "export-documents",
+            str(project / "letters.yaml"),
+            "--store",
+            str(project / "store"),
+            *arguments,
+        ],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_documents_go_to_an_object_store_as_they_go_to_a_folder(
@@ -320,11 +396,17 @@ def test_documents_go_to_an_object_store_as_they_go_to_a_folder(
     done = publish(project, object_store, *arguments, "--out", "s3://bucket/sets/letters")
     assert done.returncode == 0, done.stderr
     exported(project, tmp_path / "out", *arguments)
-    client = boto3.client("s3", endpoint_url=object_store["AWS_ENDPOINT_URL"], aws_access_key_id="any",
-                          aws_secret_access_key=SECRET, region_name="us-east-1")
+    client = boto3.client(
+        "s3",
+        endpoint_url=object_store["AWS_ENDPOINT_URL"],
+        aws_access_key_id="any",
+        aws_secret_access_key=SECRET,
+        region_name="us-east-1",
+    )
     keys = [item["Key"] for item in client.list_objects_v2(Bucket="bucket", Prefix="sets/letters/")["Contents"]]
-    stored = {key.removeprefix("sets/letters/"): client.get_object(Bucket="bucket", Key=key)["Body"].read()
-              for key in keys}
+    stored = {
+        key.removeprefix("sets/letters/"): client.get_object(Bucket="bucket", Key=key)["Body"].read() for key in keys
+    }
     assert stored == files_in(tmp_path / "out")
     assert SECRET not in done.stdout + done.stderr + "".join(map(repr, stored.values()))
 
@@ -332,8 +414,12 @@ def test_documents_go_to_an_object_store_as_they_go_to_a_folder(
 def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path, tmp_path: Path) -> None:
     arguments = ["--format", "hf", "--shard-size", "3kB"]
     with serve_hub() as hub:
-        environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": SECRET, "HF_HOME": str(tmp_path / "home"),
-                       "HF_HUB_DISABLE_TELEMETRY": "1"}
+        environment = {
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": SECRET,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
         done = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
         assert done.returncode == 0, done.stderr
         again = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
@@ -354,8 +440,10 @@ def test_a_gap_in_the_steps_ends_the_corpus(project: Path, tmp_path: Path) -> No
     shutil.copytree(project / "store", tmp_path / "store")
     [filtered] = (tmp_path / "store" / "filter").iterdir()
     shutil.rmtree(filtered)
-    done = CliRunner().invoke(app, ["query", str(project / "letters.yaml"), "DESCRIBE documents", "--json", "--store",
-                                    str(tmp_path / "store")])
+    done = CliRunner().invoke(
+        app,
+        ["query", str(project / "letters.yaml"), "DESCRIBE documents", "--json", "--store", str(tmp_path / "store")],
+    )
     names = [row["column_name"] for row in json.loads(done.stdout)]
     assert "clean_mask_email" in names
     assert "filter_words" not in names

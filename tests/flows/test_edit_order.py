@@ -48,11 +48,14 @@ def write_project(folder: Path, random_: random.Random) -> list[str]:
     """Write documents that every editing stage changes, some of the same places, and return the evaluation items."""
     items = [words(random_, EXTRA + ENGLISH, 14) for _ in range(6)]
     boilerplate = [words(random_, ENGLISH, 7) for _ in range(3)]
-    passages = [f"{words(random_, ENGLISH, 9)} write to someone@mail{n}.org and {words(random_, ENGLISH, 9)}"
-                for n in range(3)]
+    passages = [
+        f"{words(random_, ENGLISH, 9)} write to someone@mail{n}.org and {words(random_, ENGLISH, 9)}" for n in range(3)
+    ]
     # What stands in two documents runs across an item and a line of boilerplate, so that edits would overlap.
-    tangled = [f"{words(random_, ENGLISH, 6)} {item} {words(random_, ENGLISH, 6)}\n\n\n{line}"
-               for item, line in zip(items, itertools.cycle(boilerplate), strict=False)]
+    tangled = [
+        f"{words(random_, ENGLISH, 6)} {item} {words(random_, ENGLISH, 6)}\n\n\n{line}"
+        for item, line in zip(items, itertools.cycle(boilerplate), strict=False)
+    ]
     lines = []
     for number in range(40):
         parts = [words(random_, ENGLISH, random_.randint(8, 20)) for _ in range(6)]
@@ -69,13 +72,21 @@ def write_project(folder: Path, random_: random.Random) -> list[str]:
 
 def train_languages(folder: Path, random_: random.Random) -> Path:
     """A small model of two languages."""
-    lines = [f"__label__{label} {words(random_, vocabulary, random_.randint(5, 15))}\n"
-             for label, vocabulary in (("en", ENGLISH + EXTRA), ("de", GERMAN)) for _ in range(400)]
+    lines = [
+        f"__label__{label} {words(random_, vocabulary, random_.randint(5, 15))}\n"
+        for label, vocabulary in (("en", ENGLISH + EXTRA), ("de", GERMAN))
+        for _ in range(400)
+    ]
     (folder / "lines.txt").write_text("".join(lines), encoding="utf-8")
-    code = ("import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, lr=1.0, minn=0, thread=1, "
-            "verbose=0).save_model(sys.argv[2])")
-    subprocess.run([sys.executable, "-c", code, str(folder / "lines.txt"), str(folder / "languages.bin")], check=True,
-                   env={**os.environ, **ZEROED_MEMORY})
+    code = (
+        "import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, lr=1.0, minn=0, thread=1, "
+        "verbose=0).save_model(sys.argv[2])"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(folder / "lines.txt"), str(folder / "languages.bin")],
+        check=True,
+        env={**os.environ, **ZEROED_MEMORY},
+    )
     return folder / "languages.bin"
 
 
@@ -84,14 +95,25 @@ EDITING: dict[str, dict[str, Any]] = {
     "langid": {"keep": ["en"], "threshold": 0.1, "lines": True, "cut_other_lines": True, "model": "languages.bin"},
     "dedup_lines": {"min_words": 5},
     "dedup_substrings": {"min_words": 8, "certain_words": 10},
-    "decontaminate": {"against": "items.jsonl", "ngram": 5, "max_document_frequency": 1000,
-                      "action": "excise", "margin_characters": 12, "min_left_words": 0},
+    "decontaminate": {
+        "against": "items.jsonl",
+        "ngram": 5,
+        "max_document_frequency": 1000,
+        "action": "excise",
+        "margin_characters": 12,
+        "min_left_words": 0,
+    },
 }
 
 
 def write_manifest(folder: Path, order: list[str]) -> str:
-    manifest = {"name": "edits", "sources": {"web": {"path": "web.jsonl"}}, "ingest": {"shard_bytes": 4000},
-                "prepare": [{name: EDITING[name]} for name in order], "tokenizer": {"vocab_size": 400}}
+    manifest = {
+        "name": "edits",
+        "sources": {"web": {"path": "web.jsonl"}},
+        "ingest": {"shard_bytes": 4000},
+        "prepare": [{name: EDITING[name]} for name in order],
+        "tokenizer": {"vocab_size": 400},
+    }
     path = folder / f"{'-'.join(order)}.yaml"
     path.write_text(yaml.safe_dump(manifest, sort_keys=False))
     return str(path)
@@ -123,19 +145,24 @@ def edited_one_after_another(
             for edit in reversed(judged["edits"] or []):
                 text = text[: edit["begin"]] + edit["text"].encode() + text[edit["end"] :]
             texts[row] = text
-    return [(document["id"], None if text is None else text.decode())
-            for document, text in zip(documents, texts, strict=True)]
+    return [
+        (document["id"], None if text is None else text.decode())
+        for document, text in zip(documents, texts, strict=True)
+    ]
 
 
 def tokens_as_text(inputs: Mapping[str, Path], shard: str) -> dict[bytes, str]:
     tokenizer = load(inputs["tokenizer"])
     tokens = np.fromfile(inputs["tokenize"] / tokens_name(shard), "<u2")
-    return {row["id"]: tokenizer.decode(tokens[row["offset"] : row["offset"] + row["tokens"]].tolist())
-            for row in read_table(inputs["tokenize"] / docs_name(shard)).to_pylist()}
+    return {
+        row["id"]: tokenizer.decode(tokens[row["offset"] : row["offset"] + row["tokens"]].tolist())
+        for row in read_table(inputs["tokenize"] / docs_name(shard)).to_pylist()
+    }
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed > 1 else [])
-                                  for seed in range(ORDERS)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed > 1 else []) for seed in range(ORDERS)]
+)
 def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order_of_the_stages(
     tmp_path: Path, seed: int
 ) -> None:
@@ -174,8 +201,10 @@ def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(t
     manifest = write_manifest(tmp_path, ["dedup_substrings", "decontaminate", "clean"])
     session = open_session(manifest, [], str(tmp_path / "store"), "tokenize")
     runner = Runner(session.store, session.plan, "edits", session.manifest.engine, Silent(), "gristmill")
-    told, stages = runner.describe(session.plan["tokenize"]), ["ingest", "dedup_substrings", "decontaminate", "clean",
-                                                               "tokenizer"]
+    told, stages = (
+        runner.describe(session.plan["tokenize"]),
+        ["ingest", "dedup_substrings", "decontaminate", "clean", "tokenizer"],
+    )
     write_json(tmp_path / "stage.json", told)
     written = read_json(tmp_path / "stage.json")
     assert list(read_inputs(written)) == stages
@@ -185,7 +214,8 @@ def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(t
 
 def test_folders_are_found_in_the_record_of_an_earlier_version(tmp_path: Path) -> None:
     assert read_inputs({"inputs": {"mix": "/store/mix", "tokenizer": "s3://bucket/tokenizer"}})["mix"] == Path(
-        "/store/mix")
+        "/store/mix"
+    )
 
 
 def test_only_what_two_editing_stages_stand_before_is_another_output_than_earlier_versions_made(

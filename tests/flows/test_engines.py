@@ -14,9 +14,20 @@ from gristmill.dataprep.jobs.distributions import MissingEngineError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STAGES = [
-    "ingest", "clean", "langid", "filter", "dedup", "dedup_lines", "dedup_substrings", "quality", "decontaminate",
-    "annotate", "tokenizer", "tokenize", "mix",
-]  # fmt: skip
+    "ingest",
+    "clean",
+    "langid",
+    "filter",
+    "dedup",
+    "dedup_lines",
+    "dedup_substrings",
+    "quality",
+    "decontaminate",
+    "annotate",
+    "tokenizer",
+    "tokenize",
+    "mix",
+]
 
 
 @pytest.fixture(scope="module")

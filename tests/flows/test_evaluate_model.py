@@ -54,8 +54,9 @@ def test_a_folder_is_asked_the_tasks_of_a_file(folder: Path) -> None:
 def test_the_chat_template_is_asked_through_where_that_is_wanted(folder: Path) -> None:
     def asked(tasks: str, *options: str) -> dict[str, Any]:
         (folder / "asked.yaml").write_text(tasks)
-        done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(folder / "asked.yaml"), "--json",
-                                        *options])
+        done = CliRunner().invoke(
+            app, ["evaluate", str(folder), "--tasks", str(folder / "asked.yaml"), "--json", *options]
+        )
         assert done.exit_code == 0, done.output
         found: dict[str, Any] = json.loads(done.stdout)
         return found
@@ -68,21 +69,25 @@ def test_the_chat_template_is_asked_through_where_that_is_wanted(folder: Path) -
 
 
 def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(folder / "tasks.yaml")],
-                              env={"COLUMNS": "80"})
+    done = CliRunner().invoke(
+        app, ["evaluate", str(folder), "--tasks", str(folder / "tasks.yaml")], env={"COLUMNS": "80"}
+    )
     assert done.exit_code == 0, done.output
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "acc_norm" in done.stdout
     assert " to " in done.stdout
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("tasks: [{name: a, kind: rolling}]", "tasks.0.path: field required"),
-    ("tasks: [{name: a, path: absent.jsonl, kind: rolling}]", "absent.jsonl"),
-    ("questions: []", "questions: unknown key"),
-    ("tasks: []", "it asks nothing; give `tasks: [...]`, `suites: [...]` or a `red_team: {...}`"),
-    ("red_team: {sets: [{format: advbench, path: absent.csv}]}", "absent.csv"),
-])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("tasks: [{name: a, kind: rolling}]", "tasks.0.path: field required"),
+        ("tasks: [{name: a, path: absent.jsonl, kind: rolling}]", "absent.jsonl"),
+        ("questions: []", "questions: unknown key"),
+        ("tasks: []", "it asks nothing; give `tasks: [...]`, `suites: [...]` or a `red_team: {...}`"),
+        ("red_team: {sets: [{format: advbench, path: absent.csv}]}", "absent.csv"),
+    ],
+)
 def test_what_cannot_be_asked_is_said(folder: Path, tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "tasks.yaml").write_text(text)
     done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(tmp_path / "tasks.yaml")])
@@ -120,9 +125,13 @@ def test_a_folder_is_asked_what_a_red_team_asks_alone_or_beside_tasks(folder: Pa
     assert set(alone) == {"red_team"}
     sets = alone["red_team"]["sets"]
     assert {name: (one["prompts"], one["not_asked"]) for name, one in sets.items()} == {
-        "advbench": (2, 0), "xstest": (2, 0)}
-    assert (sets["advbench"]["measures"]["refused"]["all"]["value"], sets["xstest"]["measures"]["over_refused"]["all"][
-        "units"]) == (0.0, 1)
+        "advbench": (2, 0),
+        "xstest": (2, 0),
+    }
+    assert (
+        sets["advbench"]["measures"]["refused"]["all"]["value"],
+        sets["xstest"]["measures"]["over_refused"]["all"]["units"],
+    ) == (0.0, 1)
     team.write_text(RED_TEAM + "tasks: [{name: lines, path: lines.txt, kind: rolling, prompt: text}]\n")
     done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team), "--json"])
     assert done.exit_code == 0, done.output
@@ -149,8 +158,14 @@ def test_the_table_shows_what_a_red_team_measured(folder: Path, team: Path) -> N
 
 
 def test_a_large_perplexity_fits_its_column(capsys: pytest.CaptureFixture[str]) -> None:
-    print_evaluation({"lambada": {"items": 40, "perplexity": {
-        "value": 90017372946841.94, "low": 2172601583137.66, "high": 2621916538252226.0}}})
+    print_evaluation(
+        {
+            "lambada": {
+                "items": 40,
+                "perplexity": {"value": 90017372946841.94, "low": 2172601583137.66, "high": 2621916538252226.0},
+            }
+        }
+    )
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("lambada")]
     assert line.split() == ["lambada", "perplexity", "9.0017e+13", "2.1726e+12", "to", "2.6219e+15", "40"]
     assert printed(99999.5) == "99999.5000"

@@ -22,9 +22,16 @@ SHARD = "part-0.parquet"
 
 def test_edits_are_shown_in_the_text_that_their_stage_saw(tmp_path: Path) -> None:
     text = "Écrivez à bob@mail.org. Menu"
-    documents = pa.table([pa.array([document_id("web", "0", text)], pa.binary(16)),
-                          pa.array(["web"]).dictionary_encode(), pa.array(["0"]), pa.array([text], pa.large_string()),
-                          pa.array(["{}"])], schema=DOCUMENT_SCHEMA)
+    documents = pa.table(
+        [
+            pa.array([document_id("web", "0", text)], pa.binary(16)),
+            pa.array(["web"]).dictionary_encode(),
+            pa.array(["0"]),
+            pa.array([text], pa.large_string()),
+            pa.array(["{}"]),
+        ],
+        schema=DOCUMENT_SCHEMA,
+    )
     inputs = {"ingest": tmp_path / "ingest"}
     write_table(inputs["ingest"] / SHARD, documents)
     rows = np.array([0])
@@ -34,10 +41,15 @@ def test_edits_are_shown_in_the_text_that_their_stage_saw(tmp_path: Path) -> Non
         inputs[stage] = tmp_path / stage
         write_table(inputs[stage] / SHARD, table)
     assert read_documents(inputs, SHARD)["text"].to_pylist() == ["à you. Menu"]
-    cleaned = describe_edits(inputs, "clean", SHARD, 0,
-                             [{"begin": 0, "end": 9, "text": ""}, {"begin": 12, "end": 23, "text": "<EMAIL>"}])
-    assert cleaned == {"number": 2, "bytes_removed": 20, "bytes_added": 7, "first": [
-        {"removed": "Écrivez ", "added": ""}, {"removed": "bob@mail.or", "added": "<EMAIL>"}]}
+    cleaned = describe_edits(
+        inputs, "clean", SHARD, 0, [{"begin": 0, "end": 9, "text": ""}, {"begin": 12, "end": 23, "text": "<EMAIL>"}]
+    )
+    assert cleaned == {
+        "number": 2,
+        "bytes_removed": 20,
+        "bytes_added": 7,
+        "first": [{"removed": "Écrivez ", "added": ""}, {"removed": "bob@mail.or", "added": "<EMAIL>"}],
+    }
     later = describe_edits(inputs, "decontaminate", SHARD, 0, [{"begin": 3, "end": 10, "text": "you"}])
     assert later["first"] == [{"removed": "<EMAIL>", "added": "you"}]
     lines = describe_values({"values": {}, "reason": None, "edits": cleaned})
@@ -57,8 +69,10 @@ def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_or
     text, stages = original.encode(), {}
     for stage in ("clean", "dedup_lines", "decontaminate"):
         cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
-        stages[stage] = [{"begin": begin, "end": end, "text": data.draw(st.text("XYZ", max_size=3))}
-                         for begin, end in zip(cuts[::2], cuts[1::2], strict=False)]
+        stages[stage] = [
+            {"begin": begin, "end": end, "text": data.draw(st.text("XYZ", max_size=3))}
+            for begin, end in zip(cuts[::2], cuts[1::2], strict=False)
+        ]
         text = edited(text, stages[stage])
     table = pa.chunked_array([pa.array([original])])
     with patch("gristmill.flows.questions.explain.read_document_rows", lambda *where: {"text": table}):
@@ -69,16 +83,30 @@ def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_or
 
 
 def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(capsys: pytest.CaptureFixture[str]) -> None:
-    print_text(plain_console(), [
-        {"text": "[bold] mail ", "edit": None, "stage": None}, {"text": "a@b.org", "edit": "removed", "stage": "clean"},
-        {"text": "<EMAIL>", "edit": "added", "stage": "clean"}, {"text": " now", "edit": None, "stage": None}])
+    print_text(
+        plain_console(),
+        [
+            {"text": "[bold] mail ", "edit": None, "stage": None},
+            {"text": "a@b.org", "edit": "removed", "stage": "clean"},
+            {"text": "<EMAIL>", "edit": "added", "stage": "clean"},
+            {"text": " now", "edit": None, "stage": None},
+        ],
+    )
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "the whole text; [-taken out-] and {+put in+} by clean", "[bold] mail [-a@b.org-]{+<EMAIL>+} now"]
+        "the whole text; [-taken out-] and {+put in+} by clean",
+        "[bold] mail [-a@b.org-]{+<EMAIL>+} now",
+    ]
 
 
 def test_whole_numbers_are_shown_with_all_their_digits() -> None:
     assert [short_number(value) for value in (12345.0, 12345, 0.123456, 2.0, "de", float("inf"))] == [
-        "12345", "12345", "0.1235", "2", "de", "inf"]
+        "12345",
+        "12345",
+        "0.1235",
+        "2",
+        "de",
+        "inf",
+    ]
 
 
 def test_rules_that_changed_nothing_are_left_out() -> None:

@@ -32,8 +32,17 @@ def mix(tmp_path: Path) -> Path:
     rows = np.arange(12 * LENGTH).reshape(12, LENGTH) + 2
     folder = tmp_path / "mix"
     write_packed_set(folder, rows, {"a": 12}, {"vocab_size": 200, "eos": 0, "pad": 1, "sha256": ""})
-    pieces = pa.table({"row": np.arange(12), "start": [0] * 12, "length": [LENGTH] * 12, "id": [b"i" * 16] * 12,
-                       "source": [0] * 12, "copy": [0] * 12, "offset": [0] * 12}).cast(PIECES_SCHEMA)
+    pieces = pa.table(
+        {
+            "row": np.arange(12),
+            "start": [0] * 12,
+            "length": [LENGTH] * 12,
+            "id": [b"i" * 16] * 12,
+            "source": [0] * 12,
+            "copy": [0] * 12,
+            "offset": [0] * 12,
+        }
+    ).cast(PIECES_SCHEMA)
     manifest = read_json(folder / "packed.json")
     manifest["train"]["shards"] = [write_rows(folder / "train-00000.bin", rows.astype("<u2"), pieces)]
     write_json(folder / "packed.json", manifest)
@@ -70,8 +79,7 @@ def test_rows_are_written_in_the_order_that_pre_training_reads_them(
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path) -> None:
     opened(monkeypatch, {})
     done = invoke("--format", "llmc", "--out", str(tmp_path / "out"))
-    assert (done.exit_code, done.output) == (
-        2, "the mixture is not packed yet; run: gristmill run --until mix\n")
+    assert (done.exit_code, done.output) == (2, "the mixture is not packed yet; run: gristmill run --until mix\n")
     opened(monkeypatch, {"mix": mix})
     done = invoke("--format", "llmc", "--out", str(tmp_path / "out"))
     assert done.exit_code == 2

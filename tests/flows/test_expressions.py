@@ -38,19 +38,27 @@ def test_columns_of_the_configured_stages_pass(tmp_path: Path) -> None:
     opened(tmp_path, "heuristic_score > 0.5 AND words > 10 AND tokens > 3")
 
 
-@pytest.mark.parametrize(("where", "named"), [
-    ("random() < 0.5", "the function random is not allowed"), ("row_number() OVER () < 10", "a window function"),
-    ("(SELECT 1) = 1", "a sub-query"), ("tokens > today()", "the function today"),
-])
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("random() < 0.5", "the function random is not allowed"),
+        ("row_number() OVER () < 10", "a window function"),
+        ("(SELECT 1) = 1", "a sub-query"),
+        ("tokens > today()", "the function today"),
+    ],
+)
 def test_what_is_no_function_of_the_document_is_refused_with_its_line(tmp_path: Path, where: str, named: str) -> None:
     with pytest.raises(ManifestError, match=rf"m\.yaml:6: sources\.web\.where: .*{named}"):
         opened(tmp_path, where)
 
 
-@pytest.mark.parametrize(("keep", "named"), [
-    ("[language_score desc, length desc]", "there is no column 'language_score'"),
-    ("[length asc]", "'length asc' is not a column name"),
-])
+@pytest.mark.parametrize(
+    ("keep", "named"),
+    [
+        ("[language_score desc, length desc]", "there is no column 'language_score'"),
+        ("[length asc]", "'length asc' is not a column name"),
+    ],
+)
 def test_a_survivor_is_chosen_by_what_is_measured_before_and_a_wrong_name_is_told_before_any_work(
     tmp_path: Path, keep: str, named: str
 ) -> None:

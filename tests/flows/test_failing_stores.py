@@ -28,8 +28,14 @@ ANOTHER = {"host": "another", "machine": "another", "boot": "of another host", "
 def far(toy_runner: Callable[..., Runner], outage: Outage, tmp_path: Path) -> Runner:
     """Two toy stages in a store of this test's own."""
     made = toy_runner(first={"n": 4}, second={})
-    return Runner(Store.at(f"s3://{BUCKET}/{tmp_path.name}"), made.plan, made.name, made.engine, made.observer,
-                  made.resume_command)
+    return Runner(
+        Store.at(f"s3://{BUCKET}/{tmp_path.name}"),
+        made.plan,
+        made.name,
+        made.engine,
+        made.observer,
+        made.resume_command,
+    )
 
 
 def squares(runner: Runner) -> list[bytes]:
@@ -56,8 +62,13 @@ def test_an_interrupt_while_the_store_is_away_ends_a_run_in_seconds_and_says_wha
     store = f"s3://{BUCKET}/{number.name}-{tmp_path.name}"
     command = [sys.executable, "-m", "gristmill", "run", str(tmp_path / "m.yaml"), "--until", "ingest", "--no-ui"]
     outage.begins_with, outage.refusals = "/data/", 10**9
-    with subprocess.Popen([*command, "--store", store], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          start_new_session=True) as process:
+    with subprocess.Popen(
+        [*command, "--store", store],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
         wait_for(lambda: outage.refused > 3, "the outage in the midst of the stage")
         process.send_signal(number)
         said = process.communicate(timeout=120)[0]

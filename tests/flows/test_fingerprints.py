@@ -28,13 +28,23 @@ GOLDEN = Path(__file__).with_name("fingerprints.json")
 DEMO = Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml"
 MODIFIED_AT = 1_700_000_000
 FILES = {
-    "prose/one.txt": "Some prose.", "prose/two.txt": "Some more prose.", "code/a.py": "a = 1\n",
-    "web.jsonl": '{"text": "a page"}\n', "chat.jsonl": '{"messages": []}\n', "pairs.jsonl": '{"prompt": "a"}\n',
-    "prompts.jsonl": '{"prompt": "a"}\n', "eval/set.jsonl": '{"question": "what?"}\n', "words.txt": "word\n",
-    "tokenizer.json": "{}", "model/config.json": "{}", "given/config.json": "{}", "given/tokenizer.json": "{}",
-    "tokens/a.bin": "tokens", "tasks.jsonl": '{"question": "a", "answer": "b"}\n',
+    "prose/one.txt": "Some prose.",
+    "prose/two.txt": "Some more prose.",
+    "code/a.py": "a = 1\n",
+    "web.jsonl": '{"text": "a page"}\n',
+    "chat.jsonl": '{"messages": []}\n',
+    "pairs.jsonl": '{"prompt": "a"}\n',
+    "prompts.jsonl": '{"prompt": "a"}\n',
+    "eval/set.jsonl": '{"question": "what?"}\n',
+    "words.txt": "word\n",
+    "tokenizer.json": "{}",
+    "model/config.json": "{}",
+    "given/config.json": "{}",
+    "given/tokenizer.json": "{}",
+    "tokens/a.bin": "tokens",
+    "tasks.jsonl": '{"question": "a", "answer": "b"}\n',
     "steps.py": "def count_word(text, word): return {'magic': text.count(word)}\ndef tidy(text): return text.strip()\n",
-}  # fmt: skip
+}
 EVERYTHING = """
 name: everything
 seed: 5
@@ -175,13 +185,26 @@ pretrain: {steps: 9, model: {layers: 2, width: 32, heads: 2}}
 merge: {last: 2, every: 3, weights: linear}
 sft: {data: [{path: chat.jsonl}], steps: 2}
 """
-DEMO_OVERRIDES = ["sources.prose.path=prose/*.txt", "sources.code.path=code/*.py", "sft.data.0.path=chat.jsonl",
-                  "dpo.data.0.path=pairs.jsonl"]
+DEMO_OVERRIDES = [
+    "sources.prose.path=prose/*.txt",
+    "sources.code.path=code/*.py",
+    "sft.data.0.path=chat.jsonl",
+    "dpo.data.0.path=pairs.jsonl",
+]
 """The demo reads what the machine's own Python carries, which differs from one to the next."""
-MANIFESTS = {"everything": (EVERYTHING, []), "others": (OTHERS, []), "short": (SHORT, []),
-             "preferences": (PREFERENCES, []), "elsewhere": (ELSEWHERE, []), "own": (OWN, []), "asked": (ASKED, []),
-             "meaning": (MEANING, []), "made": (MADE, []), "merged": (MERGED, []),
-             "demo": (DEMO.read_text(), DEMO_OVERRIDES)}
+MANIFESTS = {
+    "everything": (EVERYTHING, []),
+    "others": (OTHERS, []),
+    "short": (SHORT, []),
+    "preferences": (PREFERENCES, []),
+    "elsewhere": (ELSEWHERE, []),
+    "own": (OWN, []),
+    "asked": (ASKED, []),
+    "meaning": (MEANING, []),
+    "made": (MADE, []),
+    "merged": (MERGED, []),
+    "demo": (DEMO.read_text(), DEMO_OVERRIDES),
+}
 
 
 def planned(folder: Path, manifest: str) -> tuple[Plan, Engine]:
@@ -248,7 +271,8 @@ def test_prepared_examples_name_the_version_of_a_step_that_was_raised(tmp_path: 
     (tmp_path / "chat.jsonl").write_text("{}")
     (tmp_path / "m.yaml").write_text(
         f"name: a\nmodel: {{path: {tmp_path}}}\n"
-        f"sft: {{data: [{{path: {tmp_path}/chat.jsonl}}], steps: 1, prepare: [langid, filter]}}\n")
+        f"sft: {{data: [{{path: {tmp_path}/chat.jsonl}}], steps: 1, prepare: [langid, filter]}}\n"
+    )
     configured = STAGES["sft_prepare"].configure
     assert configured is not None
     found = configured(load_manifest(str(tmp_path / "m.yaml")), False)
@@ -259,15 +283,20 @@ def test_prepared_examples_name_the_version_of_a_step_that_was_raised(tmp_path: 
 
 def test_steps_are_told_settings_that_they_take_and_nothing_of_their_recipes_besides(tmp_path: Path) -> None:
     """The question that comes with gristmill is named in the recipe of a judge, and is no setting of it."""
-    steps = [node for manifest in ("everything", "asked") for node in planned(tmp_path, manifest)[0].values()
-             if node.settings is not None]
+    steps = [
+        node
+        for manifest in ("everything", "asked")
+        for node in planned(tmp_path, manifest)[0].values()
+        if node.settings is not None
+    ]
     assert {"judge", "filter", "quality"} <= {node.stage.name for node in steps}
     for node in steps:
         assert node.settings is not None
         type(node.settings).model_validate(dict(node.config))
     (tmp_path / "m.yaml").write_text(
         f"name: a\nmodel: {{path: {tmp_path}}}\ndpo: {{data: [{{path: {tmp_path}/pairs.jsonl}}], steps: 1, prepare: "
-        "[{judge_pairs: {model: {endpoint: 'http://127.0.0.1:9/v1', model: judge}}}]}\n")
+        "[{judge_pairs: {model: {endpoint: 'http://127.0.0.1:9/v1', model: judge}}}]}\n"
+    )
     configured = STAGES["dpo_prepare"].configure
     assert configured is not None
     recipe, told = configured(load_manifest(str(tmp_path / "m.yaml")), False) or ({}, {})

@@ -21,8 +21,9 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 from tests.chat_endpoint import Does, Ended, Endpoint, Refuse
 
-WORDS = ("alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau "
-         "upsilon").split()
+WORDS = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon"
+).split()
 TEXTS = [f"{WORDS[at]} {WORDS[-at - 1]} " * 12 + f"number {at}" for at in range(10)]
 MANIFEST = """
 name: taught
@@ -82,8 +83,11 @@ def ran(manifest: Path) -> Session:
 
 def documents(session: Session) -> list[dict[str, Any]]:
     inputs = committed_inputs(session, session.plan)
-    return [row for shard in shard_names(inputs["ingest"]) for row in read_documents(
-        {"ingest": inputs["ingest"]}, shard).to_pylist()]
+    return [
+        row
+        for shard in shard_names(inputs["ingest"])
+        for row in read_documents({"ingest": inputs["ingest"]}, shard).to_pylist()
+    ]
 
 
 def test_children_are_documents_with_a_lineage_that_explain_licences_and_the_report_know(
@@ -132,8 +136,9 @@ def test_a_child_of_several_parents_has_all_of_them_and_their_licences_and_is_fo
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     licences = ("MIT", "CC0-1.0")
-    (tmp_path / "web.jsonl").write_text("".join(
-        json.dumps({"text": text, "licence": licences[at % 2]}) + "\n" for at, text in enumerate(TEXTS)))
+    (tmp_path / "web.jsonl").write_text(
+        "".join(json.dumps({"text": text, "licence": licences[at % 2]}) + "\n" for at, text in enumerate(TEXTS))
+    )
     (tmp_path / "join.j2").write_text("Join\n{% for one in others %}{{ one }}\n{% endfor %}\n\nThe text:\n{{ text }}")
     manifest = written(tmp_path, endpoint, f"template: {tmp_path / 'join.j2'}\n      others: 2")
     session = ran(manifest)
@@ -178,7 +183,7 @@ def test_a_changed_limit_asks_only_what_changed_and_the_choice_is_a_prefix(
 
 
 def test_steps_choose_among_the_parents(manifest: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    written(tmp_path, endpoint, 'prepare: [{dedup: {exact: true}}]')
+    written(tmp_path, endpoint, "prepare: [{dedup: {exact: true}}]")
     lines = [json.dumps({"text": text}) + "\n" for text in [*TEXTS, *TEXTS]]
     (tmp_path / "web.jsonl").write_text("".join(lines))
     summary = ran(manifest).folder("generate").manifest()["summary"]["generated"]["words"]
@@ -192,8 +197,10 @@ def test_how_a_judge_of_parents_is_reached_is_in_no_fingerprint_and_what_it_is_a
 
     def fingerprint(settings: str, rubric: str = "quality") -> str:
         asked = f"model: {{model: judge, {settings}}}, at_least: 3"
-        steps = (f"{{quality: {{judge: {{{asked}, rubric: {rubric}}}, distil: fasttext}}}}, "
-                 f"{{judge: {{model: {{model: judge, {settings}}}, rubric: {rubric}}}}}")
+        steps = (
+            f"{{quality: {{judge: {{{asked}, rubric: {rubric}}}, distil: fasttext}}}}, "
+            f"{{judge: {{model: {{model: judge, {settings}}}, rubric: {rubric}}}}}"
+        )
         manifest = written(tmp_path, endpoint, f"prepare: [{steps}]")
         return open_session(str(manifest), [], str(tmp_path / "store"), until="dedup").plan["generate"].fingerprint
 
@@ -216,13 +223,16 @@ def test_what_the_endpoint_refuses_is_written_down_and_limited(
     assert ["400 too long" in json.loads(line)["error"] for line in lines] == [True, True]
 
 
-@pytest.mark.parametrize(("old", "new", "said"), [
-    ("parents: [web]", "parents: [wbe]", "no such source: 'wbe'"),
-    ("parents: [web]", "parents: [asked]", "made from each other in a circle"),
-    ("style: textbook", "style: translate", "style translate needs `language`"),
-    ("style: textbook", "style: persona", "style persona needs `personas`"),
-    ("style: textbook", "stile: textbook", "unknown key, did you mean 'style'"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("parents: [web]", "parents: [wbe]", "no such source: 'wbe'"),
+        ("parents: [web]", "parents: [asked]", "made from each other in a circle"),
+        ("style: textbook", "style: translate", "style translate needs `language`"),
+        ("style: textbook", "style: persona", "style persona needs `personas`"),
+        ("style: textbook", "stile: textbook", "unknown key, did you mean 'style'"),
+    ],
+)
 def test_what_cannot_be_generated_is_said_before_any_work(manifest: Path, old: str, new: str, said: str) -> None:
     manifest.write_text(manifest.read_text().replace(old, new))
     with pytest.raises(ManifestError, match=said):
@@ -235,8 +245,11 @@ def test_a_model_that_nobody_serves_and_a_missing_key_are_said_before_any_stage_
     with Endpoint() as gone:
         nowhere = gone.url
     monkeypatch.delenv("TAUGHT_KEY")
-    manifest.write_text(manifest.read_text().replace(
-        f'model: {{endpoint: "{endpoint.url}", model: writer}}', f'model: {{endpoint: "{nowhere}", model: away}}'))
+    manifest.write_text(
+        manifest.read_text().replace(
+            f'model: {{endpoint: "{endpoint.url}", model: writer}}', f'model: {{endpoint: "{nowhere}", model: away}}'
+        )
+    )
     store = manifest.parent / "store"
     session = open_session(str(manifest), [], str(store), until="dedup")
     assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=True) == 1
@@ -249,8 +262,11 @@ def test_a_model_that_nobody_serves_and_a_missing_key_are_said_before_any_stage_
 
 def test_what_judges_of_parents_are_asked_is_looked_at_beforehand(manifest: Path, endpoint: Endpoint) -> None:
     (manifest.parent / "wrong.j2").write_text("{{ txt }}")
-    written(manifest.parent, endpoint, f"prepare: [{{judge: {{model: {{endpoint: '{endpoint.url}', model: judge}}, "
-                                       "template: wrong.j2}}]")
+    written(
+        manifest.parent,
+        endpoint,
+        f"prepare: [{{judge: {{model: {{endpoint: '{endpoint.url}', model: judge}}, template: wrong.j2}}}}]",
+    )
     with pytest.raises(ManifestError, match=r"there is no 'txt'"):
         open_session(str(manifest), [], str(manifest.parent / "store"), until="dedup")
 
@@ -262,13 +278,26 @@ def test_every_template_that_comes_with_gristmill_can_be_filled_in(name: str) ->
     from gristmill.dataprep.examples import drafts, new_prompts
     from gristmill.mixtures import evaluation
 
-    known = {"generate": generated_documents.GIVEN, "judge": judge.GIVEN, "compare": judge_pairs.GIVEN,
-             "safety": evaluation.GIVEN, "critique": drafts.CRITIQUE, "revision": drafts.REVISION,
-             "score": drafts.SCORING, "new": new_prompts.GIVEN}[name.removesuffix(".j2").partition("-")[0]]
+    known = {
+        "generate": generated_documents.GIVEN,
+        "judge": judge.GIVEN,
+        "compare": judge_pairs.GIVEN,
+        "safety": evaluation.GIVEN,
+        "critique": drafts.CRITIQUE,
+        "revision": drafts.REVISION,
+        "score": drafts.SCORING,
+        "new": new_prompts.GIVEN,
+    }[name.removesuffix(".j2").partition("-")[0]]
     template = shipped(name.removesuffix(".j2"))
     template.check(known)
-    shown = {"text": "THE TEXT", "prompt": "THE TEXT", "persona": "a smith", "language": "German",
-             "shown": ["THE TEXT"], "principle": "Be kind."}
+    shown = {
+        "text": "THE TEXT",
+        "prompt": "THE TEXT",
+        "persona": "a smith",
+        "language": "German",
+        "shown": ["THE TEXT"],
+        "principle": "Be kind.",
+    }
     filled = template.fill(dict.fromkeys(known, "") | {key: value for key, value in shown.items() if key in known})
     assert "THE TEXT" in filled
     assert os.linesep * 3 not in filled

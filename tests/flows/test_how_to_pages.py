@@ -30,8 +30,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def what_the_page_needs(page: Path, tmp_path: Path, request: pytest.FixtureRequest,
-                        monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def what_the_page_needs(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """A cluster of Dask, or a server with a bucket, for the pages that say how to use one."""
     if page.name == "s3.md":
         address = f"http://127.0.0.1:{request.getfixturevalue('moto_port')}"
@@ -77,8 +78,11 @@ def test_the_page_of_file_formats_names_every_file_that_a_run_leaves(project: Pa
         for path in output.rglob("*"):
             name = str(path.relative_to(output)).removeprefix("data/")
             above = {f"{folder}/" for folder in Path(name).parents}
-            if path.is_file() and not above & known and not any(
-                    fnmatch.fnmatch(name, one) or fnmatch.fnmatch(Path(name).name, one) for one in known):
+            if (
+                path.is_file()
+                and not above & known
+                and not any(fnmatch.fnmatch(name, one) or fnmatch.fnmatch(Path(name).name, one) for one in known)
+            ):
                 unknown.append(f"{stage}: {name}")
     assert unknown == []
 

@@ -33,9 +33,15 @@ def test_what_could_be_removed_is_listed_with_its_size(project):
     (folder.data / "part").write_bytes(b"12345")
 
     assert printed("gc", "--json") == {
-        "deleted": False, "outputs": [{"path": str(folder.path), "bytes": 5}], "answers": 0}
+        "deleted": False,
+        "outputs": [{"path": str(folder.path), "bytes": 5}],
+        "answers": 0,
+    }
     assert printed("gc", "--json", "--delete") == {
-        "deleted": True, "outputs": [{"path": str(folder.path), "bytes": 5}], "answers": 0}
+        "deleted": True,
+        "outputs": [{"path": str(folder.path), "bytes": 5}],
+        "answers": 0,
+    }
     assert not folder.path.exists()
     assert printed("gc", "--json") == {"deleted": False, "outputs": [], "answers": 0}
 

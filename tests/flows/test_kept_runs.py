@@ -67,8 +67,9 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
 
 def begin(secret: str = "a=b") -> KeptRun:
     plan = {"ingest": SimpleNamespace(inputs={}), "filter": SimpleNamespace(inputs={"ingest": "f"})}
-    session: Any = SimpleNamespace(overrides=[secret], store_option=None, plan=plan, manifest_file="a.yaml",
-                                   manifest=SimpleNamespace(name="a"))
+    session: Any = SimpleNamespace(
+        overrides=[secret], store_option=None, plan=plan, manifest_file="a.yaml", manifest=SimpleNamespace(name="a")
+    )
     return keep_run(session, list(plan), frozenset())
 
 
@@ -89,8 +90,11 @@ def asked(api: Api, path: str) -> list[Any]:
 
 def states(api: Api) -> list[tuple[str, str]]:
     """What a server was told of tasks, in order."""
-    return [(event["payload"]["task_run"]["name"], event["payload"]["validated_state"]["name"])
-            for events in asked(api, "/events") for event in events]
+    return [
+        (event["payload"]["task_run"]["name"], event["payload"]["validated_state"]["name"])
+        for events in asked(api, "/events")
+        for event in events
+    ]
 
 
 def test_a_server_hears_of_a_run_its_tasks_with_their_times_and_what_each_waited_for(api: Api, tmp_path: Path) -> None:
@@ -100,7 +104,13 @@ def test_a_server_hears_of_a_run_its_tasks_with_their_times_and_what_each_waited
     finish(kept)
     tell_kept(api.address)
     assert [path.removeprefix("/api/") for path, _, _ in api.asked] == [
-        "flows/", "flow_runs/", "events", "logs/", "artifacts/", "flow_runs/id-a.yaml/set_state"]
+        "flows/",
+        "flow_runs/",
+        "events",
+        "logs/",
+        "artifacts/",
+        "flow_runs/id-a.yaml/set_state",
+    ]
     assert asked(api, "/flows/") == [{"name": "gristmill"}]
     assert asked(api, "/flow_runs/")[0]["parameters"]["overrides"] == ["sources.a.licence=https://***@example.org/x"]
     (events,) = asked(api, "/events")
@@ -109,7 +119,9 @@ def test_a_server_hears_of_a_run_its_tasks_with_their_times_and_what_each_waited
     assert first["resource"]["prefect.resource.id"] == events[0]["resource"]["prefect.resource.id"]
     needed = first["resource"]["prefect.resource.id"].removeprefix("prefect.task-run.")
     assert [event["payload"]["task_run"]["task_inputs"] for event in (first, last)] == [
-        {}, {"wait_for": [{"input_type": "task_run", "id": needed}]}]
+        {},
+        {"wait_for": [{"input_type": "task_run", "id": needed}]},
+    ]
     times = [event["occurred"] for event in events]
     assert times == sorted(times)
     assert first["payload"]["task_run"]["start_time"] < first["payload"]["task_run"]["end_time"] == first["occurred"]

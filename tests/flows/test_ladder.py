@@ -24,8 +24,11 @@ SIZES, RATIOS = (1e6, 3e6, 1e7), (5, 20, 60)
 def trainings(law: ScalingLaw, noise: float = 0.0, seed: int = 0) -> tuple[list[float], list[float], list[float]]:
     pairs = [(size, size * ratio) for size in SIZES for ratio in RATIOS]
     drawn = np.random.default_rng(seed).standard_normal(len(pairs))
-    return ([n for n, _ in pairs], [d for _, d in pairs],
-            [law(n, d) * (1 + noise * one) for (n, d), one in zip(pairs, drawn, strict=True)])
+    return (
+        [n for n, _ in pairs],
+        [d for _, d in pairs],
+        [law(n, d) * (1 + noise * one) for (n, d), one in zip(pairs, drawn, strict=True)],
+    )
 
 
 @pytest.mark.parametrize("law", [CHINCHILLA, ScalingLaw(0.8, 12.0, 0.15, 3000.0, 0.5)])
@@ -111,7 +114,8 @@ def test_a_ladder_predicts_the_target_and_says_how_far_off_it_was(monkeypatch: p
     done = CliRunner().invoke(app, ["ladder", "m.yaml", *options, "--store", "store"])
     found = json.loads(done.stdout)  # and nothing else: how it goes is on the other stream
     assert [line for line in done.stderr.splitlines() if line.startswith("training")] == [
-        f"training {number} of 6: {one['name']}" for number, one in enumerate(found["rungs"], start=1)]
+        f"training {number} of 6: {one['name']}" for number, one in enumerate(found["rungs"], start=1)
+    ]
     assert trained == [(one["parameters"], one["tokens"]) for one in found["rungs"]]
     assert [one["parameters"] for one in found["rungs"]] == [depth_weights(1)] * 3 + [depth_weights(2)] * 3
     for one, ratio in zip(found["rungs"], (0.02, 0.06, 0.2) * 2, strict=True):
@@ -134,18 +138,34 @@ def depth_weights(depth: int) -> int:
 
 
 @pytest.mark.usefixtures("manifest")
-@pytest.mark.parametrize(("options", "complaint"), [
-    (("--sizes", "50k", "--tokens-per-parameter", "0.02,0.06"), "2 trainings of 1 size:"),
-    (("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06"), "a ladder needs at least 6 trainings"),
-    (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06,0.2"), "3 sizes come out as 2 shapes"),
-    (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06"), "3 sizes come out as 2 shapes"),
-    (("--sizes", "50k,400k", "--tokens-per-parameter", "1,2,3"), "set mix.tokens to at least"),
-    (("--sizes", "50k,400k", "--tokens-per-parameter", "a"), "'a' is not numbers with commas"),
-    (("--sizes", "x,400k", "--tokens-per-parameter", "1,2,3"), "pretrain.size"),
-    (("--sizes", "50k,400k", "--tokens-per-parameter", "1", "--set", "pretrain.size=null", "--set",
-      "pretrain.tokens_per_parameter=null", "--set", "pretrain.steps=4"), "give pretrain.size"),
-    (("--sizes", "50k,400k", "--tokens-per-parameter", "1", "--set", "mix.validation=0"), "mix.validation is 0"),
-])
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--sizes", "50k", "--tokens-per-parameter", "0.02,0.06"), "2 trainings of 1 size:"),
+        (("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06"), "a ladder needs at least 6 trainings"),
+        (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06,0.2"), "3 sizes come out as 2 shapes"),
+        (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06"), "3 sizes come out as 2 shapes"),
+        (("--sizes", "50k,400k", "--tokens-per-parameter", "1,2,3"), "set mix.tokens to at least"),
+        (("--sizes", "50k,400k", "--tokens-per-parameter", "a"), "'a' is not numbers with commas"),
+        (("--sizes", "x,400k", "--tokens-per-parameter", "1,2,3"), "pretrain.size"),
+        (
+            (
+                "--sizes",
+                "50k,400k",
+                "--tokens-per-parameter",
+                "1",
+                "--set",
+                "pretrain.size=null",
+                "--set",
+                "pretrain.tokens_per_parameter=null",
+                "--set",
+                "pretrain.steps=4",
+            ),
+            "give pretrain.size",
+        ),
+        (("--sizes", "50k,400k", "--tokens-per-parameter", "1", "--set", "mix.validation=0"), "mix.validation is 0"),
+    ],
+)
 def test_what_gives_no_law_is_refused_before_any_work(options: tuple[str, ...], complaint: str) -> None:
     assert complaint in " ".join(asked(*options, code=2).split())
     assert not Path("store").exists()

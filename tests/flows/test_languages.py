@@ -31,8 +31,9 @@ def write_model(path: Path, labels: list[str]) -> None:
     entries = [("word", 0), ("__lab", 0), *((f"__label__{label}", 1) for label in labels)]
     settings = (*range(6), 3, 3, *range(8, 12), 0.1)
     head = struct.pack("<2i12id3i2q", 793_712_314, 12, *settings, len(entries), 2, len(labels), 9, -1)
-    path.write_bytes(head + b"".join(name.encode() + b"\0" + struct.pack("<qb", 7, kind) for name, kind in entries)
-                     + b"the matrices")
+    path.write_bytes(
+        head + b"".join(name.encode() + b"\0" + struct.pack("<qb", 7, kind) for name, kind in entries) + b"the matrices"
+    )
 
 
 def problems(folder: Path, langid: str, by_language: str) -> list[str]:
@@ -55,18 +56,28 @@ def test_labels_are_read_from_the_head_of_a_model(tmp_path: Path) -> None:
     assert read_labels(str(tmp_path / "nowhere.bin")) is None
 
 
-@pytest.mark.parametrize(("langid", "by_language", "found"), [
-    ("{keep: [de, en]}", "{de: {gopher_quality: {min_words: 9}}}", []),
-    ("{keep: [de, en]}", "{fr: {}}", ["langid keeps de, en alone, so that no document in fr comes here"]),
-    ("{keep: [de, xq]}", "{de: {}}", ["'xq' is not a language of lid.176"]),
-    ('{keep: {"*": 0}}', "{deu: {}}", ["'deu' is not a language of lid.176, which knows 176; did you mean 'de'"]),
-    ('{keep: {"*": 0}}', "{deu_Latn: {}}", ["'de_Latn' is not a language of lid.176, which knows 176; did you mean"]),
-    ("{keep: {deu_Latn: 0.8, zh: 0.9}, model: glotlid.bin}", "{de: {}, zho_Hans: {}, zh: {}}", []),
-    ("{keep: {zho_Hans: 0.8}, model: glotlid.bin}", "{zh: {}, zh_Hant: {}}",
-     ["'zh_Hant' is not a language of glotlid.bin"]),
-    ("{keep: {fra_Latn: 0.8}, model: glotlid.bin}", "{}", ["'fr_Latn' is not a language of glotlid.bin"]),
-    ('{keep: {"*": 0}, model: glotlid.bin}', "{deu_Latn: {}, de_Latn: {}}", ["is the same language as 'deu_Latn'"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("langid", "by_language", "found"),
+    [
+        ("{keep: [de, en]}", "{de: {gopher_quality: {min_words: 9}}}", []),
+        ("{keep: [de, en]}", "{fr: {}}", ["langid keeps de, en alone, so that no document in fr comes here"]),
+        ("{keep: [de, xq]}", "{de: {}}", ["'xq' is not a language of lid.176"]),
+        ('{keep: {"*": 0}}', "{deu: {}}", ["'deu' is not a language of lid.176, which knows 176; did you mean 'de'"]),
+        (
+            '{keep: {"*": 0}}',
+            "{deu_Latn: {}}",
+            ["'de_Latn' is not a language of lid.176, which knows 176; did you mean"],
+        ),
+        ("{keep: {deu_Latn: 0.8, zh: 0.9}, model: glotlid.bin}", "{de: {}, zho_Hans: {}, zh: {}}", []),
+        (
+            "{keep: {zho_Hans: 0.8}, model: glotlid.bin}",
+            "{zh: {}, zh_Hant: {}}",
+            ["'zh_Hant' is not a language of glotlid.bin"],
+        ),
+        ("{keep: {fra_Latn: 0.8}, model: glotlid.bin}", "{}", ["'fr_Latn' is not a language of glotlid.bin"]),
+        ('{keep: {"*": 0}, model: glotlid.bin}', "{deu_Latn: {}, de_Latn: {}}", ["is the same language as 'deu_Latn'"]),
+    ],
+)
 def test_a_language_that_no_document_can_have_is_refused_before_any_work(
     langid: str, by_language: str, found: list[str], tmp_path: Path
 ) -> None:
@@ -95,8 +106,11 @@ model: {{path: model}}
     (tmp_path / "m.yaml").write_text(manifest)
     with pytest.raises(ManifestError) as refused:
         open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"))
-    found = {problem.key: problem.message for problem in refused.value.problems if "langid" in str(problem.key)
-             or "filter" in str(problem.key)}
+    found = {
+        problem.key: problem.message
+        for problem in refused.value.problems
+        if "langid" in str(problem.key) or "filter" in str(problem.key)
+    }
     assert "'xq' is not a language of lid.176" in found[f"{section}.prepare[0].langid.keep"]
     assert "no document in fr comes here" in found[f"{section}.prepare[1].filter.by_language.fr"]
     assert "did you mean 'de'" in found[f"{section}.prepare[1].filter.by_language.deu"]
@@ -106,8 +120,11 @@ model: {{path: model}}
 @pytest.mark.parametrize("place", ["prepare", "sft"])
 def test_rules_by_language_need_a_step_before_that_measures_it(place: str, tmp_path: Path) -> None:
     steps = "[{filter: {by_language: {de: {}}}}, langid]"
-    section = f"prepare: {steps}" if place == "prepare" else (
-        f"model: {{path: m}}\nsft: {{data: [{{path: x}}], steps: 1, prepare: {steps}}}")
+    section = (
+        f"prepare: {steps}"
+        if place == "prepare"
+        else (f"model: {{path: m}}\nsft: {{data: [{{path: x}}], steps: 1, prepare: {steps}}}")
+    )
     text = f"name: a\nsources: {{a: {{path: x}}}}\n{section}\n"
     (tmp_path / "m.yaml").write_text(text)
     with pytest.raises(ManifestError, match="which no step before it measures; put `langid` before this step"):
@@ -118,34 +135,45 @@ def test_rules_by_language_need_a_step_before_that_measures_it(place: str, tmp_p
 
 def test_a_setting_of_one_language_is_read_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(MANIFEST.format(langid="{keep: [de]}", by_language="{de: }"))
-    loaded = load_manifest(tmp_path / "m.yaml", ["filter.by_language.de.gopher_quality.min_words=7",
-                                                 "filter.gopher_quality.max_words=900"])
+    loaded = load_manifest(
+        tmp_path / "m.yaml", ["filter.by_language.de.gopher_quality.min_words=7", "filter.gopher_quality.max_words=900"]
+    )
     section = loaded.prepare[1].config
     assert isinstance(section, Filter)
     assert section.by_language["de"].gopher_quality is not None
     assert (section.by_language["de"].gopher_quality.min_words, section.by_language["de"].gopher_quality.max_words) == (
-        7, 900)
+        7,
+        900,
+    )
 
 
-@pytest.mark.parametrize(("reason", "judged", "threshold"), [
-    ("gopher_quality/min_words", {}, 50),
-    ("de/gopher_quality/min_words", {"rules_language": "de"}, 20),
-    ("de/gopher_quality/max_words", {"rules_language": "de"}, 100_000),
-])
+@pytest.mark.parametrize(
+    ("reason", "judged", "threshold"),
+    [
+        ("gopher_quality/min_words", {}, 50),
+        ("de/gopher_quality/min_words", {"rules_language": "de"}, 20),
+        ("de/gopher_quality/max_words", {"rules_language": "de"}, 100_000),
+    ],
+)
 def test_explain_says_the_threshold_of_the_documents_own_language(
     reason: str, judged: dict[str, Any], threshold: float
 ) -> None:
     recipe = Filter.model_validate({"by_language": {"de": {"gopher_quality": {"min_words": 20}}}}).model_dump(
-        mode="json", context=RECIPE)
+        mode="json", context=RECIPE
+    )
     assert find_threshold(recipe, reason, judged) == threshold
 
 
-@pytest.mark.parametrize(("judged", "threshold"), [
-    ({"language": "de", "language_score": 0.3}, 0.5), ({"language": "sr", "script": "Cyrl"}, 0.8),
-    ({"language": "sr", "script": "Latn"}, 0.7), ({"language": "fr"}, 0.1)])
-def test_explain_says_the_score_that_the_documents_own_language_needs(
-    judged: dict[str, Any], threshold: float
-) -> None:
+@pytest.mark.parametrize(
+    ("judged", "threshold"),
+    [
+        ({"language": "de", "language_score": 0.3}, 0.5),
+        ({"language": "sr", "script": "Cyrl"}, 0.8),
+        ({"language": "sr", "script": "Latn"}, 0.7),
+        ({"language": "fr"}, 0.1),
+    ],
+)
+def test_explain_says_the_score_that_the_documents_own_language_needs(judged: dict[str, Any], threshold: float) -> None:
     recipe = {"keep": {"de": 0.5, "srp_Cyrl": 0.8, "sr": 0.7, "*": 0.1}, "threshold": 0.65}
     assert find_threshold(recipe, "language_score", judged) == threshold
     assert find_threshold({"keep": ["de"], "threshold": 0.65}, "language_score", judged) == 0.65

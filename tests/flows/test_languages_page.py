@@ -15,15 +15,30 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "languages.md"
 MODEL = PAGE.parents[2] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is not here")]
 TEXTS = {
-    "en": ["The river ran past the old mill all day.", "Nobody had seen the miller since the spring floods of {n}.",
-           "She walked to the bridge with {n} letters in her bag.", "It was warm, and the fields smelled of hay.",
-           "A boat with two men came slowly around the bend.", "They had been fishing, but their nets were empty."],
-    "de": ["Der Fluss lief an der alten Mühle vorbei.", "Niemand hatte den Müller seit dem Hochwasser {n} gesehen.",
-           "Sie ging mit {n} Briefen zur Brücke.", "Es war nicht kalt, und die Wiesen dufteten nach Heu.",
-           "Ein Boot kam langsam um die Biegung, mit Männern und auch Netzen.", "Das Netz war leer geblieben."],
-    "fr": ["La rivière passait devant le vieux moulin.", "Personne n'avait vu le meunier depuis la crue de {n}.",
-           "Elle marchait vers le pont avec {n} lettres dans le sac.", "Il faisait doux, les prés sentaient le foin.",
-           "Une barque avec deux hommes tournait lentement.", "Ils avaient pêché, mais leurs filets étaient vides."],
+    "en": [
+        "The river ran past the old mill all day.",
+        "Nobody had seen the miller since the spring floods of {n}.",
+        "She walked to the bridge with {n} letters in her bag.",
+        "It was warm, and the fields smelled of hay.",
+        "A boat with two men came slowly around the bend.",
+        "They had been fishing, but their nets were empty.",
+    ],
+    "de": [
+        "Der Fluss lief an der alten Mühle vorbei.",
+        "Niemand hatte den Müller seit dem Hochwasser {n} gesehen.",
+        "Sie ging mit {n} Briefen zur Brücke.",
+        "Es war nicht kalt, und die Wiesen dufteten nach Heu.",
+        "Ein Boot kam langsam um die Biegung, mit Männern und auch Netzen.",
+        "Das Netz war leer geblieben.",
+    ],
+    "fr": [
+        "La rivière passait devant le vieux moulin.",
+        "Personne n'avait vu le meunier depuis la crue de {n}.",
+        "Elle marchait vers le pont avec {n} lettres dans le sac.",
+        "Il faisait doux, les prés sentaient le foin.",
+        "Une barque avec deux hommes tournait lentement.",
+        "Ils avaient pêché, mais leurs filets étaient vides.",
+    ],
     "es": ["El río pasaba por delante del viejo molino.", "Nadie había visto al molinero desde la crecida de {n}."] * 3,
 }
 
@@ -32,10 +47,17 @@ TEXTS = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with documents in four languages, of which one is not wanted."""
     (tmp_path / "data").mkdir()
-    rows = [{"text": " ".join(texts).format(n=7 * number), "url": f"https://{code}/{number}"}
-            for code, texts in TEXTS.items() for number in range(6)]
-    rows += [{"text": "Donaudampfschifffahrtsgesellschaftskapitän und Straßenbahnhaltestellenschild der Stadt " * 9,
-              "url": "https://de/long"}]
+    rows = [
+        {"text": " ".join(texts).format(n=7 * number), "url": f"https://{code}/{number}"}
+        for code, texts in TEXTS.items()
+        for number in range(6)
+    ]
+    rows += [
+        {
+            "text": "Donaudampfschifffahrtsgesellschaftskapitän und Straßenbahnhaltestellenschild der Stadt " * 9,
+            "url": "https://de/long",
+        }
+    ]
     (tmp_path / "data" / "web.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))

@@ -26,8 +26,13 @@ def untracked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return runs
 
 
-def start(monkeypatch: pytest.MonkeyPatch, tracking: str, error: Exception, committed: tuple[str, ...] = (),
-          force: frozenset[str] = frozenset()) -> int:
+def start(
+    monkeypatch: pytest.MonkeyPatch,
+    tracking: str,
+    error: Exception,
+    committed: tuple[str, ...] = (),
+    force: frozenset[str] = frozenset(),
+) -> int:
     def failing(**_: Any) -> None:
         raise error
 
@@ -35,10 +40,16 @@ def start(monkeypatch: pytest.MonkeyPatch, tracking: str, error: Exception, comm
     monkeypatch.setattr("gristmill.flows.pipeline.gristmill", failing)
     monkeypatch.setattr("gristmill.flows.orchestration.owners.mark_crashed_quietly", lambda: None)
     node = SimpleNamespace(settings=None, stage=SimpleNamespace(instances=None, asks=lambda manifest: ()))
-    session: Any = SimpleNamespace(overrides=[], store_option=None, plan={"ingest": node, "filter": node},
-                                   manifest=None, manifest_file="a.yaml", store=SimpleNamespace(root=Path("store")),
-                                   committed=lambda stage: stage in committed,
-                                   stage_server=lambda stages, force: nullcontext(None))
+    session: Any = SimpleNamespace(
+        overrides=[],
+        store_option=None,
+        plan={"ingest": node, "filter": node},
+        manifest=None,
+        manifest_file="a.yaml",
+        store=SimpleNamespace(root=Path("store")),
+        committed=lambda stage: stage in committed,
+        stage_server=lambda stages, force: nullcontext(None),
+    )
     return launch.launch(session, ["ingest", "filter"], force, tracked=True, summarise=False)
 
 
@@ -47,8 +58,11 @@ def test_a_run_hears_an_interrupt_itself_unless_whoever_started_it_lets_it_ignor
     before: Any, untracked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[Any] = []
-    monkeypatch.setattr(launch, "run_untracked", lambda *told, **more: (
-        heard.append(signal.getsignal(signal.SIGINT)), SimpleNamespace(folder=Path("run")))[1])
+    monkeypatch.setattr(
+        launch,
+        "run_untracked",
+        lambda *told, **more: (heard.append(signal.getsignal(signal.SIGINT)), SimpleNamespace(folder=Path("run")))[1],
+    )
     own = signal.signal(signal.SIGINT, before)
     try:
         assert start(monkeypatch, "none", AssertionError("Prefect was asked")) == 0

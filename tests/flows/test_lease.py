@@ -110,7 +110,10 @@ def in_another_namespace(folder: Path) -> subprocess.Popen[str] | None:
         return None
     owner = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", OWNER, str(folder)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert owner.stdout is not None
     if owner.stdout.readline().strip() == "1":
         return owner

@@ -62,8 +62,9 @@ def light(tmp_path: Path) -> Path:
 
 def done(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "PYTHONPATH": str(folder / "blocked")}
-    return subprocess.run([sys.executable, *command], cwd=folder, env=variables, capture_output=True, text=True,
-                          check=False)
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
 
 
 def gristmill(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -91,14 +92,17 @@ def required_by(requirements: list[str]) -> set[str]:
     waiting, found = [Requirement(one) for one in requirements], set[str]()
     while waiting:
         one = waiting.pop()
-        wanted = lambda inner, extras=(*one.extras, ""): inner.marker is None or any(  # noqa: E731
-            inner.marker.evaluate({"extra": extra}) for extra in extras)
+
+        def wanted(inner, extras=(*one.extras, "")):
+            return inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras)
+
         name = canonicalize_name(one.name)
         if name not in found:
             found.add(name)
             waiting += filter(wanted, map(Requirement, requires(name) or ()))
-    return {module for module, owners in packages_distributions().items()
-            if found & set(map(canonicalize_name, owners))}
+    return {
+        module for module, owners in packages_distributions().items() if found & set(map(canonicalize_name, owners))
+    }
 
 
 def imported() -> dict[str, set[str]]:
@@ -106,8 +110,13 @@ def imported() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for file in (file for layer in LAYERS for file in (ROOT / layer).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            modules = ([one.name for one in node.names] if isinstance(node, ast.Import) else
-                       [node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+            modules = (
+                [one.name for one in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
             for library in {module.partition(".")[0] for module in modules} - set(sys.stdlib_module_names):
                 found.setdefault(library, set()).add(str(file.relative_to(ROOT)))
     return found
@@ -124,23 +133,44 @@ def test_the_core_requires_none_of_what_an_extra_brings() -> None:
 def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_name() -> None:
     """What others say in words of their own, where they import it, is listed here."""
     others = {
-        "IPython": "a notebook's own", "aiobotocore": "s3", "botocore": "s3", "s3fs": "s3", "distributed": "engines",
-        "pyspark": "Spark's own", "gguf": "gguf", "sentencepiece": "sentencepiece", "streaming": "mds",
-        "lm_eval": "referees", "transformers": "referees", "trl": "referees", "sqlalchemy": "Prefect's own",
+        "IPython": "a notebook's own",
+        "aiobotocore": "s3",
+        "botocore": "s3",
+        "s3fs": "s3",
+        "distributed": "engines",
+        "pyspark": "Spark's own",
+        "gguf": "gguf",
+        "sentencepiece": "sentencepiece",
+        "streaming": "mds",
+        "lm_eval": "referees",
+        "transformers": "referees",
+        "trl": "referees",
+        "sqlalchemy": "Prefect's own",
     }
     core = required_by(PROJECT["dependencies"])
     assert {"numpy", "apache_beam", "lxml", "yaml"} <= core
-    left = {library: files for library, files in imported().items()
-            if library not in core | {"gristmill"} and library not in EXTRA_OF}
+    left = {
+        library: files
+        for library, files in imported().items()
+        if library not in core | {"gristmill"} and library not in EXTRA_OF
+    }
     assert left.keys() - others.keys() == set(), left
     assert others.keys() - left.keys() == set()
 
 
 def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
-    places = [path for folder in ("mixtures", "dataprep", "tokenize", "train", "flows", "docs")
-              for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml")]
-    named = {name for path in places for names in re.findall(r"gristmill\[([a-z0-9,]+)\]", path.read_text())
-             for name in names.split(",")}
+    places = [
+        path
+        for folder in ("mixtures", "dataprep", "tokenize", "train", "flows", "docs")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md", ".yaml")
+    ]
+    named = {
+        name
+        for path in places
+        for names in re.findall(r"gristmill\[([a-z0-9,]+)\]", path.read_text())
+        for name in names.split(",")
+    }
     assert named >= {"train", "ui", "engines", "fasttext"}
     assert named - PROJECT["optional-dependencies"].keys() == set()
 
@@ -152,11 +182,13 @@ def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mon
 
 
 def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
-    code = ("import importlib, json\nfrom gristmill.flows.stages.registry import STAGES\nfound = []\n"
-            "for name, stage in STAGES.items():\n"
-            "    try:\n        importlib.import_module(stage.run.partition(':')[0])\n"
-            "    except ImportError as error:\n        found.append((name, error.name))\n"
-            "print(json.dumps(found))")
+    code = (
+        "import importlib, json\nfrom gristmill.flows.stages.registry import STAGES\nfound = []\n"
+        "for name, stage in STAGES.items():\n"
+        "    try:\n        importlib.import_module(stage.run.partition(':')[0])\n"
+        "    except ImportError as error:\n        found.append((name, error.name))\n"
+        "print(json.dumps(found))"
+    )
     shown = done(light, "-c", code)
     assert shown.returncode == 0, shown.stderr
     failing = dict(json.loads(shown.stdout))
@@ -164,19 +196,30 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
     assert set(failing.values()) == {"torch"}
 
 
-@pytest.mark.parametrize(("command", "sentence"), [
-    ("run light.yaml --no-ui", "the stage pretrain needs torch, which is not installed; install it with: pip"),
-    ("up", "this command needs prefect, which is not installed; install it with: pip install 'gristmill[ui]'"),
-    ("serve", "this command needs prefect"),
-    ("serve-model light.yaml", "this command needs starlette, which is not installed; install it with: "
-                               "pip install 'gristmill[ui]'"),
-    ("browse light.yaml", "this command needs starlette"),
-    ("run demo --no-ui", "some stages need what is not installed (fasttext, which needs a C++ compiler: quality; "
-                         "torch: pretrain, sft, reference, dpo, evaluate and export); install it with: "
-                         "pip install 'gristmill[fasttext,train]'"),
-    ("run trained.yaml --no-ui", "the step quality needs fasttext, which is not installed; install it, which needs a "
-                                 "C++ compiler, with: pip install 'gristmill[fasttext]'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("run light.yaml --no-ui", "the stage pretrain needs torch, which is not installed; install it with: pip"),
+        ("up", "this command needs prefect, which is not installed; install it with: pip install 'gristmill[ui]'"),
+        ("serve", "this command needs prefect"),
+        (
+            "serve-model light.yaml",
+            "this command needs starlette, which is not installed; install it with: pip install 'gristmill[ui]'",
+        ),
+        ("browse light.yaml", "this command needs starlette"),
+        (
+            "run demo --no-ui",
+            "some stages need what is not installed (fasttext, which needs a C++ compiler: quality; "
+            "torch: pretrain, sft, reference, dpo, evaluate and export); install it with: "
+            "pip install 'gristmill[fasttext,train]'",
+        ),
+        (
+            "run trained.yaml --no-ui",
+            "the step quality needs fasttext, which is not installed; install it, which needs a "
+            "C++ compiler, with: pip install 'gristmill[fasttext]'",
+        ),
+    ],
+)
 def test_what_is_missing_is_one_sentence_with_the_command_that_installs_it(
     command: str, sentence: str, light: Path
 ) -> None:
@@ -196,34 +239,53 @@ def missing_for(settings: list[str], present: set[str], monkeypatch: pytest.Monk
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("setting", "sentence"), [
-    ("pretrain.optimizer.kind=adamw8bit",
-     "pretrain.optimizer.kind needs torchao, which is not installed; install it with: pip install 'gristmill[quant]', "
-     "or remove pretrain.optimizer.kind"),
-    ("pretrain.float8=rowwise", "pretrain.float8 needs torchao"),
-    ("sft.lora.base=nf4", "sft.lora.base needs bitsandbytes"),
-    ("engine.wandb.project=mine", "engine.wandb needs wandb, which is not installed; install it with: "
-                                  "pip install 'gristmill[wandb]', or remove engine.wandb"),
-    ("prepare=[{filter: {rules: [{gopher_quality: {words: exact, dialect: datatrove}}]}}]",
-     "the step filter needs spacy, which is not installed; install it with: pip install 'gristmill[languages]'"),
-    ("prepare=[{filter: {rules: [{fineweb: {words: language}}]}}]", "the step filter needs datatrove"),
-    ("evaluate.tasks=[{name: said, path: said.jsonl, kind: generate, metrics: [f1, chrf, rouge1]}]",
-     "some stages need what is not installed (sacrebleu: evaluate.tasks.said.metrics; rouge_score: "
-     "evaluate.tasks.said.metrics); install it with: "
-     "pip install 'gristmill[eval]'"),
-    ("prepare=[{quality: {perplexity: {kenlm: given.arpa}}}]",
-     "the step quality needs kenlm, which is not installed; install it, which needs a C++ compiler and Python 3.12 or "
-     "older, with: pip install 'gristmill[kenlm]'"),
-    ("examples.sums={data: [{path: sums.jsonl}], model: {model: m, endpoint: 'http://127.0.0.1:1/v1', temperature: 1}, "
-     "per_prompt: 2, rewards: [{kind: model, path: judge}]}",
-     "what computes with a model (examples-sums, pretrain, sft, reference, dpo, "
-     "evaluate, export) needs torch, which is not installed; install it with: pip install 'gristmill[train]'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        (
+            "pretrain.optimizer.kind=adamw8bit",
+            "pretrain.optimizer.kind needs torchao, which is not installed; install it with: pip install 'gristmill[quant]', "
+            "or remove pretrain.optimizer.kind",
+        ),
+        ("pretrain.float8=rowwise", "pretrain.float8 needs torchao"),
+        ("sft.lora.base=nf4", "sft.lora.base needs bitsandbytes"),
+        (
+            "engine.wandb.project=mine",
+            "engine.wandb needs wandb, which is not installed; install it with: "
+            "pip install 'gristmill[wandb]', or remove engine.wandb",
+        ),
+        (
+            "prepare=[{filter: {rules: [{gopher_quality: {words: exact, dialect: datatrove}}]}}]",
+            "the step filter needs spacy, which is not installed; install it with: pip install 'gristmill[languages]'",
+        ),
+        ("prepare=[{filter: {rules: [{fineweb: {words: language}}]}}]", "the step filter needs datatrove"),
+        (
+            "evaluate.tasks=[{name: said, path: said.jsonl, kind: generate, metrics: [f1, chrf, rouge1]}]",
+            "some stages need what is not installed (sacrebleu: evaluate.tasks.said.metrics; rouge_score: "
+            "evaluate.tasks.said.metrics); install it with: "
+            "pip install 'gristmill[eval]'",
+        ),
+        (
+            "prepare=[{quality: {perplexity: {kenlm: given.arpa}}}]",
+            "the step quality needs kenlm, which is not installed; install it, which needs a C++ compiler and Python 3.12 or "
+            "older, with: pip install 'gristmill[kenlm]'",
+        ),
+        (
+            "examples.sums={data: [{path: sums.jsonl}], model: {model: m, endpoint: 'http://127.0.0.1:1/v1', temperature: 1}, "
+            "per_prompt: 2, rewards: [{kind: model, path: judge}]}",
+            "what computes with a model (examples-sums, pretrain, sft, reference, dpo, "
+            "evaluate, export) needs torch, which is not installed; install it with: pip install 'gristmill[train]'",
+        ),
+    ],
+)
 def test_what_settings_need_is_said_before_any_work(
     setting: str, sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, line in (("said.jsonl", '{"prompt": "a", "answer": "b"}'), ("given.arpa", "x"),
-                       ("sums.jsonl", '{"prompt": "1+1", "answer": "2"}')):
+    for name, line in (
+        ("said.jsonl", '{"prompt": "a", "answer": "b"}'),
+        ("given.arpa", "x"),
+        ("sums.jsonl", '{"prompt": "1+1", "answer": "2"}'),
+    ):
         (tmp_path / name).write_text(line)
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "config.json").write_text("{}")
@@ -238,8 +300,11 @@ def test_a_run_prepares_tokenises_mixes_and_exports_without_any_extra(light: Pat
     ran = gristmill(light, "run", "light.yaml", "--until", "mix")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Mixture" in ran.stdout
-    for command in (["export-documents", "light.yaml", "--format", "jsonl", "--out", "documents"],
-                    ["export-tokens", "light.yaml", "--format", "llmc", "--out", "tokens"],
-                    ["report", "light.yaml"], ["plan", "light.yaml"]):
+    for command in (
+        ["export-documents", "light.yaml", "--format", "jsonl", "--out", "documents"],
+        ["export-tokens", "light.yaml", "--format", "llmc", "--out", "tokens"],
+        ["report", "light.yaml"],
+        ["plan", "light.yaml"],
+    ):
         shown = gristmill(light, *command)
         assert shown.returncode == 0, shown.stdout + shown.stderr

@@ -72,7 +72,8 @@ class Ran:
 
     def call(self, *words: str) -> str:
         done = CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(
-            app, [words[0], str(self.manifest), *words[1:], "--store", str(self.manifest.parent / "store")])
+            app, [words[0], str(self.manifest), *words[1:], "--store", str(self.manifest.parent / "store")]
+        )
         assert done.exit_code == 0, done.output
         return done.stdout
 
@@ -87,20 +88,36 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         session = open_session(str(folder / "family.yaml"), [], str(folder / "store"), until="mix")
         assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=False) == 0
     inputs = committed_inputs(session, session.plan)
-    rows = [row for shard in shard_names(inputs["ingest"])
-            for row in read_documents({"ingest": inputs["ingest"]}, shard).to_pylist()]
-    of = {name: [(int(row["text"].split()[0].removeprefix("of:").removeprefix("stone")), row["id"].hex())
-                 for row in rows if row["source"] == name] for name in ("web", "words", "asked")}
-    family = [{number: sorted(one for whose, one in of[name] if whose == number) for number in range(len(TEXTS))}
-              for name in ("words", "asked")]
-    return Ran(open_session(str(folder / "family.yaml"), [], str(folder / "store")), folder / "family.yaml",
-               dict(of["web"]), *family)
+    rows = [
+        row
+        for shard in shard_names(inputs["ingest"])
+        for row in read_documents({"ingest": inputs["ingest"]}, shard).to_pylist()
+    ]
+    of = {
+        name: [
+            (int(row["text"].split()[0].removeprefix("of:").removeprefix("stone")), row["id"].hex())
+            for row in rows
+            if row["source"] == name
+        ]
+        for name in ("web", "words", "asked")
+    }
+    family = [
+        {number: sorted(one for whose, one in of[name] if whose == number) for number in range(len(TEXTS))}
+        for name in ("words", "asked")
+    ]
+    return Ran(
+        open_session(str(folder / "family.yaml"), [], str(folder / "store")),
+        folder / "family.yaml",
+        dict(of["web"]),
+        *family,
+    )
 
 
 def judged(ran: Ran, stage: str) -> dict[str, str | None]:
     inputs = committed_inputs(ran.session, ran.session.plan)
-    rows: list[dict[str, Any]] = [row for shard in shard_names(inputs["ingest"])
-                                  for row in read_table(inputs[stage] / shard).to_pylist()]
+    rows: list[dict[str, Any]] = [
+        row for shard in shard_names(inputs["ingest"]) for row in read_table(inputs[stage] / shard).to_pylist()
+    ]
     return {row["id"].hex(): row["reason"] for row in rows}
 
 

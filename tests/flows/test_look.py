@@ -92,11 +92,13 @@ def test_a_look_fits_a_narrow_terminal_up_to_its_manifest(data: Path, monkeypatc
 
 
 def test_a_look_needs_no_torch(data: Path) -> None:
-    code = ("import sys; sys.modules['torch'] = None\nfrom typer.testing import CliRunner\n"
-            "from gristmill.flows.cli.main import app\n"
-            "done = CliRunner().invoke(app, ['look', 'data', '--seconds', '0'])\n"
-            "print(done.output); assert done.exit_code == 0\n"
-            "assert not {'apache_beam', 'prefect'} & set(sys.modules)")
+    code = (
+        "import sys; sys.modules['torch'] = None\nfrom typer.testing import CliRunner\n"
+        "from gristmill.flows.cli.main import app\n"
+        "done = CliRunner().invoke(app, ['look', 'data', '--seconds', '0'])\n"
+        "print(done.output); assert done.exit_code == 0\n"
+        "assert not {'apache_beam', 'prefect'} & set(sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=data.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "10 documents" in done.stdout
@@ -179,8 +181,10 @@ def test_the_whole_of_a_folder_with_several_formats_is_the_sum_over_them(data: P
     seen = look_at("data", str(data))
     stored = sum(file.stat().st_size for file in data.glob("*.*[lt]"))
     assert seen.text_bytes == pytest.approx(stored, rel=0.02)
-    assert seen.remarks == ("20 of 21 files are one text each beside files of rows: sources of their own "
-                            "(`gristmill new --source NAME='GLOB'` for each) get weights and rules of their own",)
+    assert seen.remarks == (
+        "20 of 21 files are one text each beside files of rows: sources of their own "
+        "(`gristmill new --source NAME='GLOB'` for each) get weights and rules of their own",
+    )
 
 
 def test_what_cannot_be_read_is_named_with_its_file(data: Path) -> None:
@@ -231,8 +235,9 @@ def test_files_as_long_as_books_are_cut_by_their_headings_or_into_paragraphs(tmp
     (tmp_path / "note.txt").write_text("A note.")
     looked = look_at("books", str(tmp_path))
     assert looked.split == "chapters"
-    assert looked.remarks == ("1 of 2 files are longer than 500.0 kB, and are cut into chapters: book.txt has 5 in its "
-                              "first 725.1 kB",)
+    assert looked.remarks == (
+        "1 of 2 files are longer than 500.0 kB, and are cut into chapters: book.txt has 5 in its first 725.1 kB",
+    )
     (tmp_path / "book.txt").write_text("\n\n".join([chapter] * 5))
     plain = look_at("books", str(tmp_path))
     assert plain.split == BOOK_PARAGRAPHS

@@ -72,9 +72,12 @@ def write(asked: str, before: int) -> Does:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     write_small_model(folder)
-    (folder / "seeds.jsonl").write_text("".join(
-        json.dumps({"prompt": f"red {one} two blue", "licence": "CC0-1.0"}) + "\n"
-        for one in ("sky", "grass", "rose", "river", "stone", "one")))
+    (folder / "seeds.jsonl").write_text(
+        "".join(
+            json.dumps({"prompt": f"red {one} two blue", "licence": "CC0-1.0"}) + "\n"
+            for one in ("sky", "grass", "rose", "river", "stone", "one")
+        )
+    )
     return folder
 
 
@@ -100,15 +103,27 @@ def opened(session: Session, *settings: str) -> Session:
 @pytest.mark.timeout(900)
 def test_a_manifest_makes_the_examples_that_it_tunes_on(session: Session) -> None:
     assert list(session.plan) == [
-        "tokenizer", "model", "examples-grown", "examples-revised", "examples-compared", "sft_data", "dpo_prepare",
-        "dpo_data", "sft", "reference", "dpo", "rl"]
+        "tokenizer",
+        "model",
+        "examples-grown",
+        "examples-revised",
+        "examples-compared",
+        "sft_data",
+        "dpo_prepare",
+        "dpo_data",
+        "sft",
+        "reference",
+        "dpo",
+        "rl",
+    ]
     inputs = {name: set(node.inputs) for name, node in session.plan.items()}
     assert inputs["examples-revised"] == {"examples-grown"}
     assert {"examples-revised"} < inputs["sft_data"]
     assert inputs["dpo_prepare"] == {"examples-compared"}
     assert "examples-grown" in inputs["rl"]
-    summaries = {name: folder.manifest()["summary"] for name in session.plan
-                 if (folder := session.committed(name)) is not None}
+    summaries = {
+        name: folder.manifest()["summary"] for name in session.plan if (folder := session.committed(name)) is not None
+    }
     assert summaries["examples-grown"]["examples"] == summaries["examples-revised"]["examples"]
     assert summaries["examples-revised"]["licences"] == ["CC0-1.0"]
     assert [one["path"] for one in summaries["sft_data"]["sets"]] == ["examples://revised"]
@@ -117,8 +132,13 @@ def test_a_manifest_makes_the_examples_that_it_tunes_on(session: Session) -> Non
     prepared = read_json(session.folder("dpo_prepare").data / "prepared.json")
     assert prepared["sets"][0]["path"] == "examples://compared"
     chat = Chat(session.folder("tokenizer").data)
-    prompts, sets = read_prompts(session.manifest.rl.data if session.manifest.rl else (), [], chat, 64,
-                                 {"examples-grown": session.folder("examples-grown").data})
+    prompts, sets = read_prompts(
+        session.manifest.rl.data if session.manifest.rl else (),
+        [],
+        chat,
+        64,
+        {"examples-grown": session.folder("examples-grown").data},
+    )
     assert len(prompts) == sets[0]["records"] == summaries["examples-grown"]["examples"]
 
 
@@ -129,7 +149,13 @@ def test_a_change_of_one_set_makes_what_reads_it_again_and_no_other(session: Ses
         return {name for name, node in other.items() if node.fingerprint != session.plan[name].fingerprint}
 
     assert changed("examples.compared.compare.principles=[Be brief.]") == {
-        "examples-compared", "dpo_prepare", "dpo_data", "reference", "dpo", "rl"}
+        "examples-compared",
+        "dpo_prepare",
+        "dpo_data",
+        "reference",
+        "dpo",
+        "rl",
+    }
     assert changed("examples.revised.revise.rounds=2") >= {"examples-revised", "sft_data", "sft"}
     assert "examples-compared" not in changed("examples.grown.grow.number=3")
     assert changed("examples.grown.model.concurrency=2", "examples.compared.compare.model.timeout_seconds=9") == set()
@@ -157,25 +183,31 @@ def wrong(folder: Path, *settings: str) -> str:
 def test_what_a_set_asks_for_in_vain_is_said_before_any_work(folder: Path) -> None:
     assert "no such set: 'revisd', did you mean 'revised'" in wrong(folder, "sft.data.0.path=examples://revisd")
     assert "grown, revised are made from each other in a circle" in wrong(
-        folder, "examples.grown.data.0.path=examples://revised")
+        folder, "examples.grown.data.0.path=examples://revised"
+    )
     (folder / "bad.j2").write_text("{{ promt }}")
     assert "there is no 'promt', did you mean 'prompt'" in wrong(folder, "examples.revised.revise.critique=bad.j2")
     assert "gone.j2" in wrong(folder, "examples.revised.revise.revision=gone.j2")
     (folder / "none.txt").write_text("\n\n")
     assert "has no line; write one principle a line" in wrong(folder, "examples.revised.revise.principles=none.txt")
     assert "examples.revised.revise.round: " in wrong(folder, "examples.revised.revise.round=2")
-    assert ("examples.compared.compare.model is asked before sft has made a model: train and export it by a manifest "
-            "of its own, and give the exported folder here") in wrong(
-        folder, 'examples.compared.compare.model={"folder": "sft"}')
+    assert (
+        "examples.compared.compare.model is asked before sft has made a model: train and export it by a manifest "
+        "of its own, and give the exported folder here"
+    ) in wrong(folder, 'examples.compared.compare.model={"folder": "sft"}')
 
 
 @pytest.mark.slow
 def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(session: Session) -> None:
     lines = (session.folder("examples-grown").data / "grown.jsonl").read_text().splitlines()
     _, seed, *_ = json.loads(lines[0])["parents"]
-    records = {name: [json.loads(line) for line in
-                      (session.folder(f"examples-{name}").data / f"{name}.jsonl").read_text().splitlines()]
-               for name in ("grown", "revised", "compared")}
+    records = {
+        name: [
+            json.loads(line)
+            for line in (session.folder(f"examples-{name}").data / f"{name}.jsonl").read_text().splitlines()
+        ]
+        for name in ("grown", "revised", "compared")
+    }
     found = assess(session, [seed, "f" * 32], with_duplicates=False)
     gone = {one["id"] for one in found["examples"]}
     assert gone == set(found["excluded"])
@@ -194,8 +226,11 @@ def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(session: Session)
     assert changed >= {"examples-grown", "examples-revised", "examples-compared", "sft_data", "dpo_data", "sft", "dpo"}
     other.runner(ShardClock()).run_stage("examples-compared")
     kept = (other.folder("examples-compared").data / "compared.jsonl").read_text()
-    assert kept == "".join(json.dumps(one, ensure_ascii=False, sort_keys=True) + "\n" for one in records["compared"]
-                           if one["id"] not in gone)
+    assert kept == "".join(
+        json.dumps(one, ensure_ascii=False, sort_keys=True) + "\n"
+        for one in records["compared"]
+        if one["id"] not in gone
+    )
     again = assess(session, [seed], with_duplicates=False)
     assert again["answers"] == 0, "they are forgotten"
 

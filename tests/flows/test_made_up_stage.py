@@ -74,8 +74,11 @@ prepare:
   - shouting: {max_capital_share: 0.6}
 tokenizer: {vocab_size: 300}
 """
-TEXTS = ["all quiet here, nothing to see at all", "ALL LOUD HERE, NOTHING TO SEE AT ALL",
-         "HALF of it is in capitals HERE"]
+TEXTS = [
+    "all quiet here, nothing to see at all",
+    "ALL LOUD HERE, NOTHING TO SEE AT ALL",
+    "HALF of it is in capitals HERE",
+]
 
 
 @pytest.fixture
@@ -113,7 +116,11 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
 
     listed = {row["stage"]: row for row in stage_states(session)}
     assert listed["shouting"]["documents"] == {
-        "read": 3, "kept": 2, "quarantined": 0, "dropped": {"shouting/max_capital_share": 1}}
+        "read": 3,
+        "kept": 2,
+        "quarantined": 0,
+        "dropped": {"shouting/max_capital_share": 1},
+    }
     facts = gather_facts(session)
     assert [(row["stage"], row["kept"]) for row in facts["funnel"]] == [("ingest", 3), ("shouting", 2)]
     page = render_report(session, None).replace("<wbr>", "")
@@ -143,8 +150,11 @@ def test_a_made_up_stage_that_was_killed_is_resumed(
 
 def test_what_its_settings_may_be_is_checked_like_those_of_all_others(loud: Path) -> None:
     loud.write_text(MANIFEST.replace("max_capital_share", "max_capital_shares"))
-    with pytest.raises(ManifestError, match=r"loud\.yaml:5: prepare\[0\]\.shouting\.max_capital_shares: unknown key, "
-                                            r"did you mean 'max_capital_share'\?"):
+    with pytest.raises(
+        ManifestError,
+        match=r"loud\.yaml:5: prepare\[0\]\.shouting\.max_capital_shares: unknown key, "
+        r"did you mean 'max_capital_share'\?",
+    ):
         opened(loud)
     loud.write_text(MANIFEST.replace("shouting", "shoutin"))
     with pytest.raises(ManifestError, match=r"loud\.yaml:5: prepare\[0\]\.shoutin: unknown key, did you mean"):
@@ -155,5 +165,4 @@ def test_a_name_is_taken_once_and_a_place_is_one_that_there_is(loud: Path) -> No
     with pytest.raises(registry.StageNameError, match="there is a stage 'shouting' already"):
         registry.register(registry.STAGES["shouting"])
     with pytest.raises(registry.StageNameError, match="there is no stage 'polish' to stand behind"):
-        registry.register(replace(registry.STAGES["shouting"], name="x"),
-                          behind="polish")
+        registry.register(replace(registry.STAGES["shouting"], name="x"), behind="polish")

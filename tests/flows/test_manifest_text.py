@@ -28,10 +28,20 @@ pretrain: {steps: 3}
 
 
 def test_everything_that_is_not_set_stays_as_it_was_written() -> None:
-    changed = set_keys(TEXT, {
-        ("sources", "prose", "weight"): 0.25, ("sources", "code", "weight"): 0.75, ("mix", "weights"): {"prose": 1e-05},
-        ("mix", "exclude"): "list.ids", ("pretrain", "continue_from"): "x y", ("export", "dtype"): "fp32"})
-    assert changed == """\
+    changed = set_keys(
+        TEXT,
+        {
+            ("sources", "prose", "weight"): 0.25,
+            ("sources", "code", "weight"): 0.75,
+            ("mix", "weights"): {"prose": 1e-05},
+            ("mix", "exclude"): "list.ids",
+            ("pretrain", "continue_from"): "x y",
+            ("export", "dtype"): "fp32",
+        },
+    )
+    assert (
+        changed
+        == """\
 name: demo   # a comment
 sources:
   prose: {path: "a/*", weight: 0.25}   # flow
@@ -50,11 +60,23 @@ pretrain: {continue_from: x y, steps: 3}
 
 export: {dtype: fp32}
 """
+    )
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=8), st.one_of(
-    st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8), st.none(), st.booleans(), st.integers(),
-    st.lists(st.text(max_size=3), max_size=2)), max_size=3))
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=8),
+        st.one_of(
+            st.floats(allow_nan=False, allow_infinity=False),
+            st.text(max_size=8),
+            st.none(),
+            st.booleans(),
+            st.integers(),
+            st.lists(st.text(max_size=3), max_size=2),
+        ),
+        max_size=3,
+    )
+)
 def test_any_value_is_read_back_as_it_was_set(value: dict[str, object]) -> None:
     assert yaml.safe_load(set_keys(TEXT, {("mix", "weights"): value}))["mix"]["weights"] == value
 

@@ -12,39 +12,63 @@ from gristmill.flows.report.summary import print_mixture
 from tests.flows.rendered import html_of
 
 PACKED: dict[str, Any] = {
-    "sources": ["web", "code"], "sequence_length": 16, "tokenizer": {"vocab_size": 300},
-    "realised": {"web": {"tokens": 1200, "share": 0.75, "epochs": 0.5}, "code": {"tokens": 400, "share": 0.25,
-                                                                               "epochs": 4.0}},
-    "requested": {"web": {"share": 0.6, "max_epochs": 1.0, "epochs": "min(cluster_size, 4)"},
-                  "code": {"share": 0.4, "max_epochs": 4.0, "max_tokens": 4100}},
+    "sources": ["web", "code"],
+    "sequence_length": 16,
+    "tokenizer": {"vocab_size": 300},
+    "realised": {
+        "web": {"tokens": 1200, "share": 0.75, "epochs": 0.5},
+        "code": {"tokens": 400, "share": 0.25, "epochs": 4.0},
+    },
+    "requested": {
+        "web": {"share": 0.6, "max_epochs": 1.0, "epochs": "min(cluster_size, 4)"},
+        "code": {"share": 0.4, "max_epochs": 4.0, "max_tokens": 4100},
+    },
     "redistributed": {"web": 240, "code": -240},
     "shares": [
-        {"until": 0.75, "tokens": 1200, "requested": {"web": 0.8, "code": 0.2},
-         "realised": {"web": 0.875, "code": 0.125}},
-        {"until": 1.0, "tokens": 400, "requested": {"web": 0.0, "code": 1.0},
-         "realised": {"web": 0.375, "code": 0.625}},
+        {
+            "until": 0.75,
+            "tokens": 1200,
+            "requested": {"web": 0.8, "code": 0.2},
+            "realised": {"web": 0.875, "code": 0.125},
+        },
+        {
+            "until": 1.0,
+            "tokens": 400,
+            "requested": {"web": 0.0, "code": 1.0},
+            "realised": {"web": 0.375, "code": 0.625},
+        },
     ],
-}  # fmt: skip
+}
 
 
 def test_what_limits_moved_stands_beside_the_share_that_was_asked_for() -> None:
     header, rows = mixture_table({"packed": PACKED})
     assert header == ["source", "tokens", "share", "requested", "moved", "epochs", "at most"]
-    assert rows == [["web", "1,200", "75.00%", "60.00%", "+240", "0.50", "1"],
-                    ["code", "400", "25.00%", "40.00%", "-240", "4.00", "4"]]
+    assert rows == [
+        ["web", "1,200", "75.00%", "60.00%", "+240", "0.50", "1"],
+        ["code", "400", "25.00%", "40.00%", "-240", "4.00", "4"],
+    ]
     assert limits_note({"packed": PACKED}) == "web: epochs min(cluster_size, 4); code: max 4,100 tokens"
 
 
 def test_every_stage_shows_the_sources_that_it_has() -> None:
     found = stage_table({"packed": PACKED})
     assert found is not None
-    assert found[1] == [["0% to 75%", "web", "1,050", "87.50%", "80.00%"], ["", "code", "150", "12.50%", "20.00%"],
-                        ["75% to 100%", "web", "150", "37.50%", "0.00%"], ["", "code", "250", "62.50%", "100.00%"]]
+    assert found[1] == [
+        ["0% to 75%", "web", "1,050", "87.50%", "80.00%"],
+        ["", "code", "150", "12.50%", "20.00%"],
+        ["75% to 100%", "web", "150", "37.50%", "0.00%"],
+        ["", "code", "250", "62.50%", "100.00%"],
+    ]
 
 
 def test_a_plain_mixture_has_neither() -> None:
-    plain = {**PACKED, "redistributed": {}, "shares": PACKED["shares"][:1],
-             "requested": {name: {"share": 0.5, "max_epochs": 1.0} for name in PACKED["sources"]}}
+    plain = {
+        **PACKED,
+        "redistributed": {},
+        "shares": PACKED["shares"][:1],
+        "requested": {name: {"share": 0.5, "max_epochs": 1.0} for name in PACKED["sources"]},
+    }
     assert mixture_table({"packed": plain})[0] == ["source", "tokens", "share", "requested", "epochs", "at most"]
     assert stage_table({"packed": plain}) is None
     assert limits_note({"packed": plain}) == ""
@@ -54,8 +78,10 @@ def test_a_plain_mixture_has_neither() -> None:
 
 def test_the_terminal_and_the_report_show_both_tables() -> None:
     shown = StringIO()
-    prefixes = {"web": {"largest_drift_rows": 0.5, "bound_rows": 0.5}, "code": {"largest_drift_rows": 0.375,
-                                                                               "bound_rows": 0.5}}
+    prefixes = {
+        "web": {"largest_drift_rows": 0.5, "bound_rows": 0.5},
+        "code": {"largest_drift_rows": 0.375, "bound_rows": 0.5},
+    }
     summaries = {"mix": {"prefixes": prefixes}}
     print_mixture({"packed": PACKED, "summaries": summaries}, Console(file=shown, width=60))
     lines = shown.getvalue().splitlines()

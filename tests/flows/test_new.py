@@ -32,8 +32,10 @@ PROSE = "The river ran past the old mill and turned its wheel all day long. " * 
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     (folder / "code").mkdir(parents=True)
-    rows = [{"id": n, "url": "https://example.org", "title": "A title", "raw": {"content": f"{n} {PROSE}"}}
-            for n in range(9)]
+    rows = [
+        {"id": n, "url": "https://example.org", "title": "A title", "raw": {"content": f"{n} {PROSE}"}}
+        for n in range(9)
+    ]
     (folder / "crawl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode(), mtime=0))
     pq.write_table(pa.table({"text": [PROSE] * 8, "note": ["x"] * 8}), folder / "books.parquet")
     for name in ("a.py", "b.py", "README.md"):
@@ -47,8 +49,19 @@ def run_new(*arguments: str, answers: str = "") -> Result:
 
 def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    result = run_new(str(file), "--name", "mine", "--source", f"web={data / 'crawl.gz'}", "--source",
-                     str(data / "books.parquet"), "--source", str(data / "code"), "--language", "no")
+    result = run_new(
+        str(file),
+        "--name",
+        "mine",
+        "--source",
+        f"web={data / 'crawl.gz'}",
+        "--source",
+        str(data / "books.parquet"),
+        "--source",
+        str(data / "code"),
+        "--language",
+        "no",
+    )
     assert result.exit_code == 0, result.output
     assert "web: 1 file" in result.output
     assert "format jsonl, text in field 'raw.content', ids in field 'id'" in result.output
@@ -58,17 +71,20 @@ def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(data: Path, tm
     assert (web.format, web.text_field, web.id_field) == ("jsonl", "raw.content", "id")
     assert (books.format, books.text_field, books.id_field) == ("auto", "text", None)
     assert sum(source.weight for source in (web, books, code)) == pytest.approx(1.0, abs=0.002)
-    (filter_, programs), (langid,) = ([getattr(step, name) for step in manifest.prepare if step.stage == name]
-                                      for name in ("filter", "langid"))
+    (filter_, programs), (langid,) = (
+        [getattr(step, name) for step in manifest.prepare if step.stage == name] for name in ("filter", "langid")
+    )
     assert filter_.sources == ("web", "books"), "source code is judged by no rule for prose"
     assert (programs.sources, configured_names(programs.rules)) == (("code",), ["code"]), "but by its own"
     assert langid.keep == ("no",), "YAML's `no` is a language here, not false"
     assert [step.stage for step in manifest.prepare] == ["langid", "filter", "filter", "dedup"], (
-        "stop words follow the language")
+        "stop words follow the language"
+    )
     assert manifest.mix is not None
     assert manifest.pretrain is not None
-    assert manifest.mix.tokens == (manifest.pretrain.steps * manifest.pretrain.global_batch_size
-                                   * manifest.mix.sequence_length)
+    assert manifest.mix.tokens == (
+        manifest.pretrain.steps * manifest.pretrain.global_batch_size * manifest.mix.sequence_length
+    )
 
 
 def test_questions_are_asked_where_no_source_is_given(data: Path, tmp_path: Path) -> None:
@@ -102,8 +118,17 @@ def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(data
     for name in ("deu_Latn", "nob_Latn"):
         (tmp_path / f"{name}.yml").write_text(SETTINGS)
     file = tmp_path / "mine.yaml"
-    result = run_new(str(file), "--source", str(data / "books.parquet"), "--source", str(data / "code"),
-                     "--fineweb2", str(tmp_path / "deu_Latn.yml"), "--fineweb2", str(tmp_path / "nob_Latn.yml"))
+    result = run_new(
+        str(file),
+        "--source",
+        str(data / "books.parquet"),
+        "--source",
+        str(data / "code"),
+        "--fineweb2",
+        str(tmp_path / "deu_Latn.yml"),
+        "--fineweb2",
+        str(tmp_path / "nob_Latn.yml"),
+    )
     assert result.exit_code == 0, result.output
     manifest = load_manifest(file)
     assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup", "filter"]
@@ -125,14 +150,25 @@ def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(data
 def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path: Path) -> None:
     (tmp_path / "deu_Latn.yml").write_text("dup_line_frac: 0.2\n")
     (tmp_path / "german.yml").write_text(SETTINGS)
-    for path, said in (("deu_Latn.yml", "has no dup_n_grams"), ("german.yml", "is not called after a language"),
-                       ("absent.yml", "absent.yml")):
-        result = run_new(str(tmp_path / "a.yaml"), "--source", str(data / "books.parquet"), "--fineweb2",
-                         str(tmp_path / path))
+    for path, said in (
+        ("deu_Latn.yml", "has no dup_n_grams"),
+        ("german.yml", "is not called after a language"),
+        ("absent.yml", "absent.yml"),
+    ):
+        result = run_new(
+            str(tmp_path / "a.yaml"), "--source", str(data / "books.parquet"), "--fineweb2", str(tmp_path / path)
+        )
         assert result.exit_code == 2
         assert said in " ".join(result.output.split())
-    both = run_new(str(tmp_path / "a.yaml"), "--source", str(data / "books.parquet"), "--language", "de",
-                   "--fineweb2", str(tmp_path / "german.yml"))
+    both = run_new(
+        str(tmp_path / "a.yaml"),
+        "--source",
+        str(data / "books.parquet"),
+        "--language",
+        "de",
+        "--fineweb2",
+        str(tmp_path / "german.yml"),
+    )
     assert "give one of them" in " ".join(both.output.split())
     assert not (tmp_path / "a.yaml").exists()
 
@@ -158,9 +194,11 @@ def test_the_written_manifest_runs_and_measures_languages_before_the_rules_that_
     languages: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     german = "Der Fluss lief an der alten Mühle vorbei und drehte das Rad den ganzen Tag nicht ohne {} Wasser. "
-    rows = [{"text": "".join(text.format(f"{n} {line}") for line in range(5))}
-            for n in range(5) for text in ("The river and number {} of the wheels have turned with the water all day. ",
-                                           german)]
+    rows = [
+        {"text": "".join(text.format(f"{n} {line}") for line in range(5))}
+        for n in range(5)
+        for text in ("The river and number {} of the wheels have turned with the water all day. ", german)
+    ]
     (tmp_path / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
@@ -169,8 +207,9 @@ def test_the_written_manifest_runs_and_measures_languages_before_the_rules_that_
     assert ("none is dropped" in (tmp_path / "m.yaml").read_text()) == (not languages)
     done = CliRunner().invoke(app, ["run", "m.yaml", "--until", "filter", "--no-ui"])
     assert done.exit_code == 0, done.output
-    (langid,), (judged,) = ((tmp_path / "gristmill-store" / stage).glob("*/data/part-*.parquet")
-                            for stage in ("langid", "filter"))
+    (langid,), (judged,) = (
+        (tmp_path / "gristmill-store" / stage).glob("*/data/part-*.parquet") for stage in ("langid", "filter")
+    )
     found = pq.read_table(langid)["language"].to_pylist()
     assert found == ["en", "de"] * 5
     stop_words = pq.read_table(judged)["stop_words"].to_pylist()
@@ -201,13 +240,16 @@ def test_rows_without_any_text_are_refused_with_their_fields(tmp_path: Path) -> 
         look_at("binary", str(tmp_path / "binary"))
 
 
-@pytest.mark.parametrize(("rows", "text", "identifier"), [
-    ([{"text": "short", "abstract": "a much longer text than that"}], "abstract", None),
-    ([{"text": "a text of some length", "abstract": "a text of this length"}], "text", None),
-    ([{"a": 1, "inner": {"body": "x"}, "id": "p"}, {"a": 2, "id": "q"}], "inner.body", "id"),
-    ([{"id": 1, "t": "x"}, {"id": 1, "t": "y"}], "t", None),
-    ([{"x": 1}], None, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "text", "identifier"),
+    [
+        ([{"text": "short", "abstract": "a much longer text than that"}], "abstract", None),
+        ([{"text": "a text of some length", "abstract": "a text of this length"}], "text", None),
+        ([{"a": 1, "inner": {"body": "x"}, "id": "p"}, {"a": 2, "id": "q"}], "inner.body", "id"),
+        ([{"id": 1, "t": "x"}, {"id": 1, "t": "y"}], "t", None),
+        ([{"x": 1}], None, None),
+    ],
+)
 def test_the_text_is_the_usual_field_unless_another_is_much_longer(
     rows: list[dict[str, Any]], text: str | None, identifier: str | None
 ) -> None:
@@ -232,11 +274,10 @@ def test_names_sizes_and_wishes_are_checked(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [20_000, 2_400_000, 27_500_000, 27_548_160, 300_000_000, 2_300_000_000, 10**12])
-def test_the_model_is_the_largest_that_has_enough_tokens_per_parameter(
-    tokens: int, data: Path, tmp_path: Path
-) -> None:
-    text = write_manifest(Wishes("a", tokens=tokens), {"a": look_at("a", str(data / "books.parquet"))},
-                          str(tmp_path / "a.yaml"))
+def test_the_model_is_the_largest_that_has_enough_tokens_per_parameter(tokens: int, data: Path, tmp_path: Path) -> None:
+    text = write_manifest(
+        Wishes("a", tokens=tokens), {"a": look_at("a", str(data / "books.parquet"))}, str(tmp_path / "a.yaml")
+    )
     (tmp_path / "a.yaml").write_text(text)
     manifest = load_manifest(tmp_path / "a.yaml")
     assert manifest.mix is not None

@@ -50,8 +50,11 @@ def opened(folder: Path, *overrides: str, allow: bool = False) -> Session:
 
 
 def test_a_listing_runs_only_after_somebody_has_allowed_it(folder: Path) -> None:
-    with pytest.raises(ManifestError, match=r"m.yaml:4: sources.cards.list: planning would run own:files "
-                                            r"\(own.py: 6 lines, beside.py: 1 lines\)"):
+    with pytest.raises(
+        ManifestError,
+        match=r"m.yaml:4: sources.cards.list: planning would run own:files "
+        r"\(own.py: 6 lines, beside.py: 1 lines\)",
+    ):
         opened(folder)
     assert not (folder / "ran").exists()
     before = opened(folder, allow=True).plan["ingest"].fingerprint
@@ -80,16 +83,28 @@ def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone
     assert len(found) == 4
 
 
-@pytest.mark.parametrize(("setting", "says"), [
-    ("sources.cards.format=jsonl", "`read` and `format: jsonl` both say how files are read"),
-    ("sources.cards.read.use=./own.py:raed", "own.py defines no 'raed', did you mean 'read'?"),
-    ("sources.cards.read.use=https://example.org/own.py:read", "code is taken from files beside the manifest"),
-    ("sources.cards.read.with={leas: 1}", "own.py, line 5: read has no parameter 'leas', did you mean 'least'?"),
-    ("sources.cards.read.use=./own.py:files", "m.yaml:5: sources.cards.read: own.py, line 2: files has the parameter "
-                                              "'ending', which `with` does not give"),
-    ("tokenizer={chat_formatter: {use: ./own.py:files}}", "tokenizer.chat_formatter: own.py, line 2: files has the"),
-    ("tokenizer={chat_formatter: {use: ./own.py:read}, chat_template: x}", "both say how conversations are written"),
-])
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("sources.cards.format=jsonl", "`read` and `format: jsonl` both say how files are read"),
+        ("sources.cards.read.use=./own.py:raed", "own.py defines no 'raed', did you mean 'read'?"),
+        ("sources.cards.read.use=https://example.org/own.py:read", "code is taken from files beside the manifest"),
+        ("sources.cards.read.with={leas: 1}", "own.py, line 5: read has no parameter 'leas', did you mean 'least'?"),
+        (
+            "sources.cards.read.use=./own.py:files",
+            "m.yaml:5: sources.cards.read: own.py, line 2: files has the parameter "
+            "'ending', which `with` does not give",
+        ),
+        (
+            "tokenizer={chat_formatter: {use: ./own.py:files}}",
+            "tokenizer.chat_formatter: own.py, line 2: files has the",
+        ),
+        (
+            "tokenizer={chat_formatter: {use: ./own.py:read}, chat_template: x}",
+            "both say how conversations are written",
+        ),
+    ],
+)
 def test_a_wrong_key_is_named_with_its_place(folder: Path, setting: str, says: str) -> None:
     with pytest.raises(ManifestError) as caught:
         opened(folder, setting, allow=True)
@@ -108,14 +123,16 @@ def tuned(tmp_path: Path) -> Path:
     stage, tokenizer = tmp_path / "store" / "sft" / "tiny--12", tmp_path / "store" / "tokenizer" / "tiny--34" / "data"
     (tmp_path / "chat.py").write_text(
         "def write(messages):\n    for one in messages:\n        yield one['role'] + ': ', False\n"
-        "        yield one['content'] + '<|end|>', one['role'] == 'assistant'\n        yield '\\n', False\n")
+        "        yield one['content'] + '<|end|>', one['role'] == 'assistant'\n        yield '\\n', False\n"
+    )
     own = OwnFormatter(use=take_code(OwnFunction("./chat.py:write"), tmp_path))
     write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky " * 20]}, {}), 300), tokenizer, own)
     shape = shape_of(Model(layers=1, width=32, heads=4, kv_heads=2), 300, 32)
     with torch.device("meta"):
         parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
-    save_model(stage / "data" / "model", shape, {name: drawn(shape, 0)(name, size)
-                                                 for name, size in parameters.items()})
+    save_model(
+        stage / "data" / "model", shape, {name: drawn(shape, 0)(name, size) for name, size in parameters.items()}
+    )
     write_json(stage / "stage.json", {"inputs": {"tokenizer": str(tokenizer)}})
     return stage
 

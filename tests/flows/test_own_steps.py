@@ -48,8 +48,13 @@ prepare:
     name: long
 tokenizer: {vocab_size: 300}
 """
-TEXTS = ["a  colour that says xyzzy", "xyzzy xyzzy xyzzy", "tiny  text", "an ordinary text of some length",
-         "another ordinary text, xyzzy xyzzy"]
+TEXTS = [
+    "a  colour that says xyzzy",
+    "xyzzy xyzzy xyzzy",
+    "tiny  text",
+    "an ordinary text of some length",
+    "another ordinary text, xyzzy xyzzy",
+]
 
 
 @pytest.fixture
@@ -94,7 +99,9 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
     assert history(session, "web.jsonl#3")["outcome"] == "dropped by long: annotate/long_enough"
     edited = history(session, "web.jsonl#1", whole=True)
     assert [(edit["removed"], edit["added"]) for edit in edited["stages"][1]["edits"]["first"]] == [
-        ("  ", " "), ("colour", "color")]
+        ("  ", " "),
+        ("colour", "color"),
+    ]
     print_history(edited)
     assert "a[-  -]{+ +}[-colour-]{+color+} that says xyzzy" in capsys.readouterr().out
 
@@ -139,20 +146,22 @@ def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothin
     assert reasons["ingest"] == ""
     assert reasons["annotate"] == "code changed: the code of ./steps.py:count_word"
     assert opened(own).plan["ingest"].fingerprint == before.plan["ingest"].fingerprint
-    own.write_text(MANIFEST.replace("steps.py:count_word", "words.py:count").replace("with: {word: xyzzy}, ",
-                   "with: {word: xyzzy}, measures: [count], ").replace("magic", "count"))
+    own.write_text(
+        MANIFEST.replace("steps.py:count_word", "words.py:count")
+        .replace("with: {word: xyzzy}, ", "with: {word: xyzzy}, measures: [count], ")
+        .replace("magic", "count")
+    )
     reason = next(row["reason"] for row in explain_plan(opened(own)) if row["stage"] == "annotate")
     assert "./steps.py:count_word -> ./words.py:count" in reason
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(
-    own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dies = "import os, signal\n" + STEPS.replace(
         '    print("counting", word)\n',
-        f'    if not os.path.exists({str(own.parent / "died")!r}):\n'
-        f'        open({str(own.parent / "died")!r}, "w").close()\n        os.kill(os.getpid(), signal.SIGKILL)\n')
+        f"    if not os.path.exists({str(own.parent / 'died')!r}):\n"
+        f'        open({str(own.parent / "died")!r}, "w").close()\n        os.kill(os.getpid(), signal.SIGKILL)\n',
+    )
     (own.parent / "steps.py").write_text(dies)
     session = opened(own)
     for name in ("steps.py", "words.py"):
@@ -174,45 +183,73 @@ def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None
         open_session(str(own), [], str(own.parent / "store"), until="mix")
 
 
-@pytest.mark.parametrize(("former", "new", "says"), [
-    ("./steps.py:count_word", "./step.py:count_word", r"own.yaml:5: .*use: there is no file step.py in .*steps.py"),
-    ("./steps.py:count_word", "./steps.py:count_words", r"own.yaml:5: .*use: steps.py defines no 'count_words', did"),
-    ("./steps.py:count_word", "https://example.org/steps.py:f", r"own.yaml:5: .*code is taken from files beside the"),
-    ("word: xyzzy", "wrod: xyzzy", r"own.yaml:5: .*use: steps.py, line 5: count_word has the parameter 'word', which "
-                                   r"is no column of documents"),
-    ("word: xyzzy", "word: xyzzy, other: 1", r"line 5: count_word has no parameter 'other'; correct `with`"),
-    ("magic: 1", "magik: 1", r"own.yaml:5: prepare\[0\].annotate.max.magik: steps.py, line 5: count_word does not "
-                             r"return 'magik', did you mean 'magic'\?; it returns magic"),
-    ("max: {magic: 1}", "min: {text: 1}", r"'text' means something else of a document; call the column otherwise"),
-])
-def test_what_is_wrong_with_a_step_is_said_before_anything_runs(
-    own: Path, former: str, new: str, says: str
-) -> None:
+@pytest.mark.parametrize(
+    ("former", "new", "says"),
+    [
+        ("./steps.py:count_word", "./step.py:count_word", r"own.yaml:5: .*use: there is no file step.py in .*steps.py"),
+        (
+            "./steps.py:count_word",
+            "./steps.py:count_words",
+            r"own.yaml:5: .*use: steps.py defines no 'count_words', did",
+        ),
+        (
+            "./steps.py:count_word",
+            "https://example.org/steps.py:f",
+            r"own.yaml:5: .*code is taken from files beside the",
+        ),
+        (
+            "word: xyzzy",
+            "wrod: xyzzy",
+            r"own.yaml:5: .*use: steps.py, line 5: count_word has the parameter 'word', which "
+            r"is no column of documents",
+        ),
+        ("word: xyzzy", "word: xyzzy, other: 1", r"line 5: count_word has no parameter 'other'; correct `with`"),
+        (
+            "magic: 1",
+            "magik: 1",
+            r"own.yaml:5: prepare\[0\].annotate.max.magik: steps.py, line 5: count_word does not "
+            r"return 'magik', did you mean 'magic'\?; it returns magic",
+        ),
+        ("max: {magic: 1}", "min: {text: 1}", r"'text' means something else of a document; call the column otherwise"),
+    ],
+)
+def test_what_is_wrong_with_a_step_is_said_before_anything_runs(own: Path, former: str, new: str, says: str) -> None:
     own.write_text(MANIFEST.replace(former, new, 1))
     with pytest.raises(ManifestError, match=says):
         opened(own)
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    ("def count_word(text: str, word: str) -> dict:\n    return {'magic': 1\n", r"steps.py, line 2: not valid Python"),
-    ("async def count_word(text, word): return {'magic': 1}", r"steps.py, line 1: count_word is an async function"),
-    ("def count_word(text, word): yield {'magic': 1}", r"steps.py, line 1: count_word yields values; return one"),
-    ("class count_word: ...", r"steps.py, line 1: count_word is a class; name a function"),
-])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "def count_word(text: str, word: str) -> dict:\n    return {'magic': 1\n",
+            r"steps.py, line 2: not valid Python",
+        ),
+        ("async def count_word(text, word): return {'magic': 1}", r"steps.py, line 1: count_word is an async function"),
+        ("def count_word(text, word): yield {'magic': 1}", r"steps.py, line 1: count_word yields values; return one"),
+        ("class count_word: ...", r"steps.py, line 1: count_word is a class; name a function"),
+    ],
+)
 def test_what_the_source_shows_to_be_wrong_is_said_before_anything_runs(own: Path, source: str, says: str) -> None:
     shutil.copy(own.parent / "steps.py", own.parent / "others.py")
     (own.parent / "steps.py").write_text(source)
-    own.write_text(MANIFEST.replace("./steps.py:tidy", "./others.py:tidy").replace(
-        "./steps.py:long", "./others.py:long"))
+    own.write_text(
+        MANIFEST.replace("./steps.py:tidy", "./others.py:tidy").replace("./steps.py:long", "./others.py:long")
+    )
     with pytest.raises(ManifestError, match=says):
         opened(own)
 
 
 @pytest.mark.slow
 def test_what_a_function_prints_breaks_nothing(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    prints = ("import os", 'print("no line end", end="")',
-              """print('\\n@gristmill [1]\\n@gristmill {"event": 3}', end='')""",
-              'os.write(1, b"raw")', 'os.system("echo from a child")')
+    prints = (
+        "import os",
+        'print("no line end", end="")',
+        """print('\\n@gristmill [1]\\n@gristmill {"event": 3}', end='')""",
+        'os.write(1, b"raw")',
+        'os.system("echo from a child")',
+    )
     loud = STEPS.replace('print("counting", word)', "; ".join(prints))
     (own.parent / "steps.py").write_text(loud)
     session = opened(own)

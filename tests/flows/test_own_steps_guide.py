@@ -20,10 +20,19 @@ pytestmark = pytest.mark.slow
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "own-steps.md"
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```\n\n```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = {name: (source, manifest) for name, source, manifest in BLOCK.findall(GUIDE.read_text())}
-TEXTS = ["The xyzzy recipe.\nINGREDIENTS: grist, grist, grist, grist", "short",
-         "An ordinary text about the mill. \nEnd"]
-KEPT = {"steps.py": [1, 2], "shape.py": [0, 2], "recipes.py": [0], "batches.py": [1, 2], "tidy.py": [0, 1, 2],
-        "tables.py": [0, 1, 2]}
+TEXTS = [
+    "The xyzzy recipe.\nINGREDIENTS: grist, grist, grist, grist",
+    "short",
+    "An ordinary text about the mill. \nEnd",
+]
+KEPT = {
+    "steps.py": [1, 2],
+    "shape.py": [0, 2],
+    "recipes.py": [0],
+    "batches.py": [1, 2],
+    "tidy.py": [0, 1, 2],
+    "tables.py": [0, 1, 2],
+}
 
 
 def test_every_block_of_the_guide_is_one_of_its_examples() -> None:
@@ -35,12 +44,20 @@ def test_every_block_of_the_guide_is_one_of_its_examples() -> None:
 def test_an_example_of_the_guide_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, manifest = EXAMPLES[name]
     (tmp_path / name).write_text(source)
-    (tmp_path / "web.jsonl").write_text("".join(
-        json.dumps({"text": text, "url": f"https://example.org/{row}"}) + "\n" for row, text in enumerate(TEXTS)))
-    (tmp_path / "chats.jsonl").write_text("".join(
-        json.dumps({"prompt": f"say {answer}", "completion": answer}) + "\n" for answer in ("yes indeed", "no")))
-    whole = {"name": "guide", "sources": {"web": {"path": "web.jsonl"}}, "tokenizer": {"vocab_size": 300},
-             **yaml.safe_load(manifest)}
+    (tmp_path / "web.jsonl").write_text(
+        "".join(
+            json.dumps({"text": text, "url": f"https://example.org/{row}"}) + "\n" for row, text in enumerate(TEXTS)
+        )
+    )
+    (tmp_path / "chats.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"say {answer}", "completion": answer}) + "\n" for answer in ("yes indeed", "no"))
+    )
+    whole = {
+        "name": "guide",
+        "sources": {"web": {"path": "web.jsonl"}},
+        "tokenizer": {"vocab_size": 300},
+        **yaml.safe_load(manifest),
+    }
     if "sft" in whole:
         whole |= {"mix": {"tokens": 16, "sequence_length": 8}, "pretrain": {"steps": 1}}
     (tmp_path / "guide.yaml").write_text(yaml.safe_dump(whole))
@@ -55,7 +72,8 @@ def test_an_example_of_the_guide_runs(name: str, tmp_path: Path, capsys: pytest.
         return
     texts = CorpusDataset.of(Corpus(inputs), ["text"]).scanner().to_table()["text"].to_pylist()
     assert [text.strip() for text in texts] == [
-        (TEXTS[row] if name != "tidy.py" else TEXTS[row].replace(" \n", "\n")) for row in KEPT[name]]
+        (TEXTS[row] if name != "tidy.py" else TEXTS[row].replace(" \n", "\n")) for row in KEPT[name]
+    ]
 
 
 def test_columns_of_two_steps_have_the_names_that_the_guide_says(tmp_path: Path) -> None:

@@ -35,15 +35,24 @@ class Server:
     def __exit__(self, *_: object) -> None:
         return
 
-    def add(self, name: str, state: Any, owner: dict[str, Any] | None, runner: int = 0, task: Any = None,
-            attempt_of_task: int = 1) -> Any:
+    def add(
+        self,
+        name: str,
+        state: Any,
+        owner: dict[str, Any] | None,
+        runner: int = 0,
+        task: Any = None,
+        attempt_of_task: int = 1,
+    ) -> Any:
         labels = {} if owner is None else {f"gristmill.{key}": value for key, value in owner.items()}
-        run = SimpleNamespace(id=uuid.uuid4(), name=name, state=state, labels={**labels, "gristmill.runner": runner},
-                              run_count=1)
+        run = SimpleNamespace(
+            id=uuid.uuid4(), name=name, state=state, labels={**labels, "gristmill.runner": runner}, run_count=1
+        )
         self.runs.append(run)
         if task is not None:
-            self.tasks.append(SimpleNamespace(id=uuid.uuid4(), flow_run_id=run.id, state=task,
-                                              flow_run_run_count=attempt_of_task))
+            self.tasks.append(
+                SimpleNamespace(id=uuid.uuid4(), flow_run_id=run.id, state=task, flow_run_run_count=attempt_of_task)
+            )
         return run
 
     def read_flow_runs(self, flow_run_filter: Any, limit: int, offset: int) -> list[Any]:
@@ -57,8 +66,11 @@ class Server:
         if flow_run_filter.id is not None:
             return [task for task in self.tasks if task.flow_run_id in flow_run_filter.id.any_]
         ended = {run.id for run in self.runs if run.state.type in flow_run_filter.state.type.any_}
-        return [task for task in self.tasks
-                if task.flow_run_id in ended and task.state.type in task_run_filter.state.type.any_]
+        return [
+            task
+            for task in self.tasks
+            if task.flow_run_id in ended and task.state.type in task_run_filter.state.type.any_
+        ]
 
     def set_flow_run_state(self, run: uuid.UUID, state: Any, force: bool) -> None:
         assert force, "nobody is left who could propose a state"
@@ -103,8 +115,14 @@ def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(server: Serv
     server.add("not ours", Running(), None)
     server.add("over", Completed(), gone)
     assert owners.mark_crashed() == ["gone", "gone while cancelled"]
-    assert states(server) == {"gone": "Crashed", "gone while cancelled": "Cancelled", "alive": "Running",
-                              "elsewhere": "Running", "not ours": "Running", "over": "Completed"}
+    assert states(server) == {
+        "gone": "Crashed",
+        "gone while cancelled": "Cancelled",
+        "alive": "Running",
+        "elsewhere": "Running",
+        "not ours": "Running",
+        "over": "Completed",
+    }
     assert [task.state.name for task in server.tasks] == ["Crashed", "Cancelled", "Running"]
     assert f"process ({gone['pid']}) is gone" in server.runs[0].state.message
 
@@ -162,8 +180,10 @@ def test_a_server_that_does_not_answer_stops_nothing(server: Server, caplog: pyt
     owners.cancelled_runs.add(uuid.uuid4())
     owners.show_cancelled()
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "runs whose process is gone could not be looked for", "the runs of this runner could not be looked for",
-        "Prefect does not know that this run was cancelled"]
+        "runs whose process is gone could not be looked for",
+        "the runs of this runner could not be looked for",
+        "Prefect does not know that this run was cancelled",
+    ]
     assert owners.cancelled_runs == set()
 
 

@@ -14,24 +14,51 @@ from tests.flows.rendered import html_of
 
 
 def costs(rows: int, tokens: int, padding: int, dropped: int, split: int) -> dict[str, int]:
-    return {"rows": rows, "tokens": tokens, "padding_tokens": padding, "dropped_tokens": dropped, "documents": 40,
-            "split_documents": split, "split_tokens": 10 * split}
+    return {
+        "rows": rows,
+        "tokens": tokens,
+        "padding_tokens": padding,
+        "dropped_tokens": dropped,
+        "documents": 40,
+        "split_documents": split,
+        "split_tokens": 10 * split,
+    }
 
 
 @pytest.fixture
 def facts() -> dict[str, Any]:
     """1,000 tokens of 40 documents."""
-    return {"packed": {"packing": "best_fit", "packings": {
-        "stream": costs(100, 1000, 0, 0, 20), "stream_aligned": costs(70, 700, 0, 300, 20),
-        "best_fit": costs(125, 1000, 250, 0, 2), "best_fit_aligned": costs(120, 900, 300, 100, 2)}}}
+    return {
+        "packed": {
+            "packing": "best_fit",
+            "packings": {
+                "stream": costs(100, 1000, 0, 0, 20),
+                "stream_aligned": costs(70, 700, 0, 300, 20),
+                "best_fit": costs(125, 1000, 250, 0, 2),
+                "best_fit_aligned": costs(120, 900, 300, 100, 2),
+            },
+        }
+    }
 
 
 def test_shares_are_of_documents_of_tokens_and_of_rows(facts: dict[str, Any]) -> None:
     rows = {row.pop("packing"): row for row in packing_rows(facts)}
-    assert rows["best_fit"] == {"used": True, "rows": 125, "split": 0.05, "in_split": 0.02, "dropped": 0.0,
-                                "padding": 0.2}
-    assert rows["stream_aligned"] == {"used": False, "rows": 70, "split": 0.5, "in_split": 0.2, "dropped": 0.3,
-                                      "padding": 0.0}
+    assert rows["best_fit"] == {
+        "used": True,
+        "rows": 125,
+        "split": 0.05,
+        "in_split": 0.02,
+        "dropped": 0.0,
+        "padding": 0.2,
+    }
+    assert rows["stream_aligned"] == {
+        "used": False,
+        "rows": 70,
+        "split": 0.5,
+        "in_split": 0.2,
+        "dropped": 0.3,
+        "padding": 0.0,
+    }
     assert packing_rows({"packed": {"sources": []}}) == []
 
 

@@ -17,8 +17,9 @@ from typer.main import get_command
 from gristmill.flows.cli.main import app
 from tests.test_architecture import ROOT
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"),
-                *(ROOT / "deploy").rglob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
@@ -65,8 +66,13 @@ def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
 def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
     out = tmp_path / "pages"
     subprocess.run([sys.executable, ROOT / ".ci" / "site.py", out], check=True)
-    helped = subprocess.run([sys.executable, "-m", "gristmill", "--help"], capture_output=True, text=True, check=True,
-                            env={"PATH": "", "COLUMNS": "200"}).stdout
+    helped = subprocess.run(
+        [sys.executable, "-m", "gristmill", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "", "COLUMNS": "200"},
+    ).stdout
     commands = re.findall(r"^  ([a-z][a-z-]*)  +[A-Z]", helped, re.MULTILINE)
     assert len(commands) > 25
     page = (out / "reference" / "commands.md").read_text()
@@ -81,8 +87,10 @@ def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
     assert "<!-- manifest.md -->" in bundle
 
 
-@pytest.mark.parametrize(("script", "page"), [
-    ("rules_reference", "reference/rules.md"), ("paper_index", "papers.md"), ("performance", "performance.md")])
+@pytest.mark.parametrize(
+    ("script", "page"),
+    [("rules_reference", "reference/rules.md"), ("paper_index", "papers.md"), ("performance", "performance.md")],
+)
 def test_what_is_written_from_the_code_is_what_the_code_says(script: str, page: str) -> None:
     command = [sys.executable, ROOT / ".ci" / f"{script}.py"]
     written = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -127,8 +135,12 @@ def said_by(path: Path) -> list[str]:
 def test_every_message_of_the_troubleshooting_is_one_of_the_code() -> None:
     quoted = re.findall(r"^> (.*)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
     assert len(quoted) > 15
-    texts = [text for folder in ("mixtures", "dataprep", "tokenize", "train", "flows")
-             for path in (ROOT / folder).rglob("*.py") for text in said_by(path)]
+    texts = [
+        text
+        for folder in ("mixtures", "dataprep", "tokenize", "train", "flows")
+        for path in (ROOT / folder).rglob("*.py")
+        for text in said_by(path)
+    ]
     assert [message for message in quoted if not any(message in text for text in texts)] == []
 
 
@@ -164,6 +176,9 @@ def test_every_command_of_a_page_is_one_with_these_options(page: Path) -> None:
         if not words or not re.fullmatch(r"[a-z-]+", words[0]):
             continue
         given = options_of(words)
-        wrong += [(line, word) for word in words if word.startswith("--") and len(word) > 2
-                  and word.partition("=")[0] not in given]
+        wrong += [
+            (line, word)
+            for word in words
+            if word.startswith("--") and len(word) > 2 and word.partition("=")[0] not in given
+        ]
     assert wrong == []

@@ -26,9 +26,14 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return calls
 
 
-@pytest.mark.parametrize(("overrides", "store"), [
-    ([f"sources.a.path=https://me:{SECRET}@host/a"], ""), ([f"engine.options.token={SECRET}"], ""),
-    ([], f"s3://key:{SECRET}@bucket/store")])
+@pytest.mark.parametrize(
+    ("overrides", "store"),
+    [
+        ([f"sources.a.path=https://me:{SECRET}@host/a"], ""),
+        ([f"engine.options.token={SECRET}"], ""),
+        ([], f"s3://key:{SECRET}@bucket/store"),
+    ],
+)
 def test_parameters_with_credentials_are_refused_and_masked(
     overrides: list[str], store: str, forgotten: list[bool]
 ) -> None:

@@ -52,8 +52,14 @@ engine: {workers: 1}
 def driver(host: str, folder: Path, store: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A run of its own, whose processes are gone afterwards."""
     command = [sys.executable, "-c", DRIVER, host, "run", str(folder / "m.yaml"), "--no-ui", "--store", store]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               env={**os.environ, **environment}, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
     try:
         yield process
     finally:
@@ -82,8 +88,12 @@ def test_a_driver_that_wakes_up_after_another_took_over_ends_its_children_and_co
     with driver("one", tmp_path, store, PAUSED=str(tmp_path)) as paused:
         wait_for((tmp_path / "reached").exists, "the tenth document")
         (folder,) = (as_path(store) / "annotate").iterdir()
-        child = wait_for(lambda: (folder / "lease" / "1.child.json").exists() and read_json(
-            folder / "lease" / "1.child.json")["pid"], "the name of its child")
+        child = wait_for(
+            lambda: (
+                (folder / "lease" / "1.child.json").exists() and read_json(folder / "lease" / "1.child.json")["pid"]
+            ),
+            "the name of its child",
+        )
         paused.send_signal(signal.SIGSTOP)
         with driver("another", tmp_path, store) as other:
             said = other.communicate(timeout=280)[0]

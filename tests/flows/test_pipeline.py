@@ -35,8 +35,23 @@ assert _spec.loader is not None
 corpus = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(corpus)
 
-ALL_STAGES = ["ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix", "sft_data", "dpo_data",
-              "pretrain", "sft", "reference", "dpo", "evaluate", "export"]
+ALL_STAGES = [
+    "ingest",
+    "filter",
+    "dedup",
+    "quality",
+    "tokenizer",
+    "tokenize",
+    "mix",
+    "sft_data",
+    "dpo_data",
+    "pretrain",
+    "sft",
+    "reference",
+    "dpo",
+    "evaluate",
+    "export",
+]
 START_SECONDS = 120.0
 
 
@@ -110,14 +125,19 @@ def test_every_document_is_accounted_for_at_every_stage(undisturbed: Session) ->
     ingest = undisturbed.folder("ingest").manifest()["summary"]["counts"]
     assert ingest["quarantined"] == corpus.PLANTED_QUARANTINED
     assert undisturbed.folder("dedup").manifest()["summary"]["counts"]["dropped"] == {
-        "exact_duplicate": 1, "near_duplicate": 1}
+        "exact_duplicate": 1,
+        "near_duplicate": 1,
+    }
 
 
 def test_the_packed_set_honours_the_weights_exactly(undisturbed: Session) -> None:
     packed = json.loads((undisturbed.folder("mix").data / "packed.json").read_text())
     # 24,000 tokens are 375 rows of 64: 225, 75 and 75 of them for weights 0.6, 0.2 and 0.2.
     assert dict(zip(packed["sources"], packed["train"]["rows_per_source"], strict=True)) == {
-        "web": 225, "books": 75, "code": 75}
+        "web": 225,
+        "books": 75,
+        "code": 75,
+    }
 
 
 def test_explain_prints_the_history_of_a_dropped_document(undisturbed: Session) -> None:
@@ -176,8 +196,9 @@ def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
         (("--step", "3", "--document", "x"), "give one of --step N, --document ID, --against RUN and --text FILE"),
         (("--against", "yesterday"), "'yesterday' is neither a manifest nor a run of"),
     ):
-        refused = look("trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root),
-                       check=False)
+        refused = look(
+            "trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root), check=False
+        )
         assert refused.returncode == 2
         assert complaint in refused.stderr
 
@@ -188,8 +209,11 @@ def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else
     store, before = str(undisturbed.store.root), PackedSet(undisturbed.folder("mix").data)
     document = before.pieces(reading_of(undisturbed).rows(5))["id"][0].as_py()
     (tmp_path / "list.txt").write_text(f"# asked for\n{document.hex()}\n")
-    found = json.loads(look("takedown", undisturbed.manifest_file, "--ids", str(tmp_path / "list.txt"),
-                            "--store", store, "--json").stdout)
+    found = json.loads(
+        look(
+            "takedown", undisturbed.manifest_file, "--ids", str(tmp_path / "list.txt"), "--store", store, "--json"
+        ).stdout
+    )
     assert [one["id"] for one in found["documents"]] == [document.hex()]
     assert found["trained"]
     assert found["first_step"] <= 5
@@ -237,8 +261,15 @@ def test_whatif_foretells_what_a_run_with_other_thresholds_keeps(undisturbed: Se
 def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> None:
     (run, *_) = sorted(undisturbed.store.runs.iterdir())
     html = (run / "report.html").read_text()
-    for wanted in ("Documents", "Why documents were dropped", "Quarantine", "Mixture", "Training", "Held-out text",
-                   "<svg"):
+    for wanted in (
+        "Documents",
+        "Why documents were dropped",
+        "Quarantine",
+        "Mixture",
+        "Training",
+        "Held-out text",
+        "<svg",
+    ):
         assert wanted in html
     without_namespaces = html.replace("http://www.w3.org/", "")
     assert "http://" not in without_namespaces.replace("http://purl.org", "").replace("http://creativecommons.org", "")
@@ -246,8 +277,9 @@ def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> N
     assert tables_script() in html
 
 
-@pytest.mark.parametrize("stage", ["mix", *(
-    pytest.param(stage, marks=pytest.mark.chaos) for stage in ("ingest", "dedup", "pretrain"))])
+@pytest.mark.parametrize(
+    "stage", ["mix", *(pytest.param(stage, marks=pytest.mark.chaos) for stage in ("ingest", "dedup", "pretrain"))]
+)
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
     undisturbed: Session, tmp_path: Path, stage: str
 ) -> None:
@@ -259,8 +291,18 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
     copy_store(undisturbed, store, stage)
     killed = open_session(undisturbed.manifest_file, [], str(store))
     folder = killed.folder(stage)
-    command = [sys.executable, "-m", "gristmill.flows.cli.main", "run", undisturbed.manifest_file, "--store",
-               str(store), "--no-ui", "--until", stage]
+    command = [
+        sys.executable,
+        "-m",
+        "gristmill.flows.cli.main",
+        "run",
+        undisturbed.manifest_file,
+        "--store",
+        str(store),
+        "--no-ui",
+        "--until",
+        stage,
+    ]
     for _ in range(2):
         kill_when_files_reach(command, folder, random_.randint(2, 14))
     gristmill(*command[3:])
@@ -273,6 +315,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
 
 def kill_when_files_reach(command: list[str], folder: StageFolder, more: int) -> None:
     """Start a run, and kill it and its stage once so many more files are there than before, or when it ends."""
+
     def files() -> int:
         return sum(1 for part in (folder.data, folder.work) for _ in part.rglob("*")) if folder.path.exists() else 0
 
@@ -306,8 +349,17 @@ def test_two_training_processes_read_the_same_rows_and_reach_the_same_losses(
 ) -> None:
     store = tmp_path / "store"
     copy_store(undisturbed, store, "pretrain")
-    gristmill("run", undisturbed.manifest_file, "--store", str(store), "--no-ui", "--until", "pretrain",
-              "--set", "engine.ranks=2")
+    gristmill(
+        "run",
+        undisturbed.manifest_file,
+        "--store",
+        str(store),
+        "--no-ui",
+        "--until",
+        "pretrain",
+        "--set",
+        "engine.ranks=2",
+    )
     two = open_session(undisturbed.manifest_file, [], str(store)).folder("pretrain")
     one = undisturbed.folder("pretrain")
     assert [step for step, _ in losses_of(two)] == [step for step, _ in losses_of(one)]
@@ -316,8 +368,15 @@ def test_two_training_processes_read_the_same_rows_and_reach_the_same_losses(
 
 
 def test_a_new_weight_mixes_again_and_prepares_nothing(undisturbed: Session, tmp_path: Path) -> None:
-    plan = look("plan", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--json",
-                "--set", "sources.code.weight=0.4")
+    plan = look(
+        "plan",
+        undisturbed.manifest_file,
+        "--store",
+        str(undisturbed.store.root),
+        "--json",
+        "--set",
+        "sources.code.weight=0.4",
+    )
     actions = {row["stage"]: row["action"] for row in json.loads(plan.stdout)}
     assert [stage for stage, action in actions.items() if action == "reuse"] == ALL_STAGES[:6]
     reason = next(row["reason"] for row in json.loads(plan.stdout) if row["stage"] == "mix")
@@ -325,15 +384,26 @@ def test_a_new_weight_mixes_again_and_prepares_nothing(undisturbed: Session, tmp
 
 
 def test_a_forced_stage_gives_the_same_bytes_again(undisturbed: Session) -> None:
-    run = gristmill("stage", "dedup", undisturbed.manifest_file, "--force", "--no-ui",
-                    "--store", str(undisturbed.store.root))
+    run = gristmill(
+        "stage", "dedup", undisturbed.manifest_file, "--force", "--no-ui", "--store", str(undisturbed.store.root)
+    )
     assert "every byte as before" in run.stdout
 
 
 @pytest.mark.slow
 def test_a_run_whose_reader_went_away_goes_on_to_its_end(project: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gristmill.flows.cli.main", "run", str(project), "--store", str(tmp_path),
-               "--no-ui", "--until", "filter"]
+    command = [
+        sys.executable,
+        "-m",
+        "gristmill.flows.cli.main",
+        "run",
+        str(project),
+        "--store",
+        str(tmp_path),
+        "--no-ui",
+        "--until",
+        "filter",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -345,8 +415,16 @@ def test_a_run_whose_reader_went_away_goes_on_to_its_end(project: Path, tmp_path
 
 
 def test_a_missing_source_is_a_sentence_and_not_a_traceback(project: Path, tmp_path: Path) -> None:
-    run = gristmill("run", str(project), "--set", "sources.web.path=nowhere/*.jsonl", "--no-ui",
-                    "--store", str(tmp_path), check=False)
+    run = gristmill(
+        "run",
+        str(project),
+        "--set",
+        "sources.web.path=nowhere/*.jsonl",
+        "--no-ui",
+        "--store",
+        str(tmp_path),
+        check=False,
+    )
     assert run.returncode == 2
     assert "nowhere" in run.stdout
     assert "web" in run.stdout
@@ -354,8 +432,18 @@ def test_a_missing_source_is_a_sentence_and_not_a_traceback(project: Path, tmp_p
 
 
 def test_too_many_unreadable_records_fail_the_stage_with_the_share(project: Path, tmp_path: Path) -> None:
-    run = gristmill("run", str(project), "--set", "ingest.max_quarantined=0.01", "--no-ui", "--until", "ingest",
-                    "--store", str(tmp_path), check=False)
+    run = gristmill(
+        "run",
+        str(project),
+        "--set",
+        "ingest.max_quarantined=0.01",
+        "--no-ui",
+        "--until",
+        "ingest",
+        "--store",
+        str(tmp_path),
+        check=False,
+    )
     assert run.returncode == 1
     assert "more than the allowed 1.0%" in run.stdout
     assert "Traceback" not in run.stdout

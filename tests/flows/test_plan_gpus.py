@@ -30,8 +30,9 @@ def test_a_plan_adds_up(tmp_path: Path) -> None:
     assert best["fits"]
     assert best["gpu_hours"] == pytest.approx(best["seconds_per_step"] * 1000 / 3600 * 4)
     assert best["cost"] == pytest.approx(best["gpu_hours"] * found["prices"]["per_gpu_hour"])
-    assert best["memory"]["total"] == pytest.approx(sum(
-        value for name, value in best["memory"].items() if name != "total"))
+    assert best["memory"]["total"] == pytest.approx(
+        sum(value for name, value in best["memory"].items() if name != "total")
+    )
     assert found["data"] is None
 
 
@@ -42,11 +43,14 @@ def test_a_gpu_that_is_in_no_table_is_given_by_its_figures(tmp_path: Path) -> No
     assert found["forms"][0]["cost"] is None
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
-    (["--gpu", "H900"], "no GPU called 'H900' is known"),
-    (["--gpu", "mine", "--peak-tflops", "50"], "belong together"),
-    (["--prices", "absent.yaml"], "absent.yaml: there is no such file"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--gpu", "H900"], "no GPU called 'H900' is known"),
+        (["--gpu", "mine", "--peak-tflops", "50"], "belong together"),
+        (["--prices", "absent.yaml"], "absent.yaml: there is no such file"),
+    ],
+)
 def test_what_cannot_be_planned_is_said_in_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     done = CliRunner().invoke(app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "4", *arguments])
     assert done.exit_code == 2
@@ -55,8 +59,9 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(tmp_path: Path, arguments:
 
 @pytest.mark.parametrize("columns", [60, 80])
 def test_the_tables_fit_narrow_terminals(tmp_path: Path, columns: int) -> None:
-    done = CliRunner().invoke(app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "8", "--gpu", "A100"],
-                              env={"COLUMNS": str(columns)})
+    done = CliRunner().invoke(
+        app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "8", "--gpu", "A100"], env={"COLUMNS": str(columns)}
+    )
     assert done.exit_code == 0
     assert max(map(len, done.stdout.splitlines())) <= columns
     assert "8 x A100" in done.stdout
@@ -65,14 +70,30 @@ def test_the_tables_fit_narrow_terminals(tmp_path: Path, columns: int) -> None:
 def test_what_the_mixture_offers_stands_beside_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     """100 tokens of documents in 104 of rows; the other source is read twice, from step 6 of 10 on anew."""
     source = {"share": 0.5, "tokens_read": 50.0, "tokens_there": 100, "epochs": 0.5, "wraps_at_step": None}
-    print_data(Console(width=80), {
-        "passes_over_the_set": 1.0, "set_tokens": 100,
-        "sources": {"web": source, "code": {**source, "tokens_there": 25, "epochs": 2.0, "wraps_at_step": 6}},
-        "packing": {"kind": "best_fit", **waste_of({
-            "tokens": 100, "padding_tokens": 4, "dropped_tokens": 25, "documents": 8, "split_documents": 2,
-            "split_tokens": 50})}})
+    print_data(
+        Console(width=80),
+        {
+            "passes_over_the_set": 1.0,
+            "set_tokens": 100,
+            "sources": {"web": source, "code": {**source, "tokens_there": 25, "epochs": 2.0, "wraps_at_step": 6}},
+            "packing": {
+                "kind": "best_fit",
+                **waste_of(
+                    {
+                        "tokens": 100,
+                        "padding_tokens": 4,
+                        "dropped_tokens": 25,
+                        "documents": 8,
+                        "split_documents": 2,
+                        "split_tokens": 50,
+                    }
+                ),
+            },
+        },
+    )
     shown = capsys.readouterr().out
     assert "code    50.0%     50   25    2.00              6" in shown
     assert "never" in shown
     assert " ".join(shown.split()).endswith(
-        "packing best_fit: 3.8% padding in the rows, 20.0% of the tokens dropped, 25.0% of the documents cut")
+        "packing best_fit: 3.8% padding in the rows, 20.0% of the tokens dropped, 25.0% of the documents cut"
+    )

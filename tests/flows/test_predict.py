@@ -104,18 +104,29 @@ def test_the_work_of_a_stage_is_counted_from_shard_to_shard(monkeypatch: pytest.
 def test_no_stage_is_begun_when_the_time_is_up_and_every_stage_has_a_figure_or_a_reason(
     manifest: Manifest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "m.yaml").write_text((tmp_path / "m.yaml").read_text() + """\
+    (tmp_path / "m.yaml").write_text(
+        (tmp_path / "m.yaml").read_text()
+        + """\
 tokenizer: {vocab_size: 300}
 mix: {tokens: 20000, sequence_length: 32}
 pretrain: {model: {layers: 1, width: 16, heads: 2}, steps: 40, global_batch_size: 4}
 export: {}
-""")
+"""
+    )
     session = open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "st"))
     node = session.plan["pretrain"]
     before = session.store.folder("pretrain", "small", "0" * 64)
     before.begin({})
-    before.commit({"stage": "pretrain", "recipe": {**node.recipe, "steps": 10}, "started": 1.0, "seconds": 5.0,
-                   "cost": {"peak_memory_bytes": 7}}, {})
+    before.commit(
+        {
+            "stage": "pretrain",
+            "recipe": {**node.recipe, "steps": 10},
+            "started": 1.0,
+            "seconds": 5.0,
+            "cost": {"peak_memory_bytes": 7},
+        },
+        {},
+    )
 
     found = predict.predict(session, 100_000, budget_seconds=0.0)
 
@@ -153,8 +164,17 @@ def test_the_curve_is_the_banding_formula() -> None:
 
 @pytest.mark.slow
 def test_plan_predict_prints_a_row_per_stage(manifest: Manifest, tmp_path: Path) -> None:
-    arguments = ["plan", str(tmp_path / "m.yaml"), "--predict", "--sample-mb", "0.1",
-                 "--sample-seconds", "500", "--store", str(tmp_path / "st")]
+    arguments = [
+        "plan",
+        str(tmp_path / "m.yaml"),
+        "--predict",
+        "--sample-mb",
+        "0.1",
+        "--sample-seconds",
+        "500",
+        "--store",
+        str(tmp_path / "st"),
+    ]
     found = json.loads(CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout)
     assert [row["stage"] for row in found["stages"]] == ["ingest", "filter", "dedup"]
     assert all(row["seconds"] > 0 and row["memory_bytes"] > 50e6 for row in found["stages"])

@@ -48,11 +48,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A manifest of which the examples are prepared, and nothing else is made."""
     folder = tmp_path_factory.mktemp("prepared")
     answer = "The river runs slowly through old forests."
-    chats = [("Where?", answer), ("Where?", answer), ("Why?", "Because."), (LEAK, answer),
-             ("When?", f"{answer} Again.")]
+    chats = [
+        ("Where?", answer),
+        ("Where?", answer),
+        ("Why?", "Because."),
+        (LEAK, answer),
+        ("When?", f"{answer} Again."),
+    ]
     for name, rows in {
         "chats": [{"prompt": prompt, "completion": said} for prompt, said in chats],
-        "pairs": [{"prompt": "q", "chosen": "a", "rejected": "b"}], "quiz": [{"question": LEAK}],
+        "pairs": [{"prompt": "q", "chosen": "a", "rejected": "b"}],
+        "quiz": [{"question": LEAK}],
         "web": [{"text": "a"}],
     }.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -69,15 +75,18 @@ def fingerprints(session: Session) -> dict[str, str]:
     return {name: node.fingerprint for name, node in session.plan.items()}
 
 
-@pytest.mark.parametrize(("override", "changed"), [
-    ("sft.prepare.filter.rules.gopher_quality.min_words=4", {"sft_prepare", "sft_data", "sft", "reference", "dpo"}),
-    ("sft.data.0.weight=2", {"sft_data", "sft", "reference", "dpo"}),
-    ("dpo.leaks=null", {"dpo_data", "reference", "dpo"}),
-    ("dpo.prepare=[dedup]", {"dpo_data", "reference", "dpo"}),
-    ("dpo.data.0.weight=2", {"dpo"}),
-    ("dpo.beta=0.2", {"dpo"}),
-    ("dpo.holdout=0.3", {"dpo"}),
-])
+@pytest.mark.parametrize(
+    ("override", "changed"),
+    [
+        ("sft.prepare.filter.rules.gopher_quality.min_words=4", {"sft_prepare", "sft_data", "sft", "reference", "dpo"}),
+        ("sft.data.0.weight=2", {"sft_data", "sft", "reference", "dpo"}),
+        ("dpo.leaks=null", {"dpo_data", "reference", "dpo"}),
+        ("dpo.prepare=[dedup]", {"dpo_data", "reference", "dpo"}),
+        ("dpo.data.0.weight=2", {"dpo"}),
+        ("dpo.beta=0.2", {"dpo"}),
+        ("dpo.holdout=0.3", {"dpo"}),
+    ],
+)
 def test_a_key_of_the_examples_changes_what_reads_them_and_no_more(
     folder: Path, override: str, changed: set[str]
 ) -> None:
@@ -99,12 +108,19 @@ def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_thresh
     assert short["outcome"] == "dropped by sft_prepare: filter: gopher_quality/min_words"
     assert (short["source"], short["excerpt"]) == ("chats", "Why?\n\nBecause.")
     assert [(one["stage"], one["keep"]) for one in short["stages"]] == [
-        ("sft_prepare: dedup", True), ("sft_prepare: filter", False)]
+        ("sft_prepare: dedup", True),
+        ("sft_prepare: filter", False),
+    ]
     assert short["stages"][1]["threshold"] == 3
-    assert history(session, "chats.jsonl:4")["outcome"] == "dropped by sft_prepare: decontaminate: " \
-                                                        "decontaminate/max_contamination"
-    (kept,) = (one for one in survivors(session.folder("sft_prepare").data)["chats"]
-               if one["messages"][0]["content"] == "When?")
+    assert (
+        history(session, "chats.jsonl:4")["outcome"] == "dropped by sft_prepare: decontaminate: "
+        "decontaminate/max_contamination"
+    )
+    (kept,) = (
+        one
+        for one in survivors(session.folder("sft_prepare").data)["chats"]
+        if one["messages"][0]["content"] == "When?"
+    )
     assert history(session, kept["id"])["outcome"] == "kept"
     with pytest.raises(DocumentNotFoundError, match="nothing is ingested yet"):
         history(session, "elsewhere.jsonl:1")
@@ -112,8 +128,11 @@ def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_thresh
 
 def test_other_thresholds_for_examples_are_tried_by_running_them(folder: Path) -> None:
     before, after = opened(folder), opened(folder, "sft.prepare.filter.rules.gopher_quality.min_words=4")
-    with pytest.raises(NotReplayableError, match=r"sft\.prepare.* is about examples, .* run it: \S*gristmill run .* "
-                                                 "--until sft_prepare"):
+    with pytest.raises(
+        NotReplayableError,
+        match=r"sft\.prepare.* is about examples, .* run it: \S*gristmill run .* "
+        "--until sft_prepare",
+    ):
         compare(before, after)
     with pytest.raises(NotReplayableError, match="ingest is not committed"):
         compare(before, before)
@@ -126,8 +145,9 @@ def rows_of(page: str) -> list[list[str]]:
 
 def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> None:
     facts = gather_facts(opened(folder))
-    assert prepared_rows(facts) == [["sft: chats", "5", "0", "3", "2", "max_contamination 1, exact_duplicate 1, "
-                                     "min_words 1"]]
+    assert prepared_rows(facts) == [
+        ["sft: chats", "5", "0", "3", "2", "max_contamination 1, exact_duplicate 1, min_words 1"]
+    ]
     for width in (60, 80):
         shown = Console(file=io.StringIO(), width=width)
         print_examples(facts, shown)
@@ -135,23 +155,47 @@ def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> N
         assert "sft: chats" in shown.file.getvalue()  # type: ignore[attr-defined]
     page = html_of(preparation(facts, "sft_prepare"))
     assert ["quiz", "1", f"'{LEAK[:57]}...'", "100%", "chats chats.jsonl:4"] in [
-        [unescape(cell) for cell in found] for found in rows_of(page)]
-    for cells in (["chats", "5", "0", "0", "3", "2"], ["dedup", "conversation", "5", "4"],
-                  ["filter", "answer", "4", "3"], ["quiz", "1", "1", "1"]):
+        [unescape(cell) for cell in found] for found in rows_of(page)
+    ]
+    for cells in (
+        ["chats", "5", "0", "0", "3", "2"],
+        ["dedup", "conversation", "5", "4"],
+        ["filter", "answer", "4", "3"],
+        ["quiz", "1", "1", "1"],
+    ):
         assert cells in [found[: len(cells)] for found in rows_of(page)]
 
 
 def facts_of_pairs(audit: dict[str, Any]) -> dict[str, Any]:
-    of_set = {"name": "pairs", "path": "pairs.jsonl", "records": 9, "refused": 1, "beyond_limit": 0,
-              "unrenderable": 1, "dropped": 1, "truncated": 2, "used": 4, "quarantined": 0,
-              "prepared_dropped": {"exact_duplicate": 2}, "audit": audit}
+    of_set = {
+        "name": "pairs",
+        "path": "pairs.jsonl",
+        "records": 9,
+        "refused": 1,
+        "beyond_limit": 0,
+        "unrenderable": 1,
+        "dropped": 1,
+        "truncated": 2,
+        "used": 4,
+        "quarantined": 0,
+        "prepared_dropped": {"exact_duplicate": 2},
+        "audit": audit,
+    }
     drawn = {"name": "pairs", "pairs": 4, "held_out": 1, "drawn": 6, "drawn_share": 0.5}
     return {"summaries": {"dpo_data": {"sets": [of_set]}, "dpo": {"sets": [drawn]}}}
 
 
 def test_the_report_shows_every_number_of_the_audit() -> None:
-    audit = {"pairs": 6, "prompts": 5, "duplicates": 11, "contradictions": 12, "near_identical": 13,
-             "same_answers": 14, "longer_chosen": 0.615, "leaks": {"quiz": {"items": 15, "leaked": 16, "texts": 17}}}
+    audit = {
+        "pairs": 6,
+        "prompts": 5,
+        "duplicates": 11,
+        "contradictions": 12,
+        "near_identical": 13,
+        "same_answers": 14,
+        "longer_chosen": 0.615,
+        "leaks": {"quiz": {"items": 15, "leaked": 16, "texts": 17}},
+    }
     page = html_of(preferences(facts_of_pairs(audit)))
     for number in ("9", "6", "5", "11", "12", "13", "14", "61.5%", "15", "16", "17", "50.0%"):
         assert f">{number}</td>" in page, number

@@ -28,15 +28,32 @@ def test_a_step_names_every_example_of_a_row_that_holds_several(capsys):
     print_step(step(examples=["aa", "bb", "cc"], rows_of_examples=[33, 33, 5]))
 
     assert capsys.readouterr().out.splitlines() == [
-        "sft step 3 read: 2 rows, 3 examples", "      33  aa", "      33  bb", "       5  cc"]
+        "sft step 3 read: 2 rows, 3 examples",
+        "      33  aa",
+        "      33  bb",
+        "       5  cc",
+    ]
 
 
 def test_a_step_shows_each_locator_whole_below_its_columns(capsys):
-    print_step(step(tokens=384, documents=[
-        {"tokens": 256, "source": "posts", "id": "0123456789abcdef0123", "locator": LONG, "cluster_size": 1},
-        {"tokens": 128, "source": "web", "id": "f" * 32, "locator": "a#1", "url": "http://a/", "quality": {"q": 0.5},
-         "cluster_size": 3, "cluster": "c" * 32},
-    ]))
+    print_step(
+        step(
+            tokens=384,
+            documents=[
+                {"tokens": 256, "source": "posts", "id": "0123456789abcdef0123", "locator": LONG, "cluster_size": 1},
+                {
+                    "tokens": 128,
+                    "source": "web",
+                    "id": "f" * 32,
+                    "locator": "a#1",
+                    "url": "http://a/",
+                    "quality": {"q": 0.5},
+                    "cluster_size": 3,
+                    "cluster": "c" * 32,
+                },
+            ],
+        )
+    )
 
     assert capsys.readouterr().out.splitlines()[1:] == [
         "tokens  source  id                quality  cluster",
@@ -48,13 +65,29 @@ def test_a_step_shows_each_locator_whole_below_its_columns(capsys):
 
 
 def test_a_history_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
-    print_history({
-        "id": "ab", "source": "posts", "locator": "a#1", "characters": 9, "shard": "part-0", "row": 1,
-        "excerpt": "text", "outcome": "dropped by filter", "mix": None,
-        "stages": [{"stage": "clean", "keep": True, "reason": "", "values": {}},
-                   {"stage": "filter", "keep": False, "threshold": 0.13, "values": {"words": 655},
-                    "reason": "gopher_repetition/max_duplicate_7gram_char_ratio"}],
-    })  # fmt: skip
+    print_history(
+        {
+            "id": "ab",
+            "source": "posts",
+            "locator": "a#1",
+            "characters": 9,
+            "shard": "part-0",
+            "row": 1,
+            "excerpt": "text",
+            "outcome": "dropped by filter",
+            "mix": None,
+            "stages": [
+                {"stage": "clean", "keep": True, "reason": "", "values": {}},
+                {
+                    "stage": "filter",
+                    "keep": False,
+                    "threshold": 0.13,
+                    "values": {"words": 655},
+                    "reason": "gopher_repetition/max_duplicate_7gram_char_ratio",
+                },
+            ],
+        }
+    )
 
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[3:] == [
@@ -69,14 +102,27 @@ def test_a_history_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
 
 def test_a_sample_of_whatif_shows_its_locator_whole_and_the_text_that_fits(capsys):
     sizes = {"posts": {"documents": 2, "bytes": 10.0}}
-    samples = [{"value": 399.0, "source": "posts", "locator": locator, "excerpt": "It is a truth universally known"}
-               for locator in (LONG, "a#1")]
-    print_replay({
-        "now": sizes, "then": sizes, "tokens_known": False, "unseen": {},
-        "rules": {"gopher_repetition/max_duplicate_10gram_char_ratio": {
-            "now": {"failing": 1, "only": 1}, "then": {"failing": 2, "only": 1}}},
-        "cuts": [{"rule": "filter/x", "key": "filter.x", "now": 50, "then": 400, "failing": samples, "passing": []}],
-    })  # fmt: skip
+    samples = [
+        {"value": 399.0, "source": "posts", "locator": locator, "excerpt": "It is a truth universally known"}
+        for locator in (LONG, "a#1")
+    ]
+    print_replay(
+        {
+            "now": sizes,
+            "then": sizes,
+            "tokens_known": False,
+            "unseen": {},
+            "rules": {
+                "gopher_repetition/max_duplicate_10gram_char_ratio": {
+                    "now": {"failing": 1, "only": 1},
+                    "then": {"failing": 2, "only": 1},
+                }
+            },
+            "cuts": [
+                {"rule": "filter/x", "key": "filter.x", "now": 50, "then": 400, "failing": samples, "passing": []}
+            ],
+        }
+    )
 
     out = capsys.readouterr().out
     assert f"      399  posts {LONG}\n" in out
@@ -86,14 +132,27 @@ def test_a_sample_of_whatif_shows_its_locator_whole_and_the_text_that_fits(capsy
 
 def test_small_sizes_times_and_costs_are_not_shown_as_nothing():
     assert [size(value) for value in (512, 475_904, 50_600_000, 1.5e9, 80e9)] == [
-        "512 B", "476 kB", "50.6 MB", "1.5 GB", "80 GB"]
-    assert [duration(hours) for hours in (1e-7, 30 / 3600, 0.5, 3, 72)] == ["< 1 s", "30.0 s", "30.0 min", "3.0 h",
-                                                                           "3.0 d"]
+        "512 B",
+        "476 kB",
+        "50.6 MB",
+        "1.5 GB",
+        "80 GB",
+    ]
+    assert [duration(hours) for hours in (1e-7, 30 / 3600, 0.5, 3, 72)] == [
+        "< 1 s",
+        "30.0 s",
+        "30.0 min",
+        "3.0 h",
+        "3.0 d",
+    ]
     assert [at_least(value, 2) for value in (0, 0.004, 0.01, 1234.5)] == ["0.00", "less than 0.01", "0.01", "1,234.50"]
 
 
 def test_a_job_that_is_called_like_its_stage_is_named_once():
-    row = {"stage": "filter", "owner": "process 7 on host",
-           "progress": {"started": 0.0, "at": 9.0, "job": "filter", "done": 0, "total": 4, "unit": "shards"}}
+    row = {
+        "stage": "filter",
+        "owner": "process 7 on host",
+        "progress": {"started": 0.0, "at": 9.0, "job": "filter", "done": 0, "total": 4, "unit": "shards"},
+    }
 
     assert describe_running(row, 9.0) == "for 9 s: 0/4 shards (process 7 on host)"

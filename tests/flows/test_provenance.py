@@ -61,10 +61,17 @@ def record(one: Reading, steps: range, work: Path) -> None:
 
 def reinforcement(folder: Path, prompts: int, **section: Any) -> Reading:
     """A reinforcement learning that has not begun."""
-    settings_ = Rl.model_validate({"data": [{"path": "p.jsonl"}], "rewards": [{"kind": "contains", "text": "e"}],
-                                   "seed": 1, **section})
-    return Reading("rl", StageFolder(folder), settings_, prompt_plan_of(settings_), Order([prompts], 1),
-                   examples=tuple((f"prompt-{number}",) for number in range(prompts)))
+    settings_ = Rl.model_validate(
+        {"data": [{"path": "p.jsonl"}], "rewards": [{"kind": "contains", "text": "e"}], "seed": 1, **section}
+    )
+    return Reading(
+        "rl",
+        StageFolder(folder),
+        settings_,
+        prompt_plan_of(settings_),
+        Order([prompts], 1),
+        examples=tuple((f"prompt-{number}",) for number in range(prompts)),
+    )
 
 
 def found_by_looking(one: Any, steps: int, wanted: list[int]) -> dict[int, list[int]]:
@@ -82,8 +89,15 @@ def found_by_looking(one: Any, steps: int, wanted: list[int]) -> dict[int, list[
 def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
     prompts: int, groups: int, steps_per_batch: int, epochs: int, steps: int, data: st.DataObject
 ) -> None:
-    one = reinforcement(Path("nowhere"), prompts, group_size=2, global_batch_size=2 * groups, steps=steps,
-                        steps_per_batch=steps_per_batch, epochs_per_batch=epochs)
+    one = reinforcement(
+        Path("nowhere"),
+        prompts,
+        group_size=2,
+        global_batch_size=2 * groups,
+        steps=steps,
+        steps_per_batch=steps_per_batch,
+        epochs_per_batch=epochs,
+    )
     wanted = data.draw(st.lists(st.integers(0, prompts - 1), min_size=1, max_size=3, unique=True))
     assert one.steps_that_read(np.array(wanted)) == found_by_looking(one, steps, wanted)
 
@@ -91,9 +105,22 @@ def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
 def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from(tmp_path: Path) -> None:
     one = reinforcement(tmp_path, 8, group_size=2, global_batch_size=4, steps=8, steps_per_batch=2, epochs_per_batch=2)
     prompts = [one.rows(step).tolist() for step in (1, 2)]
-    batch = [{"id": f"prompt-{number}", "prompt": "say", "answer": f"answer {place} to {number}", "right": None,
-              "ended": True, "tokens": 3, "reward": float(place), "rewards": {"contains": float(place)},
-              "advantage": place - 0.5} for of_step in prompts for number in of_step for place in range(2)]
+    batch = [
+        {
+            "id": f"prompt-{number}",
+            "prompt": "say",
+            "answer": f"answer {place} to {number}",
+            "right": None,
+            "ended": True,
+            "tokens": 3,
+            "reward": float(place),
+            "rewards": {"contains": float(place)},
+            "advantage": place - 0.5,
+        }
+        for of_step in prompts
+        for number in of_step
+        for place in range(2)
+    ]
     assert answers_of_step(one, 1) == []
     keep_batch(tmp_path / "work" / "answers", 0, batch, ["contains"])
     assert answers_of_step(one, 1) == answers_of_step(one, 3) == batch[:4]
@@ -137,10 +164,17 @@ def test_two_trainings_of_one_set_are_compared_row_by_row(tmp_path: Path) -> Non
     packed = packed_set(tmp_path / "set")
     one, longer = reading(tmp_path / "a", packed), reading(tmp_path / "b", packed, steps=9)
     assert compare_readings(one, longer) == {
-        "first_difference": None, "same_steps": 6, "steps": [6, 9], "same_set": True,
-        "sets": [packed.fingerprint] * 2, "recorded": {"agree": None, "differ": None}, "attested": [None, None]}
-    other_batch = reading(tmp_path / "c", packed, batch_ramp=[{"until_step": 3, "global_batch_size": 4}],
-                          global_batch_size=5)
+        "first_difference": None,
+        "same_steps": 6,
+        "steps": [6, 9],
+        "same_set": True,
+        "sets": [packed.fingerprint] * 2,
+        "recorded": {"agree": None, "differ": None},
+        "attested": [None, None],
+    }
+    other_batch = reading(
+        tmp_path / "c", packed, batch_ramp=[{"until_step": 3, "global_batch_size": 4}], global_batch_size=5
+    )
     assert compare_readings(one, other_batch)["first_difference"] == 4
     assert compare_readings(one, reading(tmp_path / "d", packed, seed=2))["first_difference"] == 1
 
@@ -163,8 +197,9 @@ def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_
     looked_at: list[int] = []
     original = RowPlan.rows
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RowPlan, "rows", lambda self, order, step: looked_at.append(step + 1) or original(
-            self, order, step))
+        patch.setattr(
+            RowPlan, "rows", lambda self, order, step: looked_at.append(step + 1) or original(self, order, step)
+        )
         patch.setattr("gristmill.flows.questions.trace._is_attested", lambda reading, record: True)
         found = compare_readings(one, other)
     assert (found["first_difference"], found["recorded"]) == (4, {"agree": 2, "differ": 4})
@@ -180,38 +215,83 @@ def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) ->
     inputs = {name: tmp_path / name for name in ("ingest", "dedup", "quality", "langid")}
     ids = []
     for shard in range(2):
-        locators = [f"https://site.example/{shard}/{n}#part#{uuid}" if n == 7 else f"{shard}.jsonl#{n}"
-                    for n in range(2500)]
+        locators = [
+            f"https://site.example/{shard}/{n}#part#{uuid}" if n == 7 else f"{shard}.jsonl#{n}" for n in range(2500)
+        ]
         metadata = ['{"url": "https://other.example"}' if n == 2400 else "{}" for n in range(2500)]
         own = [document_id("web", locator, "text") for locator in locators]
         ids.append(own)
-        write_table(inputs["ingest"] / f"part-{shard}.parquet", pa.table([
-            pa.array(own, pa.binary(16)), pa.array(["web"] * 2500).dictionary_encode(), pa.array(locators),
-            pa.array(["text"] * 2500, pa.large_string()), pa.array(metadata)], schema=DOCUMENT_SCHEMA))
+        write_table(
+            inputs["ingest"] / f"part-{shard}.parquet",
+            pa.table(
+                [
+                    pa.array(own, pa.binary(16)),
+                    pa.array(["web"] * 2500).dictionary_encode(),
+                    pa.array(locators),
+                    pa.array(["text"] * 2500, pa.large_string()),
+                    pa.array(metadata),
+                ],
+                schema=DOCUMENT_SCHEMA,
+            ),
+        )
         judged = {"id": pa.array(own, pa.binary(16)), "keep": [True] * 2500}
-        write_table(inputs["quality"] / f"part-{shard}.parquet", pa.table({
-            **judged, "quality": np.arange(2500) / 2500}))
-        write_table(inputs["langid"] / f"part-{shard}.parquet", pa.table({
-            **judged, "language": ["de" if n % 2 else "en" for n in range(2500)], "language_score": [0.9] * 2500}))
-        write_table(inputs["dedup"] / f"part-{shard}.parquet", pa.table({
-            **judged, "cluster": pa.array(own, pa.binary(16)), "cluster_size": [3] * 2500,
-            "jaccard": pa.nulls(2500, pa.float64())}))
+        write_table(
+            inputs["quality"] / f"part-{shard}.parquet", pa.table({**judged, "quality": np.arange(2500) / 2500})
+        )
+        write_table(
+            inputs["langid"] / f"part-{shard}.parquet",
+            pa.table(
+                {**judged, "language": ["de" if n % 2 else "en" for n in range(2500)], "language_score": [0.9] * 2500}
+            ),
+        )
+        write_table(
+            inputs["dedup"] / f"part-{shard}.parquet",
+            pa.table(
+                {
+                    **judged,
+                    "cluster": pa.array(own, pa.binary(16)),
+                    "cluster_size": [3] * 2500,
+                    "jaccard": pa.nulls(2500, pa.float64()),
+                }
+            ),
+        )
     packed = packed_set(tmp_path / "set")
-    entries = sorted((one, shard, row, 0, False, None) for shard, own in enumerate(ids)
-                     for row, one in enumerate(own))
+    entries = sorted((one, shard, row, 0, False, None) for shard, own in enumerate(ids) for row, one in enumerate(own))
     write_table(packed.folder / LEDGER, pa.table([list(column) for column in zip(*entries)], schema=LEDGER_SCHEMA))
     wanted = [ids[1][2400], ids[0][7]]
     found = describe_documents(packed, inputs, wanted)
     step = {"step": 3, "suspects": [wanted[1].hex()], "documents": [{"id": wanted[1].hex(), "loss": 9.0}, {"id": "ab"}]}
     (joined,) = with_origins([step], packed.folder, inputs)
-    assert joined["documents"] == [{"id": wanted[1].hex(), "loss": 9.0, **{
-        key: value for key, value in found[wanted[1]].items() if key not in ("id", "source")}}, {"id": "ab"}]
+    assert joined["documents"] == [
+        {
+            "id": wanted[1].hex(),
+            "loss": 9.0,
+            **{key: value for key, value in found[wanted[1]].items() if key not in ("id", "source")},
+        },
+        {"id": "ab"},
+    ]
     assert found == {
-        wanted[0]: {"id": wanted[0].hex(), "source": "web", "locator": "1.jsonl#2400", "url": "https://other.example",
-                    "quality": {"quality": 0.96}, "language": "en", "cluster": wanted[0].hex(), "cluster_size": 3},
-        wanted[1]: {"id": wanted[1].hex(), "source": "web", "locator": f"https://site.example/0/7#part#{uuid}",
-                    "url": "https://site.example/0/7#part", "quality": {"quality": 0.0028},
-                    "language": "de", "cluster": wanted[1].hex(), "cluster_size": 3}}
+        wanted[0]: {
+            "id": wanted[0].hex(),
+            "source": "web",
+            "locator": "1.jsonl#2400",
+            "url": "https://other.example",
+            "quality": {"quality": 0.96},
+            "language": "en",
+            "cluster": wanted[0].hex(),
+            "cluster_size": 3,
+        },
+        wanted[1]: {
+            "id": wanted[1].hex(),
+            "source": "web",
+            "locator": f"https://site.example/0/7#part#{uuid}",
+            "url": "https://site.example/0/7#part",
+            "quality": {"quality": 0.0028},
+            "language": "de",
+            "cluster": wanted[1].hex(),
+            "cluster_size": 3,
+        },
+    }
     swapped = [(one, 1 - shard, *rest) for one, shard, *rest in entries]
     write_table(packed.folder / LEDGER, pa.table([list(column) for column in zip(*swapped)], schema=LEDGER_SCHEMA))
     with pytest.raises(MisalignedError, match=r"part-0.parquet: row 2400 is document .* run the mix stage again"):

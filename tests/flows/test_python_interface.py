@@ -55,16 +55,19 @@ def run(project: Path) -> gristmill.Run:
 
 def on_the_command_line(run: gristmill.Run, project: Path, verb: str, *rest: str) -> Any:
     settings = [f"--set={key}={value}" for key, value in TRAINING.items() if verb != "whatif"]
-    done = CliRunner().invoke(app, [verb, str(project), *rest, *settings, "--store", str(run.path.parent.parent),
-                                    "--json"])
+    done = CliRunner().invoke(
+        app, [verb, str(project), *rest, *settings, "--store", str(run.path.parent.parent), "--json"]
+    )
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def a_small_one(folder: Path, documents: int = 6, **sections: Any) -> gristmill.Manifest:
     (folder / "web").mkdir(exist_ok=True, parents=True)
-    lines = [json.dumps({"text": f"This is the document number {number}, and it has {'very ' * number}little in it."})
-             for number in range(documents)]
+    lines = [
+        json.dumps({"text": f"This is the document number {number}, and it has {'very ' * number}little in it."})
+        for number in range(documents)
+    ]
     (folder / "web" / "a.jsonl").write_text("\n".join(lines))
     return gristmill.Manifest(name="small", sources={"web": {"path": "web/*.jsonl"}}, folder=folder, **sections)
 
@@ -95,8 +98,9 @@ def test_losses_are_a_table(run: gristmill.Run) -> None:
 
 def test_the_command_line_answers_the_same(run: gristmill.Run, project: Path) -> None:
     dropped = run.whatif({"filter.gopher_quality.min_words": 10}, samples=3)
-    assert dropped.found == on_the_command_line(run, project, "whatif", "--samples", "3",
-                                                "--set=filter.gopher_quality.min_words=10")
+    assert dropped.found == on_the_command_line(
+        run, project, "whatif", "--samples", "3", "--set=filter.gopher_quality.min_words=10"
+    )
     document = dropped.cuts[0]["passing"][0]["id"]
     assert run.explain(document).found == on_the_command_line(run, project, "explain", document)
     assert run.explain(document, text=True).found == on_the_command_line(run, project, "explain", document, "--text")
@@ -151,8 +155,11 @@ def test_documents_are_a_dataset_with_every_column_of_every_step(run: gristmill.
     counts = run.stages["quality"].counts
     assert counts is not None
     assert kept.count_rows() == counts["kept"]
-    assert kept.count_rows() + dropped.count_rows() == all_of_them.count_rows() == run.summaries["ingest"]["counts"][
-        "kept"]
+    assert (
+        kept.count_rows() + dropped.count_rows()
+        == all_of_them.count_rows()
+        == run.summaries["ingest"]["counts"]["kept"]
+    )
     assert {"id", "text", "kept", "reason", "words", "cluster_size"} <= {*kept.schema.names}
     assert set(dropped.to_table(columns=["kept"])["kept"].to_pylist()) == {False}
     some = run.documents(columns=["words", "id"])
@@ -168,8 +175,11 @@ def test_documents_are_filtered_without_being_read_before(run: gristmill.Run, mo
     assert 0 < len(expected) < documents.count_rows()
     assert long.to_table(columns=["id", "words"]).to_pylist() == expected
     assert long.count_rows() == run.documents(where="words > 320").count_rows() == len(expected)
-    assert long.filter(words < 340).count_rows() == long.count_rows(filter=words < 340) == sum(
-        one["words"] < 340 for one in expected)
+    assert (
+        long.filter(words < 340).count_rows()
+        == long.count_rows(filter=words < 340)
+        == sum(one["words"] < 340 for one in expected)
+    )
     assert pickle.loads(pickle.dumps(long)).count_rows() == len(expected)
     monkeypatch.setattr("gristmill.dataprep.corpus.read_table", lambda *_, **__: pytest.fail("a shard was read"))
     run.documents(kept=None).filter(words > 3)
@@ -180,7 +190,8 @@ def test_documents_go_into_other_libraries_with_the_same_values(run: gristmill.R
     expected = documents.to_table().to_pylist()
     relation = documents.to_duckdb()
     assert relation.filter("words > 320").aggregate("count(*)").fetchall() == [
-        (sum((one["words"] or 0) > 320 for one in expected),)]
+        (sum((one["words"] or 0) > 320 for one in expected),)
+    ]
     pytest.importorskip("pandas")
     frame = documents.to_pandas()
     assert list(frame["text"]) == [one["text"] for one in expected]
@@ -192,16 +203,21 @@ def test_documents_go_into_polars_lazily(run: gristmill.Run) -> None:
     polars = pytest.importorskip("polars")
     documents = run.documents()
     found = documents.to_polars().filter(polars.col("words") > 320).select("id", "words").collect()
-    assert found.to_dicts() == documents.filter(pyarrow.dataset.field("words") > 320).to_table(
-        columns=["id", "words"]).to_pylist()
+    assert (
+        found.to_dicts()
+        == documents.filter(pyarrow.dataset.field("words") > 320).to_table(columns=["id", "words"]).to_pylist()
+    )
 
 
 def test_a_library_that_is_missing_is_named_with_what_installs_it(
     run: gristmill.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = run.documents()
-    for name, extra, convert in (("pandas", "pandas", documents.to_pandas), ("polars", "polars", documents.to_polars),
-                                 ("datasets", "hf", documents.to_hf)):
+    for name, extra, convert in (
+        ("pandas", "pandas", documents.to_pandas),
+        ("polars", "polars", documents.to_polars),
+        ("datasets", "hf", documents.to_hf),
+    ):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(gristmill.MissingLibraryError, match=rf"{name} is not installed; .*gristmill\[{extra}\]"):
             convert()
@@ -236,8 +252,9 @@ def test_it_works_inside_a_running_event_loop_and_in_another_thread(tmp_path: Pa
         found.append(gristmill.run(made, store=tmp_path / "one", progress=False))
 
     asyncio.run(cell())
-    thread = threading.Thread(target=lambda: found.append(
-        gristmill.run(made, store=tmp_path / "other", progress=False)))
+    thread = threading.Thread(
+        target=lambda: found.append(gristmill.run(made, store=tmp_path / "other", progress=False))
+    )
     thread.start()
     thread.join()
     assert [run.state for run in found] == ["completed", "completed"]
@@ -247,7 +264,8 @@ def test_a_script_needs_no_guard_since_nothing_imports_it_again(tmp_path: Path) 
     a_small_one(tmp_path).save(tmp_path / "small.yaml")
     (tmp_path / "script.py").write_text(
         "import gristmill\nprint('begins')\nrun = gristmill.run('small.yaml', set={'engine.mode': 'processes'})\n"
-        "print(run.stages['ingest'].counts['kept'])\n")
+        "print(run.stages['ingest'].counts['kept'])\n"
+    )
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert (lines[0], lines[-1], lines.count("begins")) == ("begins", "6", 1)
@@ -284,13 +302,17 @@ def test_a_stage_that_fails_is_an_error_with_the_sentence_of_the_command_line(tm
     assert store.run().state == "failed"
 
 
-@pytest.mark.parametrize(("arguments", "error", "said"), [
-    ({"until": "dedup"}, gristmill.UnknownStageError, "has no stage 'dedup'"),
-    ({"until": "ingset"}, gristmill.UnknownStageError, "did you mean 'ingest'"),
-    ({"force": ["filter"]}, gristmill.UnknownStageError, "has no stage 'filter'"),
-    ({"set": {"sed": 1}}, gristmill.ManifestError, "did you mean 'seed'"),
-    ({"store": "memory://x"}, gristmill.StoreLocationError, "in the memory of this process alone"),
-], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"until": "dedup"}, gristmill.UnknownStageError, "has no stage 'dedup'"),
+        ({"until": "ingset"}, gristmill.UnknownStageError, "did you mean 'ingest'"),
+        ({"force": ["filter"]}, gristmill.UnknownStageError, "has no stage 'filter'"),
+        ({"set": {"sed": 1}}, gristmill.ManifestError, "did you mean 'seed'"),
+        ({"store": "memory://x"}, gristmill.StoreLocationError, "in the memory of this process alone"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
 def test_bad_arguments_get_one_sentence_and_nothing_is_run(
     arguments: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
 ) -> None:
@@ -356,8 +378,13 @@ def displayed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         shown.append(one._repr_html_())
         return SimpleNamespace(update=lambda one: shown.append(one._repr_html_()))
 
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(  # matplotlib asks for its version, too
-        get_ipython=lambda: SimpleNamespace(kernel=1), version_info=(9, 0, 0)))
+    monkeypatch.setitem(
+        sys.modules,
+        "IPython",
+        SimpleNamespace(  # matplotlib asks for its version, too
+            get_ipython=lambda: SimpleNamespace(kernel=1), version_info=(9, 0, 0)
+        ),
+    )
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     return shown
 
@@ -374,7 +401,7 @@ def test_in_a_notebook_a_run_is_one_table_that_moves(
 
 
 def test_a_notebook_says_of_what_was_running_that_it_was_ended_and_escapes_what_stages_say(
-    displayed: list[str]
+    displayed: list[str],
 ) -> None:
     observer, node = notebook.NotebookObserver(), SimpleNamespace(name="filter")
     observer.stage_event(node, {"event": "warning", "message": "<script>"})  # type: ignore[arg-type]

@@ -35,14 +35,22 @@ def test_it_is_what_the_same_keys_are_in_a_file(tmp_path: Path) -> None:
 def test_values_of_pythons_own_become_those_of_yaml(tmp_path: Path) -> None:
     import numpy as np
 
-    made = Manifest(name="made", seed=np.int64(3), folder=tmp_path, prepare=tuple(PREPARE),
-                    sources={"web": {"path": Path("web", "*.jsonl")}})
+    made = Manifest(
+        name="made",
+        seed=np.int64(3),
+        folder=tmp_path,
+        prepare=tuple(PREPARE),
+        sources={"web": {"path": Path("web", "*.jsonl")}},
+    )
     assert made.content == SECTIONS
     assert yaml.safe_load(made.to_yaml()) == SECTIONS
 
 
-@pytest.mark.parametrize("file", sorted(path for folder in ("mixtures", "benchmarks")
-                                        for path in (ROOT / folder).rglob("*.yaml")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file",
+    sorted(path for folder in ("mixtures", "benchmarks") for path in (ROOT / folder).rglob("*.yaml")),
+    ids=lambda file: file.name,
+)
 def test_what_is_saved_is_equal_when_it_is_loaded(file: Path, tmp_path: Path) -> None:
     loaded = Manifest.load(file)
     assert Manifest.load(loaded.save(tmp_path / "elsewhere" / "saved.yaml")) == loaded
@@ -56,8 +64,10 @@ def test_in_its_own_folder_it_is_saved_as_it_was_written(tmp_path: Path) -> None
 
 
 STEPS = "def count_word(text: str, word: str) -> dict:\n    return {'magic': text.count(word)}\n"
-ANNOTATED = {**SECTIONS, "prepare": [{"annotate": {"use": "./steps.py:count_word", "with": {"word": "a"},
-                                                   "max": {"magic": 0}}}]}
+ANNOTATED = {
+    **SECTIONS,
+    "prepare": [{"annotate": {"use": "./steps.py:count_word", "with": {"word": "a"}, "max": {"magic": 0}}}],
+}
 
 
 def test_code_of_ones_own_is_saved_as_it_was_written_and_found_from_elsewhere(tmp_path: Path) -> None:
@@ -95,25 +105,35 @@ def test_another_one_with_other_settings_leaves_the_first_as_it_was(tmp_path: Pa
     assert Manifest.load(file, set={"seed": 4, "filter.gopher_quality.min_words": 40}) == other
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-                    | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=6,
+    )
+)
 def test_settings_mean_on_the_command_line_what_they_are_in_python(value: Any) -> None:
     (override,) = overrides_of({"key": value})
     assert yaml.safe_load(override.removeprefix("key=")) == value
 
 
 def test_all_that_is_wrong_is_said_at_once_in_the_words_of_a_file(tmp_path: Path) -> None:
-    wrong = {"name": "a b", "sources": {"web": {"pth": "x"}},
-             "prepare": [{"filter": {"rules": {"gopher_quality": {"min_wrds": 3}}}}]}
+    wrong = {
+        "name": "a b",
+        "sources": {"web": {"pth": "x"}},
+        "prepare": [{"filter": {"rules": {"gopher_quality": {"min_wrds": 3}}}}],
+    }
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(wrong))
     with pytest.raises(ManifestError) as of_file:
         load_manifest(tmp_path / "wrong.yaml")
     with pytest.raises(ManifestError) as made:
         Manifest(wrong)
     assert sorted((problem.key, problem.message) for problem in made.value.problems) == sorted(
-        (problem.key, problem.message) for problem in of_file.value.problems)
+        (problem.key, problem.message) for problem in of_file.value.problems
+    )
     assert "Manifest: prepare[0].filter.rules.gopher_quality.min_wrds: unknown key, did you mean 'min_words'?" in str(
-        made.value)
+        made.value
+    )
     with pytest.raises(ManifestError, match=r"--set filter\.gopher_quality\.min_words: "):
         Manifest(SECTIONS).replace({"filter.gopher_quality.min_words": "many"})
 

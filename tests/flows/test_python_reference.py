@@ -29,15 +29,19 @@ def test_what_is_public_says_what_it_is_and_what_it_takes(name: str) -> None:
         return
     signature = inspect.signature(value)
     assert signature.return_annotation is not signature.empty, name
-    untyped = [one for one, parameter in signature.parameters.items()
-               if parameter.annotation is parameter.empty and one not in ("self", "cls")]
+    untyped = [
+        one
+        for one, parameter in signature.parameters.items()
+        if parameter.annotation is parameter.empty and one not in ("self", "cls")
+    ]
     assert untyped == [], name
 
 
 def test_every_public_name_has_a_place_on_the_page() -> None:
     page = reference()
-    assert [name for name in gristmill.__all__ if f"`gristmill.{name}`" not in page and name not in gristmill._GROUPS
-            ] == []
+    assert [
+        name for name in gristmill.__all__ if f"`gristmill.{name}`" not in page and name not in gristmill._GROUPS
+    ] == []
     assert all(f"\n## gristmill.{group}\n" in page for group in gristmill._GROUPS)
 
 

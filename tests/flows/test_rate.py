@@ -69,12 +69,22 @@ def test_a_file_that_holds_something_else_is_named_with_its_line(tmp_path: Path)
 
 
 def test_the_last_rating_of_a_rater_counts_and_majorities_settle(tmp_path: Path) -> None:
-    path = rated(tmp_path / "x.ratings.jsonl", (0, "ann", "first"), (0, "bob", "second"), (0, "ann", "second"),
-                 (1, "ann", "first"), (1, "bob", "second"), (2, "ann", "tie"), (2, "bob", "first"))
+    path = rated(
+        tmp_path / "x.ratings.jsonl",
+        (0, "ann", "first"),
+        (0, "bob", "second"),
+        (0, "ann", "second"),
+        (1, "ann", "first"),
+        (1, "bob", "second"),
+        (2, "ann", "tie"),
+        (2, "bob", "first"),
+    )
     ratings = read_ratings(path)
     assert len(ratings) == 6
     assert [(one["prompt"], one["chosen"], one["for"], one["against"]) for one in settled_pairs(ratings)] == [
-        ("Question 0?", "<b>better</b> 0", 2, 0), ("Question 2?", "plain 2", 1, 0)]
+        ("Question 0?", "<b>better</b> 0", 2, 0),
+        ("Question 2?", "plain 2", 1, 0),
+    ]
     write_settled(ratings, tmp_path / "x.pairs.jsonl")
     assert len(read_examples(str(tmp_path / "x.pairs.jsonl"), "dpo")) == 2
 
@@ -82,14 +92,23 @@ def test_the_last_rating_of_a_rater_counts_and_majorities_settle(tmp_path: Path)
 def test_files_lie_beside_the_manifest_or_the_ratings(tmp_path: Path) -> None:
     beside = rating_files(None, "runs/small.yaml")
     assert [str(one) for one in (beside.ratings, beside.settled, beside.answers)] == [
-        "runs/small.ratings.jsonl", "runs/small.pairs.jsonl", "runs/small.answers.json"]
+        "runs/small.ratings.jsonl",
+        "runs/small.pairs.jsonl",
+        "runs/small.answers.json",
+    ]
     assert rating_files(Path("a.jsonl"), "small.yaml").settled == Path("a.pairs.jsonl")
 
 
 def test_win_rates_count_ties_as_halves_and_a_pair_once(tmp_path: Path) -> None:
     """Pairs: 1, (1 + 1/2) / 2, 0, 1/2: the mean is 2.25 / 4. Majorities: two for dpo, one against."""
-    path = rated(tmp_path / "x.ratings.jsonl", (0, "ann", "second"), (1, "ann", "second"), (1, "bob", "tie"),
-                 (2, "ann", "first"), (3, "ann", "both_bad"))
+    path = rated(
+        tmp_path / "x.ratings.jsonl",
+        (0, "ann", "second"),
+        (1, "ann", "second"),
+        (1, "bob", "tie"),
+        (2, "ann", "first"),
+        (3, "ann", "both_bad"),
+    )
     (found,) = results_of(read_ratings(path))
     assert (found["first"], found["second"], found["pairs"], found["ratings"]) == ("sft", "dpo", 4, 5)
     assert found["win_rate"]["value"] == pytest.approx(2.25 / 4)
@@ -104,9 +123,20 @@ def test_krippendorffs_alpha_is_that_of_his_own_examples() -> None:
     """Krippendorff 2011: two observers, binary (section B: 0.095), and four with gaps, nominal (section C: 0.743)."""
     two = ("0100000000", "1110010010")
     assert krippendorff_alpha(list(zip(*two, strict=True))) == pytest.approx(0.095, abs=5e-4)
-    units = [["1", "1", "1"], ["2", "2", "3", "2"], ["3", "3", "3", "3"], ["3", "3", "3", "3"], ["2", "2", "2", "2"],
-             ["1", "2", "3", "4"], ["4", "4", "4", "4"], ["1", "1", "2", "1"], ["2", "2", "2", "2"], ["5", "5", "5"],
-             ["1", "1"], ["3"]]
+    units = [
+        ["1", "1", "1"],
+        ["2", "2", "3", "2"],
+        ["3", "3", "3", "3"],
+        ["3", "3", "3", "3"],
+        ["2", "2", "2", "2"],
+        ["1", "2", "3", "4"],
+        ["4", "4", "4", "4"],
+        ["1", "1", "2", "1"],
+        ["2", "2", "2", "2"],
+        ["5", "5", "5"],
+        ["1", "1"],
+        ["3"],
+    ]
     assert krippendorff_alpha(units) == pytest.approx(0.743, abs=5e-4)
 
 
@@ -127,8 +157,10 @@ def client(folder: Path) -> TestClient:
 
 
 def form_of(page: httpx.Response) -> dict[str, str]:
-    return {name: unescape(value) for name, value in re.findall(
-        r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.text)}
+    return {
+        name: unescape(value)
+        for name, value in re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.text)
+    }
 
 
 def test_pairs_are_blind_the_sides_are_drawn_and_all_that_was_said_is_kept(pages: TestClient, tmp_path: Path) -> None:
@@ -166,9 +198,16 @@ def test_a_rater_may_go_back_and_say_something_else(pages: TestClient, tmp_path:
     assert len((tmp_path / "x.ratings.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(("change", "status"), [
-    ({"token": "guessed"}, 403), ({"choice": "middle"}, 400), ({"pair": "0"}, 400), ({"rater": "<ann>"}, 400),
-    ({"rater": "x" * 20_000}, 413)])
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"token": "guessed"}, 403),
+        ({"choice": "middle"}, 400),
+        ({"pair": "0"}, 400),
+        ({"rater": "<ann>"}, 400),
+        ({"rater": "x" * 20_000}, 413),
+    ],
+)
 def test_what_no_page_of_this_server_sends_is_refused_and_not_kept(
     pages: TestClient, tmp_path: Path, change: dict[str, Any], status: int
 ) -> None:

@@ -32,16 +32,22 @@ GREEDY = Sampling(0.0, 1.0, 0)
 
 def session(folder: Path, name: str = "run", made: tuple[str, ...] = ("pretrain", "sft", "dpo"), seed: int = 0) -> Any:
     """What is asked of a session: a plan of three trainings, some of which have made their models in a folder."""
-    plan = {stage: SimpleNamespace(stage=SimpleNamespace(makes_model=True, rows=rows), fingerprint=f"{name}-{stage}")
-            for stage, rows in ROWS.items()}
+    plan = {
+        stage: SimpleNamespace(stage=SimpleNamespace(makes_model=True, rows=rows), fingerprint=f"{name}-{stage}")
+        for stage, rows in ROWS.items()
+    }
     plan["filter"] = SimpleNamespace(stage=SimpleNamespace(makes_model=False, rows=None), fingerprint="")
 
     def committed(stage: str) -> Any:
         return SimpleNamespace(data=folder / f"{name}-{stage}") if stage in (*made, TOKENIZER) else None
 
-    return SimpleNamespace(plan=plan, committed=committed, manifest=SimpleNamespace(name=name),
-                           manifest_file=f"{name}.yaml",
-                           command=lambda *words: f"gristmill {words[0]} {name}.yaml {' '.join(words[1:])}".strip())
+    return SimpleNamespace(
+        plan=plan,
+        committed=committed,
+        manifest=SimpleNamespace(name=name),
+        manifest_file=f"{name}.yaml",
+        command=lambda *words: f"gristmill {words[0]} {name}.yaml {' '.join(words[1:])}".strip(),
+    )
 
 
 def labels(*given: Any) -> list[str]:
@@ -70,17 +76,30 @@ def test_another_manifest_gives_the_second_model(tmp_path: Path) -> None:
     assert labels(run, after, "sft", "sft") == ["run/sft", "after/sft"]
 
 
-@pytest.mark.parametrize(("made", "others", "first", "second", "said"), [
-    (("sft",), None, None, None, "run.yaml has made sft; two models are compared"),
-    ((), None, None, None, "run.yaml has made no model yet"),
-    (("sft", "dpo"), None, "dpo", "dpo", "both models are dpo; name two different stages"),
-    (("sft", "dpo"), None, "sft", "filter", "'filter' makes no model; those that do are pretrain, sft, dpo"),
-    (("sft", "dpo"), None, "pretrain", "dpo", "run.yaml: pretrain has made no model yet; run: gristmill run run.yaml"),
-    (("sft",), (), None, None, "after.yaml: no model is trained yet; run: gristmill run after.yaml"),
-    ((), ("sft",), None, None, "run.yaml: no model is trained yet"),
-])
+@pytest.mark.parametrize(
+    ("made", "others", "first", "second", "said"),
+    [
+        (("sft",), None, None, None, "run.yaml has made sft; two models are compared"),
+        ((), None, None, None, "run.yaml has made no model yet"),
+        (("sft", "dpo"), None, "dpo", "dpo", "both models are dpo; name two different stages"),
+        (("sft", "dpo"), None, "sft", "filter", "'filter' makes no model; those that do are pretrain, sft, dpo"),
+        (
+            ("sft", "dpo"),
+            None,
+            "pretrain",
+            "dpo",
+            "run.yaml: pretrain has made no model yet; run: gristmill run run.yaml",
+        ),
+        (("sft",), (), None, None, "after.yaml: no model is trained yet; run: gristmill run after.yaml"),
+        ((), ("sft",), None, None, "run.yaml: no model is trained yet"),
+    ],
+)
 def test_what_cannot_be_compared_is_said(
-    tmp_path: Path, made: tuple[str, ...], others: tuple[str, ...] | None, first: str | None, second: str | None,
+    tmp_path: Path,
+    made: tuple[str, ...],
+    others: tuple[str, ...] | None,
+    first: str | None,
+    second: str | None,
     said: str,
 ) -> None:
     other = None if others is None else session(tmp_path, "after", others)
@@ -101,8 +120,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, scale in (("run-pretrain", 1.0), ("run-dpo", 100.0), ("after-pretrain", 100.0)):
         (folder / name / "model").mkdir(parents=True)
         weights = {key: drawn(shape, 2)(key, size) for key, size in parameters.items()}
-        save_model(folder / name / "model", shape, {
-            key: one * scale if "layers" in key else one for key, one in weights.items()})
+        save_model(
+            folder / name / "model",
+            shape,
+            {key: one * scale if "layers" in key else one for key, one in weights.items()},
+        )
     for name in ("run", "after"):
         (folder / f"{name}-{TOKENIZER}").mkdir()
         write_tokenizer(vocabulary, folder / f"{name}-{TOKENIZER}")
@@ -110,8 +132,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rated(folder: Path, name: str, stage: str) -> RatedModel:
-    return RatedModel(stage, f"{name}-{stage}", folder / f"{name}-{stage}" / "model", folder / f"{name}-{TOKENIZER}",
-                      False)
+    return RatedModel(
+        stage, f"{name}-{stage}", folder / f"{name}-{stage}" / "model", folder / f"{name}-{TOKENIZER}", False
+    )
 
 
 def test_answers_that_differ_are_pairs_and_are_written_once(
@@ -127,8 +150,11 @@ def test_answers_that_differ_are_pairs_and_are_written_once(
     assert found.failed[3].startswith("pretrain: ")
     opened = list[str]()
     original = answer_pairs.open_language_model
-    monkeypatch.setattr(answer_pairs, "open_language_model", lambda weights, tokenizer: opened.append(
-        weights.parent.name) or original(weights, tokenizer))
+    monkeypatch.setattr(
+        answer_pairs,
+        "open_language_model",
+        lambda weights, tokenizer: opened.append(weights.parent.name) or original(weights, tokenizer),
+    )
     assert make_pairs(models, prompts, GREEDY, 8, kept) == found
     assert opened == []
     longer = make_pairs(models, prompts, GREEDY, 9, kept)

@@ -71,15 +71,21 @@ def test_files_keys_and_code_are_told_apart(toy_runner: Make) -> None:
 
     manifest["recipe"] = {"gone": 1, "sources": {"web": {"listing": [file("a"), file("b"), file("c")]}}}
     node = runner.plan["first"]
-    node = replace(node, stage=replace(node.stage, version=3), recipe={
-        "long": ["x" * 99], "sources": {"web": {"listing": [file("b", "y"), file("c"), file("d"), file("e")]}}})
+    node = replace(
+        node,
+        stage=replace(node.stage, version=3),
+        recipe={"long": ["x" * 99], "sources": {"web": {"listing": [file("b", "y"), file("c"), file("d"), file("e")]}}},
+    )
     assert differences(manifest, node) == {
-        "config": ["gone removed: 1", "long added"], "files": ["sources.web (2 new, 1 gone, 1 changed)"],
-        "code": ["stage version 1 -> 3"], "input": []}
+        "config": ["gone removed: 1", "long added"],
+        "files": ["sources.web (2 new, 1 gone, 1 changed)"],
+        "code": ["stage version 1 -> 3"],
+        "input": [],
+    }
 
 
 def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_that_it_could_continue_from(
-    toy_runner: Make
+    toy_runner: Make,
 ) -> None:
     recipe = {"steps": 100, "seed": 1, "schedule": {"kind": "wsd"}, "optimizer": {"kind": "adamw", "eps": 0.1}}
 

@@ -82,16 +82,26 @@ def test_the_funnel_the_status_and_the_report_tell_the_steps_apart(twice: Path) 
 def test_a_document_is_explained_step_by_step_with_the_threshold_of_the_very_step(twice: Path) -> None:
     found = history(opened(twice), "web.jsonl#2")
     assert [(one["stage"], one["keep"], one.get("threshold")) for one in found["stages"]] == [
-        ("filter", True, None), ("dedup", True, None), ("clean", True, None), ("filter-2", False, 8)]
+        ("filter", True, None),
+        ("dedup", True, None),
+        ("clean", True, None),
+        ("filter-2", False, 8),
+    ]
     assert found["outcome"] == "dropped by filter-2: gopher_quality/min_words"
 
 
 def test_what_if_moves_the_threshold_of_one_step_alone(twice: Path) -> None:
     session = opened(twice)
-    bounds = {rule["key"]: (rule["bound"], rule["failing"]) for rule in thresholds(session)
-              if rule["key"].endswith("min_words")}
-    assert bounds == {"filter.gopher_quality.min_words": (5, 1), "filter-2.gopher_quality.min_words": (8, 1),
-                      "strict.gopher_quality.min_words": (20, 1)}
+    bounds = {
+        rule["key"]: (rule["bound"], rule["failing"])
+        for rule in thresholds(session)
+        if rule["key"].endswith("min_words")
+    }
+    assert bounds == {
+        "filter.gopher_quality.min_words": (5, 1),
+        "filter-2.gopher_quality.min_words": (8, 1),
+        "strict.gopher_quality.min_words": (20, 1),
+    }
     comparison = compare(session, opened(twice, "filter-2.gopher_quality.min_words=2"))
     assert [rule.label for rule in comparison.changed] == ["filter-2: gopher_quality/min_words"]
     found = replay(comparison, 0, None)
@@ -101,7 +111,12 @@ def test_what_if_moves_the_threshold_of_one_step_alone(twice: Path) -> None:
 def test_one_step_is_run_again_and_those_before_it_are_not(twice: Path) -> None:
     before, after = opened(twice).plan, opened(twice, "filter-2.gopher_quality.min_words=9").plan
     assert [name for name in before if before[name].fingerprint != after[name].fingerprint] == [
-        "filter-2", "strict", "tokenizer", "tokenize", "mix"]
+        "filter-2",
+        "strict",
+        "tokenizer",
+        "tokenize",
+        "mix",
+    ]
 
 
 def test_a_column_that_several_steps_measure_is_named_after_its_step(twice: Path) -> None:
@@ -116,12 +131,18 @@ def test_a_column_that_several_steps_measure_is_named_after_its_step(twice: Path
 
 def test_a_survivor_may_be_chosen_by_the_column_of_a_certain_step() -> None:
     names = qualified({"filter": ["words"], "langid": ["language"], "filter-2": ["words"]})
-    assert names == {"words": ("filter-2", "words"), "language": ("langid", "language"),
-                     "filter_words": ("filter", "words"), "filter_2_words": ("filter-2", "words")}
+    assert names == {
+        "words": ("filter-2", "words"),
+        "language": ("langid", "language"),
+        "filter_words": ("filter", "words"),
+        "filter_2_words": ("filter-2", "words"),
+    }
 
 
 def test_a_run_lists_its_steps_in_their_order(twice: Path) -> None:
     session = opened(twice)
-    record = {"manifest": session.manifest.model_dump(mode="json", exclude_none=True),
-              "stages": {name: {} for name in session.plan}}
+    record = {
+        "manifest": session.manifest.model_dump(mode="json", exclude_none=True),
+        "stages": {name: {} for name in session.plan},
+    }
     assert stages_of(record) == list(session.plan)

@@ -65,22 +65,46 @@ FLOWS = Path(__file__).resolve().parents[2] / "flows"
 SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
 FACTS = {
     "funnel": [
-        {"stage": "ingest", "read": 10, "kept": 10, "dropped": {}, "quarantined": 1, "bytes_kept": 150,
-         "sources": {"a": {"bytes_read": 100, "bytes_kept": 100}, "b": {"bytes_read": 50, "bytes_kept": 50}}},
-        {"stage": "filter", "read": 10, "kept": 7, "dropped": {"gopher_quality/min_words": 3}, "quarantined": 0,
-         "bytes_kept": 90, "sources": SOURCES},
+        {
+            "stage": "ingest",
+            "read": 10,
+            "kept": 10,
+            "dropped": {},
+            "quarantined": 1,
+            "bytes_kept": 150,
+            "sources": {"a": {"bytes_read": 100, "bytes_kept": 100}, "b": {"bytes_read": 50, "bytes_kept": 50}},
+        },
+        {
+            "stage": "filter",
+            "read": 10,
+            "kept": 7,
+            "dropped": {"gopher_quality/min_words": 3},
+            "quarantined": 0,
+            "bytes_kept": 90,
+            "sources": SOURCES,
+        },
     ],
     "summaries": {"filter": {"rules": {"gopher_quality/min_words": {"failing": 5, "only": 2}}}},
-    "cuts": [{"rule": "gopher_quality/min_words", "key": "filter.rules.gopher_quality.min_words", "bound": 50,
-              "statistic": "words", "dropped": 3, "histogram": {"edges": [0, 50, 100], "counts": [0, 3, 4, 1]},
-              "failing": [{"value": 49, "source": "a", "locator": "x<y", "excerpt": "nearly <b>enough</b>"}],
-              "passing": [{"value": 50, "source": "b", "locator": "z", "excerpt": "just enough"}]}],
+    "cuts": [
+        {
+            "rule": "gopher_quality/min_words",
+            "key": "filter.rules.gopher_quality.min_words",
+            "bound": 50,
+            "statistic": "words",
+            "dropped": 3,
+            "histogram": {"edges": [0, 50, 100], "counts": [0, 3, 4, 1]},
+            "failing": [{"value": 49, "source": "a", "locator": "x<y", "excerpt": "nearly <b>enough</b>"}],
+            "passing": [{"value": 50, "source": "b", "locator": "z", "excerpt": "just enough"}],
+        }
+    ],
 }
 
 
 def test_tokens_are_estimated_by_source_before_the_last_stage_and_counted_after_it() -> None:
-    tokenized = {"tokens_per_source": {"a": 20, "b": 5},
-                 "counts": {"bytes_kept": 90, "sources": {"a": {"bytes_kept": 80}, "b": {"bytes_kept": 10}}}}
+    tokenized = {
+        "tokens_per_source": {"a": 20, "b": 5},
+        "counts": {"bytes_kept": 90, "sources": {"a": {"bytes_kept": 80}, "b": {"bytes_kept": 10}}},
+    }
     first, last = with_tokens(FACTS["funnel"], tokenized)  # type: ignore[arg-type]
     assert (first["tokens_kept"], first["tokens_exact"]) == (pytest.approx(100 * 20 / 80 + 50 * 5 / 10), False)
     assert (last["tokens_kept"], last["tokens_exact"]) == (25, True)
@@ -106,28 +130,54 @@ def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
 
 def test_every_source_has_its_own_way_through_the_stages() -> None:
     """A source of 28 pages beside one of 20,000 is invisible in megabytes; its share is not."""
-    def row(stage: str, big: tuple[int, int], small: tuple[int, int]) -> dict[str, Any]:
-        parts = {name: {"read": read, "kept": kept, "bytes_kept": kept}
-                 for name, (read, kept) in (("web", big), ("german", small))}
-        return {"stage": stage, "read": big[0] + small[0], "kept": big[1] + small[1], "dropped": {}, "quarantined": 0,
-                "bytes_kept": 1, "sources": parts}
 
-    facts = {"funnel": [row("ingest", (20_000, 20_000), (28, 28)), row("filter", (20_000, 19_000), (28, 8)),
-                        row("dedup", (19_000, 18_000), (8, 8))], "summaries": {}}
+    def row(stage: str, big: tuple[int, int], small: tuple[int, int]) -> dict[str, Any]:
+        parts = {
+            name: {"read": read, "kept": kept, "bytes_kept": kept}
+            for name, (read, kept) in (("web", big), ("german", small))
+        }
+        return {
+            "stage": stage,
+            "read": big[0] + small[0],
+            "kept": big[1] + small[1],
+            "dropped": {},
+            "quarantined": 0,
+            "bytes_kept": 1,
+            "sources": parts,
+        }
+
+    facts = {
+        "funnel": [
+            row("ingest", (20_000, 20_000), (28, 28)),
+            row("filter", (20_000, 19_000), (28, 8)),
+            row("dedup", (19_000, 18_000), (8, 8)),
+        ],
+        "summaries": {},
+    }
     html = html_of(document_sections(facts)[0])
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in re.findall(r"<tr>(.*?)</tr>", html)]
-    assert cells[-6:] == [["german", "ingest", "28", "100.0%", "0.00", ""],
-                          ["german", "filter", "8", "28.6%", "0.00", ""],
-                          ["german", "dedup", "8", "28.6%", "0.00", ""],
-                          ["web", "ingest", "20,000", "100.0%", "0.02", ""],
-                          ["web", "filter", "19,000", "95.0%", "0.02", ""],
-                          ["web", "dedup", "18,000", "90.0%", "0.02", ""]]
-    tokenized = {"tokens_per_source": {"web": 4_500, "german": 4},
-                 "counts": {"bytes_kept": 18_008, "sources": facts["funnel"][-1]["sources"]}}
+    assert cells[-6:] == [
+        ["german", "ingest", "28", "100.0%", "0.00", ""],
+        ["german", "filter", "8", "28.6%", "0.00", ""],
+        ["german", "dedup", "8", "28.6%", "0.00", ""],
+        ["web", "ingest", "20,000", "100.0%", "0.02", ""],
+        ["web", "filter", "19,000", "95.0%", "0.02", ""],
+        ["web", "dedup", "18,000", "90.0%", "0.02", ""],
+    ]
+    tokenized = {
+        "tokens_per_source": {"web": 4_500, "german": 4},
+        "counts": {"bytes_kept": 18_008, "sources": facts["funnel"][-1]["sources"]},
+    }
     counted = html_of(document_sections({**facts, "funnel": with_tokens(facts["funnel"], tokenized)})[0])
     assert '<td>german</td><td>filter</td><td class="n">8</td><td class="n">28.6%</td>' in counted
     assert [re.findall(r"<td[^>]*>(.*?)</td>", line)[-1] for line in re.findall(r"<tr>(.*?)</tr>", counted)[-6:]] == [
-        "≈ 14", "≈ 4", "4", "≈ 5,000", "≈ 4,750", "4,500"]
+        "≈ 14",
+        "≈ 4",
+        "4",
+        "≈ 5,000",
+        "≈ 4,750",
+        "4,500",
+    ]
     assert labels(funnel_picture(facts)) >= {"ingest", "filter", "dedup"}
     assert "read" not in labels(funnel_picture(facts)), "what ingest read without a loss is drawn twice"
     one = {**facts, "funnel": [{**stage, "sources": {"web": stage["sources"]["web"]}} for stage in facts["funnel"]]}
@@ -140,9 +190,13 @@ def labels(svg: str) -> set[str]:
 
 def test_no_legend_lies_over_what_is_drawn() -> None:
     two = {"a": [0.1, 0.5], "b": [0.9, 0.4]}
-    for svg in (curves({name: list(enumerate(values)) for name, values in two.items()}, "x", "y"),
-                stacked_bars([("one", {"a": 1.0, "b": 2.0})], "x"), histogram(two, [0, 1, 2], "x"),
-                steps(two, ["p", "q"], "y"), cut_histogram({"edges": [0, 1], "counts": [1, 2, 3]}, 1, "x")):
+    for svg in (
+        curves({name: list(enumerate(values)) for name, values in two.items()}, "x", "y"),
+        stacked_bars([("one", {"a": 1.0, "b": 2.0})], "x"),
+        histogram(two, [0, 1, 2], "x"),
+        steps(two, ["p", "q"], "y"),
+        cut_histogram({"edges": [0, 1], "counts": [1, 2, 3]}, 1, "x"),
+    ):
         root = ElementTree.fromstring(svg)
         groups = {group.get("id"): group for group in root.iter() if group.get("id")}
         assert "legend_1" in groups
@@ -160,6 +214,7 @@ def test_a_dark_page_has_its_own_colours_for_everything_that_is_drawn() -> None:
 @pytest.mark.parametrize("colours", [LIGHT, DARK])
 def test_text_can_be_read_in_both_modes(colours: dict[str, str]) -> None:
     """WCAG 2.2, 1.4.3: at least 4.5 to 1 for text; 1.4.11: 3 to 1 for what is drawn."""
+
     def luminance(colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
@@ -178,12 +233,17 @@ def test_text_can_be_read_in_both_modes(colours: dict[str, str]) -> None:
 
 
 def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
-    made = {name: {"samples": [{"prompt": f"<{number}>", "completion": name} for number in range(4)]}
-            for name in ("pretrain", "sft", "dpo")}
+    made = {
+        name: {"samples": [{"prompt": f"<{number}>", "completion": name} for number in range(4)]}
+        for name in ("pretrain", "sft", "dpo")
+    }
     facts = {"evaluation": {"models": made}}
     html = html_of(samples(facts))
     assert re.findall(r"<h3>(.*?)</h3>", html) == [
-        "pretrain: continues a text", "sft: answers a prompt", "dpo: answers a prompt"]
+        "pretrain: continues a text",
+        "sft: answers a prompt",
+        "dpo: answers a prompt",
+    ]
     assert html.index("pretrain:") < html.index("<b>&lt;0&gt;</b>pretrain") < html.index("sft:")
     assert [sample["model"] for sample in some_samples(facts)] == ["pretrain", "sft", "dpo"]
 
@@ -216,25 +276,41 @@ def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
 
 def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> None:
     ids = [document_id("web", str(row), "t") for row in range(7)]
-    documents = pa.table([pa.array(ids, pa.binary(16)), pa.array(["web"] * 7).dictionary_encode(),
-                          pa.array(list("0123456")), pa.array(["t"] * 7, pa.large_string()), pa.array(["{}"] * 7)],
-                         schema=DOCUMENT_SCHEMA)
+    documents = pa.table(
+        [
+            pa.array(ids, pa.binary(16)),
+            pa.array(["web"] * 7).dictionary_encode(),
+            pa.array(list("0123456")),
+            pa.array(["t"] * 7, pa.large_string()),
+            pa.array(["{}"] * 7),
+        ],
+        schema=DOCUMENT_SCHEMA,
+    )
     write_table(tmp_path / "ingest" / "part-0.parquet", documents)
     rows = np.arange(7)
-    table, _ = annotate(documents, rows, rows, [None, "d", None, "d", "d", None, None],
-                        {"cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32()),
-                         "duplicate_of": pa.array([None, ids[0], None, ids[2], ids[2], None, None], pa.binary(16)),
-                         "jaccard": pa.array([None, 1.0, None, 0.8, 0.7, None, float("nan")])})
+    table, _ = annotate(
+        documents,
+        rows,
+        rows,
+        [None, "d", None, "d", "d", None, None],
+        {
+            "cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32()),
+            "duplicate_of": pa.array([None, ids[0], None, ids[2], ids[2], None, None], pa.binary(16)),
+            "jaccard": pa.array([None, 1.0, None, 0.8, 0.7, None, float("nan")]),
+        },
+    )
     write_table(tmp_path / "dedup" / "part-0.parquet", table)
     inputs = {"ingest": tmp_path / "ingest", "dedup": tmp_path / "dedup"}
     sizes, pairs = duplicates_found(inputs, "dedup")
     assert sizes == {"2": 1, "3-4": 1}
     assert pairs == [
         {"measure": "jaccard", "similarity": 0.7, "dropped": ids[4], "kept": ids[2]},
-        {"measure": "jaccard", "similarity": 0.8, "dropped": ids[3], "kept": ids[2]}], (
-        "equal texts are none, nor is what was not compared")
+        {"measure": "jaccard", "similarity": 0.8, "dropped": ids[3], "kept": ids[2]},
+    ], "equal texts are none, nor is what was not compared"
     assert documents_of(inputs, [ids[4], ids[2], b"?" * 16], ["locator"]) == {
-        ids[2]: {"id": ids[2], "locator": "2"}, ids[4]: {"id": ids[4], "locator": "4"}}
+        ids[2]: {"id": ids[2], "locator": "2"},
+        ids[4]: {"id": ids[4], "locator": "4"},
+    }
 
 
 def test_a_step_that_comes_twice_has_its_own_section_each_time_and_a_stage_brings_what_it_shows() -> None:
@@ -252,33 +328,70 @@ def loudest(facts: dict[str, Any], name: str) -> Section:
 
 
 def test_what_was_cut_and_what_was_found_is_shown() -> None:
-    facts = {"funnel": [], "summaries": {
-        "ingest": {"skipped": {"revisit record": 2, "request record": 17}},
-        "clean": {"edits": {"mask_email": {"documents": 3, "times": 5, "bytes": 90}, "mask_ip": {
-            "documents": 0, "times": 0, "bytes": 0}}},
-        "dedup_lines": {"most_repeated": [{"documents": 213, "document": "00", "text": "All rights <reserved>."}]},
-        "dedup_substrings": {"largest_repeats": [{"copies": 2, "words": 115, "text": "June 2013", "document": "0"}]},
-        "decontaminate": {
-            "sets": {"gsm8k": {"items": 9, "checked": 8, "contaminated": 1, "contaminated_share": 0.125}},
-            "matches": [{"set": "gsm8k", "item": 4, "item_text": "The dragon", "contamination": 0.75, "source": "web",
-                         "locator": "http://x"}]},
-    }}
+    facts = {
+        "funnel": [],
+        "summaries": {
+            "ingest": {"skipped": {"revisit record": 2, "request record": 17}},
+            "clean": {
+                "edits": {
+                    "mask_email": {"documents": 3, "times": 5, "bytes": 90},
+                    "mask_ip": {"documents": 0, "times": 0, "bytes": 0},
+                }
+            },
+            "dedup_lines": {"most_repeated": [{"documents": 213, "document": "00", "text": "All rights <reserved>."}]},
+            "dedup_substrings": {
+                "largest_repeats": [{"copies": 2, "words": 115, "text": "June 2013", "document": "0"}]
+            },
+            "decontaminate": {
+                "sets": {"gsm8k": {"items": 9, "checked": 8, "contaminated": 1, "contaminated_share": 0.125}},
+                "matches": [
+                    {
+                        "set": "gsm8k",
+                        "item": 4,
+                        "item_text": "The dragon",
+                        "contamination": 0.75,
+                        "source": "web",
+                        "locator": "http://x",
+                    }
+                ],
+            },
+        },
+    }
     html = html_of(*sections_about(facts))
-    for row in ("<td>mask_email</td><td class=\"n\">3</td>", "213</td><td>All rights &lt;reserved&gt;.</td>",
-                "2</td><td class=\"n\">115</td><td>June 2013</td>", "<td class=\"n\">12.50%</td>",
-                "<td>The dragon</td><td class=\"n\">75%</td><td>web http://x</td>",
-                "<td>request record</td><td class=\"n\">17</td>"):
+    for row in (
+        '<td>mask_email</td><td class="n">3</td>',
+        "213</td><td>All rights &lt;reserved&gt;.</td>",
+        '2</td><td class="n">115</td><td>June 2013</td>',
+        '<td class="n">12.50%</td>',
+        '<td>The dragon</td><td class="n">75%</td><td>web http://x</td>',
+        '<td>request record</td><td class="n">17</td>',
+    ):
         assert row in html
     assert "mask_ip" not in html
 
 
-GROUP = {"documents": 2, "tokens": 40, "bytes": 120, "characters": 100, "words": 20, "bytes_per_token": 3.0,
-         "characters_per_token": 2.5, "tokens_per_word": 2.0}
+GROUP = {
+    "documents": 2,
+    "tokens": 40,
+    "bytes": 120,
+    "characters": 100,
+    "words": 20,
+    "bytes_per_token": 3.0,
+    "characters_per_token": 2.5,
+    "tokens_per_word": 2.0,
+}
 TOKENIZED = {
     "sources": {"a<b": GROUP, "b": {**GROUP, "tokens": 60, "words": 0, "tokens_per_word": None}},
     "languages": {f"l{number:02}": {**GROUP, "tokens": number} for number in range(MOST_LANGUAGES + 1)},
-    "vocabulary": {"size": 300, "used": 30, "never_used": 270, "used_share": 0.1, "single_byte_share": 0.255,
-                   "most_frequent": [{"id": 7, "text": " <the>", "bytes": 6, "count": 1234}], "longest": []},
+    "vocabulary": {
+        "size": 300,
+        "used": 30,
+        "never_used": 270,
+        "used_share": 0.1,
+        "single_byte_share": 0.255,
+        "most_frequent": [{"id": 7, "text": " <the>", "bytes": 6, "count": 1234}],
+        "longest": [],
+    },
     "encoder": "the tokenizers library, because its normalizer is NFC",
 }
 
@@ -286,8 +399,10 @@ TOKENIZED = {
 def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of_its_vocabulary() -> None:
     html = html_of(tokenizer_section({"summaries": {"tokenize": TOKENIZED}}))
     assert html.index("<td>b</td>") < html.index("<td>a&lt;b</td>")
-    assert ('<td>a&lt;b</td><td class="n">2</td><td class="n">0.00</td><td class="n">40</td><td class="n">3.00</td>'
-            '<td class="n">2.50</td><td class="n">2.00</td>') in html
+    assert (
+        '<td>a&lt;b</td><td class="n">2</td><td class="n">0.00</td><td class="n">40</td><td class="n">3.00</td>'
+        '<td class="n">2.50</td><td class="n">2.00</td>'
+    ) in html
     assert "<td>l20</td>" in html
     assert "<td>l00</td>" not in html
     assert f"The {MOST_LANGUAGES} languages with most tokens of {MOST_LANGUAGES + 1}" in html
@@ -329,25 +444,60 @@ def test_columns_say_what_they_hold() -> None:
 
 
 def test_a_source_that_a_stage_eats_is_named_with_the_rules_that_did() -> None:
-    sources = {"code": {"read": 40, "kept": 3, "dropped": {"gopher/words": 30, "gopher/symbols": 7}},
-               "few": {"read": 5, "kept": 0, "dropped": {"gopher/words": 5}},
-               "web": {"read": 100, "kept": 10, "dropped": {"gopher/words": 90}}}
+    sources = {
+        "code": {"read": 40, "kept": 3, "dropped": {"gopher/words": 30, "gopher/symbols": 7}},
+        "few": {"read": 5, "kept": 0, "dropped": {"gopher/words": 5}},
+        "web": {"read": 100, "kept": 10, "dropped": {"gopher/words": 90}},
+    }
     rows = [{"stage": "filter", "read": 145, "kept": 13, "sources": sources}]
     assert eaten_sources(rows) == [
-        "filter keeps 3 of 40 documents of 'code' (7.5%), most dropped by gopher/words (30) and gopher/symbols (7)"]
+        "filter keeps 3 of 40 documents of 'code' (7.5%), most dropped by gopher/words (30) and gopher/symbols (7)"
+    ]
 
 
 def test_a_page_as_markdown_has_its_tables_and_escapes_what_documents_say() -> None:
-    parts = [Note("kept in `a_b`"), Table(["a", "n"], [["x|y", 3], ["<b>", 4]], {1}), Figure("<svg/>", "A picture."),
-             Listing("Samples", [("0.5", "web p*1", "line\nline")]), Text([("one ```", ""), (" two", "strong")]),
-             Details("<more>", [Heading("Inside"), Table(["a"], [])])]
-    written = markdown_page("A_b", [Section("First", parts), Section("Only a picture", [Figure("<svg/>", "x")])],
-                            note="today", cards=[("documents", "3")])
+    parts = [
+        Note("kept in `a_b`"),
+        Table(["a", "n"], [["x|y", 3], ["<b>", 4]], {1}),
+        Figure("<svg/>", "A picture."),
+        Listing("Samples", [("0.5", "web p*1", "line\nline")]),
+        Text([("one ```", ""), (" two", "strong")]),
+        Details("<more>", [Heading("Inside"), Table(["a"], [])]),
+    ]
+    written = markdown_page(
+        "A_b",
+        [Section("First", parts), Section("Only a picture", [Figure("<svg/>", "x")])],
+        note="today",
+        cards=[("documents", "3")],
+    )
     assert written.splitlines() == [
-        r"# A\_b", "", "today", "", "documents **3**", "", "## First", "", "kept in `a_b`", "",
-        "| a | n |", "| --- | ---: |", r"| x\|y | 3 |", r"| \<b\> | 4 |", "",
-        "**Samples**", "", r"- **0.5** web p\*1: line line", "", "````", "one ``` two", "````", "",
-        r"**\<more\>**", "", "### Inside"]
+        r"# A\_b",
+        "",
+        "today",
+        "",
+        "documents **3**",
+        "",
+        "## First",
+        "",
+        "kept in `a_b`",
+        "",
+        "| a | n |",
+        "| --- | ---: |",
+        r"| x\|y | 3 |",
+        r"| \<b\> | 4 |",
+        "",
+        "**Samples**",
+        "",
+        r"- **0.5** web p\*1: line line",
+        "",
+        "````",
+        "one ``` two",
+        "````",
+        "",
+        r"**\<more\>**",
+        "",
+        "### Inside",
+    ]
 
 
 def test_long_names_may_break_behind_their_punctuation_and_nowhere_else() -> None:
@@ -363,9 +513,16 @@ EVIL = "<script>alert('x')</script>\"><img src=x onerror=y>`<b>`{{ 7 * 6 }}{% ra
 
 def test_every_value_of_every_part_is_escaped() -> None:
     """Whatever a document, a file's name or a manifest says stays text, wherever a page may show it."""
-    parts = [Note(EVIL), Heading(EVIL), Table([EVIL] * 2, [[EVIL] * 2], {1}), Listing(EVIL, [(EVIL, EVIL, EVIL)]),
-             Text([(EVIL, ""), (EVIL, "strong"), (EVIL, "masked")]), Figure("<svg/>", EVIL),
-             Sides([(EVIL, Text([(EVIL, "removed")])), (EVIL, Text([(EVIL, "added")]))]), Details(EVIL, [Note(EVIL)])]
+    parts = [
+        Note(EVIL),
+        Heading(EVIL),
+        Table([EVIL] * 2, [[EVIL] * 2], {1}),
+        Listing(EVIL, [(EVIL, EVIL, EVIL)]),
+        Text([(EVIL, ""), (EVIL, "strong"), (EVIL, "masked")]),
+        Figure("<svg/>", EVIL),
+        Sides([(EVIL, Text([(EVIL, "removed")])), (EVIL, Text([(EVIL, "added")]))]),
+        Details(EVIL, [Note(EVIL)]),
+    ]
     assert {type(part) for part in parts} == set(get_args(Part)), "a kind of part that this test lacks"
     whole = page(EVIL, [Section(EVIL, parts)], note=EVIL, cards=[(EVIL, EVIL)], parts=parts, contents=True)
     seen = Counter[str]()
@@ -388,9 +545,14 @@ def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pict
     assert templates().undefined is StrictUndefined, "a misspelt name would be shown as nothing"
     unescaped = re.compile(r"\|\s*(?:safe|xmlattr|tojson|urlize)\b|autoescape|Markup|__html__")
     root = Path(__file__).parents[2]
-    found = [(path.name, line.strip()) for suffix in ("*.jinja", "*.css", "*.py") for room in ("flows", "train")
-             for path in (root / room).rglob(suffix) for line in path.read_text().splitlines()
-             if unescaped.search(line) and "autoescape=True" not in line]
+    found = [
+        (path.name, line.strip())
+        for suffix in ("*.jinja", "*.css", "*.py")
+        for room in ("flows", "train")
+        for path in (root / room).rglob(suffix)
+        for line in path.read_text().splitlines()
+        if unescaped.search(line) and "autoescape=True" not in line
+    ]
     script, figure = sorted(found)
     assert script == ("page.html.jinja", "<script>{{ script|safe }}</script>")
     assert figure[0] == "parts.html.jinja"
@@ -401,8 +563,12 @@ def test_no_page_is_put_together_by_hand() -> None:
     """HTML stands in templates, which escape; a string of Python's would not."""
     root = Path(__file__).parents[2]
     tags = re.compile(r"</?(?:p|td|tr|th|table|h[1-6]|div|span|html|figure|details|pre|li|ul|nav)[ >]")
-    found = {path.name for room in ("flows", "train") for path in (root / room).rglob("*.py")
-             if tags.search(path.read_text())}
+    found = {
+        path.name
+        for room in ("flows", "train")
+        for path in (root / room).rglob("*.py")
+        if tags.search(path.read_text())
+    }
     assert found == set()
 
 
@@ -418,12 +584,22 @@ def test_a_spike_is_shown_with_the_documents_it_is_attributed_to() -> None:
 
 
 def test_an_attributed_document_is_shown_with_where_it_is_from_and_how_it_was_judged() -> None:
-    suspect = {"id": "ab12", "source": "web", "loss": 9.0, "text": "0 0 0", "url": "https://site.example/a",
-               "locator": "web.jsonl#3", "language": "de", "quality": {"score": 0.123456, "lines": 3},
-               "cluster": "0123456789abcdef", "cluster_size": 4}
+    suspect = {
+        "id": "ab12",
+        "source": "web",
+        "loss": 9.0,
+        "text": "0 0 0",
+        "url": "https://site.example/a",
+        "locator": "web.jsonl#3",
+        "language": "de",
+        "quality": {"score": 0.123456, "lines": 3},
+        "cluster": "0123456789abcdef",
+        "cluster_size": 4,
+    }
     step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect]}
-    assert ("web ab12 · https://site.example/a · de · score 0.123 · lines 3 · cluster 01234567 of 4"
-            in html_of(spikes({"spikes": {"pretrain": [step]}})))
+    assert "web ab12 · https://site.example/a · de · score 0.123 · lines 3 · cluster 01234567 of 4" in html_of(
+        spikes({"spikes": {"pretrain": [step]}})
+    )
     assert describe_origin({"locator": "web.jsonl#3", "cluster": "01", "cluster_size": 1}) == "web.jsonl#3"
 
 
@@ -443,8 +619,10 @@ def test_time_and_cost_are_of_the_stages_that_are_made() -> None:
 
 
 def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() -> None:
-    damaged = [{"source": "web", "file": f"{name}.jsonl.gz", "records": 200, "lost": lost, "error": "cut off"}
-               for name, lost in (("a", 1800), ("b", 90))]
+    damaged = [
+        {"source": "web", "file": f"{name}.jsonl.gz", "records": 200, "lost": lost, "error": "cut off"}
+        for name, lost in (("a", 1800), ("b", 90))
+    ]
     facts = {**FACTS, "summaries": {"ingest": {"lost": 1890, "damaged": damaged}}}
     note = "files that could not be read to their end lost about 1,890 records: a.jsonl.gz (about 1,800)"
     console = Console(file=io.StringIO(), width=200)
@@ -463,7 +641,9 @@ def test_what_was_skipped_is_beneath_the_funnel_by_cause() -> None:
     facts = {**FACTS, "summaries": {"ingest": {"skipped": skipped}}}
     console = Console(file=io.StringIO(), width=250)
     print_funnel(facts, console)
-    note = ("ingest skipped 33 records: request record 20, content type image/a 2, content type image/b 2, "
-            "content type image/c 2, content type image/d 2, others 5")
+    note = (
+        "ingest skipped 33 records: request record 20, content type image/a 2, content type image/b 2, "
+        "content type image/c 2, content type image/d 2, others 5"
+    )
     assert note in console.file.getvalue()  # type: ignore[attr-defined]
     assert note in "\n".join(document_lines(facts))

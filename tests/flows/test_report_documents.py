@@ -31,18 +31,37 @@ def committed(folder: Path, rows: list[tuple[str, str, str | None, str | None]])
     for shard in (0, 1):
         some = [(f"{place}.txt", *row) for place, row in enumerate(rows) if place % 2 == shard]
         ids = [document_id(source, locator, text) for locator, source, text, _, _ in some]
-        write_table(folder / "ingest" / f"part-{shard}.parquet", pa.table(
-            {"id": ids, "source": [row[1] for row in some], "locator": [row[0] for row in some],
-             "text": [row[2] for row in some], "metadata": ["{}"] * len(some)}, DOCUMENT_SCHEMA))
+        write_table(
+            folder / "ingest" / f"part-{shard}.parquet",
+            pa.table(
+                {
+                    "id": ids,
+                    "source": [row[1] for row in some],
+                    "locator": [row[0] for row in some],
+                    "text": [row[2] for row in some],
+                    "metadata": ["{}"] * len(some),
+                },
+                DOCUMENT_SCHEMA,
+            ),
+        )
         for step, why in (("first", 3), ("second", 4)):
             gone = [step == "second" and row[3] is not None for row in some]
-            write_table(folder / step / f"part-{shard}.parquet", pa.table({
-                "id": pa.array(ids, pa.binary(16)),
-                "keep": pa.array([None if out else row[why] is None for out, row in zip(gone, some, strict=True)],
-                                 pa.bool_()),
-                "reason": pa.array([None if out else row[why] for out, row in zip(gone, some, strict=True)],
-                                   pa.string()).dictionary_encode(),
-                "error": pa.nulls(len(some), pa.string()), "words": [len(row[2].split()) for row in some]}))
+            write_table(
+                folder / step / f"part-{shard}.parquet",
+                pa.table(
+                    {
+                        "id": pa.array(ids, pa.binary(16)),
+                        "keep": pa.array(
+                            [None if out else row[why] is None for out, row in zip(gone, some, strict=True)], pa.bool_()
+                        ),
+                        "reason": pa.array(
+                            [None if out else row[why] for out, row in zip(gone, some, strict=True)], pa.string()
+                        ).dictionary_encode(),
+                        "error": pa.nulls(len(some), pa.string()),
+                        "words": [len(row[2].split()) for row in some],
+                    }
+                ),
+            )
     return {name: folder / name for name in ("ingest", "first", "second")}
 
 
@@ -50,22 +69,26 @@ RECIPES: dict[str, dict[str, Any]] = {"ingest": {}, "first": {"min": {"words": 3
 
 
 def test_documents_of_every_source_and_rule_are_chosen_by_chance_and_the_same_each_time(tmp_path: Path) -> None:
-    rows: list[tuple[str, str, str | None, str | None]] = [("web", f"a page with number {n}", None, None)
-                                                           for n in range(30)]
+    rows: list[tuple[str, str, str | None, str | None]] = [
+        ("web", f"a page with number {n}", None, None) for n in range(30)
+    ]
     rows += [("book", "x" * (SHOWN_CHARACTERS + 5), None, None)]
     rows += [("web", f"short {n}", "first/min_words", None) for n in range(7)]
     rows += [("web", f"some text that is there twice {n}", None, "exact_duplicate") for n in range(3)]
     inputs = committed(tmp_path, rows)
     kept, short, twice = shown_documents(RECIPES, inputs)
     assert [(one["step"], one["rule"], one["documents"]) for one in (kept, short, twice)] == [
-        (None, None, 31), ("first", "first/min_words", 7), ("second", "exact_duplicate", 3)]
+        (None, None, 31),
+        ("first", "first/min_words", 7),
+        ("second", "exact_duplicate", 3),
+    ]
     assert [len(one["shown"]) for one in (kept, short, twice)] == [KEPT_SHOWN, DROPPED_SHOWN, DROPPED_SHOWN]
     assert [one["source"] for one in kept["shown"]] == ["book", *["web"] * (KEPT_SHOWN - 1)]
     book, page, *_ = kept["shown"]
     assert [len(piece["text"]) for piece in book["pieces"]] == [SHOWN_CHARACTERS]
     assert book["characters"] == SHOWN_CHARACTERS + 5
     pages = {document_id("web", f"{n}.txt", text).hex(): text for n, (_, text, *why) in enumerate(rows[:30])}
-    assert [one["id"] for one in kept["shown"][1:]] == sorted(pages)[:KEPT_SHOWN - 1], "the least ids of both shards"
+    assert [one["id"] for one in kept["shown"][1:]] == sorted(pages)[: KEPT_SHOWN - 1], "the least ids of both shards"
     assert page["pieces"] == [{"text": pages[page["id"]], "edit": None, "stage": None}]
     assert page["said"] == []
     assert [one["said"] for one in short["shown"]] == [["threshold 3", "words 2"]] * 2
@@ -74,7 +97,8 @@ def test_documents_of_every_source_and_rule_are_chosen_by_chance_and_the_same_ea
 
 def test_only_the_rules_that_dropped_most_have_their_documents_shown(tmp_path: Path) -> None:
     rows: list[tuple[str, str, str | None, str | None]] = [
-        ("web", f"{rule} {n}", f"rule {rule:02}", None) for rule in range(MOST_GROUPS + 3) for n in range(rule + 1)]
+        ("web", f"{rule} {n}", f"rule {rule:02}", None) for rule in range(MOST_GROUPS + 3) for n in range(rule + 1)
+    ]
     found = shown_documents(RECIPES, committed(tmp_path, rows))
     assert [one["rule"] for one in found] == [f"rule {rule:02}" for rule in range(MOST_GROUPS + 2, 2, -1)]
 
@@ -90,18 +114,38 @@ def test_what_two_texts_share_for_long_is_folded_on_both_sides_alike() -> None:
 
 
 def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them() -> None:
-    kept = {"id": "ab" * 16, "source": "web", "locator": "a<b", "characters": 11, "said": [],
-            "pieces": [{"text": "mail ", "edit": None}, {"text": "me@x.y", "edit": "removed"},
-                       {"text": "<EMAIL>", "edit": "added"}]}
-    long = {"id": "cd" * 16, "source": "web", "locator": "c", "characters": 50, "said": ["threshold 50", "words 3"],
-            "pieces": [{"text": "Nothing but this", "edit": None}]}
-    facts = {"shown_documents": [
-        {"step": None, "rule": None, "documents": 1234, "shown": [kept]},
-        {"step": "filter", "rule": "gopher_quality/min_words", "documents": 2, "shown": [long]}]}
+    kept = {
+        "id": "ab" * 16,
+        "source": "web",
+        "locator": "a<b",
+        "characters": 11,
+        "said": [],
+        "pieces": [
+            {"text": "mail ", "edit": None},
+            {"text": "me@x.y", "edit": "removed"},
+            {"text": "<EMAIL>", "edit": "added"},
+        ],
+    }
+    long = {
+        "id": "cd" * 16,
+        "source": "web",
+        "locator": "c",
+        "characters": 50,
+        "said": ["threshold 50", "words 3"],
+        "pieces": [{"text": "Nothing but this", "edit": None}],
+    }
+    facts = {
+        "shown_documents": [
+            {"step": None, "rule": None, "documents": 1234, "shown": [kept]},
+            {"step": "filter", "rule": "gopher_quality/min_words", "documents": 2, "shown": [long]},
+        ]
+    }
     html = html_of(whole_documents(facts))
     assert re.findall(r"<h3>(.*?)</h3>", html) == ["Kept (1,234)", "Dropped by filter: gopher_quality/min_words (2)"]
     assert re.findall(r"<summary>(.*?)</summary>", html) == [
-        "web a&lt;b, 11 characters: mail me@x.y", "web c, 50 characters: Nothing but this"]
+        "web a&lt;b, 11 characters: mail me@x.y",
+        "web c, 50 characters: Nothing but this",
+    ]
     assert '<pre>mail <span class="removed">me@x.y</span><span class="added">&lt;EMAIL&gt;</span></pre>' in html
     assert '<p class="note">threshold 50</p>\n<p class="note">words 3</p>\n<pre>Nothing but this</pre>' in html
     assert html.count("The first") == 1
@@ -117,23 +161,43 @@ def test_every_column_of_numbers_says_what_they_are() -> None:
     named, constants = set(), set()
     for path in FLOWS.rglob("*.py"):
         tree = ast.parse(path.read_text())
-        constants |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} \
-            if path.name != "meanings.py" else set()
+        constants |= (
+            {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+            if path.name != "meanings.py"
+            else set()
+        )
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Table" and path.parent.name == "report" \
-                    and len(node.args) > 2 and isinstance(node.args[0], ast.List):
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", "") == "Table"
+                and path.parent.name == "report"
+                and len(node.args) > 2
+                and isinstance(node.args[0], ast.List)
+            ):
                 numeric = node.args[2]
-                places = {entry.value for entry in numeric.elts if isinstance(entry, ast.Constant)} \
-                    if isinstance(numeric, ast.Set) else set(range(1, len(node.args[0].elts)))
-                named |= {cell.value for place, cell in enumerate(node.args[0].elts)
-                          if place in places and isinstance(cell, ast.Constant)}
+                places = (
+                    {entry.value for entry in numeric.elts if isinstance(entry, ast.Constant)}
+                    if isinstance(numeric, ast.Set)
+                    else set(range(1, len(node.args[0].elts)))
+                )
+                named |= {
+                    cell.value
+                    for place, cell in enumerate(node.args[0].elts)
+                    if place in places and isinstance(cell, ast.Constant)
+                }
     assert len(named) > 80
     assert named - set(MEANINGS) == {"measure", "category"}, "text beside computed columns, and nothing else"
     assert set(MEANINGS) - constants == set(), "meanings of columns that no table has"
     inner = Table(["rule", "times"], [["x", 2]], {1}, {"times": "passages"})
-    found = definitions([Section("a", [Table(["stage", "kept"], [["x", 2]], {1}), Table(["gone"], [])]),
-                         Section("b", [Details("more", [inner])])])
+    found = definitions(
+        [
+            Section("a", [Table(["stage", "kept"], [["x", 2]], {1}), Table(["gone"], [])]),
+            Section("b", [Details("more", [inner])]),
+        ]
+    )
     assert found is not None
     assert re.findall(r"<td>(.*?)</td><td>(.*?)</td>", html_of(found)) == [
-        ("kept", MEANINGS["kept"]), ("times", "passages")]
+        ("kept", MEANINGS["kept"]),
+        ("times", "passages"),
+    ]
     assert definitions([Section("a", [Note("x")])]) is None

@@ -8,15 +8,29 @@ from gristmill.flows.report.training import REWARD, reinforcement, reinforcement
 from tests.flows.rendered import html_of
 
 LINES: list[dict[str, Any]] = [
-    {"step": step, "loss": 0.0, "reward": 0.1 * step, "rewards/exact": 0.05 * step, "rewards/format": 0.05 * step,
-     "kl": 0.01, "entropy": 2.0, "completions/mean_length": 7.5} for step in (1, 5, 10)] + [
-    {"step": 10, "validation": {}}]
+    {
+        "step": step,
+        "loss": 0.0,
+        "reward": 0.1 * step,
+        "rewards/exact": 0.05 * step,
+        "rewards/format": 0.05 * step,
+        "kl": 0.01,
+        "entropy": 2.0,
+        "completions/mean_length": 7.5,
+    }
+    for step in (1, 5, 10)
+] + [{"step": 10, "validation": {}}]
 SUMMARY: dict[str, Any] = {
-    "algorithm": "grpo", "started_from": "sft", "held_out_prompts": 12,
+    "algorithm": "grpo",
+    "started_from": "sft",
+    "held_out_prompts": 12,
     "first_rewards": {"reward": 0.1, "rewards/exact": 0.05, "rewards/format": 0.05},
     "last_rewards": {"reward": 1.0, "rewards/exact": 0.5, "rewards/format": 0.5},
-    "held_out": {"reward_before": 0.25, "reward": 0.75,
-                 "difference": {"value": 0.5, "low": 0.25, "high": 0.75, "significant": True}},
+    "held_out": {
+        "reward_before": 0.25,
+        "reward": 0.75,
+        "difference": {"value": 0.5, "low": 0.25, "high": 0.75, "significant": True},
+    },
     "samples": [{"prompt": "2 + 2?", "before": "<b>5</b>", "reward_before": 0.0, "after": "4", "reward": 1.0}],
 }
 FACTS: dict[str, Any] = {"summaries": {"rl": SUMMARY}, "training": {"rl": LINES}}
@@ -36,10 +50,16 @@ def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them
     more = {"frac_reward_zero_std": 0.5, "completions/clipped_ratio": 0.1}
     curriculum = {"pass_rate": 0.25, "curriculum/too_hard": 0.5, "curriculum/wanted": 0.3, "curriculum/too_easy": 0.2}
     tools = {"tools/call_frequency": 1.5, "tools/failure_frequency": 0.1}
-    for added, figures, said in ((more, 4, "group has one reward"), (more | curriculum, 5, "too easy"),
-                                 (more | curriculum | tools, 7, "calls per answer")):
-        html = html_of(reinforcement({**FACTS, "training": {"rl": [
-            {**line, **added} if REWARD in line else line for line in LINES]}}))
+    for added, figures, said in (
+        (more, 4, "group has one reward"),
+        (more | curriculum, 5, "too easy"),
+        (more | curriculum | tools, 7, "calls per answer"),
+    ):
+        html = html_of(
+            reinforcement(
+                {**FACTS, "training": {"rl": [{**line, **added} if REWARD in line else line for line in LINES]}}
+            )
+        )
         assert html.count("<svg") == figures
         assert said in html
 

@@ -24,7 +24,8 @@ class Project:
         self.session: Any = SimpleNamespace(
             plan={"ingest": SimpleNamespace(fingerprint="f", inputs={}, stage=SimpleNamespace(trained=None))},
             store=SimpleNamespace(root=folder),
-            committed=lambda stage: SimpleNamespace(path=folder / "ingest"))
+            committed=lambda stage: SimpleNamespace(path=folder / "ingest"),
+        )
 
     def commit(self, content: str) -> None:
         (self.folder / "ingest").mkdir(exist_ok=True)
@@ -122,7 +123,8 @@ def test_the_report_is_drawn_ahead_once_all_documents_are_judged(monkeypatch: py
     kinds = {"ingest": False, "filter": True, "dedup": True, "mix": False}
     session: Any = SimpleNamespace(
         plan={name: SimpleNamespace(stage=SimpleNamespace(judges=judges)) for name, judges in kinds.items()},
-        committed=lambda name: object() if name == "ingest" else None)
+        committed=lambda name: object() if name == "ingest" else None,
+    )
     made = ahead.drawing_ahead(session)
     made("ingest")
     made("filter")

@@ -21,23 +21,42 @@ from gristmill.train.evaluation.intervals import share_with_interval
 from tests.flows.rendered import text_of
 
 SHARE = {"value": 0.75, "low": 0.5, "high": 0.9, "units": 20}
-HELD_OUT = {"accuracy": SHARE, "longer_chosen": None, "length_correlation": -0.25, "margin": 1.5, "mean": 0.125,
-            "deviation": 2.0}
+HELD_OUT = {
+    "accuracy": SHARE,
+    "longer_chosen": None,
+    "length_correlation": -0.25,
+    "margin": 1.5,
+    "mean": 0.125,
+    "deviation": 2.0,
+}
 
 
 def facts(**summaries: Any) -> dict[str, Any]:
-    dpo = [{"step": step, "loss": 0.6, "rewards/accuracies": 0.8, "rewards/chosen": 0.1, "rewards/rejected": -0.2,
-            "fell/chosen": 0.25, "fell/rejected": 0.9, "log_ratio/chosen": 0.01 * step, "log_ratio/rejected": -0.05}
-           for step in (1, 2)]
-    reward = [{"step": step, "loss": 0.5, "accuracy": 0.9, "scores/chosen": 1.0, "scores/rejected": 0.5}
-              for step in (1, 2)]
+    dpo = [
+        {
+            "step": step,
+            "loss": 0.6,
+            "rewards/accuracies": 0.8,
+            "rewards/chosen": 0.1,
+            "rewards/rejected": -0.2,
+            "fell/chosen": 0.25,
+            "fell/rejected": 0.9,
+            "log_ratio/chosen": 0.01 * step,
+            "log_ratio/rejected": -0.05,
+        }
+        for step in (1, 2)
+    ]
+    reward = [
+        {"step": step, "loss": 0.5, "accuracy": 0.9, "scores/chosen": 1.0, "scores/rejected": 0.5} for step in (1, 2)
+    ]
     return {"summaries": summaries, "training": {"reward": reward, "dpo": dpo}, "evaluation": {}}
 
 
 def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_student_came() -> None:
     found = facts(teacher={"tokens": 1200, "top_k": 64, "rest_mass": 0.0123, "temperature": 2.0, "loss": 1.5})
-    found["training"]["sft"] = [{"step": step, "loss": 2.0, "label_loss": 3.0 / step, "divergence": 1.0 / step}
-                                for step in (1, 2)]
+    found["training"]["sft"] = [
+        {"step": step, "loss": 2.0, "label_loss": 3.0 / step, "divergence": 1.0 / step} for step in (1, 2)
+    ]
     shown = text_of(distillation(found))
     assert "tokens of the teacher 1,200 ids kept per token 64 mass of the others 1.230% temperature 2" in shown
     assert "student's loss on the labels, last 1.5000 divergence from the teacher, first 1.0000 divergence" in shown
@@ -47,15 +66,28 @@ def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_studen
 
 
 def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pair_tells_is_blank() -> None:
-    shown = text_of(reward_model(facts(reward={
-        "held_out": HELD_OUT, "training_pairs": 1080, "held_out_pairs": 20, "too_long_pairs": 3})))
+    shown = text_of(
+        reward_model(
+            facts(reward={"held_out": HELD_OUT, "training_pairs": 1080, "held_out_pairs": 20, "too_long_pairs": 3})
+        )
+    )
     assert "chosen answer scores higher, held out 75.0% [50.0%, 90.0%] of 20 chosen answer is the longer" in shown
     assert "pairs trained on 1,080" in shown
     assert "correlation of score and length -0.250 mean and deviation of scores 0.125, 2.000" in shown
     part = {"measured": 1080, "wrong": 0.25, "median": 0.5}
-    shown = text_of(reward_model(facts(reward={
-        "held_out": HELD_OUT, "training_pairs": 1080, "held_out_pairs": 20, "too_long_pairs": 3,
-        "margins": {"measured": 1080, "sets": [{"name": "pairs", "trained": part}], "worst": []}})))
+    shown = text_of(
+        reward_model(
+            facts(
+                reward={
+                    "held_out": HELD_OUT,
+                    "training_pairs": 1080,
+                    "held_out_pairs": 20,
+                    "too_long_pairs": 3,
+                    "margins": {"measured": 1080, "sets": [{"name": "pairs", "trained": part}], "worst": []},
+                }
+            )
+        )
+    )
     assert "pairs trained 1,080 25.0% +0.500" in shown
     assert reward_model(facts()) is None
 
@@ -75,34 +107,55 @@ def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_a
     assert answers_of({**answer, "chosen": 0.5, "rejected": None}) == ["so", ""]
 
 
-@pytest.mark.parametrize(("alarm", "said"), [
-    (None, "Chosen answers did not keep becoming less likely."), (7, "Alarm at step 7: the margin grew although")])
+@pytest.mark.parametrize(
+    ("alarm", "said"),
+    [(None, "Chosen answers did not keep becoming less likely."), (7, "Alarm at step 7: the margin grew although")],
+)
 def test_the_effects_of_preference_optimisation_are_split_by_answer(alarm: int | None, said: str) -> None:
-    summary = {"objective": "sigmoid", "chosen_decline": {"alarm_step": alarm, "fell_chosen": 0.25,
-                                                          "fell_rejected": 0.9}, "held_out_pairs": 40,
-               "held_out": {"reward_accuracy": 0.7, "chosen_more_likely": 0.6, "chosen_more_likely_before": 0.5,
-                            "reward_accuracy_interval": share_with_interval(np.arange(40) < 28)}}
+    summary = {
+        "objective": "sigmoid",
+        "chosen_decline": {"alarm_step": alarm, "fell_chosen": 0.25, "fell_rejected": 0.9},
+        "held_out_pairs": 40,
+        "held_out": {
+            "reward_accuracy": 0.7,
+            "chosen_more_likely": 0.6,
+            "chosen_more_likely_before": 0.5,
+            "reward_accuracy_interval": share_with_interval(np.arange(40) < 28),
+        },
+    }
     shown = text_of(preference_effects(facts(dpo=summary)))
     assert "chosen 25.0% +0.0200 +0.1000 rejected 90.0% -0.0500 -0.2000" in shown
     assert said in shown
-    assert "On 40 held-out pairs the chosen answer gained more in 70.0% [54.6%, 81.9%], and is the likelier one in " \
+    assert (
+        "On 40 held-out pairs the chosen answer gained more in 70.0% [54.6%, 81.9%], and is the likelier one in "
         "60.0%, 50.0% before." in shown
+    )
     assert preference_effects({"summaries": {}, "training": {}}) is None
 
 
 def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> None:
     """All that margins.parquet has, not the last logged batch; with how sure a share of few held-out pairs is."""
-    margins = {"right": {"held_out": share_with_interval(np.arange(5) > 0),
-                         "trained": share_with_interval(np.arange(22) > 0)}}
-    rows = loss_rows(facts(reward={"held_out": HELD_OUT, "margins": margins}, dpo={"margins": margins,
-        "chosen_decline": {"alarm_step": 2, "fell_chosen": 0.25, "fell_rejected": 0.9}}))
+    margins = {
+        "right": {"held_out": share_with_interval(np.arange(5) > 0), "trained": share_with_interval(np.arange(22) > 0)}
+    }
+    rows = loss_rows(
+        facts(
+            reward={"held_out": HELD_OUT, "margins": margins},
+            dpo={"margins": margins, "chosen_decline": {"alarm_step": 2, "fell_chosen": 0.25, "fell_rejected": 0.9}},
+        )
+    )
     shares = "95% of 22 trained, 80% of 5 held out (38% to 96%)"
     assert [row["details"] for row in rows] == [
         f"ranked right {shares}",
         f"reward accuracy {shares}\nlog-probability below the reference in the last batch: 25% of chosen, "
-        "90% of rejected, alarm at step 2"]
-    before = loss_rows(facts(reward={"held_out": HELD_OUT}, dpo={"objective": "kto", "margins": {
-        **margins, "right": {"trained": margins["right"]["trained"]}}}))
+        "90% of rejected, alarm at step 2",
+    ]
+    before = loss_rows(
+        facts(
+            reward={"held_out": HELD_OUT},
+            dpo={"objective": "kto", "margins": {**margins, "right": {"trained": margins["right"]["trained"]}}},
+        )
+    )
     assert [row["details"] for row in before] == ["", "answers rewarded right 95% of 22 trained"]
 
 
@@ -115,10 +168,27 @@ def test_what_rounding_costs_is_shown_where_it_was_measured() -> None:
 
 
 def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
-    of_set = {"name": "chats", "records": 9, "refused": 0, "unrenderable": 0, "dropped": 0, "truncated": 0, "used": 9,
-              "drawn_share": 1.0, "trained_share": 0.5, "end_of_turn_share": 1.0, "held_out": 2}
-    data = {"sets": [of_set], "samples": [{"set": "chats", "example": "ab", "spans": [["hi", True]]}], "rows": 3,
-            "sequence_length": 64, "fill": 0.9, "replay": {"rows": 0, "share": 0.0}}
+    of_set = {
+        "name": "chats",
+        "records": 9,
+        "refused": 0,
+        "unrenderable": 0,
+        "dropped": 0,
+        "truncated": 0,
+        "used": 9,
+        "drawn_share": 1.0,
+        "trained_share": 0.5,
+        "end_of_turn_share": 1.0,
+        "held_out": 2,
+    }
+    data = {
+        "sets": [of_set],
+        "samples": [{"set": "chats", "example": "ab", "spans": [["hi", True]]}],
+        "rows": 3,
+        "sequence_length": 64,
+        "fill": 0.9,
+        "replay": {"rows": 0, "share": 0.0},
+    }
     shown = text_of(masks(facts(sft_data=data, sft={"held_out": {"loss": 1.25}})))
     assert "90.0% full; 2 of the used examples are held out, whose loss is 1.2500 in the end" in shown
     assert "held out" not in text_of(masks(facts(sft_data={**data, "sets": [{**of_set, "held_out": 0}]}, sft={})))

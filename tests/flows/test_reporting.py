@@ -32,8 +32,9 @@ def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(
         observer = PrefectObserver()
         observer.stage_started(node, resuming, folder)
         for step in (4, 5, 6):
-            observer.stage_event(node, {"event": "progress", "done": step, "total": 9, "unit": "steps",
-                                        "loss": 9.0 - step})
+            observer.stage_event(
+                node, {"event": "progress", "done": step, "total": 9, "unit": "steps", "loss": 9.0 - step}
+            )
         rows = [line for line in cards[-1].splitlines() if line.endswith("000 |")]
         assert (rows[0], rows[-1]) == (first, "| 6 | 3.0000 |")
         observer.close()

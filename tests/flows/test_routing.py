@@ -62,8 +62,13 @@ def test_the_other_run_gets_our_parameters_and_is_waited_for(serve: Any) -> None
     server = serve(Pending(), Running(), Completed())
     run_elsewhere(SESSION, "pretrain", "gristmill-stage/gpu", force=True)
     assert server.started == {
-        "deployment": "gristmill-stage/gpu", "manifest": "a.yaml", "stage": "pretrain", "force": True,
-        "overrides": ["pretrain.steps=5"], "store": ""}
+        "deployment": "gristmill-stage/gpu",
+        "manifest": "a.yaml",
+        "stage": "pretrain",
+        "force": True,
+        "overrides": ["pretrain.steps=5"],
+        "store": "",
+    }
     assert (server.states, server.set_to) == ([], [])
 
 
@@ -72,8 +77,9 @@ def test_a_run_that_does_not_complete_fails_the_stage_with_its_own_words(state: 
     from prefect import states
 
     serve(states.Running(), getattr(states, state)(message="no memory"))
-    with pytest.raises(StageFailedError, match=f"pretrain: the run lucky-owl of gristmill-stage/gpu ended as {state}: "
-                       "no memory"):
+    with pytest.raises(
+        StageFailedError, match=f"pretrain: the run lucky-owl of gristmill-stage/gpu ended as {state}: no memory"
+    ):
         run_elsewhere(SESSION, "pretrain", "gristmill-stage/gpu", force=False)
 
 

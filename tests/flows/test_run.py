@@ -113,7 +113,8 @@ def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a
     assert read_json(runner.folder("ranks").work / "error.json")["message"].startswith("[Errno 28] No space left")
     assert str(caught.value).splitlines()[0] == (
         "ranks: [Errno 28] No space left on device: 'step-00000004'; free some space on the disk of "
-        f"{runner.folder('ranks').path} (gristmill gc tells what can go)")
+        f"{runner.folder('ranks').path} (gristmill gc tells what can go)"
+    )
     with pytest.raises(StageFailedError, match=r"^silent: its process ended with code 1: the last line that says"):
         toy_runner(silent={}).run_stage("silent")
 
@@ -175,8 +176,11 @@ def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(monkeypatch: p
     told: list[dict[str, object]] = []
     ended = iter([None, None, -15])
     stopped = object.__new__(StageProcess)
-    stopped.__dict__.update(_on_event=told.append, _signal=lambda number: False, _process=SimpleNamespace(
-        poll=lambda: next(ended), wait=lambda: -15))
+    stopped.__dict__.update(
+        _on_event=told.append,
+        _signal=lambda number: False,
+        _process=SimpleNamespace(poll=lambda: next(ended), wait=lambda: -15),
+    )
     monkeypatch.setattr("gristmill.flows.running.process.UNTOLD_SECONDS", 0.0)
     stopped.stop()
     assert told == [{"event": "stopping", "seconds": 15.0}]
@@ -247,8 +251,10 @@ def test_what_a_paused_owner_has_decided_to_commit_is_published_by_whoever_comes
 def test_two_runs_of_the_same_stage_make_it_once(toy_runner: Make) -> None:
     first, second = toy_runner(first={"n": 3}), toy_runner(first={"n": 3})
     outcomes = []
-    threads = [threading.Thread(target=lambda runner=runner: outcomes.append(runner.run_stage("first")))
-               for runner in (first, second)]
+    threads = [
+        threading.Thread(target=lambda runner=runner: outcomes.append(runner.run_stage("first")))
+        for runner in (first, second)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -25,8 +25,11 @@ def drawn(rows: list[dict[str, Any]], encoding: str = "utf-8", width: int = 80) 
 
 
 def test_bars_are_as_long_as_what_each_stage_kept() -> None:
-    rows = [{"stage": "ingest", "read": 200, "kept": 200}, {"stage": "filter", "read": 200, "kept": 101},
-            {"stage": "dedup", "read": 101, "kept": 50}]
+    rows = [
+        {"stage": "ingest", "read": 200, "kept": 200},
+        {"stage": "filter", "read": 200, "kept": 101},
+        {"stage": "dedup", "read": 101, "kept": 50},
+    ]
     whole, half, quarter = (line.split()[1] for line in drawn(rows))
     assert [len(bar) for bar in (whole, half, quarter)] == [40, 21, 10]  # 20.2 and 10 of 40 signs
     assert half == "█" * 20 + "▎"  # the eighths of a sign: 2 of 8
@@ -42,42 +45,64 @@ def test_a_funnel_that_lost_nothing_has_no_picture() -> None:
 
 
 def facts(**summaries: Any) -> dict[str, Any]:
-    record = [{"step": 1, "loss": 8.0, "bits_per_byte": 3.4, "sources": {"web": {"bits_per_byte": 3.5}}},
-              {"step": 9, "validation": {"web": {"bits_per_byte": 2.0}, "books": {"bits_per_byte": 3.6}}}]
+    record = [
+        {"step": 1, "loss": 8.0, "bits_per_byte": 3.4, "sources": {"web": {"bits_per_byte": 3.5}}},
+        {"step": 9, "validation": {"web": {"bits_per_byte": 2.0}, "books": {"bits_per_byte": 3.6}}},
+    ]
     return {"training": {"pretrain": record, **{name: [] for name in summaries}}, "summaries": summaries}
 
 
 def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
-    found = effect_rows(facts(
-        sft={"held_out_before": {"loss": 6.25}, "held_out": {"loss": 5.0}},
-        dpo={"held_out": {"reward_accuracy_interval": SHARES}},
-        rl={"held_out_prompts": 40, "held_out": {"reward_before": 0.25, "reward": 0.2, "difference": {
-            "value": -0.05, "low": -0.1, "high": 0.01}}}))
+    found = effect_rows(
+        facts(
+            sft={"held_out_before": {"loss": 6.25}, "held_out": {"loss": 5.0}},
+            dpo={"held_out": {"reward_accuracy_interval": SHARES}},
+            rl={
+                "held_out_prompts": 40,
+                "held_out": {
+                    "reward_before": 0.25,
+                    "reward": 0.2,
+                    "difference": {"value": -0.05, "low": -0.1, "high": 0.01},
+                },
+            },
+        )
+    )
     assert found == [
         ("pretrain", "text of web", "3.500", "2.000", "better"),
         ("pretrain", "text of books", "3.400", "3.600", "worse"),  # the first batch had no row of it
         ("sft", "answers", "6.250", "5.000", "better"),
         ("dpo", "60 pairs", "50%", "70%", "above chance (57% to 80%)"),
-        ("rl", "rewards of 40 prompts", "0.250", "0.200", "within noise (-0.100 to +0.010)")]
+        ("rl", "rewards of 40 prompts", "0.250", "0.200", "within noise (-0.100 to +0.010)"),
+    ]
     assert {len(row) for row in found} == {len(EFFECT_HEADINGS)}
 
 
 def test_merged_checkpoints_are_held_against_the_end_of_the_training_that_they_replace() -> None:
     given = facts(merge={"sources": {"web": {"bits_per_byte": 2.25}, "books": {"bits_per_byte": 3.5}}})
-    assert effect_rows(given)[2:] == [("merge", "text of web", "2.000", "2.250", "worse"),
-                                      ("merge", "text of books", "3.600", "3.500", "better")]
+    assert effect_rows(given)[2:] == [
+        ("merge", "text of web", "2.000", "2.250", "worse"),
+        ("merge", "text of books", "3.600", "3.500", "better"),
+    ]
 
 
-@pytest.mark.parametrize(("low", "high", "said"), [
-    (0.0, 0.0, "the same"), (0.1, 0.2, "better"), (-0.2, -0.1, "worse"),
-    (-0.1, 0.2, "within noise (-0.100 to +0.200)")])
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.0, 0.0, "the same"),
+        (0.1, 0.2, "better"),
+        (-0.2, -0.1, "worse"),
+        (-0.1, 0.2, "within noise (-0.100 to +0.200)"),
+    ],
+)
 def test_a_gain_in_rewards_counts_where_its_interval_is_on_one_side(low: float, high: float, said: str) -> None:
     gain = {"reward_before": 0.2, "reward": 0.3, "difference": {"value": 0.1, "low": low, "high": high}}
     assert effect_rows(facts(rl={"held_out_prompts": 7, "held_out": gain}))[-1][-1] == said
 
 
-@pytest.mark.parametrize(("low", "high", "said"), [
-    (0.45, 0.8, "not to be told from chance (45% to 80%)"), (0.2, 0.4, "below chance (20% to 40%)")])
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(0.45, 0.8, "not to be told from chance (45% to 80%)"), (0.2, 0.4, "below chance (20% to 40%)")],
+)
 def test_preferences_that_were_not_learnt_are_called_so(low: float, high: float, said: str) -> None:
     interval = {**SHARES, "low": low, "high": high}
     assert effect_rows(facts(dpo={"held_out": {"reward_accuracy_interval": interval}}))[-1][-1] == said
@@ -86,20 +111,31 @@ def test_preferences_that_were_not_learnt_are_called_so(low: float, high: float,
 
 def test_a_run_without_held_out_examples_says_nothing_of_them() -> None:
     assert [row[0] for row in effect_rows(facts(sft={"held_out": None}, dpo={}, rl={"held_out": None}))] == [
-        "pretrain", "pretrain"]
+        "pretrain",
+        "pretrain",
+    ]
     console = Console(file=io.StringIO(), width=80)
     print_losses({"training": {"sft": [{"step": 1, "loss": 2.0}]}, "summaries": {}}, console)
     assert "What each stage changed" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def rule(name: str, bound: Any, side: Any) -> Rule:
-    return Rule(name, f"filter.rules.gopher_quality.{name}", "x", bound, lambda columns: np.zeros(0, bool), ("x",),
-                side=side)
+    return Rule(
+        name, f"filter.rules.gopher_quality.{name}", "x", bound, lambda columns: np.zeros(0, bool), ("x",), side=side
+    )
 
 
-@pytest.mark.parametrize(("bound", "side", "said"), [
-    (50, "min", "25"), (2, "min", "1"), (10, "max", "15"), (0.15, "max", "0.225"), (0.8, "max", "1"),
-    (0.75, "min", "0.375")])
+@pytest.mark.parametrize(
+    ("bound", "side", "said"),
+    [
+        (50, "min", "25"),
+        (2, "min", "1"),
+        (10, "max", "15"),
+        (0.15, "max", "0.225"),
+        (0.8, "max", "1"),
+        (0.75, "min", "0.375"),
+    ],
+)
 def test_the_threshold_that_dropped_most_is_asked_about_half_as_strict(bound: Any, side: Any, said: str) -> None:
     rules = {"filter": [rule("less", 3, "min"), rule("most", bound, side), rule("words", "list", "min")]}
     dropped = {"filter": {"counts": {"dropped": {"less": 4, "most": 9, "words": 20}}}}

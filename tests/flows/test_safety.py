@@ -31,8 +31,9 @@ BUCKET = "s3://AKIAEXAMPLE:wJalrXUtnFEMI/K7MDENG@bucket"
 MANIFEST = "name: a\nsources: {a: {path: x}}\n"
 
 
-@pytest.mark.parametrize("line", [
-    "!!python/object/apply:os.mkdir [{trace}]", "!!python/name:os.mkdir", "!!python/module:os"])
+@pytest.mark.parametrize(
+    "line", ["!!python/object/apply:os.mkdir [{trace}]", "!!python/name:os.mkdir", "!!python/module:os"]
+)
 def test_a_manifest_runs_no_code(line: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with pytest.raises(ManifestError, match="not valid YAML"):
@@ -49,16 +50,15 @@ def test_a_secret_is_refused_in_the_file_and_in_a_setting() -> None:
     assert SECRET not in str(told.value)
 
 
-def test_no_file_of_a_run_holds_the_credentials_of_an_address(
-    toy_runner: Make, tmp_path: Path
-) -> None:
+def test_no_file_of_a_run_holds_the_credentials_of_an_address(toy_runner: Make, tmp_path: Path) -> None:
     (tmp_path / "modules" / "gristmill_secret_stages.py").write_text(
         "def first(inputs, config, out, context):\n"
         "    print('reading', config['path'])\n"
         "    assert 'hunter2' in config['path']\n"
         "    for path in context.work.parents[2].rglob('*'):\n"
         "        assert path.is_dir() or 'hunter2' not in path.read_text(), f'{path} holds it while the stage runs'\n"
-        "    raise ValueError(config['path'] + ' is not there')\n")
+        "    raise ValueError(config['path'] + ' is not there')\n"
+    )
     runner = toy_runner(first={"path": URL})
     node = runner.plan["first"]
     object.__setattr__(node.stage, "run", "gristmill_secret_stages:first")
@@ -78,7 +78,8 @@ def test_what_a_stage_tells_of_itself_is_kept_without_the_credentials_of_an_addr
     (tmp_path / "modules" / "gristmill_telling_stages.py").write_text(
         "def first(inputs, config, out, context):\n"
         "    (out / 'a.txt').write_text('a')\n"
-        "    return {'sources': [{'path': config['path'], 'token': 'the'}]}\n")
+        "    return {'sources': [{'path': config['path'], 'token': 'the'}]}\n"
+    )
     runner = toy_runner(first={"path": URL})
     object.__setattr__(runner.plan["first"].stage, "run", "gristmill_telling_stages:first")
     summary = runner.run_stage("first").folder.manifest()["summary"]
@@ -91,7 +92,8 @@ def test_a_library_that_repeats_a_part_of_an_address_gives_no_key_away(toy_runne
         "def first(inputs, config, out, context):\n"
         "    context.warn('first: Invalid bucket name ' + config['path'][5:30])\n"
         "    print('looking for', config['path'].split('@')[0][5:])\n"
-        "    raise ValueError('Parameter validation failed: Invalid bucket name ' + repr(config['path'][5:30]))\n")
+        "    raise ValueError('Parameter validation failed: Invalid bucket name ' + repr(config['path'][5:30]))\n"
+    )
     runner = toy_runner(first={"path": BUCKET})
     object.__setattr__(runner.plan["first"].stage, "run", "gristmill_refused_stages:first")
     with pytest.raises(StageFailedError) as told:
@@ -137,8 +139,12 @@ def test_a_member_of_an_archive_is_read_and_never_written_anywhere(tmp_path: Pat
 
 def test_servers_listen_on_the_loopback_address_unless_told_otherwise() -> None:
     commands = [command.callback for command in cli.app.registered_commands if command.callback is not None]
-    hosts = [parameter.default for command in commands
-             for name, parameter in inspect.signature(command).parameters.items() if name == "host"]
+    hosts = [
+        parameter.default
+        for command in commands
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name == "host"
+    ]
     assert hosts
     assert set(hosts) == {"127.0.0.1"}
     assert '"--host", "127.0.0.1"' in inspect.getsource(serving)

@@ -210,7 +210,9 @@ def test_a_plan_says_what_each_stage_needs_and_takes(tmp_path: Any) -> None:
     assert "evaluate" not in jobs["export"].needs
     assert (jobs["ingest"].workers, jobs["sft_data"].workers, jobs["pretrain"].trains) == (3, 1, True)
     assert {one.name: one.needs for one in jobs_of(plan, ["mix", "pretrain"], engine)} == {
-        "mix": frozenset(), "pretrain": {"mix"}}
+        "mix": frozenset(),
+        "pretrain": {"mix"},
+    }
 
 
 class Begun:

@@ -54,8 +54,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     """A run of which the documents are prepared, in several shards."""
     folder = tmp_path_factory.mktemp("found")
     write_word_vectors(folder / "model")
-    (folder / "web.jsonl").write_text("".join(json.dumps({"key": key, "text": text}) + "\n"
-                                              for key, text in texts().items()))
+    (folder / "web.jsonl").write_text(
+        "".join(json.dumps({"key": key, "text": text}) + "\n" for key, text in texts().items())
+    )
     (folder / "found.yaml").write_text(MANIFEST)
     opened = open_session(str(folder / "found.yaml"), [], str(folder / "store"), until="short")
     assert launch(opened, list(opened.plan), frozenset(), tracked=False, summarise=False) == 0
@@ -190,7 +191,9 @@ def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(session:
 def test_a_map_fills_its_square_and_keeps_the_shape_of_what_it_shows() -> None:
     drawn = draw_map([(-1.0, 0.0, 0), (3.0, 2.0, 9)], [{"domain": 0, "x": 1.0, "y": 1.0, "documents": 2}])
     assert [(one["at_x"], one["at_y"], one["colour"]) for one in drawn["dots"]] == [
-        (MARGIN, SIDE / 2 + (SIDE - 2 * MARGIN) / 4, 0), (SIDE - MARGIN, SIDE / 2 - (SIDE - 2 * MARGIN) / 4, 1)]
+        (MARGIN, SIDE / 2 + (SIDE - 2 * MARGIN) / 4, 0),
+        (SIDE - MARGIN, SIDE / 2 - (SIDE - 2 * MARGIN) / 4, 1),
+    ]
     assert (drawn["domains"][0]["at_x"], drawn["domains"][0]["at_y"]) == (SIDE / 2, SIDE / 2)
     assert draw_map([], []) == {"dots": [], "domains": []}
 
@@ -207,11 +210,29 @@ def test_a_hit_is_indented_as_far_as_it_goes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    print_hits({"note": None, "documents": 9, "with_vectors": None, "with_words": 9, "matching": 1, "hits": [{
-        "id": "ab" * 16, "source": "web", "url": None, "locator": "a.txt", "kept": True, "meaning": None,
-        "words": {"bm25": 1.0, "rank": 1}, "snippet": "the mill grinds " * 8}]})
+    print_hits(
+        {
+            "note": None,
+            "documents": 9,
+            "with_vectors": None,
+            "with_words": 9,
+            "matching": 1,
+            "hits": [
+                {
+                    "id": "ab" * 16,
+                    "source": "web",
+                    "url": None,
+                    "locator": "a.txt",
+                    "kept": True,
+                    "meaning": None,
+                    "words": {"bm25": 1.0, "rank": 1},
+                    "snippet": "the mill grinds " * 8,
+                }
+            ],
+        }
+    )
     lines = capsys.readouterr().out.rstrip().splitlines()
-    snippets = lines[lines.index(" 1. abababababababab  web  a.txt") + 2:]
+    snippets = lines[lines.index(" 1. abababababababab  web  a.txt") + 2 :]
     assert len(snippets) >= 4
     assert all(line[:4] == "    " and line[4] != " " for line in snippets)
-    assert max(map(len, lines[-len(snippets):])) <= 40
+    assert max(map(len, lines[-len(snippets) :])) <= 40

@@ -37,8 +37,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     """A run of which the documents are prepared."""
     folder = tmp_path_factory.mktemp("meanings")
     write_word_vectors(folder / "model")
-    (folder / "web.jsonl").write_text("".join(json.dumps({"key": key, "text": text}) + "\n"
-                                              for key, text in TEXTS.items()))
+    (folder / "web.jsonl").write_text(
+        "".join(json.dumps({"key": key, "text": text}) + "\n" for key, text in TEXTS.items())
+    )
     (folder / "meanings.yaml").write_text(MANIFEST)
     opened = open_session(str(folder / "meanings.yaml"), [], str(folder / "store"), until="cluster")
     assert launch(opened, list(opened.plan), frozenset(), tracked=False, summarise=True) == 0
@@ -46,8 +47,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 def test_explain_says_for_which_document_and_with_which_cosine_another_went(session: Session) -> None:
-    kept, = [key for key in ("first", "other order") if not _dropped(session, key)]
-    gone, = {"first", "other order"} - {kept}
+    (kept,) = [key for key in ("first", "other order") if not _dropped(session, key)]
+    (gone,) = {"first", "other order"} - {kept}
     verdict = _dropped(session, gone)
     assert verdict["reason"] == "semantic_duplicate"
     assert verdict["values"]["duplicate_of"] == history(session, kept)["id"]
@@ -71,27 +72,33 @@ def test_the_report_names_the_domains_and_draws_them(session: Session) -> None:
     page = render_report(session, None).replace("<wbr>", "")
     assert "Domains of cluster" in page
     assert "Model of cluster" in page
-    judged = {key: next(one for one in history(session, key)["stages"] if one["stage"] == "cluster")
-              for key in ("first", "else") if not _dropped(session, key)}
+    judged = {
+        key: next(one for one in history(session, key)["stages"] if one["stage"] == "cluster")
+        for key in ("first", "else")
+        if not _dropped(session, key)
+    }
     assert {one["values"]["domain"] for one in judged.values()} <= {0, 1}
 
 
 def test_the_pages_of_duplicates_show_the_cosine(session: Session) -> None:
     with TestClient(make_app(BrowsedRun(session)), base_url="http://127.0.0.1:4300") as client:
         listed = client.get("/duplicates/dedup_semantic").text
-        link, = set(re.findall('href="(/duplicates/dedup_semantic/[0-9a-f]{32})"', listed))
+        (link,) = set(re.findall('href="(/duplicates/dedup_semantic/[0-9a-f]{32})"', listed))
         page = client.get(link).text
         assert "Cosine of these two: <b>1" in page
         assert "found by meaning" in page
         assert "Jaccard" not in page
 
 
-@pytest.mark.parametrize(("step", "said"), [
-    ("{model: absent}", "there is no such folder"),
-    ("{model: model, keep: [lenght desc]}", "there is no column 'lenght'"),
-    ("{model: web.jsonl}", "there is no such folder"),
-    ("{threshold: 0.9}", "model"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("{model: absent}", "there is no such folder"),
+        ("{model: model, keep: [lenght desc]}", "there is no column 'lenght'"),
+        ("{model: web.jsonl}", "there is no such folder"),
+        ("{threshold: 0.9}", "model"),
+    ],
+)
 def test_what_cannot_run_is_refused_before_any_work(session: Session, tmp_path: Path, step: str, said: str) -> None:
     write_word_vectors(tmp_path / "model")
     (tmp_path / "web.jsonl").write_text('{"key": "a", "text": "w1"}\n')

@@ -72,13 +72,43 @@ def cluster() -> Iterator[Cluster]:
     port = free_ports()
     process = None
     try:
-        subprocess.run([initdb, "--pgdata", str(folder / "data"), "--username", USER, "--no-sync", "--locale=C",
-                        "--encoding=UTF8", "--auth=scram-sha-256", f"--pwfile={folder / 'password'}"],
-                       check=True, capture_output=True, cwd=folder, **user)
+        subprocess.run(
+            [
+                initdb,
+                "--pgdata",
+                str(folder / "data"),
+                "--username",
+                USER,
+                "--no-sync",
+                "--locale=C",
+                "--encoding=UTF8",
+                "--auth=scram-sha-256",
+                f"--pwfile={folder / 'password'}",
+            ],
+            check=True,
+            capture_output=True,
+            cwd=folder,
+            **user,
+        )
         process = subprocess.Popen(
-            [postgres, "-D", str(folder / "data"), "-p", str(port), "-c", "listen_addresses=127.0.0.1",
-             "-c", "unix_socket_directories=", "-c", "fsync=off"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, **user)
+            [
+                postgres,
+                "-D",
+                str(folder / "data"),
+                "-p",
+                str(port),
+                "-c",
+                "listen_addresses=127.0.0.1",
+                "-c",
+                "unix_socket_directories=",
+                "-c",
+                "fsync=off",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            **user,
+        )
         started = Cluster(port)
         wait_for(lambda: answers(started) or process.poll() is not None, "PostgreSQL's answer")
         assert process.poll() is None, "PostgreSQL ended by itself"
@@ -108,7 +138,8 @@ def ask(cluster: Cluster, statement: str) -> list[tuple[Any, ...]]:
 
     async def fetch() -> list[tuple[Any, ...]]:
         connection = await asyncpg.connect(
-            host="127.0.0.1", port=cluster.port, user=USER, password=PASSWORD, database="postgres")
+            host="127.0.0.1", port=cluster.port, user=USER, password=PASSWORD, database="postgres"
+        )
         try:
             return [tuple(row) for row in await connection.fetch(statement)]
         finally:
@@ -136,13 +167,22 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Clus
     with output.open("wb") as sink:
         up = subprocess.Popen(
             [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(port), "--database", cluster.url()],
-            env=environment, cwd=tmp_path, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+            env=environment,
+            cwd=tmp_path,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         wait_for(lambda: up.poll() is not None or "Deployments" in output.read_text(), "serving")
         assert up.poll() is None, output.read_text()
         run = subprocess.run(
-            [sys.executable, "-m", "gristmill.flows.cli.main", "run", "tiny.yaml"], cwd=tmp_path, capture_output=True,
-            text=True, env={**environment, "PREFECT_API_URL": api})
+            [sys.executable, "-m", "gristmill.flows.cli.main", "run", "tiny.yaml"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**environment, "PREFECT_API_URL": api},
+        )
         assert run.returncode == 0, run.stdout + run.stderr
         settings = json.dumps(call_prefect(api, "/admin/settings", password=kept_password(tmp_path / "prefect")))
     finally:
@@ -154,8 +194,12 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Clus
     assert not (tmp_path / "prefect" / "prefect.db").exists()
     assert f"PostgreSQL at 127.0.0.1:{cluster.port}/postgres" in output.read_text()
     told = [output.read_text(), run.stdout, run.stderr, settings]
-    told += [path.read_text(errors="replace") for folder in ("prefect", "gristmill-store")
-             for path in (tmp_path / folder).rglob("*") if path.is_file()]
+    told += [
+        path.read_text(errors="replace")
+        for folder in ("prefect", "gristmill-store")
+        for path in (tmp_path / folder).rglob("*")
+        if path.is_file()
+    ]
     assert not [text for text in told if PASSWORD in text or quote(PASSWORD, safe="") in text]
 
 
@@ -183,25 +227,32 @@ def test_a_database_may_be_tried_where_a_loop_runs_already() -> None:
 
 def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(free_port())], capture_output=True,
-        text=True, env={**os.environ, DATABASE_VARIABLE: cluster.url(password="wrong")})
+        [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(free_port())],
+        capture_output=True,
+        text=True,
+        env={**os.environ, DATABASE_VARIABLE: cluster.url(password="wrong")},
+    )
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.splitlines() == [
         f"PostgreSQL at 127.0.0.1:{cluster.port}/postgres cannot be used as gristmill: "
-        'password authentication failed for user "gristmill"; correct --database or GRISTMILL_DATABASE']
+        'password authentication failed for user "gristmill"; correct --database or GRISTMILL_DATABASE'
+    ]
 
 
-@pytest.mark.parametrize(("url", "told"), [
-    ("mysql://me:hunter2@host/db", "beginning with mysql:// is not known"),
-    ("me:hunter2@host/db", "this is not a URL"),
-    ("postgresql://me:hunter2@x@host/db", "%40"),
-    ("postgresql://me:hunter2/x@host/db", "%2F"),
-    ("postgresql://me:hunter2?x@host/db", "%3F"),
-    ("postgresql://me:100%@host/db", "%25"),
-    ("postgresql://me:hunter2/db", "is not written as postgresql://USER:PASSWORD@HOST:PORT/NAME"),
-    ("postgresql://me:hunter2@host", "is not written as postgresql://USER:PASSWORD@HOST:PORT/NAME"),
-    ("postgresql://me:hunter2@host:port/db", "is not written as"),
-])
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("mysql://me:hunter2@host/db", "beginning with mysql:// is not known"),
+        ("me:hunter2@host/db", "this is not a URL"),
+        ("postgresql://me:hunter2@x@host/db", "%40"),
+        ("postgresql://me:hunter2/x@host/db", "%2F"),
+        ("postgresql://me:hunter2?x@host/db", "%3F"),
+        ("postgresql://me:100%@host/db", "%25"),
+        ("postgresql://me:hunter2/db", "is not written as postgresql://USER:PASSWORD@HOST:PORT/NAME"),
+        ("postgresql://me:hunter2@host", "is not written as postgresql://USER:PASSWORD@HOST:PORT/NAME"),
+        ("postgresql://me:hunter2@host:port/db", "is not written as"),
+    ],
+)
 def test_an_address_that_is_written_wrongly_is_refused_without_being_repeated(url: str, told: str) -> None:
     with pytest.raises(DatabaseError) as refused:
         database_environment(url)
@@ -210,12 +261,15 @@ def test_an_address_that_is_written_wrongly_is_refused_without_being_repeated(ur
     assert "100" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("url", "given"), [
-    ("postgres://me@host/db", "postgresql+asyncpg://me@host/db"),
-    ("postgresql://me:a%40b@[::1]:5432/db", "postgresql+asyncpg://me:a%40b@[::1]:5432/db"),
-    ("postgresql+asyncpg://me:a@/db?host=/run/postgresql", "postgresql+asyncpg://me:a@/db?host=/run/postgresql"),
-    ("sqlite+aiosqlite:////tmp/a.db", "sqlite+aiosqlite:////tmp/a.db"),
-])
+@pytest.mark.parametrize(
+    ("url", "given"),
+    [
+        ("postgres://me@host/db", "postgresql+asyncpg://me@host/db"),
+        ("postgresql://me:a%40b@[::1]:5432/db", "postgresql+asyncpg://me:a%40b@[::1]:5432/db"),
+        ("postgresql+asyncpg://me:a@/db?host=/run/postgresql", "postgresql+asyncpg://me:a@/db?host=/run/postgresql"),
+        ("sqlite+aiosqlite:////tmp/a.db", "sqlite+aiosqlite:////tmp/a.db"),
+    ],
+)
 def test_the_server_gets_the_address_with_its_driver(url: str, given: str) -> None:
     assert database_environment(url) == {CONNECTION_VARIABLE: given}
     assert database_environment(None) == {}

@@ -41,8 +41,11 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2), 300, 96)
     with torch.device("meta"):
         parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
-    save_model(folder / "model", shape, {
-        name: drawn(shape, 0)(name, size) * (6.0 if len(size) > 1 else 1.0) for name, size in parameters.items()})
+    save_model(
+        folder / "model",
+        shape,
+        {name: drawn(shape, 0)(name, size) * (6.0 if len(size) > 1 else 1.0) for name, size in parameters.items()},
+    )
     return open_language_model(folder / "model", folder / "tokenizer")
 
 
@@ -50,20 +53,31 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 def serve(language: LanguageModel) -> Iterator[Serve]:
     """Serves the model with some limits in this process; returns the address."""
     with ExitStack() as servers:
-        yield lambda **limits: servers.enter_context(serving(make_app(
-            language, Scheduler(language.model, 16), "tiny", 8, "127.0.0.1", Limits(**limits))))
+        yield lambda **limits: servers.enter_context(
+            serving(make_app(language, Scheduler(language.model, 16), "tiny", 8, "127.0.0.1", Limits(**limits)))
+        )
 
 
 def bodies(number: int) -> list[dict[str, Any]]:
     """Requests of many kinds, half of them sampled."""
-    return [{"model": "tiny", "messages": [{"role": "user", "content": " ".join(
-        WORDS[(k + place) % len(WORDS)] for place in range(1 + k % 5))}], "max_tokens": 3 + k % 6,
-        "temperature": k % 2, "seed": k} for k in range(number)]
+    return [
+        {
+            "model": "tiny",
+            "messages": [
+                {"role": "user", "content": " ".join(WORDS[(k + place) % len(WORDS)] for place in range(1 + k % 5))}
+            ],
+            "max_tokens": 3 + k % 6,
+            "temperature": k % 2,
+            "seed": k,
+        }
+        for k in range(number)
+    ]
 
 
 def post(url: str, body: Any) -> tuple[int, dict[str, Any], Any]:
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(),
-                                     {"content-type": "application/json"})
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
     try:
         with urllib.request.urlopen(request, timeout=200) as found:
             return found.status, dict(found.headers), json.loads(found.read())
@@ -78,8 +92,7 @@ def alone(language: LanguageModel, asked: list[dict[str, Any]]) -> list[tuple[st
     for body in asked:
         prompt = language.chat_prompt(body["messages"])
         sampling = Sampling(float(body["temperature"]), 1.0, choice_seed(body["seed"], 0))
-        (ids,) = complete(Scheduler(language.model, 1), [
-            Request(prompt, body["max_tokens"], language.stops, sampling)])
+        (ids,) = complete(Scheduler(language.model, 1), [Request(prompt, body["max_tokens"], language.stops, sampling)])
         found.append((language.decode(ids), len(ids)))
     return found
 

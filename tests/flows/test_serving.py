@@ -78,8 +78,13 @@ def project(tmp_path: Path) -> Path:
 def environment_with(home: str) -> dict[str, str]:
     """What a process of Prefect gets that keeps its things in a folder and reports nowhere."""
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    return {**environment, "PREFECT_HOME": home, "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false"}
+    return {
+        **environment,
+        "PREFECT_HOME": home,
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+    }
 
 
 @pytest.fixture
@@ -96,7 +101,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> 
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
         env={**environment, "PREFECT_UI_API_URL": "/api", "PREFECT_SERVER_API_AUTH_STRING": PASSWORD},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         wait_for(lambda: call(api, "/health"), "the server's answer")
         yield api
@@ -116,8 +124,10 @@ def task_states(api: str, flow_run: str) -> dict[str, str]:
 def parents(runs: list[tuple[str, str, Mapping[str, Any]]]) -> dict[str, dict[str, list[str]]]:
     """Name of a task -> what Prefect draws as its parents, by how it knows them; `runs` are (id, name, task_inputs)."""
     names = {uuid.UUID(one): name for one, name, _ in runs}
-    return {name: {key: [names[uuid.UUID(given["id"])] for given in of_key] for key, of_key in inputs.items() if of_key}
-            for _, name, inputs in runs}
+    return {
+        name: {key: [names[uuid.UUID(given["id"])] for given in of_key] for key, of_key in inputs.items() if of_key}
+        for _, name, inputs in runs
+    }
 
 
 @pytest.mark.slow
@@ -126,21 +136,43 @@ def test_deployments_run_what_the_api_triggers_with_other_parameters(
 ) -> None:
     environment = {**environment, "PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": PASSWORD}
     store = project.parent / "store"
-    serving = subprocess.Popen([sys.executable, "-m", "gristmill.flows.cli.main", "serve"], env=environment,
-                               cwd=project.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               start_new_session=True)
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "gristmill.flows.cli.main", "serve"],
+        env=environment,
+        cwd=project.parent,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         deployments = wait_for(
             lambda: found if len(found := call(server, "/deployments/filter", {})) == 5 else None,
-            "registering the deployments")
-        whole = next(one for one in deployments
-                     if one["name"] == "tiny" and "until" in one["parameter_openapi_schema"]["properties"])
-        created = call(server, f"/deployments/{whole['id']}/create_flow_run", {"parameters": {
-            "manifest": str(project), "store": str(store), "until": "filter",
-            "overrides": ["prepare.filter.rules.gopher_quality.min_words=20"]}})
+            "registering the deployments",
+        )
+        whole = next(
+            one
+            for one in deployments
+            if one["name"] == "tiny" and "until" in one["parameter_openapi_schema"]["properties"]
+        )
+        created = call(
+            server,
+            f"/deployments/{whole['id']}/create_flow_run",
+            {
+                "parameters": {
+                    "manifest": str(project),
+                    "store": str(store),
+                    "until": "filter",
+                    "overrides": ["prepare.filter.rules.gopher_quality.min_words=20"],
+                }
+            },
+        )
         ended = wait_for(
-            lambda: (run := call(server, f"/flow_runs/{created['id']}"))["state_type"] in
-            ("COMPLETED", "FAILED", "CRASHED") and run, "the triggered run's end")
+            lambda: (
+                (run := call(server, f"/flow_runs/{created['id']}"))["state_type"] in ("COMPLETED", "FAILED", "CRASHED")
+                and run
+            ),
+            "the triggered run's end",
+        )
         assert (ended["state_type"], ended["state"]["message"]) == ("COMPLETED", ended["state"]["message"])
         wait_for(lambda: len(task_states(server, created["id"])) == 2, "both tasks' records")
         assert task_states(server, created["id"]) == {"ingest": "Completed", "filter": "Completed"}
@@ -155,12 +187,23 @@ def test_deployments_run_what_the_api_triggers_with_other_parameters(
 def test_a_run_from_the_command_line_shows_up_in_a_running_server(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
-    command = [sys.executable, "-m", "gristmill.flows.cli.main", "run", str(project), "--store",
-               str(project.parent / "s")]
+    command = [
+        sys.executable,
+        "-m",
+        "gristmill.flows.cli.main",
+        "run",
+        str(project),
+        "--store",
+        str(project.parent / "s"),
+    ]
     runs = []
     for how in ("Completed", "Cached"):
-        run = subprocess.run(command, capture_output=True, text=True,
-                             env={**environment, "PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": PASSWORD})
+        run = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env={**environment, "PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": PASSWORD},
+        )
         assert run.returncode == 0, run.stdout + run.stderr
         newest = flow_runs(server)[0]
         assert newest["state_type"] == "COMPLETED"
@@ -168,9 +211,12 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
         runs.append(newest["id"])
         tasks = call(server, "/task_runs/filter", {"flow_runs": {"id": {"any_": [newest["id"]]}}})
         assert parents([(task["id"], task["name"], task["task_inputs"]) for task in tasks]) == {
-            "ingest": {}, "filter": {"wait_for": ["ingest"]}}
-    cards = call(server, "/artifacts/filter", {
-        "artifacts": {"key": {"any_": ["filter-card"]}, "flow_run_id": {"any_": runs}}})
+            "ingest": {},
+            "filter": {"wait_for": ["ingest"]},
+        }
+    cards = call(
+        server, "/artifacts/filter", {"artifacts": {"key": {"any_": ["filter-card"]}, "flow_run_id": {"any_": runs}}}
+    )
     assert "dropped: gopher_quality/min_words | 1" in cards[0]["data"]
 
 
@@ -180,8 +226,21 @@ def test_a_run_without_a_server_starts_none_and_one_that_comes_later_shows_all_o
     home = tmp_path / "prefect"
     secret = "sources.notes.licence=https://me:hunter2@example.org/licence"
     run = subprocess.run(
-        [sys.executable, "-m", "gristmill.flows.cli.main", "run", str(project), "--store", str(project.parent / "s"),
-         "--set", secret], env=environment_with(str(home)), capture_output=True, text=True)
+        [
+            sys.executable,
+            "-m",
+            "gristmill.flows.cli.main",
+            "run",
+            str(project),
+            "--store",
+            str(project.parent / "s"),
+            "--set",
+            secret,
+        ],
+        env=environment_with(str(home)),
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stderr == ""
     # A server, of whatever kind, would have made its database.
@@ -201,15 +260,19 @@ def test_a_run_without_a_server_starts_none_and_one_that_comes_later_shows_all_o
     tasks = {task["name"]: task for task in call(server, "/task_runs/filter", of_run)}
     # The edges are the true ones: a stage is drawn behind those that it reads, and nothing else ties them.
     assert parents([(task["id"], name, task["task_inputs"]) for name, task in tasks.items()]) == {
-        "ingest": {}, "filter": {"wait_for": ["ingest"]}}
+        "ingest": {},
+        "filter": {"wait_for": ["ingest"]},
+    }
     times = [tasks[name][when] for name in ("ingest", "filter") for when in ("start_time", "end_time")]
     assert times == sorted(times)
     assert all(task["total_run_time"] > 0 for task in tasks.values())
     logs = call(server, "/logs/filter", {"logs": {"flow_run_id": {"any_": [flow["id"]]}}})
     assert {log["task_run_id"] for log in logs} == {task["id"] for task in tasks.values()}
     assert sum(log["message"].startswith(("ingest: starts (", "filter: starts (")) for log in logs) == 2
-    cards = {card["key"]: card for card in call(server, "/artifacts/filter", {
-        "artifacts": {"flow_run_id": {"any_": [flow["id"]]}}})}
+    cards = {
+        card["key"]: card
+        for card in call(server, "/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [flow["id"]]}}})
+    }
     assert sorted(cards) == ["filter-card", "gristmill-run", "ingest-card"]
     assert "dropped: gopher_quality/min_words | 1" in cards["filter-card"]["data"]
     assert cards["filter-card"]["task_run_id"] == tasks["filter"]["id"]
@@ -235,8 +298,14 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
         return {one["name"]: one["paused"] for one in found}
 
     with printed.open("wb") as sink:
-        up = subprocess.Popen([*command, "up", "--port", str(port)], env=environment, stdout=sink,
-                              cwd=tmp_path, stderr=subprocess.STDOUT, start_new_session=True)
+        up = subprocess.Popen(
+            [*command, "up", "--port", str(port)],
+            env=environment,
+            stdout=sink,
+            cwd=tmp_path,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         wait_for(lambda: (tmp_path / "prefect" / "gristmill-password").exists() and deployments(), "serving")
         wait_for(lambda: not list((tmp_path / "prefect" / FOLDER).iterdir()), "the end of the kept run")
@@ -246,14 +315,21 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
         said = " ".join(again.stderr.split())
         assert again.returncode == 2
         assert f"gristmill up runs already, as process {up.pid}: open http://127.0.0.1:{port}, end it" in said
-        below = subprocess.run([*command, "up", "--port", str(port - 1)], env=environment, capture_output=True,
-                               text=True)
+        below = subprocess.run(
+            [*command, "up", "--port", str(port - 1)], env=environment, capture_output=True, text=True
+        )
         assert below.returncode == 2
         assert f"port {port}, for the reports, is in use by process" in " ".join(below.stderr.split())
 
         with (tmp_path / "serve.txt").open("wb") as sink:
-            serve = subprocess.Popen([*command, "serve"], env={**environment, "PREFECT_API_URL": api}, stdout=sink,
-                                     cwd=tmp_path, stderr=subprocess.STDOUT, start_new_session=True)
+            serve = subprocess.Popen(
+                [*command, "serve"],
+                env={**environment, "PREFECT_API_URL": api},
+                stdout=sink,
+                cwd=tmp_path,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         wait_for(lambda: "Deployments" in (tmp_path / "serve.txt").read_text(), "another process that serves")
         serve.send_signal(signal.SIGTERM)
         serve.wait(timeout=DEADLINE_SECONDS)
@@ -275,8 +351,10 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
 def test_a_child_of_up_whose_parent_ended_before_it_looked_ends_too() -> None:
     parent = subprocess.Popen([sys.executable, "-c", ""])
     parent.wait()
-    child = subprocess.run([sys.executable, "-m", "gristmill.flows.orchestration.serving", "server", str(free_port()),
-                            str(parent.pid)], timeout=DEADLINE_SECONDS)
+    child = subprocess.run(
+        [sys.executable, "-m", "gristmill.flows.orchestration.serving", "server", str(free_port()), str(parent.pid)],
+        timeout=DEADLINE_SECONDS,
+    )
     assert child.returncode == -signal.SIGTERM
 
 
@@ -284,8 +362,9 @@ def test_a_child_of_up_that_ends_by_itself_is_started_again_and_given_up_where_t
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serving, "RESTART_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(serving, "start_child",
-                        lambda *_: subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]))
+    monkeypatch.setattr(
+        serving, "start_child", lambda *_: subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    )
     child = Supervised("server", 4200, {}, None)
 
     with pytest.raises(NoServerError, match=r"ended with code 3; start again with: gristmill up"):
@@ -295,8 +374,12 @@ def test_a_child_of_up_that_ends_by_itself_is_started_again_and_given_up_where_t
 
 
 def test_serving_without_a_server_says_how_to_start_one(environment: dict[str, str]) -> None:
-    run = subprocess.run([sys.executable, "-m", "gristmill.flows.cli.main", "serve"], capture_output=True, text=True,
-                         env={**environment, "PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"})
+    run = subprocess.run(
+        [sys.executable, "-m", "gristmill.flows.cli.main", "serve"],
+        capture_output=True,
+        text=True,
+        env={**environment, "PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"},
+    )
     assert run.returncode == 2
     assert "gristmill up" in run.stderr
     assert "Traceback" not in run.stderr
@@ -306,18 +389,23 @@ def test_a_server_whose_password_is_not_known_is_no_reason_to_stop(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
     command = [sys.executable, "-m", "gristmill.flows.cli.main"]
-    run = subprocess.run([*command, "run", str(project), "--store", str(project.parent / "s"), "--until", "ingest"],
-                         env={**environment, "PREFECT_API_URL": server}, capture_output=True, text=True)
+    run = subprocess.run(
+        [*command, "run", str(project), "--store", str(project.parent / "s"), "--until", "ingest"],
+        env={**environment, "PREFECT_API_URL": server},
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "asks for a password" in run.stdout
-    serving = subprocess.run([*command, "serve"], env={**environment, "PREFECT_API_URL": server},
-                             capture_output=True, text=True)
+    serving = subprocess.run(
+        [*command, "serve"], env={**environment, "PREFECT_API_URL": server}, capture_output=True, text=True
+    )
     assert serving.returncode == 2
     assert "set PREFECT_API_AUTH_STRING=USER:PASSWORD to the server's" in " ".join(serving.stderr.split())
 
 
 def test_serving_at_a_server_without_a_password_is_refused_unless_it_is_allowed(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = {"/api/health": b"true", "/api/admin/version": b'"3.8.8"'}
 
@@ -389,8 +477,13 @@ def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcom
     (tmp_path / "tracked.py").write_text(TRACKED)
     environment = {**environment_with(str(tmp_path / "prefect")), "PREFECT_API_AUTH_STRING": PASSWORD}
     done = subprocess.run(
-        [sys.executable, "tracked.py", f"{watched}.yaml", "grid.yaml", "store"], cwd=tmp_path, capture_output=True,
-        text=True, env={**environment, **({"PREFECT_API_URL": server} if watched else {})}, timeout=600)
+        [sys.executable, "tracked.py", f"{watched}.yaml", "grid.yaml", "store"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**environment, **({"PREFECT_API_URL": server} if watched else {})},
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "True [None, 'cannot be filled']" in done.stdout
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
@@ -399,24 +492,40 @@ def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcom
     (flow,) = [one for one in flow_runs(server) if one["name"] == f"mixtures of {watched}.yaml"]
     assert flow["state_type"] == "COMPLETED"
     assert (flow["parameters"]["model"]["layers"], flow["parameters"]["steps"]) == (2, 10)
-    wait_for(lambda: task_states(server, flow["id"]) == dict.fromkeys(
-        ["shared stages", "mixture-00", "mixture-01"], "Completed"), "the tasks' records")
+    wait_for(
+        lambda: (
+            task_states(server, flow["id"]) == dict.fromkeys(["shared stages", "mixture-00", "mixture-01"], "Completed")
+        ),
+        "the tasks' records",
+    )
 
 
 def test_manifests_are_found_in_a_folder_and_those_right_below_and_wrong_ones_are_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, text in {"b.yaml": MANIFEST, "mine/a.yml": MANIFEST, "mine/deeper/c.yaml": MANIFEST, ".hidden/d.yaml":
-                       MANIFEST, "ci.yaml": "jobs: {}", "wrong.yaml": MANIFEST + "stepz: 3\n"}.items():
+    for name, text in {
+        "b.yaml": MANIFEST,
+        "mine/a.yml": MANIFEST,
+        "mine/deeper/c.yaml": MANIFEST,
+        ".hidden/d.yaml": MANIFEST,
+        "ci.yaml": "jobs: {}",
+        "wrong.yaml": MANIFEST + "stepz: 3\n",
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     found = [ManifestOnOffer(path) for path in find_manifests(tmp_path)]
     assert [(one.name, one.path, one.stages) for one in found] == [
-        ("b", tmp_path / "b.yaml", ["ingest", "filter"]), ("mine-a", tmp_path / "mine" / "a.yml", ["ingest", "filter"])]
+        ("b", tmp_path / "b.yaml", ["ingest", "filter"]),
+        ("mine-a", tmp_path / "mine" / "a.yml", ["ingest", "filter"]),
+    ]
     printed = capsys.readouterr().out
     assert printed.startswith("wrong.yaml gets no deployments of its own: ")
     assert "stepz" in printed
     assert [f"{one.flow_name}/{one.name}" for one in make_deployments(found[:1])] == [
-        "gristmill/b", "gristmill-stage/stage-of-b", "gristmill/any-manifest", "gristmill-stage/stage-of-any-manifest",
-        "gristmill-sweep/sweep-of-any-manifest"]
+        "gristmill/b",
+        "gristmill-stage/stage-of-b",
+        "gristmill/any-manifest",
+        "gristmill-stage/stage-of-any-manifest",
+        "gristmill-sweep/sweep-of-any-manifest",
+    ]

@@ -56,13 +56,21 @@ BOUND_SECONDS = 100.0
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A manifest, its documents, and a store where all is made up to the packed set."""
     folder = tmp_path_factory.mktemp("hosts")
-    texts = [str(inspect.getdoc(thing)) for module in (json, contextlib, textwrap, socket, inspect, shutil, os)
-             for thing in (module, *vars(module).values()) if inspect.getdoc(thing)]
+    texts = [
+        str(inspect.getdoc(thing))
+        for module in (json, contextlib, textwrap, socket, inspect, shutil, os)
+        for thing in (module, *vars(module).values())
+        if inspect.getdoc(thing)
+    ]
     (folder / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in dict.fromkeys(texts)))
     (folder / "m.yaml").write_text(MANIFEST.replace("FOLDER", str(folder)))
     (folder / "pause.py").write_text(PAUSE)
-    run = subprocess.run([*GRISTMILL, "run", str(folder / "m.yaml"), "--until", "mix", "--no-ui", "--store",
-                          str(folder / "prepared")], capture_output=True, text=True, timeout=280)
+    run = subprocess.run(
+        [*GRISTMILL, "run", str(folder / "m.yaml"), "--until", "mix", "--no-ui", "--store", str(folder / "prepared")],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     return folder
 
@@ -70,8 +78,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def running(host: Host, command: list[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A command on a host, whose processes are all gone afterwards."""
-    process = host.start(command, {**os.environ, "OMP_NUM_THREADS": "1", **environment}, stdout=subprocess.PIPE,
-                         stderr=subprocess.STDOUT)
+    process = host.start(
+        command, {**os.environ, "OMP_NUM_THREADS": "1", **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     try:
         yield process
     finally:
@@ -160,8 +169,15 @@ def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_numbe
     assert alone.returncode == 0, alone.stdout + alone.stderr
     with two_hosts() as hosts, store_beside(hosts, "shared") as urls:
         first, second = hosts
-        environments = {host.name: {**CREDENTIALS, "AWS_ENDPOINT_URL": urls[host.name], VARIABLE: "10",
-                                    "XDG_CACHE_HOME": str(tmp_path / "cache")} for host in hosts}
+        environments = {
+            host.name: {
+                **CREDENTIALS,
+                "AWS_ENDPOINT_URL": urls[host.name],
+                VARIABLE: "10",
+                "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            }
+            for host in hosts
+        }
 
         def start(host: Host, nodes: int, **paused: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
             settings = ["--set", f"engine.nodes={nodes}", "--set", f"engine.network.interface={host.interface}"]
@@ -206,6 +222,8 @@ def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_numbe
 def assert_same_training(store: Path, undisturbed: Path) -> None:
     """Two stores have the same losses and the same model."""
     assert losses(store) == losses(undisturbed)
-    models = [(stage_folder(root, "pretrain") / "data" / "model" / "model.safetensors").read_bytes()
-              for root in (store, undisturbed)]
+    models = [
+        (stage_folder(root, "pretrain") / "data" / "model" / "model.safetensors").read_bytes()
+        for root in (store, undisturbed)
+    ]
     assert models[0] == models[1]

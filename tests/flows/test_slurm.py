@@ -50,11 +50,16 @@ def words(text: str) -> dict:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slurm")
-    texts = [str(inspect.getdoc(thing)) for module in (json, contextlib, textwrap, shutil, os, inspect, subprocess)
-             for thing in (module, *vars(module).values()) if inspect.getdoc(thing)]
+    texts = [
+        str(inspect.getdoc(thing))
+        for module in (json, contextlib, textwrap, shutil, os, inspect, subprocess)
+        for thing in (module, *vars(module).values())
+        if inspect.getdoc(thing)
+    ]
     for number in range(12):
         (folder / f"docs-{number:02d}.jsonl").write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in [*texts[number::12], f"no {number}"]))
+            "".join(json.dumps({"text": text}) + "\n" for text in [*texts[number::12], f"no {number}"])
+        )
     with open(folder / "docs-11.jsonl", "a") as sink:
         sink.write(json.dumps({"text": "who reads this may be held up here"}) + "\n")
     (folder / "m.yaml").write_text(MANIFEST.replace("FOLDER", str(folder)))
@@ -76,17 +81,43 @@ def options_of(script: Path) -> dict[str, str]:
 def test_a_stage_that_is_cut_is_an_array_a_training_has_its_hosts_and_each_waits_for_the_one_before(
     folder: Path, tmp_path: Path
 ) -> None:
-    names = write(folder, tmp_path / "jobs", "--array", "16", "--hosts", "2", "--gpus", "8", "--cores", "4",
-                  "--store", "/shared/store", "--sbatch=--partition=long")
-    assert names == ["01-ingest.sbatch", "02-annotate.sbatch", "03-dedup.sbatch", "04-tokenizer.sbatch",
-                     "05-tokenize.sbatch", "06-mix.sbatch", "07-pretrain.sbatch", "submit.sh"]
+    names = write(
+        folder,
+        tmp_path / "jobs",
+        "--array",
+        "16",
+        "--hosts",
+        "2",
+        "--gpus",
+        "8",
+        "--cores",
+        "4",
+        "--store",
+        "/shared/store",
+        "--sbatch=--partition=long",
+    )
+    assert names == [
+        "01-ingest.sbatch",
+        "02-annotate.sbatch",
+        "03-dedup.sbatch",
+        "04-tokenizer.sbatch",
+        "05-tokenize.sbatch",
+        "06-mix.sbatch",
+        "07-pretrain.sbatch",
+        "submit.sh",
+    ]
     jobs = tmp_path / "jobs"
     arrays = {name: options_of(jobs / name).get("array") for name in names[:-1]}
     assert set(arrays.values()) == {"0-15", None}
     assert [name for name, tasks in arrays.items() if tasks is None] == ["07-pretrain.sbatch"]
     training = options_of(jobs / "07-pretrain.sbatch")
     assert {key: training[key] for key in ("nodes", "gpus-per-node", "ntasks-per-node", "signal", "partition")} == {
-        "nodes": "2", "gpus-per-node": "8", "ntasks-per-node": "1", "signal": "B:TERM@120", "partition": "long"}
+        "nodes": "2",
+        "gpus-per-node": "8",
+        "ntasks-per-node": "1",
+        "signal": "B:TERM@120",
+        "partition": "long",
+    }
     assert "--set engine.nodes=2 --set engine.ranks=16 " in (jobs / "07-pretrain.sbatch").read_text()
     assert "--until dedup --no-ui --set engine.nodes=16 --set engine.workers=4 " in (jobs / names[2]).read_text()
     submits = re.findall(r"sbatch --parsable (.*)\)", (jobs / "submit.sh").read_text())
@@ -110,10 +141,16 @@ def test_the_commands_of_the_page_on_hosts_are_understood(folder: Path, tmp_path
     assert " 02-" in submitted
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
-    (["--store", "/s", "--hosts", "3"], "--hosts 3 share the 4 processes of engine.ranks: give a multiple, or --gpus"),
-    ([], "name the store, which all hosts see under this name"),
-])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ["--store", "/s", "--hosts", "3"],
+            "--hosts 3 share the 4 processes of engine.ranks: give a multiple, or --gpus",
+        ),
+        ([], "name the store, which all hosts see under this name"),
+    ],
+)
 def test_what_cannot_run_on_several_hosts_is_refused(
     folder: Path, tmp_path: Path, options: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,15 +186,20 @@ class StandIn:
         told = [line.split() for line in self._queue.read_text().splitlines()]
         assert done.stdout == f"the last job is {len(told)}\n"
         assert [line[1:-1] for line in told] == [
-            [f"--dependency=afterany:{number}"] if number else [] for number in range(len(told))]
+            [f"--dependency=afterany:{number}"] if number else [] for number in range(len(told))
+        ]
         return [script.parent / line[-1] for line in told]
 
     @contextlib.contextmanager
     def task(self, script: Path, number: int, **environment: str) -> Iterator[subprocess.Popen[str]]:
         """Run one task of an array, in a folder of its own as home and for temporary files."""
-        process = self.hosts[number % 2].start([str(script)], {
-            **self.environment, **environment, "SLURM_ARRAY_TASK_ID": str(number), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=options_of(script)["chdir"])
+        process = self.hosts[number % 2].start(
+            [str(script)],
+            {**self.environment, **environment, "SLURM_ARRAY_TASK_ID": str(number), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=options_of(script)["chdir"],
+        )
         try:
             yield process
         finally:

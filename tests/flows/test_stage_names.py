@@ -15,8 +15,23 @@ from gristmill.flows.stages.registry import STAGES
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = frozenset(STAGES) - {"documents"}
 """`documents` is what almost everything here is about."""
-WORDS = frozenset({"quality", "reward", "reference", "clean", "edit", "filter", "sft", "dpo", "model", "judge",
-                   "generate", "cluster", "examples"})
+WORDS = frozenset(
+    {
+        "quality",
+        "reward",
+        "reference",
+        "clean",
+        "edit",
+        "filter",
+        "sft",
+        "dpo",
+        "model",
+        "judge",
+        "generate",
+        "cluster",
+        "examples",
+    }
+)
 """Names that are words of the field, too: columns, kinds of examples, parts of a table. Where one stands alone it tells
 nothing of stages."""
 ALLOWED = {
@@ -65,8 +80,11 @@ def is_name(node: ast.AST | None, names: frozenset[str] = NAMES) -> bool:
 def lists_of_stages(tree: ast.Module) -> Iterator[int]:
     """Lines of tuples, lists, sets, mappings and Literals with two stages and more, one of them no mere word."""
     for node in ast.walk(tree):
-        parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else (
-            node.keys if isinstance(node, ast.Dict) else [])
+        parts = (
+            node.elts
+            if isinstance(node, ast.Tuple | ast.List | ast.Set)
+            else (node.keys if isinstance(node, ast.Dict) else [])
+        )
         if sum(map(is_name, parts)) > 1 and any(is_name(part, NAMES - WORDS) for part in parts):
             yield node.lineno
 
@@ -74,8 +92,11 @@ def lists_of_stages(tree: ast.Module) -> Iterator[int]:
 def questions_of_stages(tree: ast.Module) -> Iterator[int]:
     """Lines where something is compared with a stage's name."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and any(isinstance(one, ast.Eq | ast.NotEq) for one in node.ops) and any(
-                is_name(part, NAMES - WORDS) for part in (node.left, *node.comparators)):
+        if (
+            isinstance(node, ast.Compare)
+            and any(isinstance(one, ast.Eq | ast.NotEq) for one in node.ops)
+            and any(is_name(part, NAMES - WORDS) for part in (node.left, *node.comparators))
+        ):
             yield node.lineno
 
 
@@ -88,8 +109,11 @@ def names_of_stages(tree: ast.Module) -> Iterator[int]:
 
 
 def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
-    found = {name for name, tree in files("mixtures", "dataprep", "tokenize", "train", "flows")
-             if [*lists_of_stages(tree), *questions_of_stages(tree)]}
+    found = {
+        name
+        for name, tree in files("mixtures", "dataprep", "tokenize", "train", "flows")
+        if [*lists_of_stages(tree), *questions_of_stages(tree)]
+    }
     assert found - ALLOWED.keys() == set()
 
 
@@ -109,8 +133,10 @@ def test_flows_that_read_a_manifest_know_the_steps_that_may_stand_in_it() -> Non
     from tests.test_architecture import imported, module_name
 
     known = {module_name(path): set(imported(path)) for path in (ROOT / "flows").rglob("*.py")}
-    registry, reading = "gristmill.flows.stages.registry", {
-        f"gristmill.mixtures.load.{name}" for name in ("load_manifest", "open_manifest", "parse_manifest")}
+    registry, reading = (
+        "gristmill.flows.stages.registry",
+        {f"gristmill.mixtures.load.{name}" for name in ("load_manifest", "open_manifest", "parse_manifest")},
+    )
 
     def reaches(module: str, seen: set[str]) -> bool:
         seen.add(module)

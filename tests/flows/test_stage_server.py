@@ -31,9 +31,7 @@ Make = Callable[..., Runner]
 
 
 @pytest.fixture
-def forked(
-    toy_runner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Runner]]:
+def forked(toy_runner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Runner]]:
     """Makes a runner whose toy stages are forked."""
     monkeypatch.setattr(stage_server, "FORKABLE", ("gristmill_toy_stages:",))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
@@ -101,10 +99,12 @@ def test_only_stages_of_data_on_this_machine_are_forked_and_a_single_one_is_not_
         made = toy_node(name, {})
         return replace(made, stage=replace(made.stage, run=run, launch=launch))  # type: ignore[arg-type]
 
-    plan = {"filter": node("filter", "gristmill.dataprep.filtering.filter:run"),
-            "mix": node("mix", "gristmill.tokenize.mixing.mix:run"),
-            "pretrain": node("pretrain", "gristmill.train.stages.pretrain:run", "torchrun"),
-            "own": node("own", "somebody.elses:run")}
+    plan = {
+        "filter": node("filter", "gristmill.dataprep.filtering.filter:run"),
+        "mix": node("mix", "gristmill.tokenize.mixing.mix:run"),
+        "pretrain": node("pretrain", "gristmill.train.stages.pretrain:run", "torchrun"),
+        "own": node("own", "somebody.elses:run"),
+    }
     assert [name for name in plan if stage_server.is_forkable(plan, name)] == ["filter", "mix"]
     for stages, engine in ((["filter", "pretrain"], Engine()), (list(plan), Engine(runner="FlinkRunner"))):
         with stage_server.stage_server(plan, stages, engine) as server:
@@ -142,8 +142,10 @@ def test_it_begins_early_unless_a_run_of_the_same_was_completed_and_ends_where_n
     os.utime(record, (1, 1))
     assert begins(), "the manifest has changed since"
     node = toy_node("filter", {})
-    plan = {name: replace(node, stage=replace(node.stage, run="gristmill.dataprep.filtering.filter:run"))
-            for name in ("filter", "dedup")}
+    plan = {
+        name: replace(node, stage=replace(node.stage, run="gristmill.dataprep.filtering.filter:run"))
+        for name in ("filter", "dedup")
+    }
     with stage_server.early_server(str(manifest), (), store):
         with stage_server.stage_server(plan, list(plan), Engine()) as server:
             assert server is not None
@@ -155,12 +157,18 @@ def test_what_a_stage_imports_where_it_uses_it_is_imported_before_it_is_forked(m
     wanted: list[str] = []
     monkeypatch.setattr(stage_server, "_start", lambda: SimpleNamespace(close=lambda: None, import_soon=wanted.extend))
     exact = Filter.model_validate({"rules": [{"gopher_quality": {"dialect": "datatrove", "words": "exact"}}]})
-    plan = {name: replace(toy_node(name, {}), stage=STAGES[name], settings=settings)
-            for name, settings in (("filter", exact), ("dedup", Dedup()))}
+    plan = {
+        name: replace(toy_node(name, {}), stage=STAGES[name], settings=settings)
+        for name, settings in (("filter", exact), ("dedup", Dedup()))
+    }
     with stage_server.stage_server(plan, list(plan), Engine()):
         assert wanted == [
-            "gristmill.dataprep.filtering.filter", "gristmill.dataprep.words.spacy_ready", *stage_server.LATER,
-            "gristmill.dataprep.duplicates.dedup", "datasketch"]
+            "gristmill.dataprep.filtering.filter",
+            "gristmill.dataprep.words.spacy_ready",
+            *stage_server.LATER,
+            "gristmill.dataprep.duplicates.dedup",
+            "datasketch",
+        ]
     assert STAGES["filter"].imports(Filter()) == []
 
 

@@ -30,48 +30,66 @@ def changed_by(*overrides: str) -> list[str]:
 
 def test_the_demo_has_every_stage_in_order() -> None:
     assert list(opened().plan) == [
-        "ingest", "langid", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix", "sft_data", "dpo_data",
-        "pretrain", "sft", "reference", "dpo", "evaluate", "export"]
+        "ingest",
+        "langid",
+        "filter",
+        "dedup",
+        "quality",
+        "tokenizer",
+        "tokenize",
+        "mix",
+        "sft_data",
+        "dpo_data",
+        "pretrain",
+        "sft",
+        "reference",
+        "dpo",
+        "evaluate",
+        "export",
+    ]
     after = list(opened().plan)[5:]
     assert [name for name in STAGES if name in after] == after
 
 
-@pytest.mark.parametrize(("override", "first_changed"), [
-    ("prepare.filter.rules.gopher_quality.min_words=31", "filter"),
-    ("prepare.dedup.minhash.threshold=0.8", "dedup"),
-    ("prepare.langid.threshold=0.6", "langid"),
-    ("tokenizer.vocab_size=5000", "tokenizer"),
-    ("tokenizer.pretokenizer=llama3", "tokenizer"),
-    ("tokenizer.model=superbpe", "tokenizer"),
-    ("tokenizer={model: superbpe, transition_point: 0.8}", "tokenizer"),
-    ("tokenizer.special_tokens=['<|tool|>']", "tokenizer"),
-    ("sources.code.weight=0.4", "mix"),
-    ("sources.prose.where=quality > 0.5", "mix"),
-    ("sources.code.epochs=min(cluster_size, 4)", "mix"),
-    ("sources.code.max_tokens=9_000_000", "mix"),
-    ("mix.weights={alpha: 0.7}", "mix"),
-    ("mix.phases=[{end: 0.8}, {weights: {prose: 1}}]", "mix"),
-    ("mix.on_shortfall=redistribute", "mix"),
-    ("mix.sequence_length=128", "mix"),
-    ("mix.seed=8", "mix"),
-    ("pretrain.steps=10", "pretrain"),
-    ("sft.replay=0.1", "sft_data"),
-    ("sft.packing=none", "sft_data"),
-    ("sft.seed=8", "sft_data"),
-    ("sft.steps=10", "sft"),
-    ("dpo.sequence_length=64", "dpo_data"),
-    ("dpo.precision=bf16", "reference"),
-    ("dpo.beta=0.2", "dpo"),
-    ("dpo.loss=ipo", "dpo"),
-    ("dpo.holdout=0.3", "dpo"),
-    ("export.dtype=bf16", "export"),
-])
+@pytest.mark.parametrize(
+    ("override", "first_changed"),
+    [
+        ("prepare.filter.rules.gopher_quality.min_words=31", "filter"),
+        ("prepare.dedup.minhash.threshold=0.8", "dedup"),
+        ("prepare.langid.threshold=0.6", "langid"),
+        ("tokenizer.vocab_size=5000", "tokenizer"),
+        ("tokenizer.pretokenizer=llama3", "tokenizer"),
+        ("tokenizer.model=superbpe", "tokenizer"),
+        ("tokenizer={model: superbpe, transition_point: 0.8}", "tokenizer"),
+        ("tokenizer.special_tokens=['<|tool|>']", "tokenizer"),
+        ("sources.code.weight=0.4", "mix"),
+        ("sources.prose.where=quality > 0.5", "mix"),
+        ("sources.code.epochs=min(cluster_size, 4)", "mix"),
+        ("sources.code.max_tokens=9_000_000", "mix"),
+        ("mix.weights={alpha: 0.7}", "mix"),
+        ("mix.phases=[{end: 0.8}, {weights: {prose: 1}}]", "mix"),
+        ("mix.on_shortfall=redistribute", "mix"),
+        ("mix.sequence_length=128", "mix"),
+        ("mix.seed=8", "mix"),
+        ("pretrain.steps=10", "pretrain"),
+        ("sft.replay=0.1", "sft_data"),
+        ("sft.packing=none", "sft_data"),
+        ("sft.seed=8", "sft_data"),
+        ("sft.steps=10", "sft"),
+        ("dpo.sequence_length=64", "dpo_data"),
+        ("dpo.precision=bf16", "reference"),
+        ("dpo.beta=0.2", "dpo"),
+        ("dpo.loss=ipo", "dpo"),
+        ("dpo.holdout=0.3", "dpo"),
+        ("export.dtype=bf16", "export"),
+    ],
+)
 def test_a_key_changes_its_own_stage_and_those_behind_it_only(override: str, first_changed: str) -> None:
     changed = changed_by(override)
     order = list(opened().plan)
     assert changed[0] == first_changed
     untouched = {"sft_data": ["dpo_data", "pretrain"], "dpo_data": ["pretrain", "sft"]}.get(first_changed, [])
-    assert changed == [name for name in order[order.index(first_changed):] if name not in untouched]
+    assert changed == [name for name in order[order.index(first_changed) :] if name not in untouched]
 
 
 REINFORCED = ("rl={data: [{path: 'python-docs://'}], rewards: [{kind: length, target_tokens: 9}], steps: 2}",)
@@ -105,20 +123,36 @@ def test_the_lineage_names_the_weights_that_counted() -> None:
     assert given["mix"] == {"weights": {"prose": 0.5, "code": 0.5}}
 
 
-@pytest.mark.parametrize("override", [
-    "engine.workers=7", "engine.ranks=4", "engine.runner=PortableRunner", "engine.checkpoint_every=3",
-    "prepare.langid.model=/some/where/lid.176.ftz", "sources.prose.licence=PSF",
-])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "engine.workers=7",
+        "engine.ranks=4",
+        "engine.runner=PortableRunner",
+        "engine.checkpoint_every=3",
+        "prepare.langid.model=/some/where/lid.176.ftz",
+        "sources.prose.licence=PSF",
+    ],
+)
 def test_how_the_work_is_done_changes_no_data(override: str) -> None:
     # A licence is a note: it is written into the model card and nowhere else.
     assert set(changed_by(override)) <= ({"export"} if "licence" in override else set())
 
 
-@pytest.mark.parametrize("override", [
-    "pretrain.micro_batch_size=2", "pretrain.log_every=3", "pretrain.validate_every=7", "pretrain.evaluate_every=7",
-    "pretrain.noise_scale_every=5", "sft.micro_batch_size=2", "sft.validate_every=7", "dpo.micro_batch_size=3",
-    "dpo.log_every=3",
-])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "pretrain.micro_batch_size=2",
+        "pretrain.log_every=3",
+        "pretrain.validate_every=7",
+        "pretrain.evaluate_every=7",
+        "pretrain.noise_scale_every=5",
+        "sft.micro_batch_size=2",
+        "sft.validate_every=7",
+        "dpo.micro_batch_size=3",
+        "dpo.log_every=3",
+    ],
+)
 def test_how_a_training_computes_and_what_it_measures_on_the_way_changes_no_fingerprint(override: str) -> None:
     assert changed_by(override) == []
     key, _, value = override.partition("=")
@@ -126,8 +160,10 @@ def test_how_a_training_computes_and_what_it_measures_on_the_way_changes_no_fing
     assert opened(override).plan[stage].config[name] == int(value)  # The stage is told all the same.
 
 
-@pytest.mark.parametrize(("settings", "warmup"), [
-    (["sft.steps=20"], 2), (["sft.steps=400"], 20), (["sft.steps=20", "sft.schedule.warmup_steps=15"], 15)])
+@pytest.mark.parametrize(
+    ("settings", "warmup"),
+    [(["sft.steps=20"], 2), (["sft.steps=400"], 20), (["sft.steps=20", "sft.schedule.warmup_steps=15"], 15)],
+)
 def test_the_recipe_names_the_warm_up_that_is_meant(settings: list[str], warmup: int) -> None:
     node = opened(*settings).plan["sft"]
     assert node.recipe["schedule"]["warmup_steps"] == node.config["schedule"]["warmup_steps"] == warmup
@@ -208,8 +244,9 @@ def test_the_content_of_evaluation_sets_names_what_is_clean_of_them(tmp_path: Pa
         os.utime(home / "a.txt", (0, 0))
         (home / "eval" / "set.txt").write_text(item)
         lines = "".join(f", {key}: {value}" for key, value in settings.items())
-        (home / "m.yaml").write_text("name: m\nsources: {a: {path: a.txt}}\n"
-                                     f"prepare: [decontaminate: {{against: [eval/*.txt]{lines}}}]\n")
+        (home / "m.yaml").write_text(
+            f"name: m\nsources: {{a: {{path: a.txt}}}}\nprepare: [decontaminate: {{against: [eval/*.txt]{lines}}}]\n"
+        )
         node = open_session(str(home / "m.yaml"), [], "nowhere").plan["decontaminate"]
         assert node.config["against"][0]["path"] == str(home / "eval" / "*.txt")
         return node.fingerprint
@@ -228,7 +265,8 @@ def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_
     own = opened("reward={steps: 3, data: [{path: 'python-docs://', limit: 7}]}").plan["reward"]
     assert [item["limit"] for item in own.config["data"]] == [7]
     assert {name: node.fingerprint for name, node in one.items() if name != "reward"} == {
-        name: node.fingerprint for name, node in opened().plan.items()}
+        name: node.fingerprint for name, node in opened().plan.items()
+    }
     other = opened("reward={steps: 3}", "dpo.data=[{path: 'python-docs://', limit: 7}]").plan["reward"]
     assert other.fingerprint != one["reward"].fingerprint
     with pytest.raises(ManifestError, match="reward: has no pairs to learn from"):
@@ -251,7 +289,7 @@ def test_what_a_teacher_says_depends_on_what_is_kept_of_it_and_not_on_what_a_stu
         other = opened(*base, *overrides).plan
         return [name for name in one if one[name].fingerprint != other[name].fingerprint]
 
-    behind = list(one)[list(one).index("sft"):]
+    behind = list(one)[list(one).index("sft") :]
     assert changed("sft.distill.kind=reverse") == changed("sft.distill.weight=0.9") == behind
     assert changed("sft.distill.top_k=5") == changed("sft.distill.temperature=2") == ["teacher", *behind]
     assert changed("pretrain.steps=7") == ["pretrain", *behind]
@@ -277,8 +315,9 @@ def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
 
 def test_a_unigram_vocabulary_without_its_package_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "find_spec", lambda name: None)
-    told = ("unigram needs sentencepiece, which is not installed; install it with: "
-            "pip install 'gristmill[sentencepiece]'")
+    told = (
+        "unigram needs sentencepiece, which is not installed; install it with: pip install 'gristmill[sentencepiece]'"
+    )
     for model, expected in (("unigram", [(("tokenizer", "model"), told)]), ("superbpe", [])):
         manifest = load_manifest(DEMO, [f"tokenizer.model={model}"])
         assert [*tokenizer.preflight(manifest, "tokenizer", {})] == expected

@@ -82,7 +82,7 @@ def test_starting_again_puts_a_damaged_commit_aside_and_removes_half_written_fil
 
 
 def test_where_other_hosts_are_at_work_their_half_written_files_stay_until_the_commit_and_are_not_in_it(
-    folder: StageFolder
+    folder: StageFolder,
 ) -> None:
     folder.begin({"stage": "toy"})
     for name in ("a.bin", f"b.bin{TEMPORARY_MARK}1-2"):

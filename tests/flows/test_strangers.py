@@ -40,8 +40,23 @@ for _ in range(1500):
     time.sleep(0.2)
 sys.exit(f"there is no {sys.argv[1]} after 300 s")
 """
-STAGES = ("ingest", "clean", "langid", "filter", "dedup", "dedup_lines", "dedup_substrings", "quality", "decontaminate",
-          "annotate", "annotate-2", "tokenizer", "tokenize", "mix", "pretrain")
+STAGES = (
+    "ingest",
+    "clean",
+    "langid",
+    "filter",
+    "dedup",
+    "dedup_lines",
+    "dedup_substrings",
+    "quality",
+    "decontaminate",
+    "annotate",
+    "annotate-2",
+    "tokenizer",
+    "tokenize",
+    "mix",
+    "pretrain",
+)
 LAST = {"dask": "pretrain", "prism": "filter", "spark": "ingest"}
 """How far an engine goes: Prism begins a process for each job, Spark five for each stage."""
 MODEL = "  - annotate: {model: {path: ./model, like: {prose: w1 w2}}}\n"
@@ -67,9 +82,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = write_corpus(tmp_path_factory.mktemp("project"))
     text = MANIFEST.replace("web/*.warc.gz", f"s3://{BUCKET}/web/*.warc.gz")
     text = text.replace("books/*.jsonl", f"s3://{BUCKET}/books/*.jsonl")
-    text = text.replace("{classifier: {positive: [books], negative: [web], holdout: 0.3}}",
-                        "{classifier: {positive: [books], negative: [web], holdout: 0.3}, "
-                        "perplexity: {ngram: {sources: [books], order: 2}}}")
+    text = text.replace(
+        "{classifier: {positive: [books], negative: [web], holdout: 0.3}}",
+        "{classifier: {positive: [books], negative: [web], holdout: 0.3}, "
+        "perplexity: {ngram: {sources: [books], order: 2}}}",
+    )
     manifest.write_text(text.replace("tokenizer:", f"{MODEL}tokenizer:", 1) + TRAINING)
     write_word_vectors(manifest.parent / "model")
     return manifest
@@ -81,8 +98,10 @@ def expected(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     store = tmp_path_factory.mktemp("here")
     with object_store(BUCKET) as port:
         environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
-        for command in ((sys.executable, "-c", SEND, str(project.parent), BUCKET),
-                        (*RUN, str(project), "--no-ui", "--store", str(store))):
+        for command in (
+            (sys.executable, "-c", SEND, str(project.parent), BUCKET),
+            (*RUN, str(project), "--no-ui", "--store", str(store)),
+        ):
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
     found = sums(store)
@@ -93,8 +112,9 @@ def expected(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def sums(store: Path) -> dict[str, str]:
     """The SHA-256 of each file; the losses of a training."""
     files = [path for path in sorted(store.glob("*/*/data/**/*")) if path.is_file()]
-    return {str(path.relative_to(store)): str(losses(path)) if path.name == TIMED else sha256_file(path)
-            for path in files}
+    return {
+        str(path.relative_to(store)): str(losses(path)) if path.name == TIMED else sha256_file(path) for path in files
+    }
 
 
 def losses(path: Path) -> list[float]:
@@ -111,8 +131,17 @@ def test_workers_that_share_only_a_store_make_the_bytes_of_one_machine(
     try:
         with machines(tmp_path, hidden=project.parent) as made:
             made.run(sys.executable, "-c", SEND, str(project.parent), BUCKET)
-            arguments = ("run", str(project), "--no-ui", "--until", LAST[name], "--store", f"s3://{BUCKET}/store",
-                         "--set", f"engine={CLUSTERS[name](made)}")
+            arguments = (
+                "run",
+                str(project),
+                "--no-ui",
+                "--until",
+                LAST[name],
+                "--store",
+                f"s3://{BUCKET}/store",
+                "--set",
+                f"engine={CLUSTERS[name](made)}",
+            )
             if name == "dask":
                 first = made.lead(sys.executable, "-c", DRIVER, "one", *arguments)
                 made.run(sys.executable, "-c", AWAIT, f"{BUCKET}/store/dedup/*/work/*/*.json")
@@ -126,4 +155,5 @@ def test_workers_that_share_only_a_store_make_the_bytes_of_one_machine(
         pytest.skip(str(error))
     stages = STAGES[: STAGES.index(LAST[name]) + 1]
     assert sums(made.folder / "there") == {
-        file: one for file, one in expected.items() if file.partition("/")[0] in stages}
+        file: one for file, one in expected.items() if file.partition("/")[0] in stages
+    }

@@ -126,5 +126,9 @@ def test_the_comparison_notices_what_is_lost_double_different_or_left_behind(
     folder.commit({}, {**manifest["summary"], "documents": -1})
     (folder.work / "spill").write_text("")
     assert undisturbed.differences(tmp_path, ["ingest"]) == [
-        "ingest: data/part-00000-000.parquet differs", "ingest: its summary has another documents",
-        "ingest: 1 documents are lost", "ingest: 1 documents are double", "ingest: work/spill was left behind"]
+        "ingest: data/part-00000-000.parquet differs",
+        "ingest: its summary has another documents",
+        "ingest: 1 documents are lost",
+        "ingest: 1 documents are double",
+        "ingest: work/spill was left behind",
+    ]

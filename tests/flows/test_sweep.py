@@ -48,7 +48,8 @@ def three(*shares: float) -> dict[str, float]:
 
 def test_lists_grids_and_draws_are_all_tried_once_as_shares(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(
-        "mixtures: [{prose: 1}, {prose: 2, code: 2}]\ngrid: {prose: [1, 3], code: [1]}\ndirichlet: {samples: 2}\n")
+        "mixtures: [{prose: 1}, {prose: 2, code: 2}]\ngrid: {prose: [1, 3], code: [1]}\ndirichlet: {samples: 2}\n"
+    )
     tried = mixtures_of(read_grid(tmp_path / "grid.yaml"), OWN)
     assert tried[:3] == [three(1, 0, 0), three(0.5, 0.5, 0), three(0.75, 0.25, 0)]
     assert len(tried) == 5
@@ -61,8 +62,12 @@ def test_lists_grids_and_draws_are_all_tried_once_as_shares(tmp_path: Path) -> N
 @given(st.integers(1, 6), st.integers(1, 6))
 def test_a_draw_does_not_depend_on_how_many_are_drawn(few: int, more: int) -> None:
     def drawn(number: int) -> list[dict[str, float]]:
-        return mixtures_of(Grid.model_validate({"mixtures": [three(1, 0, 0), three(0, 1, 0)],
-                                                "dirichlet": {"samples": number, "concentration": 2.0}}), OWN)
+        return mixtures_of(
+            Grid.model_validate(
+                {"mixtures": [three(1, 0, 0), three(0, 1, 0)], "dirichlet": {"samples": number, "concentration": 2.0}}
+            ),
+            OWN,
+        )
 
     assert drawn(few + more)[: 2 + few] == drawn(few)
 
@@ -73,13 +78,16 @@ def test_draws_lie_around_the_manifests_own_weights() -> None:
     assert mean == pytest.approx([0.6, 0.2, 0.2], abs=0.03)
 
 
-@pytest.mark.parametrize(("text", "complaint"), [
-    ("mixtures: [{poetry: 1}, {prose: 1}]", "no such source: poetry \\(sources: prose, code, maths\\)"),
-    ("- {prose: 1}\n- {prose: 2}", "a sweep compares mixtures, and there are 1"),
-    ("- {prose: 0}\n- {prose: 2}", "all weights of a mixture are 0"),
-    ("mixes: []", "mixes: unknown key.*a mapping with mixtures, grid, dirichlet"),
-    ("- {prose: -1}", "mixtures.0.prose: input should be greater than or equal to 0"),
-])
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("mixtures: [{poetry: 1}, {prose: 1}]", "no such source: poetry \\(sources: prose, code, maths\\)"),
+        ("- {prose: 1}\n- {prose: 2}", "a sweep compares mixtures, and there are 1"),
+        ("- {prose: 0}\n- {prose: 2}", "all weights of a mixture are 0"),
+        ("mixes: []", "mixes: unknown key.*a mapping with mixtures, grid, dirichlet"),
+        ("- {prose: -1}", "mixtures.0.prose: input should be greater than or equal to 0"),
+    ],
+)
 def test_wrong_grids_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "grid.yaml").write_text(text)
     with pytest.raises(SweepError, match=complaint):
@@ -117,6 +125,7 @@ def test_without_enough_mixtures_for_a_model_the_mean_is_all_there_is() -> None:
 
 def test_the_suggestion_lies_within_what_was_tried() -> None:
     corners = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
+
     def least(objective: Any, most: np.ndarray | None = None) -> tuple[np.ndarray, float]:
         found = least_within_hull(objective, corners, most)
         assert found is not None
@@ -133,21 +142,41 @@ def test_the_suggestion_lies_within_what_was_tried() -> None:
 
 
 def sweep(mixtures: list[dict[str, float]], seeds: int = 1, target: dict[str, float] | None = None) -> Sweep:
-    return Sweep("small.yaml", (), None, tuple(mixtures), tuple(range(seeds)), {"prose": 0.5, "code": 0.5},
-                 target or {"prose": 0.5, "code": 0.5})
+    return Sweep(
+        "small.yaml",
+        (),
+        None,
+        tuple(mixtures),
+        tuple(range(seeds)),
+        {"prose": 0.5, "code": 0.5},
+        target or {"prose": 0.5, "code": 0.5},
+    )
 
 
 def outcome(number: int, weights: dict[str, float], *per_seed: dict[str, float], rows: str = "v") -> dict[str, Any]:
-    return {"mixture": number, "weights": weights, "validation": {"prose": rows, "code": rows},
-            "proxies": [{"seed": seed, "fingerprint": "f", "bits_per_byte": values}
-                        for seed, values in enumerate(per_seed)]}
+    return {
+        "mixture": number,
+        "weights": weights,
+        "validation": {"prose": rows, "code": rows},
+        "proxies": [
+            {"seed": seed, "fingerprint": "f", "bits_per_byte": values} for seed, values in enumerate(per_seed)
+        ],
+    }
 
 
 def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion_that_runs(tmp_path: Path) -> None:
     mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
-    outcomes = [outcome(number, one, *({"prose": 2 + np.exp(-3 * one["prose"]) + wiggle,
-                                        "code": 1 + np.exp(-3 * one["code"]) - wiggle} for wiggle in (0.0, 0.002)))
-                for number, one in enumerate(mixtures)]
+    outcomes = [
+        outcome(
+            number,
+            one,
+            *(
+                {"prose": 2 + np.exp(-3 * one["prose"]) + wiggle, "code": 1 + np.exp(-3 * one["code"]) - wiggle}
+                for wiggle in (0.0, 0.002)
+            ),
+        )
+        for number, one in enumerate(mixtures)
+    ]
     found = analyse(sweep(mixtures, 2), outcomes)
     first = found["mixtures"][0]
     assert first["bits_per_byte"]["prose"]["mean"] == pytest.approx(2 + np.exp(-0.3) + 0.001)
@@ -160,7 +189,8 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
     assert printed.getvalue().splitlines()[:3] == [
         "mixture        bits/byte  source  weight  bits/byte of it",
         "      2  1.7231 ± 0.0000  prose    0.500  2.2241 ± 0.0014",
-        "                          code     0.500  1.2221 ± 0.0014"]
+        "                          code     0.500  1.2221 ± 0.0014",
+    ]
     manifest = tmp_path / "small.yaml"
     manifest.write_text(MANIFEST.replace("  maths: {path: c.txt}\n", ""))
     json_file, page, suggested = write_results(str(manifest), found)
@@ -174,8 +204,13 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
 def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
     """100 tokens are mixed; of prose 30 may be read at the most, which is 15 twice."""
     mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
-    outcomes = [{**outcome(number, one, {"prose": 2 + np.exp(-3 * one["prose"]), "code": 1 + np.exp(-3 * one["code"])}),
-                 "supply": {"prose": 30.0, "code": 400.0}} for number, one in enumerate(mixtures)]
+    outcomes = [
+        {
+            **outcome(number, one, {"prose": 2 + np.exp(-3 * one["prose"]), "code": 1 + np.exp(-3 * one["code"])}),
+            "supply": {"prose": 30.0, "code": 400.0},
+        }
+        for number, one in enumerate(mixtures)
+    ]
     found = analyse(replace(sweep(mixtures), tokens=100), outcomes)
     assert found["limits"] == {"prose": 0.3, "code": 1.0}
     assert found["suggestion"]["weights"] == pytest.approx({"prose": 0.3, "code": 0.7}, abs=1e-4)
@@ -187,11 +222,25 @@ def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
 
 
 def test_a_task_of_the_training_can_be_what_counts(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [
-        {"step": 5, "tasks": {"quiz": {"acc": 0.1, "brier": 0.9}}},
-        {"step": 9, "tasks": {"quiz": {"acc": 0.2, "brier": 0.75}, "gap": {"acc": 0.0, "logp": -3.5},
-                              "text": {"bits_per_byte": 2.5, "byte_perplexity": 5.6}}},
-        {"step": 9, "loss": 2.0}])))
+    (tmp_path / "metrics.jsonl").write_text(
+        "\n".join(
+            map(
+                json.dumps,
+                [
+                    {"step": 5, "tasks": {"quiz": {"acc": 0.1, "brier": 0.9}}},
+                    {
+                        "step": 9,
+                        "tasks": {
+                            "quiz": {"acc": 0.2, "brier": 0.75},
+                            "gap": {"acc": 0.0, "logp": -3.5},
+                            "text": {"bits_per_byte": 2.5, "byte_perplexity": 5.6},
+                        },
+                    },
+                    {"step": 9, "loss": 2.0},
+                ],
+            )
+        )
+    )
     assert task_errors(tmp_path / "metrics.jsonl") == {"quiz": 0.75, "gap": 3.5, "text": 2.5}
 
     mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
@@ -218,17 +267,29 @@ def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(t
     """Of three sets the second has the rows of the first and the third has others; the first was trained on."""
     store, recipe = Store(tmp_path), {"steps": 3}
     for number, tokens in enumerate((1, 1, 2)):
-        write_packed_set(tmp_path / "mix" / f"s--{number}" / "data", np.full((4, 8), tokens), {"a": 4},
-                         {"vocab_size": 9, "eos": 0, "pad": 1, "sha256": "t"}, {"a": np.ones((1, 8), dtype=np.int64)})
+        write_packed_set(
+            tmp_path / "mix" / f"s--{number}" / "data",
+            np.full((4, 8), tokens),
+            {"a": 4},
+            {"vocab_size": 9, "eos": 0, "pad": 1, "sha256": "t"},
+            {"a": np.ones((1, 8), dtype=np.int64)},
+        )
     trained = store.folder("pretrain", "s", "f" * 16)
-    trained.begin({"recipe": recipe, "version": 2, "fingerprint": "f" * 16,
-                   "inputs": [{"stage": "mix", "folder": str(tmp_path / "mix" / "s--0" / "data")}]})
+    trained.begin(
+        {
+            "recipe": recipe,
+            "version": 2,
+            "fingerprint": "f" * 16,
+            "inputs": [{"stage": "mix", "folder": str(tmp_path / "mix" / "s--0" / "data")}],
+        }
+    )
     trained.commit({}, {})
 
     def alike(number: int, steps: int = 3, version: int = 2) -> StageFolder | None:
         node = SimpleNamespace(recipe={"steps": steps}, stage=SimpleNamespace(version=version))
-        session: Any = SimpleNamespace(plan={"pretrain": node}, folder=lambda stage: StageFolder(
-            tmp_path / stage / f"s--{number}"))
+        session: Any = SimpleNamespace(
+            plan={"pretrain": node}, folder=lambda stage: StageFolder(tmp_path / stage / f"s--{number}")
+        )
         return trained_alike(session)
 
     assert alike(0) == alike(1) == trained
@@ -239,8 +300,9 @@ def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(t
 
 def test_a_fit_that_is_no_better_than_the_mean_suggests_nothing() -> None:
     mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
-    outcomes = [outcome(number, one, {"prose": 2 + 0.1 * (-1) ** number, "code": 1.0})
-                for number, one in enumerate(mixtures)]
+    outcomes = [
+        outcome(number, one, {"prose": 2 + 0.1 * (-1) ** number, "code": 1.0}) for number, one in enumerate(mixtures)
+    ]
     found = analyse(sweep(mixtures, target={"prose": 1.0, "code": 0.0}), outcomes)
     assert found["suggestion"] is None
     assert "no mixture is suggested: left out one by one" in describe_suggestion(found)
@@ -274,8 +336,11 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(tmp_
     assert one.manifest.mix.tokens == 10 * 4 * 64
     assert one.manifest.pretrain is not None
     assert (one.manifest.pretrain.steps, one.manifest.pretrain.model.width) == (10, 64)
-    assert one.plan["tokenize"].fingerprint == two.plan["tokenize"].fingerprint == planned.shared().plan[
-        "tokenize"].fingerprint
+    assert (
+        one.plan["tokenize"].fingerprint
+        == two.plan["tokenize"].fingerprint
+        == planned.shared().plan["tokenize"].fingerprint
+    )
     recipes = [{**session.plan["pretrain"].recipe} for session in (one, two)]
     assert [recipe.pop("seed") for recipe in recipes] == [5, 6]
     assert recipes[0] == recipes[1]

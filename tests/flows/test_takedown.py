@@ -29,22 +29,43 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     for shard, rows in enumerate(([0, 1], [2, 3])):
         own = pa.array([IDS[row] for row in rows], pa.binary(16))
         locators = [LOCATORS[row] for row in rows]
-        write_table(tmp_path / "ingest" / f"part-{shard}.parquet", pa.table([
-            own, pa.array(["web", "web"]).dictionary_encode(), pa.array(locators),
-            pa.array(locators, pa.large_string()), pa.array(["{}", "{}"])], schema=DOCUMENT_SCHEMA))
+        write_table(
+            tmp_path / "ingest" / f"part-{shard}.parquet",
+            pa.table(
+                [
+                    own,
+                    pa.array(["web", "web"]).dictionary_encode(),
+                    pa.array(locators),
+                    pa.array(locators, pa.large_string()),
+                    pa.array(["{}", "{}"]),
+                ],
+                schema=DOCUMENT_SCHEMA,
+            ),
+        )
         clusters = [IDS[2] if row > 1 else IDS[row] for row in rows]
-        write_table(tmp_path / "dedup" / f"part-{shard}.parquet", pa.table({
-            "id": own, "keep": [row < 3 for row in rows], "cluster": pa.array(clusters, pa.binary(16))}))
-    write_table(tmp_path / "dedup" / "clusters.parquet", pa.table({
-        name: pa.array([value], pa.binary(16))
-        for name, value in (("cluster", IDS[2]), ("survivor", IDS[2]), ("member", IDS[3]))}))
+        write_table(
+            tmp_path / "dedup" / f"part-{shard}.parquet",
+            pa.table({"id": own, "keep": [row < 3 for row in rows], "cluster": pa.array(clusters, pa.binary(16))}),
+        )
+    write_table(
+        tmp_path / "dedup" / "clusters.parquet",
+        pa.table(
+            {
+                name: pa.array([value], pa.binary(16))
+                for name, value in (("cluster", IDS[2]), ("survivor", IDS[2]), ("member", IDS[3]))
+            }
+        ),
+    )
     return {name: tmp_path / name for name in ("ingest", "dedup")}
 
 
 def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(inputs: dict[str, Path]) -> None:
     found, missing = find_documents(inputs, [IDS[3].hex().upper(), "https://a.example/x", "b.jsonl#9", "0" * 32])
     assert {one: entry["shard"] for one, entry in found.items()} == {
-        IDS[0]: "part-0.parquet", IDS[1]: "part-0.parquet", IDS[3]: "part-1.parquet"}
+        IDS[0]: "part-0.parquet",
+        IDS[1]: "part-0.parquet",
+        IDS[3]: "part-1.parquet",
+    }
     assert missing == ["b.jsonl#9", "0" * 32]
     assert set(find_documents(inputs, [LOCATORS[0], "c.txt"])[0]) == {IDS[0], IDS[3]}
 
@@ -54,8 +75,12 @@ def test_an_address_in_the_metadata_finds_its_documents_too(inputs: dict[str, Pa
     shard = inputs["ingest"] / "part-1.parquet"
     table = pq.read_table(shard)
     rows = ['{"url": "https://b.example/2"}', '{"title": "no address"}']
-    write_table(shard, table.set_column(table.schema.get_field_index("metadata"), "metadata", pa.array(
-        rows, table.schema.field("metadata").type)))
+    write_table(
+        shard,
+        table.set_column(
+            table.schema.get_field_index("metadata"), "metadata", pa.array(rows, table.schema.field("metadata").type)
+        ),
+    )
     found, missing = find_documents(inputs, ["https://b.example/2", "https://b.example/3"])
     assert (list(found), missing) == ([IDS[2]], ["https://b.example/3"])
     assert find_document(inputs, "https://b.example/2")[1:] == ("part-1.parquet", 0)

@@ -50,7 +50,7 @@ def test_a_printed_command_can_be_typed_again(toy_runner: Callable[..., Runner])
 
 
 def test_a_run_names_its_own_report_while_another_of_the_manifest_has_a_newer_one(
-    toy_runner: Callable[..., Runner]
+    toy_runner: Callable[..., Runner],
 ) -> None:
     runner = toy_runner(first={"n": 1})
     manifest = Manifest(name="toy", sources={"a": Source(path="x")})
@@ -87,8 +87,17 @@ def test_names_of_stages_have_a_column_as_wide_as_the_longest(toy_runner: Callab
 
 
 def test_why_a_stage_would_run_is_printed_with_its_lists(capsys) -> None:
-    print_plan([{"stage": "sft", "action": "make", "state": "missing", "fingerprint": "0" * 16,
-                 "reason": "targets [] -> [q_proj]"}])
+    print_plan(
+        [
+            {
+                "stage": "sft",
+                "action": "make",
+                "state": "missing",
+                "fingerprint": "0" * 16,
+                "reason": "targets [] -> [q_proj]",
+            }
+        ]
+    )
     assert "targets [] -> [q_proj]" in " ".join(capsys.readouterr().out.split())
 
 

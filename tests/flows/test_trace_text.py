@@ -22,8 +22,12 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.packed import PackedSet
 
-WORDS = [f"{a}{b}{c}" for a in ("gr", "m", "st", "tr", "Gr") for b in ("i", "a", "ou", "é", "粉")
-         for c in ("st", "nd", "ll", "\N{GRINNING FACE}")]
+WORDS = [
+    f"{a}{b}{c}"
+    for a in ("gr", "m", "st", "tr", "Gr")
+    for b in ("i", "a", "ou", "é", "粉")
+    for c in ("st", "nd", "ll", "\N{GRINNING FACE}")
+]
 MANIFEST = """
 name: traced
 seed: 3
@@ -63,8 +67,10 @@ def pieces(session: Session) -> list[dict[str, Any]]:
     """Every piece of a document in the training rows, with its tokens."""
     packed = PackedSet(session.folder("mix").data)
     rows = list(range(packed.rows))
-    return [{**piece, "tokens": packed.read([piece["row"]])[0, piece["start"] : piece["start"] + piece["length"]]}
-            for piece in packed.pieces(rows).to_pylist()]
+    return [
+        {**piece, "tokens": packed.read([piece["row"]])[0, piece["start"] : piece["start"] + piece["length"]]}
+        for piece in packed.pieces(rows).to_pylist()
+    ]
 
 
 def test_spans_cut_out_of_documents_at_the_borders_of_words_are_found_whole(
@@ -126,8 +132,10 @@ def test_a_place_says_document_address_row_and_the_steps_that_read_it(
 def test_passages_come_longest_first_and_the_rest_of_the_text_is_not_covered(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:
-    ends = [(one["tokens"][4:size].tolist(), one) for one, size in zip(
-        [one for one in pieces(traced) if one["length"] > 50][:3], (20, 44, 30), strict=True)]
+    ends = [
+        (one["tokens"][4:size].tolist(), one)
+        for one, size in zip([one for one in pieces(traced) if one["length"] > 50][:3], (20, 44, 30), strict=True)
+    ]
     text = " 0123456789 ?!? ".join(tokenizer.decode(tokens) for tokens, _ in ends)
     found = trace_text(traced, text)
     sizes = [span["tokens"] for span in found["spans"]]

@@ -26,8 +26,10 @@ examples:
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    pages = [{"text": f"{number} {WORDS}", "url": f"https://www.{host}.org/{number}"}
-             for number, host in enumerate(["mill"] * 3 + ["river"])]
+    pages = [
+        {"text": f"{number} {WORDS}", "url": f"https://www.{host}.org/{number}"}
+        for number, host in enumerate(["mill"] * 3 + ["river"])
+    ]
     Path("web.jsonl").write_text("\n".join(map(json.dumps, [*pages, {"text": "Short.", "url": "https://short.org"}])))
     Path("seeds.jsonl").write_text(json.dumps({"prompt": "What does a mill do?"}))
     Path("books").mkdir()
@@ -50,10 +52,16 @@ def test_sources_domains_licences_and_steps_are_filled_in_and_the_rest_is_left_o
     lines = report("--training-summary", "--format", "md").splitlines()
     titles = [line for line in lines if line.startswith("##")]
     assert titles == [
-        "## 1. General information", "## 2. Sources of data", "### 2.1 and 2.2 Data sets, public and private",
-        "### 2.3 Data crawled and scraped from online sources", "### 2.4 User data", "### 2.5 Synthetic data",
-        "## 3. Aspects of data processing", "### 3.1 Reservations of rights (text and data mining opt-outs)",
-        "### 3.2 Removal of illegal content, and all other steps"]
+        "## 1. General information",
+        "## 2. Sources of data",
+        "### 2.1 and 2.2 Data sets, public and private",
+        "### 2.3 Data crawled and scraped from online sources",
+        "### 2.4 User data",
+        "### 2.5 Synthetic data",
+        "## 3. Aspects of data processing",
+        "### 3.1 Reservations of rights (text and data mining opt-outs)",
+        "### 3.2 Removal of illegal content, and all other steps",
+    ]
     crawled, books = (next(line for line in lines if line.startswith(f"| {name} ")) for name in ("web", "books"))
     assert lines.index(books) < lines.index(titles[3]) < lines.index(crawled)
     assert crawled.endswith("| 4 | 0.00 |  |  | not recorded 100.0% | not recorded 100.0% |")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from gristmill.flows.cli.main import app
 
-STEPS = '''
+STEPS = """
 import os
 def count_word(text: str, word: str = "red") -> dict:
     print("noise")
@@ -33,7 +33,7 @@ def json_text(line):
 def doubled(magic: int) -> dict:
     return {"twice": 2 * magic}
 def wrong(text: str, nothing) -> dict: ...
-'''
+"""
 
 
 @pytest.fixture
@@ -41,8 +41,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two files with 40 documents, every fourth of which says red twice and has two blanks in a row."""
     (tmp_path / "steps.py").write_text(STEPS)
     for file in ("a", "b"):
-        lines = [json.dumps({"text": f"document {number} " + ("red  and red" if number % 4 == 0 else "blue")})
-                 for number in range(20)]
+        lines = [
+            json.dumps({"text": f"document {number} " + ("red  and red" if number % 4 == 0 else "blue")})
+            for number in range(20)
+        ]
         (tmp_path / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "m.yaml").write_text("name: tried\nsources:\n  lines: {path: '*.jsonl'}\ntokenizer: {}\n")
     monkeypatch.chdir(tmp_path)
@@ -84,8 +86,11 @@ def test_documents_come_from_several_files_whose_whole_ones_tell_how_many_there_
 
 def test_an_editor_shows_its_edits_as_differences(folder: Path) -> None:
     found = tried("./steps.py:tidy", "--on", "a.jsonl")
-    assert (found["kind"], found["edits"]["changed"], found["edits"]["bytes_removed"]) == ("edit", 5, found["edits"][
-        "bytes_added"] + 5)
+    assert (found["kind"], found["edits"]["changed"], found["edits"]["bytes_removed"]) == (
+        "edit",
+        5,
+        found["edits"]["bytes_added"] + 5,
+    )
     shown = found["edits"]["shown"][0]
     assert shown["locator"] == "a.jsonl#1"
     one = shown["differences"][0]
@@ -104,8 +109,10 @@ def test_a_reader_shows_its_records_and_what_it_quarantines(folder: Path) -> Non
 def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(folder: Path) -> None:
     found = tried("./steps.py:fails", "--on", "a.jsonl")
     assert found["errors"]["total"] == 15
-    assert found["errors"]["shown"][0] == {"locator": "a.jsonl#2",
-                                           "error": "ZeroDivisionError: division by zero (steps.py, line 9)"}
+    assert found["errors"]["shown"][0] == {
+        "locator": "a.jsonl#2",
+        "error": "ZeroDivisionError: division by zero (steps.py, line 9)",
+    }
     assert "two calls" in tried("./steps.py:unsteady", "--on", "a.jsonl")["differs"]
 
 
@@ -132,17 +139,26 @@ def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch
     assert "per second" in ran.stdout
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (["./steps.py:cuont_word", "--on", "a.jsonl"], "steps.py defines no 'cuont_word', did you mean 'count_word'?"),
-    (["./stepz.py:count_word", "--on", "a.jsonl"], "there is no file stepz.py"),
-    (["https://example.org/x.py:f", "--on", "a.jsonl"], "code is taken from files beside the manifest"),
-    (["./steps.py:wrong", "--on", "a.jsonl"], "steps.py, line 20: wrong has the parameter 'nothing'"),
-    (["./steps.py:count_word", "--on", "gone.jsonl"], "gone.jsonl does not exist"),
-    (["./steps.py:count_word", "--on", "a.jsonl", "--with", "wrd=x"], "wrd"),
-    (["./steps.py:count_word", "--on", "a.jsonl", "--max", "magic"], "--max 'magic': this is written --max NAME=VALUE"),
-    (["./steps.py:count_word", "--on", "a.jsonl", "--max", "text=1"], "'text' means something else of a document"),
-    (["./steps.py:count_word", "--on", "nowhere", "--manifest", "m.yaml"], "m.yaml has no such source of documents"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["./steps.py:cuont_word", "--on", "a.jsonl"], "steps.py defines no 'cuont_word', did you mean 'count_word'?"),
+        (["./stepz.py:count_word", "--on", "a.jsonl"], "there is no file stepz.py"),
+        (["https://example.org/x.py:f", "--on", "a.jsonl"], "code is taken from files beside the manifest"),
+        (["./steps.py:wrong", "--on", "a.jsonl"], "steps.py, line 20: wrong has the parameter 'nothing'"),
+        (["./steps.py:count_word", "--on", "gone.jsonl"], "gone.jsonl does not exist"),
+        (["./steps.py:count_word", "--on", "a.jsonl", "--with", "wrd=x"], "wrd"),
+        (
+            ["./steps.py:count_word", "--on", "a.jsonl", "--max", "magic"],
+            "--max 'magic': this is written --max NAME=VALUE",
+        ),
+        (["./steps.py:count_word", "--on", "a.jsonl", "--max", "text=1"], "'text' means something else of a document"),
+        (
+            ["./steps.py:count_word", "--on", "nowhere", "--manifest", "m.yaml"],
+            "m.yaml has no such source of documents",
+        ),
+    ],
+)
 def test_what_cannot_be_tried_is_said_in_a_sentence(folder: Path, arguments: list[str], says: str) -> None:
     ran = run(*arguments)
     assert ran.exit_code == 2

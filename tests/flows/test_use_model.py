@@ -61,8 +61,11 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2), 300, 96)
     with torch.device("meta"):
         parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
-    save_model(stage / "data" / "model", shape, {
-        name: drawn(shape, 0)(name, size) * (6.0 if len(size) > 1 else 1.0) for name, size in parameters.items()})
+    save_model(
+        stage / "data" / "model",
+        shape,
+        {name: drawn(shape, 0)(name, size) * (6.0 if len(size) > 1 else 1.0) for name, size in parameters.items()},
+    )
     write_json(stage / "stage.json", {"inputs": {"tokenizer": str(tokenizer)}})
     return stage
 
@@ -80,11 +83,17 @@ def exported(stage: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("model", "name"), [
-    ("runs/mine.yaml", "mine"), ("exports/Llama-3.2-1B", "Llama-3.2-1B"), ("/data", "data"),
-    ("store/export/mine--5910ac452b086a57", "mine"),
-    ("store/export/mine--5910ac452b086a57/data", "mine"), ("store/sft/mine--5910ac452b086a57/data/model", "mine"),
-])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("runs/mine.yaml", "mine"),
+        ("exports/Llama-3.2-1B", "Llama-3.2-1B"),
+        ("/data", "data"),
+        ("store/export/mine--5910ac452b086a57", "mine"),
+        ("store/export/mine--5910ac452b086a57/data", "mine"),
+        ("store/sft/mine--5910ac452b086a57/data/model", "mine"),
+    ],
+)
 def test_a_served_model_is_called_by_what_made_it(model: str, name: str) -> None:
     assert name_of(model) == name
 
@@ -102,13 +111,22 @@ def test_a_file_of_prompts_is_completed_and_the_folder_or_a_draft_changes_nothin
     stage: Path, exported: Path, tmp_path: Path
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps(one) + "\n" for one in (
-        {"id": 1, "prompt": "red"}, {"id": 2, "messages": SAID}, {"id": 3, "prompt": "sky grass rose one two"})))
+    prompts.write_text(
+        "".join(
+            json.dumps(one) + "\n"
+            for one in (
+                {"id": 1, "prompt": "red"},
+                {"id": 2, "messages": SAID},
+                {"id": 3, "prompt": "sky grass rose one two"},
+            )
+        )
+    )
 
     def lines(model: Path, *options: str) -> list[dict[str, Any]]:
         out = tmp_path / "out.jsonl"
-        done = CliRunner().invoke(app, ["generate", str(model), str(prompts), "--max-new-tokens", "12", "--out",
-                                        str(out), *options])
+        done = CliRunner().invoke(
+            app, ["generate", str(model), str(prompts), "--max-new-tokens", "12", "--out", str(out), *options]
+        )
         assert done.exit_code == 0, done.output
         return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -133,8 +151,9 @@ def test_a_prompt_that_is_too_long_or_refused_is_an_error_of_its_line(stage: Pat
 
     def run(text: str) -> tuple[Any, list[dict[str, Any]]]:
         prompts.write_text(text)
-        done = CliRunner().invoke(app, ["generate", str(stage), str(prompts), "--max-new-tokens", "6", "--out",
-                                        str(out)])
+        done = CliRunner().invoke(
+            app, ["generate", str(stage), str(prompts), "--max-new-tokens", "6", "--out", str(out)]
+        )
         return done, [json.loads(line) for line in out.read_text().splitlines()]
 
     alone = run(good + "\n")[1]
@@ -148,8 +167,10 @@ def test_a_prompt_that_is_too_long_or_refused_is_an_error_of_its_line(stage: Pat
     assert "<|end|>" in found[2]["error"]
 
 
-@pytest.mark.parametrize(("line", "sentence"), [
-    ("{", "line 1: not JSON"), ('{"text": "a"}', "needs either `prompt`"), ('{"prompt": 3}', "`prompt` must be text")])
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [("{", "line 1: not JSON"), ('{"text": "a"}', "needs either `prompt`"), ('{"prompt": 3}', "`prompt` must be text")],
+)
 def test_a_line_that_is_no_prompt_is_named(stage: Path, tmp_path: Path, line: str, sentence: str) -> None:
     (tmp_path / "prompts.jsonl").write_text(line + "\n")
     done = CliRunner().invoke(app, ["generate", str(stage), str(tmp_path / "prompts.jsonl")])
@@ -159,8 +180,9 @@ def test_a_line_that_is_no_prompt_is_named(stage: Path, tmp_path: Path, line: st
 
 def test_a_conversation_in_the_terminal_remembers_what_was_said_until_it_is_cleared(stage: Path) -> None:
     def said(*lines: str) -> list[str]:
-        done = CliRunner().invoke(app, ["chat", str(stage), "--max-new-tokens", "8", "--temperature", "0"],
-                                  input="\n".join(lines) + "\n")
+        done = CliRunner().invoke(
+            app, ["chat", str(stage), "--max-new-tokens", "8", "--temperature", "0"], input="\n".join(lines) + "\n"
+        )
         assert done.exit_code == 0, done.output
         return done.stdout.split("\n")
 
@@ -176,8 +198,22 @@ def test_a_conversation_in_the_terminal_remembers_what_was_said_until_it_is_clea
 @pytest.fixture(scope="module")
 def server(stage: Path) -> Iterator[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.cli.main", "serve-model", str(stage), "--port", "0", "--name", "tiny",
-         "--max-new-tokens", "10"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        [
+            sys.executable,
+            "-m",
+            "gristmill.flows.cli.main",
+            "serve-model",
+            str(stage),
+            "--port",
+            "0",
+            "--name",
+            "tiny",
+            "--max-new-tokens",
+            "10",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert process.stdout is not None
     told = process.stdout.readline().decode()
     assert told.startswith("{"), told + process.stdout.read().decode()
@@ -191,10 +227,16 @@ def server(stage: Path) -> Iterator[str]:
 
 def test_an_address_that_cannot_be_listened_on_is_said_in_one_sentence(server: str, stage: Path) -> None:
     taken = server.rpartition(":")[2]
-    for where, why in ((["--port", taken], "Address already in use"),
-                       (["--host", "192.0.2.1"], "Cannot assign requested address")):  # kept for documentation
-        done = subprocess.run([sys.executable, "-m", "gristmill.flows.cli.main", "serve-model", str(stage), *where],
-                              capture_output=True, text=True, check=False)
+    for where, why in (
+        (["--port", taken], "Address already in use"),
+        (["--host", "192.0.2.1"], "Cannot assign requested address"),
+    ):  # kept for documentation
+        done = subprocess.run(
+            [sys.executable, "-m", "gristmill.flows.cli.main", "serve-model", str(stage), *where],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 2
         (line,) = (line for line in done.stderr.splitlines() if "cannot listen" in line)
         assert why in line
@@ -203,8 +245,9 @@ def test_an_address_that_cannot_be_listened_on_is_said_in_one_sentence(server: s
 
 def ask(url: str, body: Any, **headers: str) -> tuple[int, Any]:
     """Status and JSON of a chat completion."""
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(),
-                                     {"content-type": "application/json", **headers})
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json", **headers}
+    )
     try:
         with urllib.request.urlopen(request) as response:
             return response.status, json.load(response)
@@ -218,9 +261,15 @@ def test_a_page_of_another_origin_cannot_let_the_model_work(server: str, kind: s
     """What a browser sends for a page without asking first has one of these types; JSON it asks for, and is refused."""
     status, found = ask(server, {"model": "tiny", "messages": SAID}, **{"content-type": kind, "origin": "http://a.b"})
     assert status == 400, found
-    asked = urllib.request.Request(f"{server}/v1/chat/completions", method="OPTIONS", headers={
-        "origin": "http://a.b", "access-control-request-method": "POST",
-        "access-control-request-headers": "content-type"})
+    asked = urllib.request.Request(
+        f"{server}/v1/chat/completions",
+        method="OPTIONS",
+        headers={
+            "origin": "http://a.b",
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "content-type",
+        },
+    )
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(asked)
     assert refused.value.code == 405
@@ -230,8 +279,11 @@ def test_a_page_of_another_origin_cannot_let_the_model_work(server: str, kind: s
 
 def events(url: str, body: Any) -> list[Any]:
     """What a streamed chat completion sends."""
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps({**body, "stream": True}).encode(),
-                                     {"content-type": "application/json"})
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        json.dumps({**body, "stream": True}).encode(),
+        {"content-type": "application/json"},
+    )
     with urllib.request.urlopen(request) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         sent = [line.removeprefix(b"data: ").strip() for line in response if line.startswith(b"data: ")]
@@ -252,8 +304,11 @@ def test_a_chat_completion_is_what_the_model_says_with_its_counts(server: str, s
     choice = found["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": language.decode(ids), "refusal": None}
     assert choice["finish_reason"] == ("length" if len(ids) == 10 else "stop")
-    assert found["usage"] == {"prompt_tokens": len(prompt), "completion_tokens": len(ids),
-                              "total_tokens": len(prompt) + len(ids)}
+    assert found["usage"] == {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(ids),
+        "total_tokens": len(prompt) + len(ids),
+    }
 
 
 def test_streamed_pieces_are_the_whole_answer(server: str) -> None:
@@ -275,30 +330,35 @@ def test_streamed_pieces_are_the_whole_answer(server: str) -> None:
 
 
 def test_requests_at_the_same_time_get_what_they_get_alone(server: str) -> None:
-    bodies = [{"model": "tiny", "messages": [{"role": "user", "content": text}], "temperature": 0}
-              for text in ("red", "sky grass", "one two one", "rose")]
+    bodies = [
+        {"model": "tiny", "messages": [{"role": "user", "content": text}], "temperature": 0}
+        for text in ("red", "sky grass", "one two one", "rose")
+    ]
     alone = [ask(server, body)[1]["choices"] for body in bodies]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda body: ask(server, body)[1]["choices"], bodies))
     assert together == alone
 
 
-@pytest.mark.parametrize(("change", "status", "param", "sentence"), [
-    ({"model": "gpt-4"}, 404, None, "there is no model 'gpt-4'"),
-    ({"messages": []}, 400, "messages", "at least 1"),
-    ({"temperature": -1}, 400, "temperature", "greater than or equal to 0"),
-    ({"tools": []}, 400, "tools", "not served here"),
-    ({"messages": [{"role": "user", "content": "red " * 400}]}, 400, "messages", "a prompt has"),
-    ({"messages": [{"role": "user", "content": "<|endoftext|>"}]}, 400, "messages", "which is a special token"),
-    ({"messages": [{"role": "user", "content": "x" * 100_000}]}, 400, "messages", "a prompt has 100004 characters"),
-    ({"messages": [{"role": "user", "content": "x" * 2_000_000}]}, 413, None, "the most is 1048576"),
-    ({"messages": [{"role": "user", "content": "a\ud800"}]}, 400, None, "a lone surrogate"),
-    ({"\ud800": "a"}, 400, None, "a lone surrogate"),
-    ({"model": "\udfff"}, 400, None, "a lone surrogate"),
-    ({"n": 65}, 400, "n", "less than or equal to 64"),
-    ({"seed": 10**30}, 400, "seed", "less than"),
-    ({"stop": ["a"] * 17}, 400, "stop", "give 16 at most"),
-])
+@pytest.mark.parametrize(
+    ("change", "status", "param", "sentence"),
+    [
+        ({"model": "gpt-4"}, 404, None, "there is no model 'gpt-4'"),
+        ({"messages": []}, 400, "messages", "at least 1"),
+        ({"temperature": -1}, 400, "temperature", "greater than or equal to 0"),
+        ({"tools": []}, 400, "tools", "not served here"),
+        ({"messages": [{"role": "user", "content": "red " * 400}]}, 400, "messages", "a prompt has"),
+        ({"messages": [{"role": "user", "content": "<|endoftext|>"}]}, 400, "messages", "which is a special token"),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, 400, "messages", "a prompt has 100004 characters"),
+        ({"messages": [{"role": "user", "content": "x" * 2_000_000}]}, 413, None, "the most is 1048576"),
+        ({"messages": [{"role": "user", "content": "a\ud800"}]}, 400, None, "a lone surrogate"),
+        ({"\ud800": "a"}, 400, None, "a lone surrogate"),
+        ({"model": "\udfff"}, 400, None, "a lone surrogate"),
+        ({"n": 65}, 400, "n", "less than or equal to 64"),
+        ({"seed": 10**30}, 400, "seed", "less than"),
+        ({"stop": ["a"] * 17}, 400, "stop", "give 16 at most"),
+    ],
+)
 def test_errors_have_openais_form(
     server: str, change: dict[str, Any], status: int, param: str | None, sentence: str
 ) -> None:
@@ -314,8 +374,9 @@ def test_more_answers_at_once_than_there_are_places_are_asked_for_later(server: 
     body = {"model": "tiny", "messages": SAID, "n": 64, "stream": True, "max_tokens": 200}
     open_streams, refused = [], []
     for _ in range(6):
-        asked = urllib.request.Request(f"{server}/v1/chat/completions", json.dumps(body).encode(),
-                                       {"content-type": "application/json"})
+        asked = urllib.request.Request(
+            f"{server}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
         try:
             open_streams.append(urllib.request.urlopen(asked))
         except urllib.error.HTTPError as error:
@@ -381,8 +442,16 @@ def impatient(stage: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 ODD = (None, True, -1, 0, 2**70, 1e308, "", "\ud800", "\x00\u202e", "\U0001f600" * 40, [], {}, [[[[]]]], {"a": {}}, " ")
-BODIES = (b"", b"{", b"null", b"[" * 100_000, b'{"model": NaN}', b"\xff\xfe",
-          b'"' + b"a" * 100_000 + b'"', b"1" * 10_000)
+BODIES = (
+    b"",
+    b"{",
+    b"null",
+    b"[" * 100_000,
+    b'{"model": NaN}',
+    b"\xff\xfe",
+    b'"' + b"a" * 100_000 + b'"',
+    b"1" * 10_000,
+)
 
 
 def drawn_value(schema: dict[str, Any], defined: dict[str, Any], random_: random.Random) -> Any:
@@ -408,7 +477,8 @@ def drawn_value(schema: dict[str, Any], defined: dict[str, Any], random_: random
         number = max(low, -9) + random_.random() * 4
         return round(number) if kind == "integer" else number
     return {"boolean": random_.random() < 0.5, "null": None}.get(
-        str(kind), " ".join(random_.choices(["red", "blue", "user", "assistant", "one"], k=random_.randint(1, 3))))
+        str(kind), " ".join(random_.choices(["red", "blue", "user", "assistant", "one"], k=random_.randint(1, 3)))
+    )
 
 
 def fuzz(url: str, requests: int, seed: int) -> tuple[Counter[int], list[str]]:

@@ -34,8 +34,9 @@ Make = Callable[..., Runner]
 
 
 def session_of(runner: Runner) -> Session:
-    return Session(Manifest(name="toy", sources={"a": Source(path="x")}), "toy.yaml", [], runner.store, None,
-                   runner.plan)
+    return Session(
+        Manifest(name="toy", sources={"a": Source(path="x")}), "toy.yaml", [], runner.store, None, runner.plan
+    )
 
 
 def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(toy_runner: Make) -> None:
@@ -62,13 +63,24 @@ def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(to
 
 
 def test_the_pace_of_a_job_gives_the_time_that_is_left() -> None:
-    progress = {"started": 0.0, "job_started": 100.0, "job_done": 10.0, "at": 120.0, "done": 20, "total": 50,
-                "unit": "steps", "loss": 3.25, "tokens_per_second": 81234.0, "job": ""}
+    progress = {
+        "started": 0.0,
+        "job_started": 100.0,
+        "job_done": 10.0,
+        "at": 120.0,
+        "done": 20,
+        "total": 50,
+        "unit": "steps",
+        "loss": 3.25,
+        "tokens_per_second": 81234.0,
+        "job": "",
+    }
     assert seconds_left(progress) == 60.0
     assert describe_progress(progress) == "20/50 steps, loss 3.25, 81,234 tokens/s"
     row = {"owner": "process 7 on here", "progress": progress}
     assert describe_running(row, 130.0) == (
-        "for 2 m 10 s: 20/50 steps, loss 3.25, 81,234 tokens/s, about 50 s left (process 7 on here)")
+        "for 2 m 10 s: 20/50 steps, loss 3.25, 81,234 tokens/s, about 50 s left (process 7 on here)"
+    )
     assert [duration(seconds) for seconds in (0.4, 59.6, 3600)] == ["0 s", "1 m 0 s", "1 h 0 m"]
 
 
@@ -124,7 +136,8 @@ def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
 ) -> None:
     (tmp_path / "modules" / "gristmill_dropping_stages.py").write_text(
         "def first(inputs, config, out, context):\n"
-        "    return {'counts': {'read': 28, 'kept': 8, 'quarantined': 1, 'dropped': {'rules/short': 12, 'b': 7}}}\n")
+        "    return {'counts': {'read': 28, 'kept': 8, 'quarantined': 1, 'dropped': {'rules/short': 12, 'b': 7}}}\n"
+    )
     runner = toy_runner(first={"n": 1}, second={})
     object.__setattr__(runner.plan["first"].stage, "run", "gristmill_dropping_stages:first")
     runner.run_stage("first")
@@ -137,11 +150,14 @@ def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
     assert wanted in " ".join(shown.split())
 
 
-@pytest.mark.parametrize(("number", "advice"), [
-    (errno.EACCES, "permission denied: /a/b; .* Make it writable, or name another place with --store"),
-    (errno.ENOSPC, r"Free some space there \(\S*gristmill gc tells what can go\), then resume with: "),
-    (errno.EIO, "See that it can be reached, then resume with: "),
-])
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EACCES, "permission denied: /a/b; .* Make it writable, or name another place with --store"),
+        (errno.ENOSPC, r"Free some space there \(\S*gristmill gc tells what can go\), then resume with: "),
+        (errno.EIO, "See that it can be reached, then resume with: "),
+    ],
+)
 def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated(
     toy_runner: Make, number: int, advice: str
 ) -> None:

@@ -26,26 +26,39 @@ def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, dic
     inputs = {"ingest": folder / "ingest", "filter": folder / "filter"}
     for number, rows in enumerate(shards):
         texts = [f"{number} {row}" for row in range(len(rows))]
-        documents = pa.table([
-            pa.array([document_id("web", text, text) for text in texts], pa.binary(16)),
-            pa.array(["web"] * len(rows)).dictionary_encode(), pa.array(texts), pa.array(texts, pa.large_string()),
-            pa.array(["{}"] * len(rows))], schema=DOCUMENT_SCHEMA)
-        reasons = ["gopher_quality/min_words" if words < 50 else "gopher_quality/max_mean_word_length" if length > 10
-                   else None for words, length in rows]
-        measures = {"words": pa.array([float(words) for words, _ in rows]),
-                    "mean_word_length": pa.array([length for _, length in rows])}
+        documents = pa.table(
+            [
+                pa.array([document_id("web", text, text) for text in texts], pa.binary(16)),
+                pa.array(["web"] * len(rows)).dictionary_encode(),
+                pa.array(texts),
+                pa.array(texts, pa.large_string()),
+                pa.array(["{}"] * len(rows)),
+            ],
+            schema=DOCUMENT_SCHEMA,
+        )
+        reasons = [
+            "gopher_quality/min_words" if words < 50 else "gopher_quality/max_mean_word_length" if length > 10 else None
+            for words, length in rows
+        ]
+        measures = {
+            "words": pa.array([float(words) for words, _ in rows]),
+            "mean_word_length": pa.array([length for _, length in rows]),
+        }
         judged = np.arange(len(rows))
         name = f"part-{number:05d}.parquet"
         write_table(inputs["ingest"] / name, documents)
         write_table(inputs["filter"] / name, annotate(documents, judged, judged, reasons, measures)[0])
     rules = rules_of(filter_stage.rules, "filter", SECTION, ["words", "mean_word_length"])
-    with patch("gristmill.flows.questions.whatif._measured", return_value=inputs), \
-            patch("gristmill.flows.questions.whatif.stored_rules", return_value={"filter": rules}):
+    with (
+        patch("gristmill.flows.questions.whatif._measured", return_value=inputs),
+        patch("gristmill.flows.questions.whatif.stored_rules", return_value={"filter": rules}),
+    ):
         return {one["key"]: one for one in thresholds(None)}  # type: ignore[arg-type]
 
 
-ROWS = st.lists(st.tuples(st.integers(40, 60), st.sampled_from([5.0, 9.0, 9.5, 10.0, 10.5, 11.5])), min_size=1,
-                max_size=12)
+ROWS = st.lists(
+    st.tuples(st.integers(40, 60), st.sampled_from([5.0, 9.0, 9.5, 10.0, 10.5, 11.5])), min_size=1, max_size=12
+)
 
 
 @given(shards=st.lists(ROWS, min_size=1, max_size=3))
@@ -59,9 +72,11 @@ def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
     assert (words["bound"], words["looser"]["bound"], words["stricter"]["bound"]) == (50, 45, 55)
     assert (lengths["bound"], lengths["looser"]["bound"], lengths["stricter"]["bound"]) == (10, 11, 9)
     assert [part["failing"] for part in (words["looser"], words, words["stricter"])] == [
-        sum(number < bound for number, _ in rows) for bound in (45, 50, 55)]
+        sum(number < bound for number, _ in rows) for bound in (45, 50, 55)
+    ]
     assert [part["failing"] for part in (lengths["looser"], lengths, lengths["stricter"])] == [
-        sum(length > bound for _, length in rows) for bound in (11, 10, 9)]
+        sum(length > bound for _, length in rows) for bound in (11, 10, 9)
+    ]
     assert words["only"] == sum(number < 50 and length <= 10 for number, length in rows)
     assert words["seen"] == len(rows)
 

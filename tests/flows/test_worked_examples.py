@@ -20,9 +20,14 @@ from tests.test_architecture import ROOT
 MODELS_READ = ("annotators.md", "judges.md", "examples.md", "meaning.md", "safety.md")
 """Pages about models in the data path."""
 NEEDED: dict[str, Any] = {
-    "name": "page", "sources": {"web": {"path": "web.jsonl"}}, "tokenizer": {"vocab_size": 300},
-    "mix": {"tokens": 1000, "sequence_length": 32}, "pretrain": {"steps": 10}, "evaluate": {},
-    "sft": {"data": [{"path": "chats.jsonl"}], "steps": 10}, "dpo": {"data": [{"path": "pairs.jsonl"}], "steps": 10},
+    "name": "page",
+    "sources": {"web": {"path": "web.jsonl"}},
+    "tokenizer": {"vocab_size": 300},
+    "mix": {"tokens": 1000, "sequence_length": 32},
+    "pretrain": {"steps": 10},
+    "evaluate": {},
+    "sft": {"data": [{"path": "chats.jsonl"}], "steps": 10},
+    "dpo": {"data": [{"path": "pairs.jsonl"}], "steps": 10},
 }
 """What stands in a manifest beside the keys that a page shows."""
 ADDRESS = "http://127.0.0.1:8000/v1"
@@ -67,8 +72,13 @@ def test_sections_of_the_page_are_those_of_a_manifest(name: str, tmp_path: Path)
     for text in sections:
         shown = yaml.safe_load(textwrap.dedent(text))
         shown = {"prepare": shown} if isinstance(shown, list) else shown
-        whole = {**NEEDED, **{key: {**NEEDED[key], **section} if isinstance(NEEDED.get(key), dict) else section
-                              for key, section in shown.items()}}
+        whole = {
+            **NEEDED,
+            **{
+                key: {**NEEDED[key], **section} if isinstance(NEEDED.get(key), dict) else section
+                for key, section in shown.items()
+            },
+        }
         parse_manifest(yaml.safe_dump(whole), str(tmp_path / "page.yaml"))
     for text in (text for mark, text in marked if mark == "models"):
         for line in text.splitlines():

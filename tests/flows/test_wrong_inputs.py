@@ -18,14 +18,28 @@ mix: {tokens: 2000, sequence_length: 32}
 pretrain: {model: {layers: 1, width: 16, heads: 2}, steps: 4}
 """
 FILES = {
-    "a.txt": b"some text", "good.yaml": MANIFEST.encode(), "data.yaml": b"name: data\nsources: {a: {path: a.txt}}",
+    "a.txt": b"some text",
+    "good.yaml": MANIFEST.encode(),
+    "data.yaml": b"name: data\nsources: {a: {path: a.txt}}",
     "digits.yaml": b"name: a\nseed: " + b"7" * 5000,
-    "empty.yaml": b"", "binary.yaml": bytes(range(256)), "latin.yaml": b"name: caf\xe9\n", "list.yaml": b"- a\n- b\n",
-    "broken.yaml": b"name: [a\nb: }", "code.yaml": b"name: !!python/object/apply:os.system ['touch harm']",
-    "missing-source.yaml": b"name: a\nsources: {a: {path: not/*.txt}}", "nothing.jsonl": b"", "broken.jsonl": b"{\n",
-    "keyless.jsonl": b'{"x": 1}\n', "prompts.jsonl": b'{"prompt": "a"}\n', "ids.txt": b"abc\n",
-    "grid.yaml": b"- {a: 1}\n- {a: 2}\n", "other-grid.yaml": b"- {b: 1}\n", "a-file": b"x", "bare/config.json": b"{}",
-    "folder.yaml/x": b"", "several-wrong.yaml": b"""\
+    "empty.yaml": b"",
+    "binary.yaml": bytes(range(256)),
+    "latin.yaml": b"name: caf\xe9\n",
+    "list.yaml": b"- a\n- b\n",
+    "broken.yaml": b"name: [a\nb: }",
+    "code.yaml": b"name: !!python/object/apply:os.system ['touch harm']",
+    "missing-source.yaml": b"name: a\nsources: {a: {path: not/*.txt}}",
+    "nothing.jsonl": b"",
+    "broken.jsonl": b"{\n",
+    "keyless.jsonl": b'{"x": 1}\n',
+    "prompts.jsonl": b'{"prompt": "a"}\n',
+    "ids.txt": b"abc\n",
+    "grid.yaml": b"- {a: 1}\n- {a: 2}\n",
+    "other-grid.yaml": b"- {b: 1}\n",
+    "a-file": b"x",
+    "bare/config.json": b"{}",
+    "folder.yaml/x": b"",
+    "several-wrong.yaml": b"""\
 name: several
 sources:
   a: {path: no-a.txt}
@@ -40,14 +54,15 @@ mix: {tokens: 2000, sequence_length: 32}
 pretrain:
   model: {init_from: bare}
   steps: 4
-""", "wrong-start.yaml": b"""\
+""",
+    "wrong-start.yaml": b"""\
 name: start
 sources: {a: {path: a.txt}}
 tokenizer: {vocab_size: 300}
 mix: {tokens: 2000, sequence_length: 32}
 pretrain: {steps: 4, model: {init_from: folder.yaml}}
 """,
-}  # fmt: skip
+}
 WRONG_MANIFESTS = {
     "absent.yaml": "absent.yaml: there is no such file; correct the path, or write one with: gristmill new",
     "folder.yaml": "folder.yaml: it is a folder; name a file in it",
@@ -64,11 +79,13 @@ WRONG_MANIFESTS = {
     "good.yaml --set pretrain.stepz=5": "--set pretrain.stepz: unknown key, did you mean 'steps'?",
     "good.yaml --set mix.sequence_length=4096": "--set mix.sequence_length: a row of 4096 tokens is longer than",
     "good.yaml --set tokenizer.path=broken.jsonl": (
-        "--set tokenizer.path: {folder}/broken.jsonl is not a tokenizer.json that the tokenizers library reads"),
+        "--set tokenizer.path: {folder}/broken.jsonl is not a tokenizer.json that the tokenizers library reads"
+    ),
     "good.yaml --set tokenizer.chat_template={%": "tokenizer.chat_template: ",
     "several-wrong.yaml": "5 problems in several-wrong.yaml; nothing was run",
     "wrong-start.yaml": (
-        "wrong-start.yaml:5: pretrain.model.init_from: {folder}/folder.yaml/config.json does not exist; a model is"),
+        "wrong-start.yaml:5: pretrain.model.init_from: {folder}/folder.yaml/config.json does not exist; a model is"
+    ),
     "good.yaml --set pretrain.steps": "an override is written key.path=value",
     "good.yaml --set pretrain.steps=many": "pretrain.steps: input should be a valid integer (got 'many')",
     "good.yaml --set pretrain.steps=-1": "pretrain.steps: input should be greater than 0 (got -1)",
@@ -87,12 +104,30 @@ WRONG_MANIFESTS = {
     "good.yaml --nosuch": "No such option: --nosuch",
 }
 OF_MANIFESTS = [
-    "run {} --no-ui", "stage ingest {}", "status {}", "explain {} abc", "whatif {}", "dialects {}", "logs {}",
-    "report {}", "verify {}", "trace {} --step 1", "takedown {} --ids ids.txt",
+    "run {} --no-ui",
+    "stage ingest {}",
+    "status {}",
+    "explain {} abc",
+    "whatif {}",
+    "dialects {}",
+    "logs {}",
+    "report {}",
+    "verify {}",
+    "trace {} --step 1",
+    "takedown {} --ids ids.txt",
     "continue {} --from-step 1",
-    "export-tokens {} --format llmc --out out", "chat {}", "generate {} prompts.jsonl", "evaluate {}",
-    "browse {}", "show {} abc", "search {} bread", "query {} select", "export-documents {} --format parquet --out out",
-    "serve-model {}", "try json:loads --on a --manifest {}", "slurm {}",
+    "export-tokens {} --format llmc --out out",
+    "chat {}",
+    "generate {} prompts.jsonl",
+    "evaluate {}",
+    "browse {}",
+    "show {} abc",
+    "search {} bread",
+    "query {} select",
+    "export-documents {} --format parquet --out out",
+    "serve-model {}",
+    "try json:loads --on a --manifest {}",
+    "slurm {}",
     "mixtures sweep {} --weights grid.yaml --steps 2",
     "ladder {} --sizes 1m,3m --tokens-per-parameter 1,2,3",
 ]
@@ -293,8 +328,10 @@ def test_a_wrong_manifest_setting_or_store_is_refused(manifest, project):
 def test_every_missing_or_unusable_file_is_named_at_once_with_its_line_and_key(project):
     result = CliRunner().invoke(app, ["plan", "several-wrong.yaml"], terminal_width=1000)
 
-    assert [line.partition(f"{project}/")[0] + line.partition(f"{project}/")[2][:16] for line in (
-        result.output.splitlines())] == [
+    assert [
+        line.partition(f"{project}/")[0] + line.partition(f"{project}/")[2][:16]
+        for line in (result.output.splitlines())
+    ] == [
         "several-wrong.yaml:3: sources.a.path: no-a.txt does no",
         "several-wrong.yaml:4: sources.b.path: no file matches no-b/*.jsonl; co",
         "several-wrong.yaml:8: prepare[0].decontaminate.against[0].path: no-e.jsonl does ",

@@ -20,17 +20,20 @@ rl: {steps: 4, data: [{path: a.jsonl}], rewards: [{kind: exact}]}
 """
 
 
-@pytest.mark.parametrize(("overrides", "stages"), [
-    ([], []),
-    (["sft.sequence_length=256", "rl.sequence_length=128"], []),
-    (["sft.sequence_length=512"], ["sft"]),
-    # What sft has taught is no news to those behind it.
-    (["sft.sequence_length=512", "dpo.sequence_length=512", "rl.sequence_length=512"], ["sft"]),
-    (["sft.sequence_length=512", "rl.sequence_length=512", "rl.start_from=pretrain"], ["sft", "rl"]),
-    # A reward model is no start of reinforcement.
-    (["reward.sequence_length=300", "rl.sequence_length=300"], ["reward", "rl"]),
-    (["dpo.sequence_length=300", "rl.sequence_length=400"], ["dpo", "rl"]),
-])
+@pytest.mark.parametrize(
+    ("overrides", "stages"),
+    [
+        ([], []),
+        (["sft.sequence_length=256", "rl.sequence_length=128"], []),
+        (["sft.sequence_length=512"], ["sft"]),
+        # What sft has taught is no news to those behind it.
+        (["sft.sequence_length=512", "dpo.sequence_length=512", "rl.sequence_length=512"], ["sft"]),
+        (["sft.sequence_length=512", "rl.sequence_length=512", "rl.start_from=pretrain"], ["sft", "rl"]),
+        # A reward model is no start of reinforcement.
+        (["reward.sequence_length=300", "rl.sequence_length=300"], ["reward", "rl"]),
+        (["dpo.sequence_length=300", "rl.sequence_length=400"], ["dpo", "rl"]),
+    ],
+)
 def test_a_tuning_warns_where_its_rows_are_longer_than_all_before(overrides: list[str], stages: list[str]) -> None:
     manifest = parse_manifest(MANIFEST, "/m/small.yaml", overrides)
     warnings = context_warnings(manifest, trained=256)

@@ -63,8 +63,11 @@ def optional_sections(model: BaseModel, at: str) -> Iterator[str]:
             yield from optional_sections(value, f"{at}.{name}")
         elif value is None:
             for part in alternatives(field.annotation):
-                if isinstance(part, type) and issubclass(part, BaseModel) and not any(
-                        inner.is_required() for inner in part.model_fields.values()):
+                if (
+                    isinstance(part, type)
+                    and issubclass(part, BaseModel)
+                    and not any(inner.is_required() for inner in part.model_fields.values())
+                ):
                     yield f"{at}.{name}"
 
 

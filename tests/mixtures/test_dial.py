@@ -77,22 +77,27 @@ def test_fewer_tokens_take_fewer_steps_a_smaller_batch_and_a_higher_rate() -> No
 def test_a_fingerprint_knows_only_what_came_out() -> None:
     dialled = read("depth: 2")
     found = section_of("depth: 2")
-    written = read(f"steps: {found.steps}, global_batch_size: {found.global_batch_size}, model: {{layers: 2, width: "
-                   f"128, heads: 2}}, optimizer: {{learning_rate: {found.optimizer.learning_rate}, weight_decay: "
-                   f"{found.optimizer.weight_decay}}}")
+    written = read(
+        f"steps: {found.steps}, global_batch_size: {found.global_batch_size}, model: {{layers: 2, width: "
+        f"128, heads: 2}}, optimizer: {{learning_rate: {found.optimizer.learning_rate}, weight_decay: "
+        f"{found.optimizer.weight_decay}}}"
+    )
     assert configure(dialled, False) == configure(written, False)
 
 
-@pytest.mark.parametrize(("keys", "message"), [
-    ("size: 1m, depth: 2", "size and depth both give the shape of the model"),
-    ("steps: 3, tokens_per_parameter: 2", "tokens_per_parameter goes with size or depth"),
-    ("size: 1x", "should match pattern"),
-    ("depth: 0", "greater than 0"),
-    ("size: 1m, model: {preset: llama-1m}", "so does model.preset; remove one of them"),
-    ("size: 1m, optimizer: {kind: lion}", "the optimizer is lion; give optimizer.learning_rate"),
-    ("size: 1m, model: {head_width: 0}", "head_width"),
-    ("size: 1m, steps: 0", "greater than 0"),
-])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("size: 1m, depth: 2", "size and depth both give the shape of the model"),
+        ("steps: 3, tokens_per_parameter: 2", "tokens_per_parameter goes with size or depth"),
+        ("size: 1x", "should match pattern"),
+        ("depth: 0", "greater than 0"),
+        ("size: 1m, model: {preset: llama-1m}", "so does model.preset; remove one of them"),
+        ("size: 1m, optimizer: {kind: lion}", "the optimizer is lion; give optimizer.learning_rate"),
+        ("size: 1m, model: {head_width: 0}", "head_width"),
+        ("size: 1m, steps: 0", "greater than 0"),
+    ],
+)
 def test_what_contradicts_the_dial_is_one_mistake_in_a_sentence(keys: str, message: str) -> None:
     with pytest.raises(ManifestError) as caught:
         read(keys)
@@ -100,8 +105,9 @@ def test_what_contradicts_the_dial_is_one_mistake_in_a_sentence(keys: str, messa
     assert message in str(problem)
 
 
-@pytest.mark.parametrize("model", [Model(), Model(width=192, heads=6, kv_heads=2, head_width=64),
-                                   Model(ffn_width=100, moe=Moe(experts=4))])
+@pytest.mark.parametrize(
+    "model", [Model(), Model(width=192, heads=6, kv_heads=2, head_width=64), Model(ffn_width=100, moe=Moe(experts=4))]
+)
 def test_the_weights_of_the_layers_are_those_of_the_shape(model: Model) -> None:
     shape = shape_of(model, 1000, 64)
     assert model.layer_weights == shape.matrix_parameters - shape.padded_vocab_size * shape.width

@@ -10,37 +10,52 @@ from pydantic import ValidationError
 from gristmill.mixtures.manifest import Engine
 
 
-@pytest.mark.parametrize("section", [
-    {},
-    {"mode": "processes", "workers": 8},
-    {"runner": "dask", "address": "tcp://127.0.0.1:8786"},
-    {"runner": "dask", "options": {"dask_scheduler_file": "/shared/scheduler.json"}},
-    {"runner": "spark", "address": "spark://spark:7077", "options": {"spark.executor.memory": "4g"}},
-    {"runner": "flink", "address": "flink:8081", "options": {"flink_version": "1.20", "parallelism": 8}},
-    {"runner": "flink", "options": {"job_endpoint": "flink:8099"}},
-    {"runner": "prism"},
-    {"runner": "FlinkRunner", "options": {"flink_master": "flink:8081"}},
-])
+@pytest.mark.parametrize(
+    "section",
+    [
+        {},
+        {"mode": "processes", "workers": 8},
+        {"runner": "dask", "address": "tcp://127.0.0.1:8786"},
+        {"runner": "dask", "options": {"dask_scheduler_file": "/shared/scheduler.json"}},
+        {"runner": "spark", "address": "spark://spark:7077", "options": {"spark.executor.memory": "4g"}},
+        {"runner": "flink", "address": "flink:8081", "options": {"flink_version": "1.20", "parallelism": 8}},
+        {"runner": "flink", "options": {"job_endpoint": "flink:8099"}},
+        {"runner": "prism"},
+        {"runner": "FlinkRunner", "options": {"flink_master": "flink:8081"}},
+    ],
+)
 def test_what_fits_together_is_accepted(section: dict[str, Any]) -> None:
     assert Engine.model_validate(section).model_dump(include=set(section)) == section
 
 
-@pytest.mark.parametrize(("section", "message"), [
-    ({"runner": "dask"}, "runner dask needs an address: {runner: dask, address: 'tcp://host:8786'}"),
-    ({"address": "tcp://127.0.0.1:8786"}, "address is for runner dask, spark, flink, prism, not for local"),
-    ({"runner": "FlinkRunner", "mode": "threads"}, "mode is for runner local, not for FlinkRunner"),
-    ({"options": {"parallelism": 2}}, r"options \(parallelism\) are for a runner other than local"),
-    ({"runner": "flnk"}, "there is no engine flnk; there are local, dask, spark, flink, prism, dataflow, and Beam's"),
-    ({"runner": "flink"}, "runner flink needs an address: {runner: flink, address: 'host:8081'}"),
-    ({"runner": "flink", "address": "flink:8081", "options": {"flink_version": 1.18}},
-     "flink_version is '1.18', but Beam publishes a job server for 1.19, 1.20, 2.0, 2.1, 2.2"),
-    ({"runner": "spark"}, "runner spark needs an address: {runner: spark, address: 'spark://host:7077'}"),
-    ({"runner": "spark", "address": "yarn", "options": {"parallelism": 2}},
-     r"options of runner spark are Spark's settings \(spark.executor.memory, ...\), but there is parallelism"),
-    ({"runner": "dataflow", "options": {"project": "p", "region": "r"}},
-     "runner dataflow needs options: temp_location, sdk_container_image"),
-    ({"mode": "quick"}, "Input should be 'auto', 'memory', 'threads' or 'processes'"),
-])
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"runner": "dask"}, "runner dask needs an address: {runner: dask, address: 'tcp://host:8786'}"),
+        ({"address": "tcp://127.0.0.1:8786"}, "address is for runner dask, spark, flink, prism, not for local"),
+        ({"runner": "FlinkRunner", "mode": "threads"}, "mode is for runner local, not for FlinkRunner"),
+        ({"options": {"parallelism": 2}}, r"options \(parallelism\) are for a runner other than local"),
+        (
+            {"runner": "flnk"},
+            "there is no engine flnk; there are local, dask, spark, flink, prism, dataflow, and Beam's",
+        ),
+        ({"runner": "flink"}, "runner flink needs an address: {runner: flink, address: 'host:8081'}"),
+        (
+            {"runner": "flink", "address": "flink:8081", "options": {"flink_version": 1.18}},
+            "flink_version is '1.18', but Beam publishes a job server for 1.19, 1.20, 2.0, 2.1, 2.2",
+        ),
+        ({"runner": "spark"}, "runner spark needs an address: {runner: spark, address: 'spark://host:7077'}"),
+        (
+            {"runner": "spark", "address": "yarn", "options": {"parallelism": 2}},
+            r"options of runner spark are Spark's settings \(spark.executor.memory, ...\), but there is parallelism",
+        ),
+        (
+            {"runner": "dataflow", "options": {"project": "p", "region": "r"}},
+            "runner dataflow needs options: temp_location, sdk_container_image",
+        ),
+        ({"mode": "quick"}, "Input should be 'auto', 'memory', 'threads' or 'processes'"),
+    ],
+)
 def test_what_does_not_is_an_error_that_says_what_to_write(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Engine.model_validate(section)

@@ -86,8 +86,10 @@ def test_a_rule_that_is_misspelt_inside_a_list_is_found_at_its_line() -> None:
 def test_a_rule_set_for_a_source_that_does_not_exist_is_found_at_its_line() -> None:
     own = "rules: [fineweb], rule_sources: {fineweb: [cod]}"
     (problem,) = problems_of(f"name: x\nsources: {{code: {{path: a.txt}}}}\nprepare:\n  - filter: {{{own}}}\n")
-    assert problem == ("m.yaml:4: prepare[0].filter.rule_sources.fineweb[0]: no such source: 'cod', "
-                       "did you mean 'code'? (sources: code)")  # fmt: skip
+    assert problem == (
+        "m.yaml:4: prepare[0].filter.rule_sources.fineweb[0]: no such source: 'cod', "
+        "did you mean 'code'? (sources: code)"
+    )
 
 
 def test_a_key_given_twice_is_a_mistake_although_yaml_takes_the_last() -> None:
@@ -104,11 +106,14 @@ def test_a_step_that_comes_again_is_numbered_and_may_have_a_name_which_settings_
     assert [found[name].config.max_quarantined for name in names] == [0.05, 0.05, 0.25, 0.5, 0.05]
 
 
-@pytest.mark.parametrize(("name", "what"), [
-    ("mix", "'mix' means something else in a manifest; take another name"),
-    ("dedup", "'dedup' means something else in a manifest; take another name"),
-    ("filter", "'filter' is there already, as entry 0 of `prepare`; take another name"),
-])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("mix", "'mix' means something else in a manifest; take another name"),
+        ("dedup", "'dedup' means something else in a manifest; take another name"),
+        ("filter", "'filter' is there already, as entry 0 of `prepare`; take another name"),
+    ],
+)
 def test_a_name_that_means_something_else_is_a_mistake(name: str, what: str) -> None:
     text = GOOD.replace("  - langid: {keep: [en, de]}", f"  - {{filter: {{}}, name: {name}}}")
     assert problems_of(text) == [f"m.yaml:8: prepare[2].name: {what}"]
@@ -116,8 +121,9 @@ def test_a_name_that_means_something_else_is_a_mistake(name: str, what: str) -> 
 
 def test_two_names_that_expressions_could_not_tell_apart_are_a_mistake() -> None:
     text = GOOD.replace("  - langid: {keep: [en, de]}", "  - {filter: {}, name: a-b}\n  - {filter: {}, name: a_b}")
-    assert problems_of(text) == ["m.yaml:9: prepare[3].name: 'a_b' is there already, as entry 2 of `prepare`; take "
-                                 "another name"]
+    assert problems_of(text) == [
+        "m.yaml:9: prepare[3].name: 'a_b' is there already, as entry 2 of `prepare`; take another name"
+    ]
 
 
 def test_a_name_that_is_not_plain_is_a_mistake() -> None:
@@ -131,8 +137,10 @@ def test_broken_yaml_names_its_line() -> None:
 
 
 def test_a_secret_in_a_manifest_is_refused() -> None:
-    (problem,) = problems_of(GOOD.replace('{path: "text/*.txt", weight: 2}', '{path: "x", metadata_fields: [a]}')
-                             + "engine: {runner: FlinkRunner, options: {token: abc}}\n")
+    (problem,) = problems_of(
+        GOOD.replace('{path: "text/*.txt", weight: 2}', '{path: "x", metadata_fields: [a]}')
+        + "engine: {runner: FlinkRunner, options: {token: abc}}\n"
+    )
     assert "engine.options.token" in problem
     assert "secrets do not belong" in problem
 
@@ -151,8 +159,8 @@ def test_all_weights_zero_is_refused_unless_the_mixture_has_its_own() -> None:
 def test_weights_of_a_mixture_name_sources_that_there_are() -> None:
     stages = "mix.phases=[{end: 0.5, weights: {alpha: 0.5}}, {weights: {prsoe: 1}}]"
     assert problems_of(GOOD, stages) == [
-        "--set mix.phases: mix.phases[1].weights.prsoe: no such source: 'prsoe', did you mean 'prose'? "
-        "(sources: prose)"]
+        "--set mix.phases: mix.phases[1].weights.prsoe: no such source: 'prsoe', did you mean 'prose'? (sources: prose)"
+    ]
     (problem,) = problems_of(GOOD.replace("prose:", "alpha:"), "mix.weights={alpha: 0.5}")
     assert "is the exponent of shares by size, and also a source's name" in problem
 
@@ -164,7 +172,8 @@ def test_a_set_with_phases_is_not_read_further_than_its_end() -> None:
     parse_manifest(GOOD, "m.yaml", ["pretrain.steps=20"])
     assert problems_of(GOOD, stages, "pretrain.steps=20") == [
         "--set pretrain.steps: 20 steps of 16 rows read 320 rows, but the set with phases has 312, and is read once; "
-        "take at most 19 steps, or mix at least 20480 tokens (mix.tokens)"]
+        "take at most 19 steps, or mix at least 20480 tokens (mix.tokens)"
+    ]
 
 
 def test_limits_of_a_source_that_exclude_each_other_are_refused() -> None:
@@ -207,8 +216,15 @@ def test_the_manifest_in_the_readme_is_valid_and_short() -> None:
 
 def test_the_manifest_of_the_guide_is_valid_with_every_section() -> None:
     manifest = first_manifest("docs/guide/manifest.md")
-    sections = (manifest.tokenizer, manifest.mix, manifest.pretrain, manifest.sft, manifest.dpo, manifest.evaluate,
-                manifest.export)
+    sections = (
+        manifest.tokenizer,
+        manifest.mix,
+        manifest.pretrain,
+        manifest.sft,
+        manifest.dpo,
+        manifest.evaluate,
+        manifest.export,
+    )
     assert None not in sections
     assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup", "quality"]
     assert manifest.sources["web"].where == "quality >= 0.6"
@@ -220,14 +236,24 @@ def test_the_longer_preparation_in_the_guide_is_valid() -> None:
     sources = "sources: {web: {path: a}, books: {path: b}, git: {path: c}}"
     manifest = parse_manifest(f"name: x\n{sources}\n{text}", "preparing.md")
     assert [step.stage for step in manifest.prepare] == [
-        "clean", "langid", "filter", "dedup", "dedup_substrings", "quality", "decontaminate"]
+        "clean",
+        "langid",
+        "filter",
+        "dedup",
+        "dedup_substrings",
+        "quality",
+        "decontaminate",
+    ]
 
 
-@pytest.mark.parametrize(("line", "said"), [
-    ("dedup: {}", "dedup: unknown key; it is a step, an entry of `prepare:`"),
-    ("filtre: {}", "filtre: unknown key, did you mean 'filter'?"),
-    ("evalute: {}", "evalute: unknown key, did you mean 'evaluate'?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("dedup: {}", "dedup: unknown key; it is a step, an entry of `prepare:`"),
+        ("filtre: {}", "filtre: unknown key, did you mean 'filter'?"),
+        ("evalute: {}", "evalute: unknown key, did you mean 'evaluate'?"),
+    ],
+)
 def test_a_step_beside_the_sections_is_told_where_it_belongs(line, said):
     with pytest.raises(ManifestError, match=re.escape(said)):
         parse_manifest(f"name: a\nsources: {{a: {{path: a.txt}}}}\n{line}\n", "a.yaml")

@@ -38,15 +38,18 @@ def test_a_preset_stands_for_rule_sets_and_what_it_holds_changes_them(preset: st
     assert rules({preset: None, "fineweb": {}}) == rules(["fineweb"])
 
 
-@pytest.mark.parametrize(("value", "message"), [
-    ([3], "a rule is a name or a mapping of one name to its thresholds, not 3"),
-    (["refinedweb", "gopher_quality"], "'gopher_quality' is given twice"),
-    (["c4", {"c4": {"min_sentences": 1}}], "'c4' is given twice"),
-    ([{"dclm": {"c4": {}}}], "dclm stands for gopher_quality, gopher_repetition; it has no c4"),
-    ([{"dclm": 3}], "it has no 3"),
-    ([{"dclm": {"gopher_quality": {"min_wrds": 3}}}], "min_wrds"),
-    ({"fineweb": {"constants": "c4"}}, "'paper' or 'datatrove'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([3], "a rule is a name or a mapping of one name to its thresholds, not 3"),
+        (["refinedweb", "gopher_quality"], "'gopher_quality' is given twice"),
+        (["c4", {"c4": {"min_sentences": 1}}], "'c4' is given twice"),
+        ([{"dclm": {"c4": {}}}], "dclm stands for gopher_quality, gopher_repetition; it has no c4"),
+        ([{"dclm": 3}], "it has no 3"),
+        ([{"dclm": {"gopher_quality": {"min_wrds": 3}}}], "min_wrds"),
+        ({"fineweb": {"constants": "c4"}}, "'paper' or 'datatrove'"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(value: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         rules(value)

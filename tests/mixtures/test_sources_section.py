@@ -8,21 +8,31 @@ from gristmill.mixtures.sources import Ingest, Source
 
 @pytest.mark.parametrize(
     ("section", "message"),
-    [({"encoding": "klingon"}, "'klingon' is not a text encoding; use `auto`, or a codec of Python such as cp1252"),
-     ({"encoding": "base64"}, "'base64' is not a text encoding"),
-     ({"split": "test"}, "`split: test` is no way to cut a text; give `chapters` or"),
-     ({"extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
-     ({"extract": "resiliparse", "extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
-     ({"extract": "justext"}, "'resiliparse', 'trafilatura' or 'none'")],
-)  # fmt: skip
+    [
+        ({"encoding": "klingon"}, "'klingon' is not a text encoding; use `auto`, or a codec of Python such as cp1252"),
+        ({"encoding": "base64"}, "'base64' is not a text encoding"),
+        ({"split": "test"}, "`split: test` is no way to cut a text; give `chapters` or"),
+        ({"extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
+        ({"extract": "resiliparse", "extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
+        ({"extract": "justext"}, "'resiliparse', 'trafilatura' or 'none'"),
+    ],
+)
 def test_what_does_not_fit_together_is_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Source.model_validate({"path": "a", **section})
 
 
 def test_what_fits_together_is_accepted() -> None:
-    found = Source.model_validate({"path": "a", "format": "hf", "split": "dev", "encoding": "cp1252",
-                                   "extract": "trafilatura", "extract_options": {"favor": "precision"}})  # fmt: skip
+    found = Source.model_validate(
+        {
+            "path": "a",
+            "format": "hf",
+            "split": "dev",
+            "encoding": "cp1252",
+            "extract": "trafilatura",
+            "extract_options": {"favor": "precision"},
+        }
+    )
     assert (found.split, found.extract_options.favor, found.extract_options.tables) == ("dev", "precision", True)
     plain = Source.model_validate({"path": "a"})
     assert (plain.encoding, plain.extract, plain.split) == (None, None, None)

@@ -9,7 +9,8 @@ from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.yaml_text import MOST_VALUES, YamlLimitError, compose_yaml, parse_yaml
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
 """Nine lines that stand for a billion values."""
 REFUSED = [
     (LAUGHS, f"more than {MOST_VALUES} values", 6),
@@ -36,16 +37,29 @@ def test_what_stands_for_too_much_is_refused_at_its_line(text: str, why: str, li
         parse_manifest(text, "m.yaml")
 
 
-@pytest.mark.parametrize(("text", "line", "said"), [
-    ("name: m\nsources:\n  a: {path: x}\n prepare: []\n", 4, r"\(syntax\): .* another column .*; indent them alike"),
-    ("name\nsources: {}\n", 2, r"\(syntax\): .*; give the line above its own colon"),
-    ("name: m\nsources:\n\ta: {path: x}\n", 3, r"\(syntax\): .*a tab indents this line; use blanks"),
-    ("name: 'm\nsources: {}\n", 3, r"\(syntax\): .* never closed; close it"),
-    ("name: m\nsources:\n  a:\n  path: x\n", 3,
-     r"sources\.a: must be a mapping; indent its keys beneath it \(got None\)"),
-    ("name: m\nsources: {a: {path: x}}\nprepare:\n  filter: {}\n", 3,
-     "prepare: must be a list; begin each entry with `- `"),
-])
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        (
+            "name: m\nsources:\n  a: {path: x}\n prepare: []\n",
+            4,
+            r"\(syntax\): .* another column .*; indent them alike",
+        ),
+        ("name\nsources: {}\n", 2, r"\(syntax\): .*; give the line above its own colon"),
+        ("name: m\nsources:\n\ta: {path: x}\n", 3, r"\(syntax\): .*a tab indents this line; use blanks"),
+        ("name: 'm\nsources: {}\n", 3, r"\(syntax\): .* never closed; close it"),
+        (
+            "name: m\nsources:\n  a:\n  path: x\n",
+            3,
+            r"sources\.a: must be a mapping; indent its keys beneath it \(got None\)",
+        ),
+        (
+            "name: m\nsources: {a: {path: x}}\nprepare:\n  filter: {}\n",
+            3,
+            "prepare: must be a list; begin each entry with `- `",
+        ),
+    ],
+)
 def test_the_commonest_slips_of_beginners_are_answered_with_what_to_do(text: str, line: int, said: str) -> None:
     with pytest.raises(ManifestError, match=rf"m\.yaml:{line}: {said}"):
         parse_manifest(text, "m.yaml")

@@ -156,8 +156,10 @@ def test_verdicts_by_fast_words_err_to_no_side() -> None:
         with zstandard.open(DATA / name, "rt", encoding="utf-8") as lines:
             texts = [json.loads(line)["text"] for line in lines]
         passages += [text[at : at + 3000] for text in texts for at in range(0, min(len(text), 9000), 3000)]
-    fast, exact = (np.array([verdict != (None, None) for verdict in verdicts_here(passages, words)])
-                   for words in ("dialect", "exact"))
+    fast, exact = (
+        np.array([verdict != (None, None) for verdict in verdicts_here(passages, words)])
+        for words in ("dialect", "exact")
+    )
     assert len(passages) > 1500
     assert int((fast & ~exact).sum()) <= 2, "dropped by fast words alone"
     assert int((exact & ~fast).sum()) <= 2, "dropped by exact words alone"
@@ -165,8 +167,10 @@ def test_verdicts_by_fast_words_err_to_no_side() -> None:
 
 def test_given_our_words_datatrove_agrees_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("gopher_quality_filter", "gopher_repetition_filter"):
-        monkeypatch.setattr(f"datatrove.pipeline.filters.{module}.split_into_words",
-                            lambda text, language: word_cuts_reference.punctuated(text))
+        monkeypatch.setattr(
+            f"datatrove.pipeline.filters.{module}.split_into_words",
+            lambda text, language: word_cuts_reference.punctuated(text),
+        )
     texts = list(made_texts())
     assert verdicts_here(texts, "dialect") == verdicts_of_datatrove(texts)
 

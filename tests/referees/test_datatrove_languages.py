@@ -22,19 +22,50 @@ from tests.referees.test_datatrove_gopher import RULES as GOPHER_RULES
 from tests.referees.test_datatrove_web import FINEWEB_REASONS
 
 UDHR = Path("../shared/data/langid/udhr2.zip")
-NAMES = {"deu_Latn": "deu", "tha_Thai": "tha", "cmn_Hani": "cmn_hans", "rus_Cyrl": "rus", "fin_Latn": "fin",
-         "fra_Latn": "fra", "ell_Grek": "ell_monotonic", "tur_Latn": "tur", "swh_Latn": "swh", "arb_Arab": "arb"}
+NAMES = {
+    "deu_Latn": "deu",
+    "tha_Thai": "tha",
+    "cmn_Hani": "cmn_hans",
+    "rus_Cyrl": "rus",
+    "fin_Latn": "fin",
+    "fra_Latn": "fra",
+    "ell_Grek": "ell_monotonic",
+    "tur_Latn": "tur",
+    "swh_Latn": "swh",
+    "arb_Arab": "arb",
+}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "deu_Latn": {"stopwords": ["der", "und", "die", "auf", "Recht"], "max_avg_word_length": 9, "min_avg_word_length": 4,
-                 "max_non_alpha_words_ratio": 0.8, "line_punct_thr": 0.05, "new_line_ratio": 0.2, "dup_line_frac": 0.25,
-                 "language_score": 0.8},
-    "tha_Thai": {"stopwords": ["และ", "ที่", "ของ", "ใน"], "max_avg_word_length": 7, "min_avg_word_length": 2,
-                 "max_non_alpha_words_ratio": 0.85, "line_punct_thr": -1, "new_line_ratio": 0.1, "dup_line_frac": 0.3,
-                 "language_score": 0.9},
-    "cmn_Hani": {"stopwords": ["的", "和", "有", "人人"], "max_avg_word_length": 3, "min_avg_word_length": 1,
-                 "max_non_alpha_words_ratio": 0.7, "line_punct_thr": 0.1, "new_line_ratio": 0.1, "dup_line_frac": 0.3,
-                 "language_score": 0.7},
-}  # fmt: skip
+    "deu_Latn": {
+        "stopwords": ["der", "und", "die", "auf", "Recht"],
+        "max_avg_word_length": 9,
+        "min_avg_word_length": 4,
+        "max_non_alpha_words_ratio": 0.8,
+        "line_punct_thr": 0.05,
+        "new_line_ratio": 0.2,
+        "dup_line_frac": 0.25,
+        "language_score": 0.8,
+    },
+    "tha_Thai": {
+        "stopwords": ["และ", "ที่", "ของ", "ใน"],
+        "max_avg_word_length": 7,
+        "min_avg_word_length": 2,
+        "max_non_alpha_words_ratio": 0.85,
+        "line_punct_thr": -1,
+        "new_line_ratio": 0.1,
+        "dup_line_frac": 0.3,
+        "language_score": 0.9,
+    },
+    "cmn_Hani": {
+        "stopwords": ["的", "和", "有", "人人"],
+        "max_avg_word_length": 3,
+        "min_avg_word_length": 1,
+        "max_non_alpha_words_ratio": 0.7,
+        "line_punct_thr": 0.1,
+        "new_line_ratio": 0.1,
+        "dup_line_frac": 0.3,
+        "language_score": 0.7,
+    },
+}
 for _settings in SETTINGS.values():
     _settings["top_n_grams"] = [[2, 0.15], [3, 0.14], [4, 0.13]]
     _settings["dup_n_grams"] = [[n, round(0.18 - 0.01 * n, 2)] for n in range(5, 11)]
@@ -83,16 +114,29 @@ def of_datatrove(text: str, language: str) -> tuple[str | None, ...]:
     settings = SETTINGS[language]
     filters = (
         GopherQualityFilter(
-            language=language, max_avg_word_length=settings["max_avg_word_length"],
-            min_avg_word_length=settings["min_avg_word_length"], stop_words=settings["stopwords"],
-            max_non_alpha_words_ratio=settings["max_non_alpha_words_ratio"], min_stop_words=2),
+            language=language,
+            max_avg_word_length=settings["max_avg_word_length"],
+            min_avg_word_length=settings["min_avg_word_length"],
+            stop_words=settings["stopwords"],
+            max_non_alpha_words_ratio=settings["max_non_alpha_words_ratio"],
+            min_stop_words=2,
+        ),
         GopherRepetitionFilter(
-            language=language, dup_para_frac=0, dup_line_char_frac=0, dup_para_char_frac=0,
-            dup_line_frac=settings["dup_line_frac"], top_n_grams=settings["top_n_grams"],
-            dup_n_grams=settings["dup_n_grams"]),
+            language=language,
+            dup_para_frac=0,
+            dup_line_char_frac=0,
+            dup_para_char_frac=0,
+            dup_line_frac=settings["dup_line_frac"],
+            top_n_grams=settings["top_n_grams"],
+            dup_n_grams=settings["dup_n_grams"],
+        ),
         FineWebQualityFilter(
-            language=language, short_line_thr=999, char_duplicates_ratio=0.1, line_punct_thr=settings["line_punct_thr"],
-            new_line_ratio=settings["new_line_ratio"]),
+            language=language,
+            short_line_thr=999,
+            char_duplicates_ratio=0.1,
+            line_punct_thr=settings["line_punct_thr"],
+            new_line_ratio=settings["new_line_ratio"],
+        ),
     )
     results = (one.filter(Document(text=text, id="0")) for one in filters)
     return tuple(None if result is True else REASONS[result[1]] for result in results)
@@ -100,14 +144,28 @@ def of_datatrove(text: str, language: str) -> tuple[str | None, ...]:
 
 @pytest.mark.skipif(not UDHR.exists(), reason="the shared data is not here")
 def test_the_verdicts_in_each_language_are_those_of_fineweb_2s_filters() -> None:
-    texts = [(text, language) for seed, language in enumerate(SETTINGS)
-             for text in variants(declaration(NAMES[language]), seed) if text.strip()]
+    texts = [
+        (text, language)
+        for seed, language in enumerate(SETTINGS)
+        for text in variants(declaration(NAMES[language]), seed)
+        if text.strip()
+    ]
     random.Random(1).shuffle(texts)
     codes = [parse_label(language) for _, language in texts]
-    rows = pa.table({"text": pa.array([text for text, _ in texts], pa.large_string()),
-                     "language": [code.code for code in codes], "script": [code.script for code in codes]})
-    section = Filter.model_validate({"rules": GENERAL, "unlisted": "drop", "by_language": {
-        language: rules_of_settings(settings) for language, settings in SETTINGS.items()}})
+    rows = pa.table(
+        {
+            "text": pa.array([text for text, _ in texts], pa.large_string()),
+            "language": [code.code for code in codes],
+            "script": [code.script for code in codes],
+        }
+    )
+    section = Filter.model_validate(
+        {
+            "rules": GENERAL,
+            "unlisted": "drop",
+            "by_language": {language: rules_of_settings(settings) for language, settings in SETTINGS.items()},
+        }
+    )
     found = judge(rows, section)
     assert not any(found.errors)
     dropped: dict[str, set[str | None]] = {language: set() for language in SETTINGS}

@@ -36,12 +36,29 @@ C4_REASONS = {
 def made_up_texts(number: int) -> list[str]:
     """Texts that lie on both sides of every threshold; the same in every run."""
     source = random.Random(11)
-    pieces = ["It is so", "a longer line of some words that goes on", "the end", "same line", "東京です", "d'été", "{",
-              "}", "Lorem ipsum", "Mr. Smith", "e.g. this", "well", "42", "-----", ""]  # fmt: skip
+    pieces = [
+        "It is so",
+        "a longer line of some words that goes on",
+        "the end",
+        "same line",
+        "東京です",
+        "d'été",
+        "{",
+        "}",
+        "Lorem ipsum",
+        "Mr. Smith",
+        "e.g. this",
+        "well",
+        "42",
+        "-----",
+        "",
+    ]
     ends = [".", ".", "?", "!", "…", "...", "。", '."', ".'", ",", "", " ", "؟", "।"]
     lines = [source.choice(pieces[: source.randint(3, 15)]) + source.choice(ends) for _ in range(400)]
-    return [source.choice(["\n", "\n", " ", "\n\n"]).join(source.choices(lines, k=source.randint(0, 12)))
-            for _ in range(number)]  # fmt: skip
+    return [
+        source.choice(["\n", "\n", " ", "\n\n"]).join(source.choices(lines, k=source.randint(0, 12)))
+        for _ in range(number)
+    ]
 
 
 def real_texts(number: int) -> list[str]:
@@ -106,9 +123,14 @@ def test_c4_gives_the_same_verdict_and_reason_given_equal_sentences(
     from datatrove.pipeline.filters import C4QualityFilter
 
     judge = C4QualityFilter(
-        min_num_sentences=least, remove_citations=False, filter_no_terminal_punct=False, min_words_per_line=-1,
-        max_word_length=-1, filter_javascript=False, filter_policy=False,
-    )  # fmt: skip
+        min_num_sentences=least,
+        remove_citations=False,
+        filter_no_terminal_punct=False,
+        min_words_per_line=-1,
+        max_word_length=-1,
+        filter_javascript=False,
+        filter_policy=False,
+    )
     # datatrove names the first line's reason where a text has both a curly bracket and the placeholder.
     texts = [text for text in made_up_texts(3000) if "{" not in text or "lorem" not in text.lower()] + real_texts(60)
     theirs = their_reasons(judge, texts, C4_REASONS)

@@ -40,18 +40,24 @@ MODELS = {
     "linear": Model(**SIZES, rope_scaling=RopeScaling(kind="linear", factor=4.0)),
     "llama3": Model(**SIZES, rope_scaling=RopeScaling(kind="llama3", factor=8.0, original_length=16)),
     "yarn": Model(**SIZES, rope_scaling=RopeScaling(kind="yarn", factor=4.0, original_length=16)),
-    "warmer-yarn": Model(**SIZES, rope_scaling=RopeScaling(kind="yarn", factor=4.0, original_length=16,
-                                                           beta_fast=8.0, attention_factor=1.5)),
+    "warmer-yarn": Model(
+        **SIZES,
+        rope_scaling=RopeScaling(kind="yarn", factor=4.0, original_length=16, beta_fast=8.0, attention_factor=1.5),
+    ),
     "mixtral": Model(**SIZES, moe=Moe(experts=4)),
     "qwen3": Model(**SIZES, qk_norm=True),
     "qwen3-moe": Model(**SIZES, qk_norm=True, moe=Moe(experts=4)),
-}  # fmt: skip
+}
 FAR_APART: dict[GgufKind, float] = {"f32": 0.002, "f16": 0.005, "bf16": 0.02, "q8_0": 0.06, "q4_0": 0.5}
 """Root mean square of the differences of logits at most, as a share of that of the logits around their mean: caches of
 keys and values are in half precision, and beside quantised weights activations are rounded to 8 bits."""
-TEXTS = ("def wrap(text, width=70):\n    \"\"\"Wrap 1234567 words.\"\"\"\n\n\n    return  text\n", "   ", "\n",
-         " a\t\tb  c\r\n\r\n d", "It's what they'RE saying: 3.14, ½ and ٣٤ — Größe, 你好，世界! "
-         "\U0001f469\u200d\U0001f469 \u00a0end")
+TEXTS = (
+    'def wrap(text, width=70):\n    """Wrap 1234567 words."""\n\n\n    return  text\n',
+    "   ",
+    "\n",
+    " a\t\tb  c\r\n\r\n d",
+    "It's what they'RE saying: 3.14, ½ and ٣٤ — Größe, 你好，世界! \U0001f469\u200d\U0001f469 \u00a0end",
+)
 
 
 def make_folder(folder: Path, section: Model, pretokenizer: str, kinds: list[GgufKind]) -> tuple[Llama, Chat]:
@@ -68,16 +74,28 @@ def make_folder(folder: Path, section: Model, pretokenizer: str, kinds: list[Ggu
         for name, parameter in model.named_parameters():
             parameter.copy_(tensor_of(name, parameter.shape) * (4.0 if parameter.ndim > 1 else 1.0))
     save_model(folder / "pretrain" / "model", shape, dict(model.named_parameters()))
-    run({"tokenizer": folder / "tokenizer", "pretrain": folder / "pretrain"}, {"gguf": kinds}, folder / "out",
-        Context(folder / "work", "export"))
+    run(
+        {"tokenizer": folder / "tokenizer", "pretrain": folder / "pretrain"},
+        {"gguf": kinds},
+        folder / "out",
+        Context(folder / "work", "export"),
+    )
     return model.eval(), chat
 
 
 def open_llama_cpp(path: Path, **options: Any) -> Any:
     from llama_cpp import Llama as Theirs
 
-    return Theirs(str(path), n_ctx=LENGTH, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False,
-                  flash_attn=False, **options)
+    return Theirs(
+        str(path),
+        n_ctx=LENGTH,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        verbose=False,
+        flash_attn=False,
+        **options,
+    )
 
 
 def their_logits(path: Path, ids: list[int]) -> np.ndarray:
@@ -139,8 +157,10 @@ def test_llama_cpp_encodes_and_decodes_as_the_tokenizer_does(tmp_path: Path, pre
         assert theirs.tokenize(text.encode(), add_bos=True, special=False) == ours, text
         assert theirs.detokenize(ours).decode() == text
     conversation = "".join(part for part, _ in chat.segments(PROBE[:4], prompt=True))
-    assert theirs.tokenize(conversation.encode(), add_bos=True, special=True) == chat.encode(
-        PROBE[:4], prompt=True).ids.tolist()
+    assert (
+        theirs.tokenize(conversation.encode(), add_bos=True, special=True)
+        == chat.encode(PROBE[:4], prompt=True).ids.tolist()
+    )
     assert theirs.token_eos() == chat.end_of_text
     theirs.close()
 
@@ -189,8 +209,17 @@ func main() {
 def test_go_renders_a_modelfiles_template_as_jinja_does(tmp_path: Path) -> None:
     _, chat = make_folder(tmp_path, MODELS["llama"], "gpt2", ["q8_0"])
     (tmp_path / "main.go").write_text(PROGRAM)
-    subprocess.run(["go", "build", "-o", "render", "main.go"], cwd=tmp_path, check=True, env={
-        "PATH": os.environ["PATH"], "HOME": str(tmp_path), "GOCACHE": str(tmp_path / "cache"), "GO111MODULE": "off"})
+    subprocess.run(
+        ["go", "build", "-o", "render", "main.go"],
+        cwd=tmp_path,
+        check=True,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "GOCACHE": str(tmp_path / "cache"),
+            "GO111MODULE": "off",
+        },
+    )
     for messages in (PROBE, PROBE[1:2], PROBE[:2], PROBE[1:4]):
         asked = json.dumps({"Template": go_template(chat), "Messages": list(messages)})
         found = subprocess.run([tmp_path / "render"], input=asked, capture_output=True, text=True, check=True)

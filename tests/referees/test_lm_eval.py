@@ -31,13 +31,23 @@ CHOICES = [
     {"q": "Return the text of", "options": ["a module", "it", "the whole of the source file"], "gold": 2},
     {"q": "def close(self):", "options": ["pass", "return self.close()", "None"], "gold": 0},
     {"q": "A name that ends in a blank ", "options": ["and goes on", "ééé", "?"], "gold": 1},
-    {"q": "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen " * 2,
-     "options": ["sixteen", "a", "b"], "gold": 1},
+    {
+        "q": "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen " * 2,
+        "options": ["sixteen", "a", "b"],
+        "gold": 1,
+    },
 ]
-TEXTS = [{"text": "Short."}, {"text": "Lines of text that is longer than the model can read at once. " * 6},
-         {"text": "def function(value):\n    return value + 1\n"}]
-CLOZES = [{"q": "Return the text of", "a": " a module"}, {"q": "A name that ends in a blank ", "a": "and goes on"},
-          {"q": "def close(self):\n    ", "a": "pass"}, {"q": "one two three", "a": "four"}]
+TEXTS = [
+    {"text": "Short."},
+    {"text": "Lines of text that is longer than the model can read at once. " * 6},
+    {"text": "def function(value):\n    return value + 1\n"},
+]
+CLOZES = [
+    {"q": "Return the text of", "a": " a module"},
+    {"q": "A name that ends in a blank ", "a": "and goes on"},
+    {"q": "def close(self):\n    ", "a": "pass"},
+    {"q": "one two three", "a": "four"},
+]
 SOLVED = [{"q": "first", "a": " one"}, {"q": "second ", "a": "two"}, {"q": "third", "a": "three"}]
 CLOZE_METRICS = ("perplexity", "acc")
 METRICS = ("acc", "acc_norm", "acc_bytes", "brier_score")
@@ -59,8 +69,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with torch.device("meta"):
         names = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
-    save_model(folder / "trained", shape, {name: tensor_of(name, size) * (8.0 if len(size) > 1 else 1.0)
-                                           for name, size in names.items()})
+    save_model(
+        folder / "trained",
+        shape,
+        {name: tensor_of(name, size) * (8.0 if len(size) > 1 else 1.0) for name, size in names.items()},
+    )
     write_json(folder / "config.json", hf_config(shape, "float32", [0], 1))
     write_tensors(folder / "model.safetensors", exported_tensors(folder / "trained", shape, torch.float32))
     return folder
@@ -119,13 +132,21 @@ metric_list: [{{metric: perplexity}}, {{metric: acc}}]
 metadata: {{version: 1.0}}
 """)
     patch.setenv("HF_HOME", str(folder / "cache"))
-    model = HFLM(pretrained=AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32),
-                 tokenizer=AutoTokenizer.from_pretrained(exported), batch_size=2, max_length=LENGTH)
+    model = HFLM(
+        pretrained=AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32),
+        tokenizer=AutoTokenizer.from_pretrained(exported),
+        batch_size=2,
+        max_length=LENGTH,
+    )
     results: dict[str, Any] = {}
     for is_chat, tasks in ((False, ("choices", "texts", "cloze", "shots")), (True, ("choices", "cloze", "shots"))):
         found = lm_eval.simple_evaluate(
-            model=model, tasks=[f"gristmill_{task}" for task in tasks], bootstrap_iters=0, apply_chat_template=is_chat,
-            task_manager=TaskManager(include_path=str(folder), include_defaults=False))
+            model=model,
+            tasks=[f"gristmill_{task}" for task in tasks],
+            bootstrap_iters=0,
+            apply_chat_template=is_chat,
+            task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        )
         results |= {f"{name}{' chat' if is_chat else ''}": values for name, values in found["results"].items()}
     patch.undo()
     return results
@@ -153,8 +174,16 @@ def ours(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 def test_multiple_choice_scores_are_theirs(
     theirs: dict[str, Any], ours: Callable[[dict[str, Any]], dict[str, Any]], chat: bool
 ) -> None:
-    found = ours({"kind": "multiple_choice", "prompt": "q", "choices": "options", "answer": "gold", "items": CHOICES,
-                  "chat_template": chat})
+    found = ours(
+        {
+            "kind": "multiple_choice",
+            "prompt": "q",
+            "choices": "options",
+            "answer": "gold",
+            "items": CHOICES,
+            "chat_template": chat,
+        }
+    )
     for name in METRICS:
         own = found[name.removesuffix("_score")]["value"]
         told = theirs[f"gristmill_choices{' chat' if chat else ''}"][f"{name},none"]
@@ -166,8 +195,9 @@ def test_multiple_choice_scores_are_theirs(
 def test_cloze_perplexities_are_theirs_on_the_same_items(
     theirs: dict[str, Any], ours: Callable[[dict[str, Any]], dict[str, Any]], chat: bool, solved: list[dict[str, str]]
 ) -> None:
-    found = ours({"kind": "cloze", "prompt": "q", "answer": "a", "items": CLOZES, "solved": solved,
-                  "chat_template": chat})
+    found = ours(
+        {"kind": "cloze", "prompt": "q", "answer": "a", "items": CLOZES, "solved": solved, "chat_template": chat}
+    )
     told = theirs[f"gristmill_{'shots' if solved else 'cloze'}{' chat' if chat else ''}"]
     for name in CLOZE_METRICS:
         assert found[name]["value"] == pytest.approx(told[f"{name},none"], rel=1e-5), name

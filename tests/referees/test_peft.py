@@ -18,17 +18,32 @@ from gristmill.train.models.weights import load_model, read_shape, stored
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 
 
-@pytest.mark.parametrize("lora", [
-    Lora(rank=4, alpha=8), Lora(rank=4, alpha=6, rslora=True, targets=("q_proj", "down_proj")),
-    Lora(rank=4, alpha=8, dora=True), Lora(rank=2, alpha=3, rslora=True, dora=True, targets=("v_proj", "up_proj"))])
+@pytest.mark.parametrize(
+    "lora",
+    [
+        Lora(rank=4, alpha=8),
+        Lora(rank=4, alpha=6, rslora=True, targets=("q_proj", "down_proj")),
+        Lora(rank=4, alpha=8, dora=True),
+        Lora(rank=2, alpha=3, rslora=True, dora=True, targets=("v_proj", "up_proj")),
+    ],
+)
 def test_peft_computes_with_our_adapter_what_we_do(lora: Lora, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=False,
-    )).save_pretrained(tmp_path / "base")
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.2,
+            tie_word_embeddings=False,
+        )
+    ).save_pretrained(tmp_path / "base")
     ours = Llama(read_shape(tmp_path / "base"))
     adapt(ours, lora)
     tensor_of = adapted_tensors(stored(tmp_path / "base"), lora, seed=1)

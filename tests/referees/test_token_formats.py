@@ -45,8 +45,17 @@ def random_rows(
         cuts = [0, *sorted({int(cut) for cut in rng.integers(1, filled, 3)}), filled]
         for start, end in pairwise(cuts):
             tokens[row, end - 1] = EOS
-            pieces.append({"row": first + row, "start": start, "length": end - start, "id": rng.bytes(16),
-                           "source": row % 2, "copy": row % 3, "offset": 7 * row})
+            pieces.append(
+                {
+                    "row": first + row,
+                    "start": start,
+                    "length": end - start,
+                    "id": rng.bytes(16),
+                    "source": row % 2,
+                    "copy": row % 3,
+                    "offset": 7 * row,
+                }
+            )
         tokens[row, filled:] = PAD
     return tokens.astype(DTYPES[dtype_name(vocab)]), pa.Table.from_pylist(pieces, PIECES_SCHEMA)
 
@@ -58,13 +67,23 @@ def packed_set(folder: Path, vocab: int, padded: bool) -> PackedSet:
         tokens, pieces = random_rows(rng, rows, first, vocab, padded)
         shards.append(write_rows(folder / f"train-{number:05d}.bin", tokens, pieces, first))
         first += rows
-    held_out = {name: write_rows(folder / f"val-{name}-00000.bin", *random_rows(rng, rows, 0, vocab, False))
-                for name, rows in (("a", 0), ("b", 3))}
-    write_json(folder / "packed.json", {
-        "format": 1, "dtype": dtype_name(vocab), "sequence_length": LENGTH, "sources": ["a", "b"],
-        "tokenizer": {"vocab_size": vocab, "eos": EOS, "pad": PAD, "sha256": "0" * 64}, "validation": held_out,
-        "packing": "best_fit" if padded else "stream",
-        "train": {"rows": first, "rows_per_source": [15, 10], "shards": shards}})
+    held_out = {
+        name: write_rows(folder / f"val-{name}-00000.bin", *random_rows(rng, rows, 0, vocab, False))
+        for name, rows in (("a", 0), ("b", 3))
+    }
+    write_json(
+        folder / "packed.json",
+        {
+            "format": 1,
+            "dtype": dtype_name(vocab),
+            "sequence_length": LENGTH,
+            "sources": ["a", "b"],
+            "tokenizer": {"vocab_size": vocab, "eos": EOS, "pad": PAD, "sha256": "0" * 64},
+            "validation": held_out,
+            "packing": "best_fit" if padded else "stream",
+            "train": {"rows": first, "rows_per_source": [15, 10], "shards": shards},
+        },
+    )
     return PackedSet(folder)
 
 
@@ -209,8 +228,9 @@ def test_every_stretch_names_its_document_and_every_file_its_checksum(
     for field in ("row", "length", "id", "source", "copy", "offset"):
         assert [row[field] for row in found] == [piece[field] for piece in pieces]
     for table, entry in zip(tables, described["files"], strict=True):
-        assert [row["start"] for row in table] == [sum(row["length"] for row in table[:place])
-                                                   for place in range(len(table))]
+        assert [row["start"] for row in table] == [
+            sum(row["length"] for row in table[:place]) for place in range(len(table))
+        ]
         assert entry["tokens"] == sum(row["length"] for row in table)
     assert described["documents"] == len(documents)
     assert described["tokens"] == len(flat(documents))

@@ -21,8 +21,10 @@ from gristmill.train.objectives.preference_losses import LossSettings, PairLogps
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE, BETA = 5, 1e-3, 0.1
-PAIRS = [{"prompt": f"the {word} is", "chosen": f" {word} and long, {'so ' * number}", "rejected": f" no {word}"}
-         for number, word in enumerate(("red", "blue", "grass", "rose", "sky"))] * 2
+PAIRS = [
+    {"prompt": f"the {word} is", "chosen": f" {word} and long, {'so ' * number}", "rejected": f" no {word}"}
+    for number, word in enumerate(("red", "blue", "grass", "rose", "sky"))
+] * 2
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +34,31 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     words = sorted({word for pair in PAIRS for text in pair.values() for word in text.replace(",", " ,").split()})
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(
-        ["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel(
+            {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, tie_word_embeddings=False))
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            tie_word_embeddings=False,
+        )
+    )
     folder = tmp_path_factory.mktemp("start")
     model.save_pretrained(folder)
-    return folder, PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>",
-                                           eos_token="</s>", pad_token="<pad>")
+    return folder, PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +73,25 @@ def train_theirs(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFacto
         """Batches, losses and the last weights."""
         policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         settings = DPOConfig(
-            output_dir=str(tmp_path_factory.mktemp("trl")), use_cpu=True, bf16=False, beta=BETA, loss_type=[loss],
-            label_smoothing=smoothing, report_to="none", gradient_checkpointing=False, max_steps=STEPS,
-            per_device_train_batch_size=4, learning_rate=RATE, lr_scheduler_type="constant", logging_steps=1,
-            max_grad_norm=1.0, optim="adamw_torch", weight_decay=0.0, disable_tqdm=True, save_strategy="no")
+            output_dir=str(tmp_path_factory.mktemp("trl")),
+            use_cpu=True,
+            bf16=False,
+            beta=BETA,
+            loss_type=[loss],
+            label_smoothing=smoothing,
+            report_to="none",
+            gradient_checkpointing=False,
+            max_steps=STEPS,
+            per_device_train_batch_size=4,
+            learning_rate=RATE,
+            lr_scheduler_type="constant",
+            logging_steps=1,
+            max_grad_norm=1.0,
+            optim="adamw_torch",
+            weight_decay=0.0,
+            disable_tqdm=True,
+            save_strategy="no",
+        )
         seen: list[dict[str, torch.Tensor]] = []
 
         class Watched(DPOTrainer):
@@ -68,8 +99,13 @@ def train_theirs(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFacto
                 seen.append({name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)})
                 return super().compute_loss(model, inputs, *rest, **named)
 
-        trainer = Watched(model=policy, ref_model=copy.deepcopy(policy), args=settings,
-                          train_dataset=Dataset.from_list(PAIRS), processing_class=tokenizer)
+        trainer = Watched(
+            model=policy,
+            ref_model=copy.deepcopy(policy),
+            args=settings,
+            train_dataset=Dataset.from_list(PAIRS),
+            processing_class=tokenizer,
+        )
         trainer.train()
         losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
         return seen, losses, {name: value.detach() for name, value in policy.state_dict().items()}
@@ -77,10 +113,16 @@ def train_theirs(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFacto
     return train
 
 
-@pytest.mark.parametrize(("ours", "theirs", "smoothing"), [
-    ("sigmoid", "sigmoid", 0.0), ("robust", "robust", 0.2), ("hinge", "hinge", 0.0), ("ipo", "ipo", 0.0),
-    ("sigmoid_norm", "sigmoid_norm", 0.0),
-])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "smoothing"),
+    [
+        ("sigmoid", "sigmoid", 0.0),
+        ("robust", "robust", 0.2),
+        ("hinge", "hinge", 0.0),
+        ("ipo", "ipo", 0.0),
+        ("sigmoid_norm", "sigmoid_norm", 0.0),
+    ],
+)
 def test_five_updates_are_theirs(
     ours: PreferenceLoss, theirs: str, smoothing: float, start: tuple[Path, Any], train_theirs: Callable[..., Any]
 ) -> None:

@@ -17,8 +17,10 @@ from gristmill.train.objectives.distillation import distilled_nll, kept_of
 from gristmill.train.objectives.losses import IGNORED
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
-pytestmark = [pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-              pytest.mark.xdist_group("trl")]
+pytestmark = [
+    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
+    pytest.mark.xdist_group("trl"),
+]
 
 STEPS, RATE, TEMPERATURE = 5, 1e-2, 2.0
 
@@ -29,14 +31,22 @@ def test_five_updates_are_theirs(kind: Divergence, beta: float, tmp_path: Path) 
     from trl.experimental.gkd import GKDTrainer
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
-                         initializer_range=0.3)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.3,
+    )
     theirs, teacher = LlamaForCausalLM(config), LlamaForCausalLM(config).eval()
     theirs.save_pretrained(tmp_path / "start")
     ours = load_model(tmp_path / "start").requires_grad_(True)
-    settings = Distill(teacher="pretrain", kind=kind, beta=beta if kind == "jsd" else BETA, temperature=TEMPERATURE,
-                       weight=1.0)
+    settings = Distill(
+        teacher="pretrain", kind=kind, beta=beta if kind == "jsd" else BETA, temperature=TEMPERATURE, weight=1.0
+    )
     updates = [torch.optim.AdamW(model.parameters(), RATE) for model in (theirs, ours)]
     for step in range(STEPS):
         ids = torch.randint(0, 64, (3, 12), generator=torch.Generator().manual_seed(step))
@@ -44,8 +54,9 @@ def test_five_updates_are_theirs(kind: Divergence, beta: float, tmp_path: Path) 
         targets[:, : step + 2] = IGNORED
         with torch.no_grad():
             taught = teacher(ids).logits
-        expected = GKDTrainer.generalized_jsd_loss(theirs(ids, use_cache=False).logits, taught, targets, beta,
-                                                   TEMPERATURE)
+        expected = GKDTrainer.generalized_jsd_loss(
+            theirs(ids, use_cache=False).logits, taught, targets, beta, TEMPERATURE
+        )
         found = our_loss(ours, ids, targets, taught, settings)
         assert found.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
         for loss, update in zip((expected, found), updates, strict=True):

@@ -40,8 +40,10 @@ def answers_to(count: int, draw: int) -> list[list[int]]:
     """Answers of different lengths; most of them end."""
     numbers = torch.Generator().manual_seed(draw)
     lengths = torch.randint(1, MOST + 1, (count,), generator=numbers).tolist()
-    return [[*torch.randint(4, VOCAB, (length - 1,), generator=numbers).tolist(), END if length < MOST else 5]
-            for length in lengths]
+    return [
+        [*torch.randint(4, VOCAB, (length - 1,), generator=numbers).tolist(), END if length < MOST else 5]
+        for length in lengths
+    ]
 
 
 def reward_of(tokens: list[int]) -> float:
@@ -55,23 +57,36 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 3, **{
-        f"w{number}": number for number in range(4, VOCAB)}}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel(
+            {"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 3, **{f"w{number}": number for number in range(4, VOCAB)}},
+            unk_token="<unk>",
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, tie_word_embeddings=False))
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            tie_word_embeddings=False,
+        )
+    )
     folder = tmp_path_factory.mktemp("start")
     model.save_pretrained(folder)
-    return folder, PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>",
-                                           eos_token="</s>", pad_token="<pad>")
+    return folder, PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
 
 
 @pytest.fixture(scope="module")
-def train_theirs(
-    start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Seen]]:
+def train_theirs(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Seen]]:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
     from trl import GRPOConfig, GRPOTrainer
@@ -81,11 +96,29 @@ def train_theirs(
     def train(**settings: Any) -> Seen:
         policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         config = GRPOConfig(
-            output_dir=str(tmp_path_factory.mktemp("trl")), use_cpu=True, bf16=False, report_to="none",
-            gradient_checkpointing=False, max_steps=STEPS, per_device_train_batch_size=ANSWERS, learning_rate=RATE,
-            lr_scheduler_type="constant", logging_steps=1, max_grad_norm=1.0, optim="adamw_torch", weight_decay=0.0,
-            disable_tqdm=True, save_strategy="no", num_generations=GROUP, max_completion_length=MOST, beta=BETA,
-            num_iterations=2, steps_per_generation=1, temperature=0.7, **settings)
+            output_dir=str(tmp_path_factory.mktemp("trl")),
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            gradient_checkpointing=False,
+            max_steps=STEPS,
+            per_device_train_batch_size=ANSWERS,
+            learning_rate=RATE,
+            lr_scheduler_type="constant",
+            logging_steps=1,
+            max_grad_norm=1.0,
+            optim="adamw_torch",
+            weight_decay=0.0,
+            disable_tqdm=True,
+            save_strategy="no",
+            num_generations=GROUP,
+            max_completion_length=MOST,
+            beta=BETA,
+            num_iterations=2,
+            steps_per_generation=1,
+            temperature=0.7,
+            **settings,
+        )
         seen = Seen()
 
         def rollout(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
@@ -105,16 +138,24 @@ def train_theirs(
                 return found
 
             def _compute_loss(self, model: Any, inputs: Any) -> Any:
-                seen.batches.append({name: value.clone() for name, value in inputs.items()
-                                     if isinstance(value, torch.Tensor)})
+                seen.batches.append(
+                    {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+                )
                 loss = super()._compute_loss(model, inputs)
                 seen.losses.append(loss.item())
                 return loss
 
-        data = Dataset.from_list([{"prompt": f"w{number} w{number + 5} w9"[: 5 + 4 * (number % 2)]}
-                                  for number in range(4, 20)])
-        trainer = Watched(model=policy, reward_funcs=rewarded, args=config, train_dataset=data,
-                          processing_class=tokenizer, rollout_func=rollout)
+        data = Dataset.from_list(
+            [{"prompt": f"w{number} w{number + 5} w9"[: 5 + 4 * (number % 2)]} for number in range(4, 20)]
+        )
+        trainer = Watched(
+            model=policy,
+            reward_funcs=rewarded,
+            args=config,
+            train_dataset=data,
+            processing_class=tokenizer,
+            rollout_func=rollout,
+        )
         trainer.train()
         seen.weights = {name: value.detach() for name, value in policy.state_dict().items()}
         return seen
@@ -126,30 +167,48 @@ def train_theirs(
 
 def part_of(batch: dict[str, Tensor]) -> Part:
     """TRL's batch, whose prompts are padded on the left, as we lay answers out."""
-    rows = [torch.cat((prompt[kept.bool()], answer)) for prompt, kept, answer in zip(
-        batch["prompt_ids"], batch["prompt_mask"], batch["completion_ids"], strict=True)]
+    rows = [
+        torch.cat((prompt[kept.bool()], answer))
+        for prompt, kept, answer in zip(batch["prompt_ids"], batch["prompt_mask"], batch["completion_ids"], strict=True)
+    ]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=3)
     mask = batch["completion_mask"].bool()
     columns = batch["prompt_mask"].sum(dim=1, keepdim=True) - 1 + torch.arange(mask.shape[1])
     return Part(ids, torch.where(mask, columns, 0), mask, batch["completion_ids"] * mask)
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [
-    ({"loss_type": "grpo", "scale_rewards": "group", "use_bias_correction_kl": False},
-     {"normalisation": "sequence", "kl_correction": False}),
-    ({"loss_type": "dapo", "scale_rewards": "batch", "epsilon_high": 0.28},
-     {"normalisation": "token", "advantage_scale": "batch", "clip_high": 0.28}),
-    ({"loss_type": "dr_grpo", "scale_rewards": "none"}, {"normalisation": "constant", "advantage_scale": "none"}),
-])
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (
+            {"loss_type": "grpo", "scale_rewards": "group", "use_bias_correction_kl": False},
+            {"normalisation": "sequence", "kl_correction": False},
+        ),
+        (
+            {"loss_type": "dapo", "scale_rewards": "batch", "epsilon_high": 0.28},
+            {"normalisation": "token", "advantage_scale": "batch", "clip_high": 0.28},
+        ),
+        ({"loss_type": "dr_grpo", "scale_rewards": "none"}, {"normalisation": "constant", "advantage_scale": "none"}),
+    ],
+)
 def test_five_updates_are_theirs(
     theirs: dict[str, Any], ours: dict[str, Any], start: tuple[Path, Any], train_theirs: Callable[..., Seen]
 ) -> None:
     seen = train_theirs(**theirs)
-    section = Rl.model_validate({"data": [{"path": "none"}], "rewards": [{"kind": "exact"}], "steps": STEPS,
-                                 "kl_weight": BETA, "temperature": 0.7, **ours})
+    section = Rl.model_validate(
+        {
+            "data": [{"path": "none"}],
+            "rewards": [{"kind": "exact"}],
+            "steps": STEPS,
+            "kl_weight": BETA,
+            "temperature": 0.7,
+            **ours,
+        }
+    )
     for rewards, expected in zip(seen.rewards, seen.advantages, strict=True):
-        torch.testing.assert_close(group_advantages(rewards, GROUP, section.advantage_scale), expected,
-                                   atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            group_advantages(rewards, GROUP, section.advantage_scale), expected, atol=1e-5, rtol=0
+        )
     policy, reference = load_model(start[0]), load_model(start[0])
     for parameter in policy.parameters():
         parameter.requires_grad_(True)

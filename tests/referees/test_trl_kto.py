@@ -19,9 +19,15 @@ from gristmill.train.objectives.losses import next_tokens, sequence_logps
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE, BETA, DESIRABLE, UNDESIRABLE = 5, 1e-2, 0.5, 1.2, 0.7
-ROWS = [{"prompt": f"the {word} is", "completion": f" {word} and long, {'so ' * number}" if kind else f" no {word}",
-         "label": kind} for number, word in enumerate(("red", "blue", "grass", "rose", "sky"))
-        for kind in (True, False)] * 2
+ROWS = [
+    {
+        "prompt": f"the {word} is",
+        "completion": f" {word} and long, {'so ' * number}" if kind else f" no {word}",
+        "label": kind,
+    }
+    for number, word in enumerate(("red", "blue", "grass", "rose", "sky"))
+    for kind in (True, False)
+] * 2
 
 
 def test_five_updates_are_theirs(tmp_path: Path) -> None:
@@ -30,34 +36,76 @@ def test_five_updates_are_theirs(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from trl import KTOConfig, KTOTrainer
 
-    words = sorted({word for row in ROWS for text in (row["prompt"], row["completion"])
-                    for word in str(text).replace(",", " ,").split()})
-    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(
-        ["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"))
+    words = sorted(
+        {
+            word
+            for row in ROWS
+            for text in (row["prompt"], row["completion"])
+            for word in str(text).replace(",", " ,").split()
+        }
+    )
+    backend = Tokenizer(
+        models.WordLevel(
+            {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"
+        )
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>",
-                                        eos_token="</s>", pad_token="<pad>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
     torch.manual_seed(0)
-    theirs = LlamaForCausalLM(LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, tie_word_embeddings=False))
+    theirs = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            tie_word_embeddings=False,
+        )
+    )
     theirs.save_pretrained(tmp_path / "start")
     ours, reference = load_model(tmp_path / "start"), load_model(tmp_path / "start")
     seen: list[dict[str, torch.Tensor]] = []
 
     class Watched(KTOTrainer):
         def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-            seen.append({name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-                        | {"label": torch.as_tensor(inputs["label"], dtype=torch.bool)})
+            seen.append(
+                {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+                | {"label": torch.as_tensor(inputs["label"], dtype=torch.bool)}
+            )
             return super().compute_loss(model, inputs, *rest, **named)
 
     settings = KTOConfig(
-        output_dir=str(tmp_path / "trl"), use_cpu=True, bf16=False, beta=BETA, desirable_weight=DESIRABLE,
-        undesirable_weight=UNDESIRABLE, max_steps=STEPS, report_to="none", gradient_checkpointing=False,
-        per_device_train_batch_size=4, learning_rate=RATE, lr_scheduler_type="constant", logging_steps=1,
-        max_grad_norm=1.0, optim="adamw_torch", weight_decay=0.0, disable_tqdm=True, save_strategy="no")
-    trainer = Watched(model=theirs, ref_model=copy.deepcopy(theirs), args=settings,
-                      train_dataset=Dataset.from_list(ROWS), processing_class=tokenizer)
+        output_dir=str(tmp_path / "trl"),
+        use_cpu=True,
+        bf16=False,
+        beta=BETA,
+        desirable_weight=DESIRABLE,
+        undesirable_weight=UNDESIRABLE,
+        max_steps=STEPS,
+        report_to="none",
+        gradient_checkpointing=False,
+        per_device_train_batch_size=4,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        max_grad_norm=1.0,
+        optim="adamw_torch",
+        weight_decay=0.0,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    trainer = Watched(
+        model=theirs,
+        ref_model=copy.deepcopy(theirs),
+        args=settings,
+        train_dataset=Dataset.from_list(ROWS),
+        processing_class=tokenizer,
+    )
     trainer.train()
     log = [line for line in trainer.state.log_history if "loss" in line]
     optimizer = torch.optim.AdamW(ours.requires_grad_(True).parameters(), lr=RATE, weight_decay=0.0)

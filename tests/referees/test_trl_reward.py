@@ -25,8 +25,10 @@ from gristmill.train.objectives.reward_pairs import reward_loss
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE, CENTER = 5, 1e-3, 0.01
-ROWS = [{"chosen": f"{word} and long {'so ' * number}", "rejected": f"no {word}"}
-        for number, word in enumerate(("red", "blue", "grass", "rose", "sky"))] * 2
+ROWS = [
+    {"chosen": f"{word} and long {'so ' * number}", "rejected": f"no {word}"}
+    for number, word in enumerate(("red", "blue", "grass", "rose", "sky"))
+] * 2
 
 
 def test_five_updates_are_theirs(tmp_path: Path) -> None:
@@ -36,16 +38,30 @@ def test_five_updates_are_theirs(tmp_path: Path) -> None:
     from trl import RewardConfig, RewardTrainer
 
     words = sorted({word for row in ROWS for text in row.values() for word in text.split()})
-    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(
-        ["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"))
+    backend = Tokenizer(
+        models.WordLevel(
+            {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"
+        )
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>",
-                                        eos_token="</s>", pad_token="<pad>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
     torch.manual_seed(0)
-    theirs = LlamaForSequenceClassification(LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, num_labels=1,
-        pad_token_id=tokenizer.pad_token_id))
+    theirs = LlamaForSequenceClassification(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            num_labels=1,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
     theirs.save_pretrained(tmp_path / "start")
     ours = load_reward_model(tmp_path / "start")
     seen: list[torch.Tensor] = []
@@ -56,10 +72,23 @@ def test_five_updates_are_theirs(tmp_path: Path) -> None:
             return super().compute_loss(model, inputs, *rest, **named)
 
     settings = RewardConfig(
-        output_dir=str(tmp_path / "trl"), use_cpu=True, bf16=False, center_rewards_coefficient=CENTER, max_steps=STEPS,
-        report_to="none", gradient_checkpointing=False, per_device_train_batch_size=4, learning_rate=RATE,
-        lr_scheduler_type="constant", logging_steps=1, max_grad_norm=1.0, optim="adamw_torch", weight_decay=0.0,
-        disable_tqdm=True, save_strategy="no")
+        output_dir=str(tmp_path / "trl"),
+        use_cpu=True,
+        bf16=False,
+        center_rewards_coefficient=CENTER,
+        max_steps=STEPS,
+        report_to="none",
+        gradient_checkpointing=False,
+        per_device_train_batch_size=4,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        max_grad_norm=1.0,
+        optim="adamw_torch",
+        weight_decay=0.0,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
     trainer = Watched(model=theirs, processing_class=tokenizer, train_dataset=Dataset.from_list(ROWS), args=settings)
     trainer.train()
     log = [line for line in trainer.state.log_history if "loss" in line]
@@ -81,9 +110,14 @@ def test_five_updates_are_theirs(tmp_path: Path) -> None:
         torch.testing.assert_close(parameter.detach(), state[name], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("options", "family"), [
-    ({}, "Llama"), ({"tied_embeddings": True, "qk_norm": True}, "Qwen3"),
-    ({"moe": {"experts": 4, "experts_per_token": 2}}, "Mixtral")])
+@pytest.mark.parametrize(
+    ("options", "family"),
+    [
+        ({}, "Llama"),
+        ({"tied_embeddings": True, "qk_norm": True}, "Qwen3"),
+        ({"moe": {"experts": 4, "experts_per_token": 2}}, "Mixtral"),
+    ],
+)
 def test_transformers_gives_a_saved_model_the_same_scores(options: dict[str, Any], family: str, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 

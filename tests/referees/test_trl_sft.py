@@ -17,8 +17,10 @@ from gristmill.train.objectives.losses import IGNORED, weighted_nll
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE = 5, 1e-3
-ROWS = [{"prompt": f"the {word} is", "completion": f" {word} and long, {'so ' * number}"}
-        for number, word in enumerate(("red", "blue", "grass", "rose", "sky"))] * 4
+ROWS = [
+    {"prompt": f"the {word} is", "completion": f" {word} and long, {'so ' * number}"}
+    for number, word in enumerate(("red", "blue", "grass", "rose", "sky"))
+] * 4
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
@@ -30,13 +32,26 @@ def test_five_updates_are_theirs(accumulated: int, tmp_path: Path) -> None:
     from trl import SFTConfig, SFTTrainer
 
     words = sorted({word for row in ROWS for text in row.values() for word in text.replace(",", " ,").split()})
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(
-        ["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel(
+            {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     torch.manual_seed(0)
-    theirs = LlamaForCausalLM(LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, tie_word_embeddings=False))
+    theirs = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            tie_word_embeddings=False,
+        )
+    )
     theirs.save_pretrained(tmp_path / "start")
     seen: list[dict[str, torch.Tensor]] = []
 
@@ -46,14 +61,30 @@ def test_five_updates_are_theirs(accumulated: int, tmp_path: Path) -> None:
             return super().compute_loss(model, inputs, *rest, **named)
 
     trainer = Watched(
-        model=theirs, train_dataset=Dataset.from_list(ROWS),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>",
-                                                 eos_token="</s>", pad_token="<pad>"),
+        model=theirs,
+        train_dataset=Dataset.from_list(ROWS),
+        processing_class=PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+        ),
         args=SFTConfig(
-            output_dir=str(tmp_path / "trl"), use_cpu=True, bf16=False, report_to="none", max_steps=STEPS,
-            gradient_checkpointing=False, per_device_train_batch_size=4 // accumulated, learning_rate=RATE,
-            gradient_accumulation_steps=accumulated, lr_scheduler_type="constant", logging_steps=1, max_grad_norm=1.0,
-            optim="adamw_torch", weight_decay=0.0, disable_tqdm=True, save_strategy="no"))
+            output_dir=str(tmp_path / "trl"),
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            max_steps=STEPS,
+            gradient_checkpointing=False,
+            per_device_train_batch_size=4 // accumulated,
+            learning_rate=RATE,
+            gradient_accumulation_steps=accumulated,
+            lr_scheduler_type="constant",
+            logging_steps=1,
+            max_grad_norm=1.0,
+            optim="adamw_torch",
+            weight_decay=0.0,
+            disable_tqdm=True,
+            save_strategy="no",
+        ),
+    )
     trainer.train()
     expected = [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
@@ -64,8 +95,10 @@ def test_five_updates_are_theirs(accumulated: int, tmp_path: Path) -> None:
     losses = []
     for step in range(STEPS):
         batches = seen[step * accumulated : (step + 1) * accumulated]
-        shifted = [torch.cat([batch["labels"][:, 1:], torch.full((len(batch["labels"]), 1), IGNORED)], dim=1)
-                   for batch in batches]
+        shifted = [
+            torch.cat([batch["labels"][:, 1:], torch.full((len(batch["labels"]), 1), IGNORED)], dim=1)
+            for batch in batches
+        ]
         count = sum(int((targets != IGNORED).sum()) for targets in shifted)
         total = 0.0
         for batch, targets in zip(batches, shifted, strict=True):

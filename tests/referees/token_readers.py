@@ -19,9 +19,7 @@ def read_llmc(path: Path) -> np.ndarray:
     return np.frombuffer(raw, dtype=dtype, offset=1024)
 
 
-def llmc_batches(
-    paths: list[Path], rows: int, length: int, permuted: bool
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def llmc_batches(paths: list[Path], rows: int, length: int, permuted: bool) -> list[tuple[np.ndarray, np.ndarray]]:
     """The inputs and targets of an epoch there, of one process: B T + 1 tokens, moving by B T.
 
     `dataloader_reset` permutes the files and `prepare_intra_shard_indices_` the batches of each, by a Mersenne Twister
@@ -44,8 +42,9 @@ def llmc_batches(
         assert tokens.max() < 2**16  # the C reader refuses the magic of 32-bit tokens
         for batch in order((len(tokens) - 1) // size):
             at = batch * size
-            found.append((tokens[at : at + size].reshape(rows, length),
-                          tokens[at + 1 : at + 1 + size].reshape(rows, length)))
+            found.append(
+                (tokens[at : at + size].reshape(rows, length), tokens[at + 1 : at + 1 + size].reshape(rows, length))
+            )
     return found
 
 
@@ -70,8 +69,10 @@ def read_megatron(prefix: Path) -> tuple[list[np.ndarray], np.ndarray]:
     assert at + lengths.nbytes + pointers.nbytes + indices.nbytes == len(raw)
     data = Path(f"{prefix}.bin").read_bytes()
     assert len(data) == lengths.sum() * dtype.itemsize
-    return [np.frombuffer(data, dtype, length, pointer)
-            for length, pointer in zip(lengths.tolist(), pointers.tolist(), strict=True)], indices
+    return [
+        np.frombuffer(data, dtype, length, pointer)
+        for length, pointer in zip(lengths.tolist(), pointers.tolist(), strict=True)
+    ], indices
 
 
 def read_nanogpt(path: Path, dtype: str = "uint16") -> np.ndarray:

@@ -29,16 +29,27 @@ class Stages:
     def documents(self, source: str, number: int, seed: int = 0, words: int = 60) -> list[tuple[str, str, str]]:
         """Random documents: (source, locator, text)."""
         rng = random.Random(f"{source} {seed}")
-        return [(source, f"{source}/{i}", " ".join(rng.choices(WORDS, k=rng.randint(words // 2, words))) + f" {i}.\n")
-                for i in range(number)]
+        return [
+            (source, f"{source}/{i}", " ".join(rng.choices(WORDS, k=rng.randint(words // 2, words))) + f" {i}.\n")
+            for i in range(number)
+        ]
 
     def ingest(self, name: str, documents: Sequence[tuple[str, str, str]], shards: int = 1) -> Path:
         """Deal documents out to shards in turn."""
         for shard in range(shards):
-            dealt = [{"id": document_id(*document), "source": document[0], "locator": document[1],
-                      "text": document[2], "metadata": "{}"} for document in documents[shard::shards]]
-            write_table(self.root / name / f"part-{shard:05d}.parquet",
-                        pa.Table.from_pylist(dealt, schema=DOCUMENT_SCHEMA))
+            dealt = [
+                {
+                    "id": document_id(*document),
+                    "source": document[0],
+                    "locator": document[1],
+                    "text": document[2],
+                    "metadata": "{}",
+                }
+                for document in documents[shard::shards]
+            ]
+            write_table(
+                self.root / name / f"part-{shard:05d}.parquet", pa.Table.from_pylist(dealt, schema=DOCUMENT_SCHEMA)
+            )
         return self.root / name
 
     def annotate(self, name: str, ingest: Path, measure: Callable[[pa.Table], Mapping[str, Any]]) -> Path:
@@ -47,9 +58,17 @@ class Stages:
             documents = pq.read_table(path)
             measured = {"keep": [True] * len(documents), **measure(documents)}
             reasons = pa.array([None if keep else "rule" for keep in measured["keep"]], pa.string())
-            write_table(self.root / name / path.name, pa.table({
-                "id": documents["id"].combine_chunks(), "reason": reasons.dictionary_encode(),
-                "error": pa.nulls(len(documents), pa.string()), **measured}))
+            write_table(
+                self.root / name / path.name,
+                pa.table(
+                    {
+                        "id": documents["id"].combine_chunks(),
+                        "reason": reasons.dictionary_encode(),
+                        "error": pa.nulls(len(documents), pa.string()),
+                        **measured,
+                    }
+                ),
+            )
         return self.root / name
 
     def context(self, name: str, workers: int = 1) -> Context:
@@ -77,12 +96,20 @@ class Stages:
     def tokenize(self, name: str, inputs: Mapping[str, Path], workers: int = 1) -> dict[str, Any]:
         return encode.run(inputs, {}, self.root / name, self.context(name, workers))
 
-    def mix(self, name: str, inputs: Mapping[str, Path], sources: Mapping[str, Mapping[str, Any]], workers: int = 1,
-            seed: int = 3, **section: Any) -> dict[str, Any]:
+    def mix(
+        self,
+        name: str,
+        inputs: Mapping[str, Path],
+        sources: Mapping[str, Mapping[str, Any]],
+        workers: int = 1,
+        seed: int = 3,
+        **section: Any,
+    ) -> dict[str, Any]:
         absent = {"weight": 1.0, "max_epochs": 1.0, **dict.fromkeys(("where", "min_tokens", "max_tokens", "epochs"))}
         full = {source: {**absent, **given} for source, given in sources.items()}
-        return mix.run(inputs, {"mix": section, "sources": full, "seed": seed}, self.root / name,
-                       self.context(name, workers))
+        return mix.run(
+            inputs, {"mix": section, "sources": full, "seed": seed}, self.root / name, self.context(name, workers)
+        )
 
     def files(self, name: str) -> dict[str, bytes]:
         """Every file of an output folder."""

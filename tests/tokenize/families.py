@@ -11,17 +11,25 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3, QWEN2, byte_characters, make_pre_tokenizer
 
 LEARNT_FROM = [
-    "It's the river that they'll have seen, 1234 times.\n\n  def f(x):\n\treturn x_1 + 'a'", "naïve café 日本語テスト",
+    "It's the river that they'll have seen, 1234 times.\n\n  def f(x):\n\treturn x_1 + 'a'",
+    "naïve café 日本語テスト",
     "internationalisation antidisestablishmentarianism ================================================",
-    "CamelCaseWords HTTPServer I'LL path//to/file\r\n\r\n", "e\u0301a\u0302 नमस्ते दुनिया ไทย 한국어 😀👍🏽",
+    "CamelCaseWords HTTPServer I'LL path//to/file\r\n\r\n",
+    "e\u0301a\u0302 नमस्ते दुनिया ไทย 한국어 😀👍🏽",
 ] * 9
-CL100K = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
-          r"\s*[\r\n]|\s+(?!\S)|\s+")
-CL100K_PLAIN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|"
-                r"\s+(?!\S)|\s+")
+CL100K = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
+    r"\s*[\r\n]|\s+(?!\S)|\s+"
+)
+CL100K_PLAIN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|"
+    r"\s+(?!\S)|\s+"
+)
 GPT2_GROUPED = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-QWEN35 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
-          r"\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _CASES = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|"
@@ -29,14 +37,23 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 O200K = _CASES % (_ENDING, _ENDING) + r"\p{N}{1,3}" + _REST
 NEMOTRON = _CASES % ("", "") + r"\p{N}" + _REST
 DEEPSEEK = (
-    r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
     " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 )
 SPLITS = {
-    "gpt2 as a split": (GPT2,), "gpt2 grouped": (GPT2_GROUPED,), "cl100k": (CL100K,), "cl100k plain": (CL100K_PLAIN,),
-    "qwen2": (QWEN2,), "qwen2 NFC": (QWEN2,), "qwen3.5": (QWEN35,), "o200k": (O200K,), "nemotron": (NEMOTRON,),
-    "deepseek": DEEPSEEK, "llama3 whole": (LLAMA3,),
+    "gpt2 as a split": (GPT2,),
+    "gpt2 grouped": (GPT2_GROUPED,),
+    "cl100k": (CL100K,),
+    "cl100k plain": (CL100K_PLAIN,),
+    "qwen2": (QWEN2,),
+    "qwen2 NFC": (QWEN2,),
+    "qwen3.5": (QWEN35,),
+    "o200k": (O200K,),
+    "nemotron": (NEMOTRON,),
+    "deepseek": DEEPSEEK,
+    "llama3 whole": (LLAMA3,),
 }
 MANIFEST = ("gpt2", "llama3", "digits")
 """Those that a manifest can name."""
@@ -57,18 +74,27 @@ def family(name: str) -> Tokenizer:
 def _byte_level(name: str) -> Tokenizer:
     made = Tokenizer(models.BPE())
     if name in SPLITS:
-        made.pre_tokenizer = pre_tokenizers.Sequence([
-            *(pre_tokenizers.Split(Regex(regex), "isolated") for regex in SPLITS[name]),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *(pre_tokenizers.Split(Regex(regex), "isolated") for regex in SPLITS[name]),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
     elif name == "gpt2 with a prefix":
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     else:
         made.pre_tokenizer = make_pre_tokenizer(name)
     if name.endswith("NFC"):
         made.normalizer = normalizers.NFC()
-    made.train_from_iterator(LEARNT_FROM, trainers.BpeTrainer(
-        vocab_size=600, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False))
+    made.train_from_iterator(
+        LEARNT_FROM,
+        trainers.BpeTrainer(
+            vocab_size=600,
+            special_tokens=list(SPECIAL),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     return changed(made, whole_words) if name == "llama3 whole" else made
 
 
@@ -86,8 +112,12 @@ def _sentencepiece(name: str) -> Tokenizer:
         made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     plain = [text[:40] for text in LEARNT_FROM]  # without a split, a text is one word
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    made.train_from_iterator([word for text in plain for word in (text, *text.split())], trainers.BpeTrainer(
-        vocab_size=600, special_tokens=["<unk>", *SPECIAL, *bytes_], show_progress=False, limit_alphabet=60))
+    made.train_from_iterator(
+        [word for text in plain for word in (text, *text.split())],
+        trainers.BpeTrainer(
+            vocab_size=600, special_tokens=["<unk>", *SPECIAL, *bytes_], show_progress=False, limit_alphabet=60
+        ),
+    )
 
     def not_special(described: dict[str, Any]) -> None:
         described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] not in bytes_]

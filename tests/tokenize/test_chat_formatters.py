@@ -16,7 +16,7 @@ from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.train.data.conversation_tokens import Chat, ChatError, decoded_mask, prepare_conversations
 from gristmill.train.data.pairs import prepare_pairs
 
-FORMAT = '''
+FORMAT = """
 def write(messages, end="<|end|>"):
     for message in messages:
         speaks = message["role"] == "assistant"
@@ -25,16 +25,21 @@ def write(messages, end="<|end|>"):
         yield end, speaks
         yield "\\n", False
         message["content"] = "changed"
-'''
-TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"},
-         {"role": "assistant", "content": "So."}, {"role": "user", "content": "Sure?"},
-         {"role": "assistant", "content": "Yes."}]
+"""
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "So."},
+    {"role": "user", "content": "Sure?"},
+    {"role": "assistant", "content": "Yes."},
+]
 
 
 def own(folder: Path, source: str = FORMAT, **options: Any) -> OwnFormatter:
     (folder / "chat.py").write_text(source)
-    return OwnFormatter.model_validate({"use": take_code(OwnFunction("./chat.py:write"), folder), "with": options,
-                                        "time_limit_seconds": 0.5})
+    return OwnFormatter.model_validate(
+        {"use": take_code(OwnFunction("./chat.py:write"), folder), "with": options, "time_limit_seconds": 0.5}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +57,12 @@ def chat(tmp_path: Path, tokenizer: Any) -> Chat:
 def test_exactly_what_the_function_marks_is_trained(chat: Chat) -> None:
     (one,), counts = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000)
     assert decoded_mask(chat, one) == [
-        ("SYSTEM: Be brief.<|end|>\nUSER: Why?<|end|>\nASSISTANT: ", False), ("So.<|end|>", True),
-        ("\nUSER: Sure?<|end|>\nASSISTANT: ", False), ("Yes.<|end|>", True), ("\n", False)]
+        ("SYSTEM: Be brief.<|end|>\nUSER: Why?<|end|>\nASSISTANT: ", False),
+        ("So.<|end|>", True),
+        ("\nUSER: Sure?<|end|>\nASSISTANT: ", False),
+        ("Yes.<|end|>", True),
+        ("\n", False),
+    ]
     assert counts["end_of_turn_share"] == 1.0
     assert TURNS[0]["content"] == "Be brief."
     (last,), _ = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000, "last")
@@ -83,23 +92,47 @@ def test_tools_are_given_to_a_function_that_asks_for_them(tmp_path: Path) -> Non
     assert formatter.segments(TURNS[:2]) == [("None", False)]
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    ("def write(messages):\n    return 'text'", r"chat.py, line 1: write gives 't' \(str\) where a segment belongs"),
-    ("def write(messages):\n    return [('a', 1)]", "where a segment belongs; give pairs of text and True"),
-    ("def write(messages):\n    return [('a', False)]", "write marks 0 answers in a conversation with 2"),
-    ("def write(messages):\n    return [(m['text'], False) for m in messages]", r"KeyError: 'text' \(chat.py, line "),
-    ("def write(): ...", r"chat.py, line 1: write\(\) cannot be called with \(messages\)"),
-    ("def write(messages):\n    return [x for m in messages for x in (('<|odd|>', False),\n"
-     "        (m['content'], m['role'] == 'assistant'))]", r"writes <\|odd\|>, which the tokenizer has no"),
-    ("def write(messages):\n    return [x for m in messages for x in (('u:', False), (m['role'],\n"
-     "        m['role'] == 'assistant'))]", "write does not mark all that the assistant says"),
-    ("def write(messages):\n    return [x for m in messages[1:] for x in (('u:', False), (m['content'],\n"
-     "        m['role'] == 'assistant'))]", "it leaves out the text of the system"),
-    ("def write(messages):\n    while True: pass", r"TimeLimitError: took longer than 0.5 s \(chat.py, line 2\)"),
-    ("while True: pass\ndef write(messages): ...", r"chat.py cannot be loaded: TimeLimitError: took longer than 0.5 s"),
-    ("import os\ndef write(messages):\n    return [x for m in messages for x in ((os.urandom(4).hex(), False),\n"
-     "        (m['content'], m['role'] == 'assistant'))]", "writes the same conversation in two ways"),
-])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "def write(messages):\n    return 'text'",
+            r"chat.py, line 1: write gives 't' \(str\) where a segment belongs",
+        ),
+        ("def write(messages):\n    return [('a', 1)]", "where a segment belongs; give pairs of text and True"),
+        ("def write(messages):\n    return [('a', False)]", "write marks 0 answers in a conversation with 2"),
+        (
+            "def write(messages):\n    return [(m['text'], False) for m in messages]",
+            r"KeyError: 'text' \(chat.py, line ",
+        ),
+        ("def write(): ...", r"chat.py, line 1: write\(\) cannot be called with \(messages\)"),
+        (
+            "def write(messages):\n    return [x for m in messages for x in (('<|odd|>', False),\n"
+            "        (m['content'], m['role'] == 'assistant'))]",
+            r"writes <\|odd\|>, which the tokenizer has no",
+        ),
+        (
+            "def write(messages):\n    return [x for m in messages for x in (('u:', False), (m['role'],\n"
+            "        m['role'] == 'assistant'))]",
+            "write does not mark all that the assistant says",
+        ),
+        (
+            "def write(messages):\n    return [x for m in messages[1:] for x in (('u:', False), (m['content'],\n"
+            "        m['role'] == 'assistant'))]",
+            "it leaves out the text of the system",
+        ),
+        ("def write(messages):\n    while True: pass", r"TimeLimitError: took longer than 0.5 s \(chat.py, line 2\)"),
+        (
+            "while True: pass\ndef write(messages): ...",
+            r"chat.py cannot be loaded: TimeLimitError: took longer than 0.5 s",
+        ),
+        (
+            "import os\ndef write(messages):\n    return [x for m in messages for x in ((os.urandom(4).hex(), False),\n"
+            "        (m['content'], m['role'] == 'assistant'))]",
+            "writes the same conversation in two ways",
+        ),
+    ],
+)
 def test_a_function_that_conversations_cannot_be_trained_with_is_refused(
     tmp_path: Path, tokenizer: Any, source: str, says: str
 ) -> None:
@@ -108,8 +141,10 @@ def test_a_function_that_conversations_cannot_be_trained_with_is_refused(
 
 
 def test_what_it_raises_on_a_conversation_costs_that_example_alone(tmp_path: Path, tokenizer: Any) -> None:
-    source = FORMAT.replace("        speaks =", "        if 'shout' in message['content']:\n"
-                            "            raise ValueError('no shouting')\n        speaks =")
+    source = FORMAT.replace(
+        "        speaks =",
+        "        if 'shout' in message['content']:\n            raise ValueError('no shouting')\n        speaks =",
+    )
     write_tokenizer(tokenizer, tmp_path, own(tmp_path, source))
     shouted = [{"role": "user", "content": "shout"}, TURNS[2]]
     examples = [{"id": "a", "messages": TURNS}, {"id": "b", "messages": shouted}]

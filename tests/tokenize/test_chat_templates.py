@@ -9,27 +9,37 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gristmill.tokenize.encoding.chat_templates import BoundedEnvironment, render
 
-MESSAGES = [{"role": role, "content": content} for role, content in (
-    ("system", "Be kind."), ("user", " 2 * 3 % 4? "), ("assistant", "<think>x</think>\n\n6"), ("user", "Thanks"))]
+MESSAGES = [
+    {"role": role, "content": content}
+    for role, content in (
+        ("system", "Be kind."),
+        ("user", " 2 * 3 % 4? "),
+        ("assistant", "<think>x</think>\n\n6"),
+        ("user", "Thanks"),
+    )
+]
 HOSTILE = {
     "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "a long loop over a text": "{% for a in 'ab' * 9999999 %}{% for b in 'ab' * 9999999 %}{% endfor %}{% endfor %}",
-    "calls that call twice":
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+    "calls that call twice": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
     "calls without an end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "doubling by ~": "{% set x = namespace(t='a') %}{% for i in range(60) %}{% set x.t = x.t ~ x.t %}{% endfor %}",
     "doubling by +": "{% set x = namespace(t='a') %}{% for i in range(60) %}{% set x.t = x.t + x.t %}{% endfor %}",
     "doubling a list": "{% set x = namespace(t=[1]) %}{% for i in range(60) %}{% set x.t = x.t + x.t %}{% endfor %}",
-    "a product": "{{ 'a' * 10000000000 }}", "a product of lists": "{{ [1] * 10000000000 }}",
-    "a power": "{{ 9 ** 9999999 }}", "a width": "{{ '%9999999999d' % 1 }}",
+    "a product": "{{ 'a' * 10000000000 }}",
+    "a product of lists": "{{ [1] * 10000000000 }}",
+    "a power": "{{ 9 ** 9999999 }}",
+    "a width": "{{ '%9999999999d' % 1 }}",
     "a filter's width": "{{ 'a'|center(9999999999) }}",
-    "a format": "{{ '%9999999999d'|format(1) }}", "a method's width": "{{ 'a'.ljust(9999999999) }}",
+    "a format": "{{ '%9999999999d'|format(1) }}",
+    "a method's width": "{{ 'a'.ljust(9999999999) }}",
     "a format method": "{{ '{:>9999999999}'.format('a') }}",
     "a replacement": "{% set t = 'a' * 99999 %}{{ t.replace('a', t) }}{{ t|replace('a', t) }}",
-    "a separator": "{% set t = 'a' * 99999 %}{{ range(99999)|join(t) }}", "a slice": "{{ [1]|slice(9999999999)|list }}",
+    "a separator": "{% set t = 'a' * 99999 %}{{ range(99999)|join(t) }}",
+    "a slice": "{{ [1]|slice(9999999999)|list }}",
     "filters in loops": "{% for a in range(99999) %}{{ range(99999)|sum }}{% endfor %}",
     "any text": "{{ lipsum(n=99999) }}",
-}  # fmt: skip
+}
 HONEST = [
     "{% for m in messages %}{{ loop.index0 % 2 }}{{ loop.last }}{{ loop.length }}"
     "{{ m.role ~ ': ' + m['content']|trim }}{% endfor %}",

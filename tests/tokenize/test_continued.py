@@ -28,11 +28,18 @@ def prepared(module_stages: Any) -> dict[str, Path]:
     return prepare(module_stages, "", all_documents(module_stages), shards=3)
 
 
-def mixed(stages: Any, prepared: dict[str, Path], name: str, sources: dict[str, Any] = MIXTURE, tokens: int = 4000,
-          **section: Any) -> PackedSet:
+def mixed(
+    stages: Any,
+    prepared: dict[str, Path],
+    name: str,
+    sources: dict[str, Any] = MIXTURE,
+    tokens: int = 4000,
+    **section: Any,
+) -> PackedSet:
     if not (stages.root / name / "packed.json").exists():
-        stages.mix(name, prepared, sources, tokens=tokens, sequence_length=LENGTH, validation=0.15, shard_rows=50,
-                   **section)
+        stages.mix(
+            name, prepared, sources, tokens=tokens, sequence_length=LENGTH, validation=0.15, shard_rows=50, **section
+        )
     return PackedSet(stages.root / name)
 
 
@@ -40,10 +47,15 @@ def continuing(packed: PackedSet, positions: int, seed: int = SEED) -> dict[str,
     """What continues a set of which a training with this seed has read some positions."""
     order = packed.order(seed)
     return {
-        "rows": order.places_before(positions), "sources": packed.sources, "phases": packed.phases, "seed": seed,
-        "fingerprint": packed.fingerprint, "withheld": packed.withheld.tolist(),
+        "rows": order.places_before(positions),
+        "sources": packed.sources,
+        "phases": packed.phases,
+        "seed": seed,
+        "fingerprint": packed.fingerprint,
+        "withheld": packed.withheld.tolist(),
         "digest": digest_of_sums(packed.sums()[order.rows(np.arange(positions))]),
-        **({"continues": packed.manifest["continues"]} if "continues" in packed.manifest else {})}
+        **({"continues": packed.manifest["continues"]} if "continues" in packed.manifest else {}),
+    }
 
 
 def tokens_read(packed: PackedSet, positions: np.ndarray, seed: int = SEED) -> np.ndarray:
@@ -52,8 +64,11 @@ def tokens_read(packed: PackedSet, positions: np.ndarray, seed: int = SEED) -> n
 
 def readings(packed: PackedSet, rows: np.ndarray) -> Counter[tuple[bytes, int, int]]:
     """How often each token of each copy of a document lies in some rows."""
-    return Counter((piece["id"], piece["copy"], piece["offset"] + token)
-                   for piece in packed.pieces(rows).to_pylist() for token in range(piece["length"]))
+    return Counter(
+        (piece["id"], piece["copy"], piece["offset"] + token)
+        for piece in packed.pieces(rows).to_pylist()
+        for token in range(piece["length"])
+    )
 
 
 @pytest.mark.parametrize("weights", [{"prose": 0.2, "code": 0.8}, {"prose": 1.0, "code": 0.0}])
@@ -63,8 +78,15 @@ def test_the_first_rows_are_those_that_were_read_and_the_rest_has_the_new_weight
 ) -> None:
     tokens = 4000 if starts == "any" else 2000
     before = mixed(module_stages, prepared, f"before-{starts}", tokens=tokens, document_starts=starts)
-    after = mixed(module_stages, prepared, f"after-{starts}-{weights['code']}", tokens=tokens, document_starts=starts,
-                  weights=weights, continues=continuing(before, READ))
+    after = mixed(
+        module_stages,
+        prepared,
+        f"after-{starts}-{weights['code']}",
+        tokens=tokens,
+        document_starts=starts,
+        weights=weights,
+        continues=continuing(before, READ),
+    )
     after.verify(deep=True)
     assert after.rows == before.rows
     for seed in (SEED, 5):  # what was read is settled, whatever seed reads the rest
@@ -80,14 +102,13 @@ def test_the_first_rows_are_those_that_were_read_and_the_rest_has_the_new_weight
     assert max(readings(after, np.arange(after.rows)).values()) == 1
     pieces = after.pieces(np.arange(after.rows)).to_pylist()
     assert [after.sources[piece["source"]] for piece in pieces] == [
-        after.sources[number] for number in after.source_of(np.array([piece["row"] for piece in pieces])).tolist()]
+        after.sources[number] for number in after.source_of(np.array([piece["row"] for piece in pieces])).tolist()
+    ]
     assert {piece["copy"] for piece in pieces if after.sources[piece["source"]] == "prose"} == {0}
     assert max(piece["copy"] for piece in pieces) < 8
 
 
-def test_the_rest_takes_the_rows_that_would_have_been_read_next(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_the_rest_takes_the_rows_that_would_have_been_read_next(module_stages: Any, prepared: dict[str, Path]) -> None:
     before = mixed(module_stages, prepared, "before-any", document_starts="any")
     after = mixed(module_stages, prepared, "same", continues=continuing(before, READ))
     order = before.order(SEED)
@@ -106,13 +127,13 @@ def test_the_ledger_names_the_documents_that_are_in_rows_and_the_summary_counts_
 ) -> None:
     before = mixed(module_stages, prepared, "before-any", document_starts="any")
     section = {"weights": {"prose": 0.1, "code": 0.9}, "continues": continuing(before, READ)}
-    summary = module_stages.mix("ledger", prepared, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15,
-                                shard_rows=50, **section)
+    summary = module_stages.mix(
+        "ledger", prepared, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15, shard_rows=50, **section
+    )
     after = PackedSet(module_stages.root / "ledger")
     pieces = after.pieces(np.arange(after.rows)).to_pylist()
     held = {piece["id"] for piece in pieces}
-    everybody = {one["id"]: one for one in after.ledger([
-        bytes.fromhex(one) for one in all_ids(prepared)]).to_pylist()}
+    everybody = {one["id"]: one for one in after.ledger([bytes.fromhex(one) for one in all_ids(prepared)]).to_pylist()}
     assert {one for one, entry in everybody.items() if entry["reason"] is None and not entry["held_out"]} == held
     for number, name in enumerate(after.sources):
         own = [piece for piece in pieces if piece["source"] == number]
@@ -126,19 +147,29 @@ def test_the_ledger_names_the_documents_that_are_in_rows_and_the_summary_counts_
 def all_ids(prepared: dict[str, Path]) -> list[str]:
     import pyarrow.parquet as pq
 
-    return [one.hex() for path in sorted(prepared["ingest"].glob("part-*")) for one in
-            pq.read_table(path, columns=["id"])["id"].to_pylist()]
+    return [
+        one.hex()
+        for path in sorted(prepared["ingest"].glob("part-*"))
+        for one in pq.read_table(path, columns=["id"])["id"].to_pylist()
+    ]
 
 
 def test_a_continued_mixture_is_continued_again_with_phases_and_a_source_more(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
     first = mixed(module_stages, prepared, "before-any", document_starts="any")
-    second = mixed(module_stages, prepared, "second", weights={"prose": 0.2, "code": 0.8},
-                   continues=continuing(first, READ))
+    second = mixed(
+        module_stages, prepared, "second", weights={"prose": 0.2, "code": 0.8}, continues=continuing(first, READ)
+    )
     phases = [{"end": 0.2}, {"end": 0.8, "weights": {"prose": 1}}, {"weights": {"code": 1}}]
-    third = mixed(module_stages, prepared, "third", {"none": {"weight": 0.0}, **MIXTURE}, phases=phases,
-                  continues=continuing(second, 60, seed=5))
+    third = mixed(
+        module_stages,
+        prepared,
+        "third",
+        {"none": {"weight": 0.0}, **MIXTURE},
+        phases=phases,
+        continues=continuing(second, 60, seed=5),
+    )
     assert np.array_equal(tokens_read(third, np.arange(READ)), tokens_read(first, np.arange(READ)))
     assert np.array_equal(tokens_read(third, np.arange(60)), tokens_read(second, np.arange(60), seed=5))
     assert len(third.phases) == 4
@@ -159,7 +190,8 @@ def test_documents_are_excluded_from_the_rest_alone_or_from_all(
     plain = mixed(module_stages, prepared, "same", continues=kept)
     ids = [piece["id"] for piece in plain.pieces(np.arange(READ - 1, plain.rows)).to_pylist()]
     both = {piece["id"] for piece in plain.pieces(np.arange(READ)).to_pylist()} & {
-        piece["id"] for piece in plain.pieces(np.arange(READ, plain.rows)).to_pylist()}
+        piece["id"] for piece in plain.pieces(np.arange(READ, plain.rows)).to_pylist()
+    }
     document = sorted(both)[0]
     assert document in ids
     listed = tmp_path / "ids"
@@ -170,8 +202,13 @@ def test_documents_are_excluded_from_the_rest_alone_or_from_all(
     assert np.array_equal(later.read(np.arange(READ)), plain.read(np.arange(READ)))
     assert later.ledger([document])["reason"].to_pylist() == [None]  # it was read
     last = later.order(SEED).total - 2
-    third = mixed(module_stages, prepared, "later-again", weights={"prose": 0.1, "code": 0.9}, continues={
-        **continuing(later, last), "continues": {**kept, "exclude": str(listed)}})
+    third = mixed(
+        module_stages,
+        prepared,
+        "later-again",
+        weights={"prose": 0.1, "code": 0.9},
+        continues={**continuing(later, last), "continues": {**kept, "exclude": str(listed)}},
+    )
     assert np.array_equal(tokens_read(third, np.arange(last)), tokens_read(later, np.arange(last)))
     assert third.withheld.size
     assert third.rows_of_document(document)["row"].to_numpy().max() < READ
@@ -192,8 +229,9 @@ def test_what_cannot_be_continued_is_refused(module_stages: Any, prepared: dict[
         mixed(module_stages, prepared, "fewer", {**MIXTURE, "code": {"weight": 0.3}}, continues=kept)
     with pytest.raises(MixError, match=r"what was read of it, and its weight, asks for .* too few; raise its max_ep"):
         mixed(module_stages, prepared, "much", weights={"code": 1}, tokens=16_000, continues=kept)
-    moved = mixed(module_stages, prepared, "moved", weights={"code": 1}, tokens=5000, continues=kept,
-                  on_shortfall="error")
+    moved = mixed(
+        module_stages, prepared, "moved", weights={"code": 1}, tokens=5000, continues=kept, on_shortfall="error"
+    )
     assert moved.phases[1][0] == 0
     with pytest.raises(ValueError, match="which is no beginning of it"):
         Continues.model_validate({**kept, "rows": 4000})
@@ -202,8 +240,14 @@ def test_what_cannot_be_continued_is_refused(module_stages: Any, prepared: dict[
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=1, max_size=3).filter(
-    lambda phases: all(map(sum, phases))), st.integers(0, 9), st.integers(0, 9), st.data())
+@given(
+    st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=1, max_size=3).filter(
+        lambda phases: all(map(sum, phases))
+    ),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.data(),
+)
 def test_numbers_are_the_order_of_the_training_for_any_phases_and_any_chain(
     phases: list[list[int]], mix_seed: int, seed: int, data: st.DataObject
 ) -> None:
@@ -216,8 +260,11 @@ def test_numbers_are_the_order_of_the_training_for_any_phases_and_any_chain(
         own = [sum(phase[source] for phase in tables) for source in range(3)]
         reach = [own[source] if before is None else max(own[source], before.reach(source)) for source in range(3)]
         asked = [np.arange(reach[source] + 2 if before else own[source]) for source in range(3)]
-        row_at = {int(place): (source, row) for source in range(3)
-                  for row, place in enumerate(shards.places(source, asked[source]))}
+        row_at = {
+            int(place): (source, row)
+            for source in range(3)
+            for row, place in enumerate(shards.places(source, asked[source]))
+        }
         row_at.pop(-1, None)
         assert sorted(row_at) == list(range(total))  # every place has one row, and no row two
         read = [row_at[int(row)] for row in order.rows(np.arange(total))]
@@ -227,11 +274,13 @@ def test_numbers_are_the_order_of_the_training_for_any_phases_and_any_chain(
         for source in range(3):
             turn = [row for of, row in read if of == source]
             assert following.numbers(source, names[source], np.array(turn, dtype=np.int64), mix_seed).tolist() == list(
-                range(len(turn)))
+                range(len(turn))
+            )
         kept, orders = following.kept()
         assert sum(map(sum, kept)) == rows
         assert [sum(column) for column in zip(*kept, strict=True)] == [
-            sum(of == source for of, _ in read[:rows]) for source in range(3)]
+            sum(of == source for of, _ in read[:rows]) for source in range(3)
+        ]
         more = data.draw(st.lists(st.integers(0, 20), min_size=3, max_size=3).filter(any), label="more")
         tables, begun, before = (*kept, tuple(more)), orders, following
 
@@ -241,7 +290,8 @@ def test_rows_before_a_place_are_counted_as_ranks_say() -> None:
     for place in range(16):
         assert rows_before(counts, place) == [
             sum(int(rank(counts, np.array(source), np.array(row))) < place for row in range(count))
-            for source, count in enumerate(counts)]
+            for source, count in enumerate(counts)
+        ]
 
 
 def test_a_section_counts_sources_that_came_later() -> None:

@@ -16,13 +16,14 @@ from gristmill.tokenize.document_sampling import (
 )
 from gristmill.tokenize.order import mix_bits
 
-columns = st.integers(0, 60).flatmap(lambda number: st.tuples(
-    *(st.lists(st.integers(0, most), min_size=number, max_size=number) for most in (20, 3, 2))))
+columns = st.integers(0, 60).flatmap(
+    lambda number: st.tuples(*(st.lists(st.integers(0, most), min_size=number, max_size=number) for most in (20, 3, 2)))
+)
 
 
 @given(columns)
 def test_an_order_by_several_columns_is_that_of_comparing_them_one_after_another(
-    given_columns: tuple[list[int], list[int], list[int]]
+    given_columns: tuple[list[int], list[int], list[int]],
 ) -> None:
     arrays = [np.array(column, dtype=np.uint64) for column in given_columns]
     expected = sorted(range(len(given_columns[0])), key=lambda k: tuple(column[k] for column in given_columns))

@@ -27,8 +27,11 @@ from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 def inputs(stages: Any) -> dict[str, Path]:
     documents = [*stages.documents("prose", 30), *stages.documents("code", 20), ("code", "code/20", "")]
     inputs = {"ingest": stages.ingest("ingest", documents, 2)}
-    inputs["filter"] = stages.annotate("filter", inputs["ingest"], lambda table: {
-        "keep": [not locator.endswith("7") for locator in table["locator"].to_pylist()]})
+    inputs["filter"] = stages.annotate(
+        "filter",
+        inputs["ingest"],
+        lambda table: {"keep": [not locator.endswith("7") for locator in table["locator"].to_pylist()]},
+    )
     stages.tokenizer("tokenizer", inputs, ["prose", "code"])
     return {**inputs, "tokenizer": stages.root / "tokenizer"}
 
@@ -71,8 +74,9 @@ def test_documents_that_gigatoken_would_split_otherwise_have_the_librarys_ids(
         return [tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() for doc in docs]
 
     by_library, asked = encode.FastEncoder.encode_with_library, list[str]()
-    monkeypatch.setattr(encode.FastEncoder, "encode_with_library", lambda self, some: (
-        asked.extend(some), by_library(self, some))[1])
+    monkeypatch.setattr(
+        encode.FastEncoder, "encode_with_library", lambda self, some: (asked.extend(some), by_library(self, some))[1]
+    )
     for most in (encode.BATCH_BYTES, 1):
         monkeypatch.setattr(encode, "BATCH_BYTES", most)
         asked.clear()
@@ -93,8 +97,11 @@ def test_tokens_that_the_disk_does_not_take_fail_the_shard(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="no space left"):
-        encode.encode_shard(Task("part-00000", {"shard": "part-00000.parquet"}), {
-            name: str(folder) for name, folder in inputs.items()}, str(stages.root / "full"))
+        encode.encode_shard(
+            Task("part-00000", {"shard": "part-00000.parquet"}),
+            {name: str(folder) for name, folder in inputs.items()},
+            str(stages.root / "full"),
+        )
     assert not [path.name for path in (stages.root / "full").iterdir() if "tokens.bin" in path.name]
 
 
@@ -159,17 +166,20 @@ def test_a_document_that_fails_is_quarantined_alone(
     monkeypatch.setattr(encode, "_load_once", lambda folder: Picky(load(Path(folder))))
     counts = stages.tokenize("out", inputs)["counts"]
     assert (counts["quarantined"], counts["kept"]) == (2, 51 - 5 - 2)
-    quarantined = [row for path in (stages.root / "out").glob("*.quarantine.parquet")
-                   for row in pq.read_table(path).to_pylist()]
+    quarantined = [
+        row for path in (stages.root / "out").glob("*.quarantine.parquet") for row in pq.read_table(path).to_pylist()
+    ]
     assert sorted(row["file"] for row in quarantined) == ["code/3", "prose/3"]
     assert {row["error"] for row in quarantined} == {"OverflowError: too odd"}
     monkeypatch.undo()
     stages.tokenize("whole", inputs)
     for shard in ("part-00000", "part-00001"):
-        mine, whole = (pq.read_table(stages.root / name / f"{shard}.docs.parquet").to_pylist()
-                       for name in ("out", "whole"))
-        tokens, all_tokens = (np.fromfile(stages.root / name / f"{shard}.tokens.bin", "<u2")
-                              for name in ("out", "whole"))
+        mine, whole = (
+            pq.read_table(stages.root / name / f"{shard}.docs.parquet").to_pylist() for name in ("out", "whole")
+        )
+        tokens, all_tokens = (
+            np.fromfile(stages.root / name / f"{shard}.tokens.bin", "<u2") for name in ("out", "whole")
+        )
         reference = {doc["id"]: all_tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() for doc in whole}
         for doc in mine:
             assert tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() == reference[doc["id"]]
@@ -214,9 +224,15 @@ def test_an_interrupted_attempt_ends_with_the_same_bytes(stages: Any, inputs: di
 
 
 def test_the_report_says_how_the_tokenizer_fits_each_source_and_language(stages: Any, inputs: dict[str, Path]) -> None:
-    langid = stages.annotate("langid", inputs["ingest"], lambda table: {
-        "language": [None if locator.endswith("5") else locator.split("/")[0][:2]
-                     for locator in table["locator"].to_pylist()]})
+    langid = stages.annotate(
+        "langid",
+        inputs["ingest"],
+        lambda table: {
+            "language": [
+                None if locator.endswith("5") else locator.split("/")[0][:2] for locator in table["locator"].to_pylist()
+            ]
+        },
+    )
     summary = stages.tokenize("out", {**inputs, "langid": langid})
     tokenizer, texts = load(inputs["tokenizer"]), {}
     for shard in ("part-00000", "part-00001"):
@@ -226,20 +242,28 @@ def test_the_report_says_how_the_tokenizer_fits_each_source_and_language(stages:
     ids = {name: tokenizer.encode([text])[0].ids for name, text in texts.items()}
 
     def expected(names: list[str]) -> dict[str, Any]:
-        counted = {"documents": len(names), "tokens": sum(len(ids[name]) for name in names),
-                   "bytes": sum(len(texts[name].encode()) for name in names),
-                   "characters": sum(len(texts[name]) for name in names),
-                   "words": sum(len(texts[name].split()) for name in names)}
-        return {**counted, "bytes_per_token": round(counted["bytes"] / counted["tokens"], 4),
-                "characters_per_token": round(counted["characters"] / counted["tokens"], 4),
-                "tokens_per_word": round(counted["tokens"] / counted["words"], 4)}
+        counted = {
+            "documents": len(names),
+            "tokens": sum(len(ids[name]) for name in names),
+            "bytes": sum(len(texts[name].encode()) for name in names),
+            "characters": sum(len(texts[name]) for name in names),
+            "words": sum(len(texts[name].split()) for name in names),
+        }
+        return {
+            **counted,
+            "bytes_per_token": round(counted["bytes"] / counted["tokens"], 4),
+            "characters_per_token": round(counted["characters"] / counted["tokens"], 4),
+            "tokens_per_word": round(counted["tokens"] / counted["words"], 4),
+        }
 
     assert summary["sources"] == {
-        source: expected([name for name in texts if name.startswith(source)]) for source in ("code", "prose")}
+        source: expected([name for name in texts if name.startswith(source)]) for source in ("code", "prose")
+    }
     assert summary["languages"] == {
         "co": expected([name for name in texts if name[0] == "c" and name[-1] != "5"]),
         "pr": expected([name for name in texts if name[0] == "p" and name[-1] != "5"]),
-        "unknown": expected([name for name in texts if name[-1] == "5"])}
+        "unknown": expected([name for name in texts if name[-1] == "5"]),
+    }
     counts = Counter(number for one in ids.values() for number in one)
     vocabulary = summary["vocabulary"]
     assert vocabulary["size"] == tokenizer.vocab_size - 6
@@ -249,7 +273,11 @@ def test_the_report_says_how_the_tokenizer_fits_each_source_and_language(stages:
     assert vocabulary["single_byte_share"] == round(singles / sum(counts.values()), 4)
     most, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
     assert vocabulary["most_frequent"][0] == {
-        "id": most, "text": tokenizer.decode([most]), "bytes": int(tokenizer.token_bytes[most]), "count": count}
+        "id": most,
+        "text": tokenizer.decode([most]),
+        "bytes": int(tokenizer.token_bytes[most]),
+        "count": count,
+    }
     assert vocabulary["longest"][0]["bytes"] == max(int(tokenizer.token_bytes[number]) for number in counts)
     assert summary["encoder"] == "gigatoken"
     written = json.loads((stages.root / "out" / "report.json").read_text())

@@ -67,8 +67,11 @@ def test_rows_of_excluded_documents_are_emptied_and_every_other_row_stays(
     assert summary["counts"]["dropped"]["excluded"] == 2
     ledger = {entry["id"]: entry["reason"] for entry in pq.read_table(less.folder / LEDGER).to_pylist()}
     assert (ledger[trained], ledger[held_out]) == ("excluded", "excluded")
-    still = {*less.pieces(left)["id"].to_pylist(), *less.validation_pieces("prose")["id"].to_pylist(),
-             *less.validation_pieces("code")["id"].to_pylist()}
+    still = {
+        *less.pieces(left)["id"].to_pylist(),
+        *less.validation_pieces("prose")["id"].to_pylist(),
+        *less.validation_pieces("code")["id"].to_pylist(),
+    }
     assert {one for one, reason in ledger.items() if reason is None} == still
     beside = {one for one in pieces["id"].to_pylist() if one not in still} - {trained}
     assert {one for one, reason in ledger.items() if reason == "withheld"} >= beside

@@ -39,12 +39,82 @@ from tests.tokenize.families import BYTE_LEVEL, CL100K, FAMILIES, MANIFEST, SPEC
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 PIECES = [
-    "'s", "'S", "'ll", "'LL", "'ſ", "'ve", "'rE", "'", " ", "  ", "        ", "\n", "\r\n", "\r", "\t", "\u00a0",
-    "\u3000", "\u0085", "\u200b", "a", "B", "é", "e\u0301", "1", "23", "456", "²", "Ⅷ", "٣", "_", "-", "...", "日",
-    "本", "ไท", "한", "🏳️\u200d🌈", "\x00", "\x00" * 9, "\U000e0001", "word", "\ufffd", "Ünder", "\u212a", "/", "//\n",
-    "seven77", "eightsss", "fifteenlettersss", "sixteenletterssss", "[", "`", "{", "@", "\x7f", "\u0378", "\u2581",
-    "\u2581\u2581", "<0x41>", "\u088f", "\U000323b0", "\u07fd", "\u1bf3", "नमस्ते", "\u1c89",
-    "McDonald", "HTTPServer", "ǅ", "ʰ", "zq", "日日", NEVER_TEXT, "\uffff", *SPECIAL, "<|endo", "text|>",
+    "'s",
+    "'S",
+    "'ll",
+    "'LL",
+    "'ſ",
+    "'ve",
+    "'rE",
+    "'",
+    " ",
+    "  ",
+    "        ",
+    "\n",
+    "\r\n",
+    "\r",
+    "\t",
+    "\u00a0",
+    "\u3000",
+    "\u0085",
+    "\u200b",
+    "a",
+    "B",
+    "é",
+    "e\u0301",
+    "1",
+    "23",
+    "456",
+    "²",
+    "Ⅷ",
+    "٣",
+    "_",
+    "-",
+    "...",
+    "日",
+    "本",
+    "ไท",
+    "한",
+    "🏳️\u200d🌈",
+    "\x00",
+    "\x00" * 9,
+    "\U000e0001",
+    "word",
+    "\ufffd",
+    "Ünder",
+    "\u212a",
+    "/",
+    "//\n",
+    "seven77",
+    "eightsss",
+    "fifteenlettersss",
+    "sixteenletterssss",
+    "[",
+    "`",
+    "{",
+    "@",
+    "\x7f",
+    "\u0378",
+    "\u2581",
+    "\u2581\u2581",
+    "<0x41>",
+    "\u088f",
+    "\U000323b0",
+    "\u07fd",
+    "\u1bf3",
+    "नमस्ते",
+    "\u1c89",
+    "McDonald",
+    "HTTPServer",
+    "ǅ",
+    "ʰ",
+    "zq",
+    "日日",
+    NEVER_TEXT,
+    "\uffff",
+    *SPECIAL,
+    "<|endo",
+    "text|>",
 ]
 
 
@@ -118,9 +188,13 @@ def every_pair(name: str) -> Tokenizer:
     pairs = [(one, other) for one in characters for other in characters]
 
     def change(described: dict[str, Any]) -> None:
-        described["model"].update({
-            "vocab": {token: number for number, token in enumerate([*characters, *map("".join, pairs)])},
-            "merges": pairs, "ignore_merges": False})
+        described["model"].update(
+            {
+                "vocab": {token: number for number, token in enumerate([*characters, *map("".join, pairs)])},
+                "merges": pairs,
+                "ignore_merges": False,
+            }
+        )
         described["added_tokens"] = []
 
     return changed(family(name), change)
@@ -135,9 +209,15 @@ def test_characters_of_unicode_17_are_all_that_gigatoken_splits_otherwise(name: 
     begins or ends.
     """
     listed = {code for first, last in ranges(UNICODE_17) for code in range(first, last + 1)}
-    codes = code_points() if name in ("gpt2", "deepseek") else [
-        code for code in code_points()
-        if len({unicodedata.category(chr(min(max(code + step, 0), 0x10FFFF))) for step in (-1, 0, 1)}) > 1]
+    codes = (
+        code_points()
+        if name in ("gpt2", "deepseek")
+        else [
+            code
+            for code in code_points()
+            if len({unicodedata.category(chr(min(max(code + step, 0), 0x10FFFF))) for step in (-1, 0, 1)}) > 1
+        ]
+    )
     found = {code for at in range(0, len(codes), 8192) for code in disagreements(name, codes[at : at + 8192])}
     assert found - listed == set(), sorted(map(hex, found - listed))[:20]
 
@@ -169,19 +249,48 @@ def test_every_listed_character_is_newer_than_the_librarys_unicode() -> None:
 def test_documents_with_such_a_character_are_the_librarys_and_others_stay_in_place(tokenizer: Tokenizer) -> None:
     source = random.Random(4)
     for _ in range(50):
-        texts = ["".join(source.choices(["a\u088fb", "word ", "x", "日", "\U000323b1", "ä"], k=source.randint(0, 3)))
-                 for _ in range(6)]
+        texts = [
+            "".join(source.choices(["a\u088fb", "word ", "x", "日", "\U000323b1", "ä"], k=source.randint(0, 3)))
+            for _ in range(6)
+        ]
         assert by_encoder(encoder_of("gpt2"), texts) == by_library(tokenizer, texts), texts
 
 
 @settings(deadline=None, max_examples=200)
-@given(texts=st.lists(st.lists(st.sampled_from([
-    "a" * 7, "b" * 63, " ", "é", "\u07fd", "\u07fc", "日", "\u20c1", "\u20c0", "\ufffd", "\ufffe", "😀",
-    "\U0001fac8", "\u0c3c", "c" * 256,
-]), max_size=12).map("".join), max_size=5), nfc=st.booleans())
+@given(
+    texts=st.lists(
+        st.lists(
+            st.sampled_from(
+                [
+                    "a" * 7,
+                    "b" * 63,
+                    " ",
+                    "é",
+                    "\u07fd",
+                    "\u07fc",
+                    "日",
+                    "\u20c1",
+                    "\u20c0",
+                    "\ufffd",
+                    "\ufffe",
+                    "😀",
+                    "\U0001fac8",
+                    "\u0c3c",
+                    "c" * 256,
+                ]
+            ),
+            max_size=12,
+        ).map("".join),
+        max_size=5,
+    ),
+    nfc=st.booleans(),
+)
 def test_listed_characters_are_found_wherever_they_are(texts: list[str], nfc: bool) -> None:
-    listed = {chr(code) for first, last in ranges(NONCHARACTERS + UNICODE_17 + NFC_SINCE_UNICODE_9 * nfc)
-              for code in range(first, last + 1)}
+    listed = {
+        chr(code)
+        for first, last in ranges(NONCHARACTERS + UNICODE_17 + NFC_SINCE_UNICODE_9 * nfc)
+        for code in range(first, last + 1)
+    }
     found = np.ones(len(texts), bool)
     fast_encode.find_listed(*fast_encode.text_buffers(pa.array(texts, pa.large_string())), unlike(nfc), found)
     assert found.tolist() == [not listed.isdisjoint(text) for text in texts]
@@ -200,8 +309,9 @@ def test_a_full_memory_is_emptied_and_nothing_changes(tokenizer: Tokenizer, monk
     source, encoder, emptied, started = random.Random(3), FastEncoder.for_tokenizer(tokenizer), 0, []
     monkeypatch.setattr(fast_encode, "CACHE_BYTES", 0)
     monkeypatch.setattr(fast_encode, "resident_bytes", lambda: source.randint(0, 3))
-    monkeypatch.setattr(FastEncoder, "forget", lambda self, forget=FastEncoder.forget: (
-        started.append(1), forget(self)))
+    monkeypatch.setattr(
+        FastEncoder, "forget", lambda self, forget=FastEncoder.forget: (started.append(1), forget(self))
+    )
     for _ in range(60):
         texts = ["".join(source.choices(PIECES, k=8)) + str(source.random()) for _ in range(3)]
         assert by_encoder(encoder, texts) == by_library(tokenizer, texts)
@@ -276,8 +386,18 @@ def test_a_panic_of_gigatoken_leaves_the_documents_to_the_library(tokenizer: Tok
 
 @by_family
 def test_long_and_repetitive_pieces(name: str) -> None:
-    texts = ["river " + "waterriver" * 300 + " end", "-" * 5000, "日本語" * 2000, "x" * 30_000, "\x00" * 3000,
-             " " * 5000 + "a", "\n" * 5000, "1" * 5000, "e\u0301" * 3000, "a\u00a0" * 2000]
+    texts = [
+        "river " + "waterriver" * 300 + " end",
+        "-" * 5000,
+        "日本語" * 2000,
+        "x" * 30_000,
+        "\x00" * 3000,
+        " " * 5000 + "a",
+        "\n" * 5000,
+        "1" * 5000,
+        "e\u0301" * 3000,
+        "a\u00a0" * 2000,
+    ]
     assert by_encoder(encoder_of(name), texts) == by_library(family(name), texts)
 
 
@@ -304,7 +424,10 @@ def test_a_piece_that_is_a_token_is_not_merged_where_the_tokenizer_says_so() -> 
     """Llama 3's `ignore_merges`; no merges lead to the token "zq"."""
     whole, numbers = family("llama3 whole"), family("llama3 whole").get_vocab()
     assert by_encoder(encoder_of("llama3 whole"), ["zq", "(zq", "zqzqzqzqzqzqzqzqzqzqzq"]) == [
-        [numbers["zq"]], by_library(whole, ["(zq"])[0], [numbers["zqzqzqzqzqzqzqzqzqzqzq"]]]
+        [numbers["zq"]],
+        by_library(whole, ["(zq"])[0],
+        [numbers["zqzqzqzqzqzqzqzqzqzqzq"]],
+    ]
     plain = changed(whole, lambda described: described["model"].update(ignore_merges=False))
     assert by_encoder(FastEncoder.for_tokenizer(plain), ["zq"]) == by_library(plain, ["zq"]) != [[numbers["zq"]]]
 
@@ -318,10 +441,18 @@ def merging(merges: Sequence[tuple[str, str]], vocabulary: Sequence[str] = ()) -
 
 
 @settings(deadline=None, max_examples=60)
-@given(merges=st.lists(st.tuples(st.sampled_from(["a", "b", "aa", "ab", "ba", "bb", "aab"]),
-                                 st.sampled_from(["a", "b", "aa", "ab", "ba", "bb", "abb"])), min_size=1, max_size=12),
-       tokens=st.permutations(["aa", "ab", "ba", "bb", "aab", "abb", "aaa", "abab"]),
-       texts=st.lists(st.text(alphabet="ab", min_size=1, max_size=40), min_size=1, max_size=6))
+@given(
+    merges=st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "aa", "ab", "ba", "bb", "aab"]),
+            st.sampled_from(["a", "b", "aa", "ab", "ba", "bb", "abb"]),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    tokens=st.permutations(["aa", "ab", "ba", "bb", "aab", "abb", "aaa", "abab"]),
+    texts=st.lists(st.text(alphabet="ab", min_size=1, max_size=40), min_size=1, max_size=6),
+)
 def test_merges_in_any_order_and_repeated_are_applied_as_the_library_does(
     merges: list[tuple[str, str]], tokens: list[str], texts: list[str]
 ) -> None:
@@ -331,9 +462,11 @@ def test_merges_in_any_order_and_repeated_are_applied_as_the_library_does(
 
 
 @settings(deadline=None, max_examples=60)
-@given(added=st.lists(st.text(alphabet="abc <|", min_size=1, max_size=5), max_size=5, unique=True),
-       special=st.lists(st.text(alphabet="abc <|", min_size=1, max_size=5), max_size=5, unique=True),
-       texts=st.lists(st.text(alphabet="abc <|", max_size=30), max_size=6))
+@given(
+    added=st.lists(st.text(alphabet="abc <|", min_size=1, max_size=5), max_size=5, unique=True),
+    special=st.lists(st.text(alphabet="abc <|", min_size=1, max_size=5), max_size=5, unique=True),
+    texts=st.lists(st.text(alphabet="abc <|", max_size=30), max_size=6),
+)
 def test_added_tokens_are_found_where_the_library_finds_them_or_it_is_left_to_it(
     added: list[str], special: list[str], texts: list[str]
 ) -> None:
@@ -367,9 +500,13 @@ def _add(token: AddedToken) -> Callable[[Tokenizer], None]:
 
 def _split(regex: str, behaviour: str = "isolated", before: Sequence[Any] = ()) -> Callable[[Tokenizer], None]:
     def change(made: Tokenizer) -> None:
-        made.pre_tokenizer = pre_tokenizers.Sequence([
-            *before, pre_tokenizers.Split(Regex(regex), behaviour),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *before,
+                pre_tokenizers.Split(Regex(regex), behaviour),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
 
     return change
 
@@ -383,15 +520,21 @@ NOT_KNOWN: dict[str, tuple[Callable[[Tokenizer], Any], str]] = {
     "normalizer": (lambda made: setattr(made, "normalizer", normalizers.Lowercase()), "its normalizer is Lowercase"),
     "no pattern": (_pre(BYTES_ONLY), "its pre-tokenizer is ByteLevel"),
     "no pre-tokenizer": (lambda made: setattr(made, "pre_tokenizer", None), "its pre-tokenizer is none"),
-    "punctuation": (_pre(pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(add_prefix_space=False)),
-                    "its pre-tokenizer is Punctuation [+] ByteLevel"),
+    "punctuation": (
+        _pre(pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+        "its pre-tokenizer is Punctuation [+] ByteLevel",
+    ),
     "regex": (_split(LLAMA3.replace("{1,3}", "{1,2}")), "gigatoken does not know it: .*Unknown pre_tokenizer"),
-    "digits and a regex": (_split(LLAMA3, before=[pre_tokenizers.Digits(individual_digits=True)]),
-                           "its pre-tokenizer is Digits [+] Split [+] ByteLevel"),
+    "digits and a regex": (
+        _split(LLAMA3, before=[pre_tokenizers.Digits(individual_digits=True)]),
+        "its pre-tokenizer is Digits [+] Split [+] ByteLevel",
+    ),
     "removed": (_split(LLAMA3, "removed"), "in another way: Removed, invert False"),
     "possessive": (_split(CL100K), "its ids differ from the library's on probes"),
-    "prefix": (_pre(pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=True)),
-               "Digits [+] ByteLevel with add_prefix_space"),
+    "prefix": (
+        _pre(pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        "Digits [+] ByteLevel with add_prefix_space",
+    ),
     "whole words": (_add(AddedToken("river", single_word=True)), "its added token 'river' has single_word"),
     "stripping": (_add(AddedToken("river", lstrip=True)), "its added token 'river' has lstrip"),
     "hidden": (_add(AddedToken("endoftext", special=False)), "'endoftext' may be a part of .* '<.endoftext.>'"),
@@ -407,14 +550,17 @@ def test_a_tokenizer_that_is_not_known_is_left_to_the_library(tokenizer: Tokeniz
         FastEncoder.for_tokenizer(other)
 
 
-@pytest.mark.parametrize(("made", "reason"), [
-    (Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")), "its model is WordLevel"),
-    (Tokenizer(models.Unigram([("a", 0.0)], 0)), "its model is Unigram"),
-    (Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])), "lacks 241 of the bytes of text"),
-    (Tokenizer(models.BPE({"a": 0}, [], dropout=0.1)), "its model has dropout"),
-    (Tokenizer(models.BPE({"a": 0}, [], end_of_word_suffix="</w>")), "its model has end_of_word_suffix"),
-    (Tokenizer(models.BPE({"<0x41>": 0}, [], byte_fallback=True)), "lacks 242 of the bytes of text"),
-])
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")), "its model is WordLevel"),
+        (Tokenizer(models.Unigram([("a", 0.0)], 0)), "its model is Unigram"),
+        (Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])), "lacks 241 of the bytes of text"),
+        (Tokenizer(models.BPE({"a": 0}, [], dropout=0.1)), "its model has dropout"),
+        (Tokenizer(models.BPE({"a": 0}, [], end_of_word_suffix="</w>")), "its model has end_of_word_suffix"),
+        (Tokenizer(models.BPE({"<0x41>": 0}, [], byte_fallback=True)), "lacks 242 of the bytes of text"),
+    ],
+)
 def test_a_model_that_is_not_known_is_left_to_the_library(made: Tokenizer, reason: str) -> None:
     with pytest.raises(NotKnownError, match=reason):
         FastEncoder.for_tokenizer(made)
@@ -454,8 +600,11 @@ def test_ids_equal_the_librarys_with_published_vocabularies() -> None:
     import zstandard
 
     vocabulary = json.loads((SHARED / "tokenizer" / "gpt2_encoder.json").read_text())
-    merges = [tuple(line.split(" ")) for line in (SHARED / "tokenizer" / "gpt2_vocab.bpe").read_text().splitlines()[1:]
-              if line]
+    merges = [
+        tuple(line.split(" "))
+        for line in (SHARED / "tokenizer" / "gpt2_vocab.bpe").read_text().splitlines()[1:]
+        if line
+    ]
     gpt2 = Tokenizer(models.BPE(vocabulary, merges))  # type: ignore[arg-type]
     gpt2.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     packed = (SHARED / "tokenizer" / "gpt_neox_tokenizer.json.zst").read_bytes()

@@ -31,13 +31,13 @@ def plan(*rates: float, spm_rate: float = 0.5, key: int = 5) -> Rearranging:
     return Rearranging(rates or (1.0,), spm_rate, key, PRE, SUF, MID, EOT)
 
 
-def by_definition(text: list[int], begin: int, end: int, spm: bool, ids: tuple[int, ...] = (PRE, SUF, MID, EOT)
-                  ) -> list[int]:  # fmt: skip
+def by_definition(
+    text: list[int], begin: int, end: int, spm: bool, ids: tuple[int, ...] = (PRE, SUF, MID, EOT)
+) -> list[int]:
     """Bavarian et al. 2022, and its variant 2 of SPM."""
     pre, suf, mid, eot = ids
     prefix, middle, suffix = text[:begin], text[begin:end], text[end:]
-    return ([pre, suf, *suffix, mid, *prefix, *middle, eot] if spm else
-            [pre, *prefix, suf, *suffix, mid, *middle, eot])
+    return [pre, suf, *suffix, mid, *prefix, *middle, eot] if spm else [pre, *prefix, suf, *suffix, mid, *middle, eot]
 
 
 def spelt(runs: Any, texts: list[list[int]]) -> list[list[int]]:
@@ -48,18 +48,24 @@ def spelt(runs: Any, texts: list[list[int]]) -> list[list[int]]:
     return pieces
 
 
-@pytest.mark.parametrize(("begin", "end", "spm", "expected"), [
-    (2, 3, False, [PRE, 1, 2, SUF, 4, 5, MID, 3, EOT]),
-    (2, 3, True, [PRE, SUF, 4, 5, MID, 1, 2, 3, EOT]),
-    (0, 0, False, [PRE, SUF, 1, 2, 3, 4, 5, MID, EOT]),
-    (5, 5, True, [PRE, SUF, MID, 1, 2, 3, 4, 5, EOT]),
-    (0, 5, False, [PRE, SUF, MID, 1, 2, 3, 4, 5, EOT]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("begin", "end", "spm", "expected"),
+    [
+        (2, 3, False, [PRE, 1, 2, SUF, 4, 5, MID, 3, EOT]),
+        (2, 3, True, [PRE, SUF, 4, 5, MID, 1, 2, 3, EOT]),
+        (0, 0, False, [PRE, SUF, 1, 2, 3, 4, 5, MID, EOT]),
+        (5, 5, True, [PRE, SUF, MID, 1, 2, 3, 4, 5, EOT]),
+        (0, 5, False, [PRE, SUF, MID, 1, 2, 3, 4, 5, EOT]),
+    ],
+)
 def test_a_document_becomes_what_the_paper_writes(begin: int, end: int, spm: bool, expected: list[int]) -> None:
     document = [1, 2, 3, 4, 5]
     source, text, ends = plan().runs(np.array([begin]), np.array([end]), np.array([spm]), np.array([5]))
-    found = [token for first, number, last in zip(source[0], text[0], ends[0], strict=True)
-             for token in [*document[first : first + number], int(last)]]
+    found = [
+        token
+        for first, number, last in zip(source[0], text[0], ends[0], strict=True)
+        for token in [*document[first : first + number], int(last)]
+    ]
     assert found == by_definition(document, begin, end, spm) == expected
 
 
@@ -74,8 +80,10 @@ def test_pieces_of_any_cut_are_the_rearranged_documents_cut_there(
     chosen = how.chosen(np.zeros(len(sizes), dtype=np.int64), words, time)
     begin, end, spm = how.cuts(words, time, 3, tokens)
     assert ((begin >= 0) & (begin <= end) & (end <= tokens)).all()
-    whole = [by_definition(text, *cut) if one else [*text, EOT]
-             for text, one, *cut in zip(texts, chosen, begin, end, spm, strict=True)]
+    whole = [
+        by_definition(text, *cut) if one else [*text, EOT]
+        for text, one, *cut in zip(texts, chosen, begin, end, spm, strict=True)
+    ]
     assert [len(one) for one in whole] == (tokens + 1 + ADDED * chosen).tolist()
     first = np.array([data.draw(st.integers(0, len(one) - 1)) for one in whole])
     last = np.array([data.draw(st.integers(at + 1, len(one))) for at, one in zip(first, whole, strict=True)])
@@ -121,8 +129,9 @@ def whole_documents(packed: PackedSet) -> dict[tuple[str, bytes, int], list[int]
         part = tokens[piece["row"], piece["start"] : piece["start"] + piece["length"]].tolist()
         key = (packed.sources[piece["source"]], piece["id"], piece["copy"])
         found.setdefault(key, []).append((piece["offset"], part))
-    joined = {key: (min(parts)[0], [token for _, part in sorted(parts) for token in part])
-              for key, parts in found.items()}
+    joined = {
+        key: (min(parts)[0], [token for _, part in sorted(parts) for token in part]) for key, parts in found.items()
+    }
     return {key: tokens for key, (first, tokens) in joined.items() if first == 0}
 
 
@@ -162,8 +171,11 @@ def test_rows_hold_rearranged_documents_of_the_sources_that_are_named_and_no_oth
 def original_texts(prepared: dict[str, Path]) -> dict[bytes, list[int]]:
     tokenizer = load(prepared["tokenizer"])
     tables = [pq.read_table(path, columns=["id", "text"]).to_pydict() for path in prepared["ingest"].glob("part-*")]
-    return {document: tokenizer.encode([text])[0].ids
-            for table in tables for document, text in zip(table["id"], table["text"], strict=True)}
+    return {
+        document: tokenizer.encode([text])[0].ids
+        for table in tables
+        for document, text in zip(table["id"], table["text"], strict=True)
+    }
 
 
 def test_the_same_rows_come_of_two_workers_and_of_tokens_that_are_sent(
@@ -196,8 +208,10 @@ def test_a_tokenizer_without_the_special_tokens_is_refused_with_what_to_add() ->
 
 
 def test_the_manifest_says_what_is_missing() -> None:
-    text = ("name: small\nsources: {code: {path: '*.py'}}\ntokenizer: {special_tokens: [%s]}\n"
-            "mix: {tokens: 1000, fim: {rates: {%s: 0.5}}}\n")
+    text = (
+        "name: small\nsources: {code: {path: '*.py'}}\ntokenizer: {special_tokens: [%s]}\n"
+        "mix: {tokens: 1000, fim: {rates: {%s: 0.5}}}\n"
+    )
     names = ", ".join(f'"{name}"' for name in FIM_TOKENS[0])
     assert parse_manifest(text % (names, "code"), "/m/small.yaml", ()).mix is not None
     with pytest.raises(ManifestError, match=r"mix.fim: needs special tokens .*<\|fim_suffix\|>"):

@@ -45,28 +45,42 @@ def write_corpus(folder: Path, kind: str) -> None:
     for number in range(6):
         lines = [json.dumps({"text": text, "key": text[:40]}) for text in texts[number::6]]
         (folder / f"{'ab'[number % 2]}-{number}.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "questions.jsonl").write_text(json.dumps(
-        {"question": "Which of the rivers turns the heaviest of all the mills in the land of Oz today?"}) + "\n")
+    (folder / "questions.jsonl").write_text(
+        json.dumps({"question": "Which of the rivers turns the heaviest of all the mills in the land of Oz today?"})
+        + "\n"
+    )
 
 
 def run_all(corpus: Path, folder: Path, **engine: Any) -> tuple[dict[str, str], dict[str, Any]]:
     """Every stage that shuffles; the SHA-256 of each file that came out, and the summaries."""
     sources = {name: {"path": str(corpus / f"{name}-*.jsonl"), "id_field": "key"} for name in "ab"}
-    chosen = {name: {"weight": 1.0, "max_epochs": 5, "where": None, "epochs": None, "min_tokens": None,
-                     "max_tokens": None} for name in "ab"}
+    chosen = {
+        name: {"weight": 1.0, "max_epochs": 5, "where": None, "epochs": None, "min_tokens": None, "max_tokens": None}
+        for name in "ab"
+    }
     steps: list[tuple[str, Any, Mapping[str, Any]]] = [
         ("ingest", ingest, {"sources": sources, "ingest": {"shard_bytes": 3000}}),
         ("dedup", dedup, {"index": True}),
         ("dedup_lines", dedup_lines, {}),
         ("dedup_substrings", dedup_substrings, {"min_words": 20, "certain_words": 30}),
         ("decontaminate", decontaminate, {"against": [str(corpus / "questions.jsonl")], "ngram": 5}),
-        ("tokenizer", tokenizer, {"tokenizer": {"vocab_size": 300, "sample_bytes": 6000}, "sources": ["a", "b"],
-                                  "seed": 1}),
+        (
+            "tokenizer",
+            tokenizer,
+            {"tokenizer": {"vocab_size": 300, "sample_bytes": 6000}, "sources": ["a", "b"], "seed": 1},
+        ),
         ("tokenize", encode, {}),
-        ("mix", mix, {"mix": {"tokens": 6400, "sequence_length": 32, "shard_rows": 60, "validation": 0.1},
-                      "sources": chosen, "seed": 3}),
+        (
+            "mix",
+            mix,
+            {
+                "mix": {"tokens": 6400, "sequence_length": 32, "shard_rows": 60, "validation": 0.1},
+                "sources": chosen,
+                "seed": 3,
+            },
+        ),
         ("text_index", text_index, {"shortest_span": 8}),
-    ]  # fmt: skip
+    ]
     inputs: dict[str, Path] = {}
     summaries = {}
     for name, module, config in steps:
@@ -82,19 +96,27 @@ def run_all(corpus: Path, folder: Path, **engine: Any) -> tuple[dict[str, str], 
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}, summaries
 
 
-@pytest.mark.parametrize(("kind", "small"), [
-    ("of all kinds", False),
-    ("of all kinds", True),
-    ("one cluster", True),
-    ("one cluster", False),
-], ids=["partitions mostly empty", "many small partitions", "small and skewed partitions", "skewed partitions"])
+@pytest.mark.parametrize(
+    ("kind", "small"),
+    [
+        ("of all kinds", False),
+        ("of all kinds", True),
+        ("one cluster", True),
+        ("one cluster", False),
+    ],
+    ids=["partitions mostly empty", "many small partitions", "small and skewed partitions", "skewed partitions"],
+)
 def test_every_stage_that_shuffles_gives_the_same_bytes_in_both_forms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, small: bool
 ) -> None:
     """Small partitions of several batches each; or those that so little data has: one of them, or eight."""
     if small:
-        for module, name, value in ((streams, "PARTITION_BYTES", 500), (sample, "PARTITION_BYTES", 500),
-                                    (repeats, "SORTED_BYTES", 500), (shuffled, "BATCH_BYTES", 200)):
+        for module, name, value in (
+            (streams, "PARTITION_BYTES", 500),
+            (sample, "PARTITION_BYTES", 500),
+            (repeats, "SORTED_BYTES", 500),
+            (shuffled, "BATCH_BYTES", 200),
+        ):
             monkeypatch.setattr(module, name, value)
     write_corpus(tmp_path / "corpus", kind)
     files, summaries = run_all(tmp_path / "corpus", tmp_path / "files", workers=2)
@@ -107,9 +129,31 @@ def test_every_stage_that_shuffles_gives_the_same_bytes_in_both_forms(
     found = run_all(tmp_path / "corpus", tmp_path / "engine", **ENGINE)
     assert found == (files, summaries)
     arrived = {path.name.removesuffix("-arrived") for path in (tmp_path / "engine" / "work").rglob("*-arrived")}
-    assert {"keys", "pairs", "matches", "forest", "labels", "members", "decisions", "twins", "units", "replies",
-            "anchors", "windows", "repeated_anchors", "repeated_windows", "counts", "draw", "texts", "entries",
-            "ledger", "place", "grams", "repeats-00000", "repeats-00000-ids"} <= arrived  # fmt: skip
+    assert {
+        "keys",
+        "pairs",
+        "matches",
+        "forest",
+        "labels",
+        "members",
+        "decisions",
+        "twins",
+        "units",
+        "replies",
+        "anchors",
+        "windows",
+        "repeated_anchors",
+        "repeated_windows",
+        "counts",
+        "draw",
+        "texts",
+        "entries",
+        "ledger",
+        "place",
+        "grams",
+        "repeats-00000",
+        "repeats-00000-ids",
+    } <= arrived
 
 
 @pytest.mark.parametrize("form", ["files", "engine"])

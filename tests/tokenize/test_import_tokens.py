@@ -56,8 +56,12 @@ def imported(
     stages: Any, made: dict[str, Path], name: str, sources: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, list[int]], list[str]]:
     """Run the stage: its summary, the ids of each document by locator, and its warnings."""
-    config = {"sources": {source: {**given, "listing": token_listing(source, {"format": "auto", **given})}
-                          for source, given in sources.items()}}
+    config = {
+        "sources": {
+            source: {**given, "listing": token_listing(source, {"format": "auto", **given})}
+            for source, given in sources.items()
+        }
+    }
     out = stages.root / name
     summary = import_tokens.run({"tokenizer": made["tokenizer"]}, config, out, stages.context(name))
     return summary, read(out), stages.warnings(name)
@@ -128,9 +132,19 @@ def write_mds(folder: Path, samples: Documents, encoding: str, kind: str, compre
     else:
         packed = {"basename": "shard.00000.mds.gz", "bytes": 0, "hashes": {}}
         (folder / "shard.00000.mds.gz").write_bytes(gzip.compress(content))
-    shard = {"format": "mds", "version": 2, "samples": len(rows), "column_names": ["text", "tokens"],
-             "column_encodings": ["str", encoding], "column_sizes": [None, None], "compression": compression,
-             "hashes": [], "raw_data": info, "zip_data": packed, "size_limit": None}
+    shard = {
+        "format": "mds",
+        "version": 2,
+        "samples": len(rows),
+        "column_names": ["text", "tokens"],
+        "column_encodings": ["str", encoding],
+        "column_sizes": [None, None],
+        "compression": compression,
+        "hashes": [],
+        "raw_data": info,
+        "zip_data": packed,
+        "size_limit": None,
+    }
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
 
 
@@ -149,8 +163,9 @@ def test_wide_megatron_tokens_become_narrow_ones(module_stages: Any, made: Any, 
     documents = drawn(2, 6, end)
     for code, kind in ((4, "i"), (5, "q")):
         write_megatron(tmp_path / kind, [[*one, end] for one in documents], range(7), code, kind)
-        _, found, _ = imported(module_stages, made, f"megatron-{kind}",
-                               {"web": {"tokens": str(tmp_path / f"{kind}.bin")}})
+        _, found, _ = imported(
+            module_stages, made, f"megatron-{kind}", {"web": {"tokens": str(tmp_path / f"{kind}.bin")}}
+        )
         assert found == numbered(f"{kind}.bin", documents)
 
 
@@ -181,8 +196,9 @@ def test_the_metadata_beside_an_array_says_where_documents_end_and_what_they_are
     (tmp_path / "a.npy").write_bytes(packed_ids("H", [*first, *second, end]))
     lines = f"0,{len(first)},doc-1,web.jsonl.gz,7\n{len(first)},{len(first) + len(second) + 1},doc-2,web.jsonl.gz,8\n"
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(lines.encode()))
-    _, found, _ = imported(module_stages, made, "olmo-csv",
-                           {"web": {"tokens": str(tmp_path / "a.npy"), "dtype": "uint16"}})
+    _, found, _ = imported(
+        module_stages, made, "olmo-csv", {"web": {"tokens": str(tmp_path / "a.npy"), "dtype": "uint16"}}
+    )
     assert found == {"a.npy#0": first, "a.npy#1": second}
     table = pq.read_table(module_stages.root / "olmo-csv" / "documents" / "part-00000.parquet")
     assert json.loads(table["metadata"][1].as_py()) == {"id": "doc-2", "src": "web.jsonl.gz", "loc": "8"}
@@ -201,12 +217,24 @@ def test_nothing_but_tokens_is_read_as_the_dtype_that_is_given(
     assert summary["tokens_per_source"] == {"web": sum(map(len, documents))}
 
 
-@pytest.mark.parametrize(("encoding", "kind", "dtype", "compression"), [
-    ("ndarray", "H", None, None), ("ndarray", "i", None, "gz"), ("ndarray:uint16", "H", None, None),
-    ("bytes", "q", None, None), ("bytes", "H", "uint16", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("encoding", "kind", "dtype", "compression"),
+    [
+        ("ndarray", "H", None, None),
+        ("ndarray", "i", None, "gz"),
+        ("ndarray:uint16", "H", None, None),
+        ("bytes", "q", None, None),
+        ("bytes", "H", "uint16", None),
+    ],
+)
 def test_samples_of_mds_are_documents_and_cut_at_ends_of_text(
-    module_stages: Any, made: Any, end: int, tmp_path: Path, encoding: str, kind: str, dtype: str | None,
+    module_stages: Any,
+    made: Any,
+    end: int,
+    tmp_path: Path,
+    encoding: str,
+    kind: str,
+    dtype: str | None,
     compression: str | None,
 ) -> None:
     first, second, third = drawn(7, 3, end)
@@ -233,8 +261,11 @@ def test_an_id_beyond_the_vocabulary_is_an_error_with_its_place(
 ) -> None:
     write_llmc(tmp_path / "a.bin", [[1, 2], [3, VOCAB + 5, 4]], end)
     # Two tokens and the end of text before each document, behind a header of 1,024 bytes.
-    with pytest.raises(Exception, match=rf"a.bin: token 1 of document 1 \(byte 1,034\) is {VOCAB + 5}, but the "
-                                        rf"tokenizer has the ids 0 to {VOCAB - 1}"):
+    with pytest.raises(
+        Exception,
+        match=rf"a.bin: token 1 of document 1 \(byte 1,034\) is {VOCAB + 5}, but the "
+        rf"tokenizer has the ids 0 to {VOCAB - 1}",
+    ):
         imported(module_stages, made, "beyond", {"web": {"tokens": str(tmp_path / "a.bin")}})
 
 
@@ -254,8 +285,12 @@ def test_what_a_file_cannot_be_is_said(module_stages: Any, made: Any, end: int, 
         ("m.bin", {}, "has 2 bytes, but its index says 6"),
     ):
         with pytest.raises(TokenFileError, match=message):
-            imported(module_stages, made, f"bad-{zlib.crc32(message.encode())}",
-                     {"web": {"tokens": str(tmp_path / name), **given}})
+            imported(
+                module_stages,
+                made,
+                f"bad-{zlib.crc32(message.encode())}",
+                {"web": {"tokens": str(tmp_path / name), **given}},
+            )
     with pytest.raises(SourceError, match=r"cannot tell the format of wide.bin; set `format:`"):
         imported(module_stages, made, "bad-auto", {"web": {"tokens": str(tmp_path / "wide.bin")}})
     with pytest.raises(SourceError, match="does not exist"):
@@ -273,16 +308,18 @@ def test_documents_that_end_with_another_id_and_a_narrow_dtype_are_warned_of(
     assert "stored as uint8, which holds no id above 255, but the tokenizer has 300" in warnings[1]
 
 
-def test_files_that_change_after_planning_are_an_error(
-    module_stages: Any, made: Any, end: int, tmp_path: Path
-) -> None:
+def test_files_that_change_after_planning_are_an_error(module_stages: Any, made: Any, end: int, tmp_path: Path) -> None:
     write_llmc(tmp_path / "a.bin", drawn(11, 3, end), end)
     section = {"tokens": str(tmp_path / "a.bin"), "format": "auto"}
     listing = token_listing("web", section)
     write_llmc(tmp_path / "a.bin", drawn(12, 4, end), end)
     with pytest.raises(ChangedInputError, match="its files changed since the run was planned"):
-        import_tokens.run({"tokenizer": made["tokenizer"]}, {"sources": {"web": {**section, "listing": listing}}},
-                          module_stages.root / "changed", module_stages.context("changed"))
+        import_tokens.run(
+            {"tokenizer": made["tokenizer"]},
+            {"sources": {"web": {**section, "listing": listing}}},
+            module_stages.root / "changed",
+            module_stages.context("changed"),
+        )
 
 
 def test_parts_are_the_same_however_the_work_is_cut(
@@ -298,8 +335,9 @@ def test_parts_are_the_same_however_the_work_is_cut(
     _, cut, _ = imported(module_stages, made, "parts-many", given)
     assert len(list((module_stages.root / "parts-many" / "documents").iterdir())) > 5
     assert whole == cut
-    assert whole == {locator: ids for number in range(3)
-                     for locator, ids in numbered(f"{number}.bin", documents[number::3]).items()}
+    assert whole == {
+        locator: ids for number in range(3) for locator, ids in numbered(f"{number}.bin", documents[number::3]).items()
+    }
 
 
 def test_a_mixture_of_own_documents_and_imported_tokens_keeps_shares_and_names_every_document(
@@ -309,8 +347,14 @@ def test_a_mixture_of_own_documents_and_imported_tokens_keeps_shares_and_names_e
     write_llmc(tmp_path / "web.bin", documents, end)
     imported(module_stages, made, "beside", {"web": {"tokens": str(tmp_path / "web.bin")}})
     inputs = {**made, "import_tokens": module_stages.root / "beside"}
-    summary = module_stages.mix("mix-both", inputs, {"prose": {"weight": 3.0}, "web": {"weight": 1.0}}, tokens=1600,
-                                sequence_length=16, validation=0.1)
+    summary = module_stages.mix(
+        "mix-both",
+        inputs,
+        {"prose": {"weight": 3.0}, "web": {"weight": 1.0}},
+        tokens=1600,
+        sequence_length=16,
+        validation=0.1,
+    )
     assert summary["realised"]["web"]["share"] == 0.25
     packed = PackedSet(module_stages.root / "mix-both")
     held = check_rows(packed, inputs, numbered("web.bin", documents), end)
@@ -343,8 +387,14 @@ def test_a_mixture_of_imported_tokens_alone_needs_no_documents(
     write_llmc(tmp_path / "web.bin", documents, end)
     imported(module_stages, made, "alone", {"web": {"tokens": str(tmp_path / "web.bin")}})
     inputs = {"tokenizer": made["tokenizer"], "import_tokens": module_stages.root / "alone"}
-    summary = module_stages.mix("mix-alone", inputs, {"web": {"max_epochs": 3.0, "where": "tokens >= 10"}}, tokens=800,
-                                sequence_length=16, validation=0.0)
+    summary = module_stages.mix(
+        "mix-alone",
+        inputs,
+        {"web": {"max_epochs": 3.0, "where": "tokens >= 10"}},
+        tokens=800,
+        sequence_length=16,
+        validation=0.0,
+    )
     packed = PackedSet(module_stages.root / "mix-alone")
     assert check_rows(packed, inputs, numbered("web.bin", documents), end)
     short = sum(len(document) < 10 for document in documents)
@@ -352,22 +402,31 @@ def test_a_mixture_of_imported_tokens_alone_needs_no_documents(
 
 
 @pytest.mark.parametrize("form", ["llmc", "megatron", "memmap", "olmo"])
-def test_what_was_exported_comes_back_document_by_document(
-    module_stages: Any, made: Any, end: int, form: str
-) -> None:
+def test_what_was_exported_comes_back_document_by_document(module_stages: Any, made: Any, end: int, form: str) -> None:
     """Documents of at most a row, which best fit leaves whole, so that no format can lose where one ends."""
     if not (module_stages.root / "mix-short" / "packed.json").exists():
         ingest = module_stages.ingest("short", module_stages.documents("prose", 50, words=6))
         inputs = {"ingest": ingest, "tokenizer": made["tokenizer"]}
         module_stages.tokenize("short-tokens", inputs)
-        module_stages.mix("mix-short", {**inputs, "tokenize": module_stages.root / "short-tokens"}, {"prose": {}},
-                          tokens=640, sequence_length=64, packing="best_fit", validation=0.0)
+        module_stages.mix(
+            "mix-short",
+            {**inputs, "tokenize": module_stages.root / "short-tokens"},
+            {"prose": {}},
+            tokens=640,
+            sequence_length=64,
+            packing="best_fit",
+            validation=0.0,
+        )
     packed = PackedSet(module_stages.root / "mix-short")
     out = module_stages.root / f"export-{form}"
     export_tokens(packed, out, form)
     ending = ".npy" if form == "olmo" else ".bin"
-    _, found, _ = imported(module_stages, made, f"back-{form}", {"web": {
-        "tokens": str(out / f"train*{ending}"), "format": form, "dtype": "uint16"}})
+    _, found, _ = imported(
+        module_stages,
+        made,
+        f"back-{form}",
+        {"web": {"tokens": str(out / f"train*{ending}"), "format": form, "dtype": "uint16"}},
+    )
     rows = packed.read(np.arange(packed.rows))
     pieces = packed.pieces(np.arange(packed.rows)).to_pylist()
     wanted = [rows[one["row"]][one["start"] : one["start"] + one["length"]].tolist() for one in pieces]

@@ -31,15 +31,19 @@ def clusters(documents: pa.Table) -> dict[str, Any]:
     ends = [locator[-1] for locator in documents["locator"].to_pylist()]
     prose = [source == "prose" for source in documents["source"].cast(pa.string()).to_pylist()]
     names = [end.encode() * 16 if judged else None for end, judged in zip(ends, prose, strict=True)]
-    return {"cluster": pa.array(names, pa.binary(16)),
-            "cluster_size": pa.array([10 if judged else None for judged in prose], pa.int64())}
+    return {
+        "cluster": pa.array(names, pa.binary(16)),
+        "cluster_size": pa.array([10 if judged else None for judged in prose], pa.int64()),
+    }
 
 
 def quality(documents: pa.Table) -> dict[str, Any]:
     """Quality 0.0 to 0.9 by the last digit; locators ending in 7 are dropped, those in 6 were never scored."""
     digits = [int(locator[-1]) for locator in documents["locator"].to_pylist()]
-    return {"keep": [digit != 7 for digit in digits],
-            "quality": pa.array([None if digit == 6 else digit / 10 for digit in digits], pa.float64())}
+    return {
+        "keep": [digit != 7 for digit in digits],
+        "quality": pa.array([None if digit == 6 else digit / 10 for digit in digits], pa.float64()),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +70,9 @@ def prepare(stages: Any, prefix: str, documents: list[tuple[str, str, str]], sha
 def mixed(stages: Any, prepared: dict[str, Path], name: str = "mix", **section: Any) -> PackedSet:
     """A packed set of 4,000 tokens, made once per name."""
     if not (stages.root / name / "packed.json").exists():
-        stages.mix(name, prepared, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15, shard_rows=50,
-                   **section)
+        stages.mix(
+            name, prepared, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15, shard_rows=50, **section
+        )
     return PackedSet(stages.root / name)
 
 
@@ -138,8 +143,9 @@ def test_training_orders_keep_the_mixture_and_read_every_row_once(
 def packed_as(stages: Any, prepared: dict[str, Path], length: int, **section: Any) -> tuple[PackedSet, dict[str, Any]]:
     name = "-".join([str(length), *map(str, section.values())])
     sources = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 8.0}}
-    summary = stages.mix(name, prepared, sources, tokens=40 * length, sequence_length=length, validation=0.15,
-                         shard_rows=30, **section)
+    summary = stages.mix(
+        name, prepared, sources, tokens=40 * length, sequence_length=length, validation=0.15, shard_rows=30, **section
+    )
     return PackedSet(stages.root / name), summary
 
 
@@ -186,20 +192,27 @@ def test_every_packing_has_the_exact_quotas_and_rows_that_its_pieces_tell(
 
 
 def test_held_out_rows_are_the_same_in_every_packing(module_stages: Any, prepared: dict[str, Path]) -> None:
-    sets = [packed_as(module_stages, prepared, 200, packing=packing, document_starts="any")[0]
-            for packing in ("stream", "best_fit")]
+    sets = [
+        packed_as(module_stages, prepared, 200, packing=packing, document_starts="any")[0]
+        for packing in ("stream", "best_fit")
+    ]
     for source in ("prose", "code"):
         assert np.array_equal(sets[0].validation(source), sets[1].validation(source))
         assert (sets[0].validation_boundaries(source).filled() == 200).all()
 
 
-def test_rows_that_drop_too_much_to_fill_the_quota_are_an_error(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_rows_that_drop_too_much_to_fill_the_quota_are_an_error(module_stages: Any, prepared: dict[str, Path]) -> None:
     available = mixed(module_stages, prepared).manifest["realised"]["prose"]["available_tokens"]
     with pytest.raises(MixError, match=r"sources\.prose: \d+ tokens may be read .* set mix\.packing to best_fit"):
-        module_stages.mix("dropped", prepared, {"prose": {"weight": 1.0}, "code": {"weight": 0.0}},
-                          tokens=available // 64 * 64, sequence_length=64, validation=0.15, document_starts="aligned")
+        module_stages.mix(
+            "dropped",
+            prepared,
+            {"prose": {"weight": 1.0}, "code": {"weight": 0.0}},
+            tokens=available // 64 * 64,
+            sequence_length=64,
+            validation=0.15,
+            document_starts="aligned",
+        )
 
 
 def test_near_duplicates_never_lie_on_both_sides_of_the_validation_split(
@@ -222,8 +235,15 @@ def test_validation_rows_do_not_depend_on_the_seed_or_the_weights(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
     first = mixed(module_stages, prepared)
-    module_stages.mix("other", prepared, {"prose": {"weight": 1}, "code": {"weight": 2, "max_epochs": 5}}, seed=99,
-                      tokens=2000, sequence_length=LENGTH, validation=0.15)
+    module_stages.mix(
+        "other",
+        prepared,
+        {"prose": {"weight": 1}, "code": {"weight": 2, "max_epochs": 5}},
+        seed=99,
+        tokens=2000,
+        sequence_length=LENGTH,
+        validation=0.15,
+    )
     other = PackedSet(module_stages.root / "other")
     for source in first.sources:
         assert np.array_equal(first.validation(source), other.validation(source))
@@ -242,8 +262,9 @@ def test_validation_counts_the_bytes_of_its_text(module_stages: Any, prepared: d
 
 
 def test_validation_stops_at_its_limit(module_stages: Any, prepared: dict[str, Path]) -> None:
-    summary = module_stages.mix("capped", prepared, MIXTURE, tokens=2000, sequence_length=LENGTH, validation=0.15,
-                                max_validation_rows=1)
+    summary = module_stages.mix(
+        "capped", prepared, MIXTURE, tokens=2000, sequence_length=LENGTH, validation=0.15, max_validation_rows=1
+    )
     packed = PackedSet(module_stages.root / "capped")
     assert [len(packed.validation(source)) for source in packed.sources] == [1, 1]
     assert summary["counts"]["sources"]["prose"]["dropped"]["validation_rest"] > 0
@@ -285,32 +306,52 @@ def test_a_source_that_cannot_fill_its_share_is_an_error_that_says_by_how_much(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
     with pytest.raises(MixError) as caught:
-        module_stages.mix("short", prepared, {"prose": {"weight": 0.2}, "code": {"weight": 0.8}}, tokens=64_000,
-                          sequence_length=LENGTH)
+        module_stages.mix(
+            "short",
+            prepared,
+            {"prose": {"weight": 0.2}, "code": {"weight": 0.8}},
+            tokens=64_000,
+            sequence_length=LENGTH,
+        )
     message = str(caught.value)
     assert "code: weight 0.8 asks for 51200 tokens" in message
     assert "prose: weight 0.2 asks for 12800 tokens" in message
     most = int(message.split("ask for at most ")[1].split()[0])
-    module_stages.mix("most", prepared, {"prose": {"weight": 0.2}, "code": {"weight": 0.8}}, tokens=most,
-                      sequence_length=LENGTH)
+    module_stages.mix(
+        "most", prepared, {"prose": {"weight": 0.2}, "code": {"weight": 0.8}}, tokens=most, sequence_length=LENGTH
+    )
     with pytest.raises(MixError):
-        module_stages.mix("over", prepared, {"prose": {"weight": 0.2}, "code": {"weight": 0.8}},
-                          tokens=most + LENGTH, sequence_length=LENGTH)
+        module_stages.mix(
+            "over",
+            prepared,
+            {"prose": {"weight": 0.2}, "code": {"weight": 0.8}},
+            tokens=most + LENGTH,
+            sequence_length=LENGTH,
+        )
     assert not (module_stages.root / "short" / "packed.json").exists()
 
 
 def test_a_condition_chooses_by_what_was_measured(module_stages: Any, prepared: dict[str, Path]) -> None:
     """Of 12 prose documents per last digit, digits 3 to 9 but 6 (never scored) and 7 (dropped before) are taken."""
     condition = "quality >= 0.3 AND cluster_size > 1 -- a comment"
-    summary = module_stages.mix("where", prepared, {"prose": {"where": condition}, "code": {}}, tokens=1000,
-                                sequence_length=LENGTH, validation=0.0)
+    summary = module_stages.mix(
+        "where",
+        prepared,
+        {"prose": {"where": condition}, "code": {}},
+        tokens=1000,
+        sequence_length=LENGTH,
+        validation=0.0,
+    )
     dropped = summary["counts"]["sources"]["prose"]["dropped"]
     assert dropped["where"] == 3 * 12
     assert dropped["where_unknown"] == 12
     packed = PackedSet(module_stages.root / "where")
     locators = locators_of(prepared)
-    digits = {locators[i][-1] for i in packed.pieces(np.arange(packed.rows))["id"].to_pylist()
-              if locators[i].startswith("prose")}
+    digits = {
+        locators[i][-1]
+        for i in packed.pieces(np.arange(packed.rows))["id"].to_pylist()
+        if locators[i].startswith("prose")
+    }
     assert digits <= set("34589")
 
 
@@ -320,16 +361,22 @@ def locators_of(prepared: dict[str, Path]) -> dict[bytes, str]:
     return dict(zip(table["id"].to_pylist(), table["locator"].to_pylist(), strict=True))
 
 
-@pytest.mark.parametrize(("condition", "complaint"), [
-    ("qualty >= 0.3", "qualty"), ("quality >=", "syntax error"), ("quality); SELECT (1", "more than one statement"),
-    ("read_text('/etc/hostname') = ''", "read_text"),
-])
+@pytest.mark.parametrize(
+    ("condition", "complaint"),
+    [
+        ("qualty >= 0.3", "qualty"),
+        ("quality >=", "syntax error"),
+        ("quality); SELECT (1", "more than one statement"),
+        ("read_text('/etc/hostname') = ''", "read_text"),
+    ],
+)
 def test_a_wrong_condition_names_source_condition_and_columns(
     module_stages: Any, prepared: dict[str, Path], condition: str, complaint: str
 ) -> None:
     with pytest.raises(MixError) as caught:
-        module_stages.mix("wrong", prepared, {"prose": {"where": condition}, "code": {}}, tokens=1000,
-                          sequence_length=LENGTH)
+        module_stages.mix(
+            "wrong", prepared, {"prose": {"where": condition}, "code": {}}, tokens=1000, sequence_length=LENGTH
+        )
     message = str(caught.value)
     assert message.startswith(f"sources.prose.where: {condition!r}")
     assert complaint in message
@@ -340,26 +387,36 @@ def test_the_bytes_do_not_depend_on_workers_or_on_how_documents_came_in_shards(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
     mixed(module_stages, prepared)
-    module_stages.mix("parallel", prepared, MIXTURE, workers=2, tokens=4000, sequence_length=LENGTH, validation=0.15,
-                      shard_rows=50)
+    module_stages.mix(
+        "parallel", prepared, MIXTURE, workers=2, tokens=4000, sequence_length=LENGTH, validation=0.15, shard_rows=50
+    )
     documents = all_documents(module_stages)
     random.Random(5).shuffle(documents)
     resharded = prepare(module_stages, "other-", documents, shards=2)
-    module_stages.mix("resharded", resharded, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15,
-                      shard_rows=50)
+    module_stages.mix(
+        "resharded", resharded, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15, shard_rows=50
+    )
     expected, others = module_stages.files("mix"), module_stages.files("resharded")
     assert module_stages.files("parallel") == expected
     # The ledger alone says where the documents lie.
     assert {**others, LEDGER: b""} == {**expected, LEDGER: b""}
     whereabouts = ["shard", "row"]
-    assert pq.read_table(module_stages.root / "resharded" / LEDGER).drop_columns(whereabouts).equals(
-        pq.read_table(module_stages.root / "mix" / LEDGER).drop_columns(whereabouts))
+    assert (
+        pq.read_table(module_stages.root / "resharded" / LEDGER)
+        .drop_columns(whereabouts)
+        .equals(pq.read_table(module_stages.root / "mix" / LEDGER).drop_columns(whereabouts))
+    )
 
 
-@pytest.mark.parametrize("section", [
-    {"packing": packing, "document_starts": starts}
-    for packing in ("stream", "best_fit") for starts in ("any", "aligned")
-], ids=str)
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"packing": packing, "document_starts": starts}
+        for packing in ("stream", "best_fit")
+        for starts in ("any", "aligned")
+    ],
+    ids=str,
+)
 def test_the_bytes_do_not_depend_on_how_the_planning_is_cut_into_partitions(
     module_stages: Any, prepared: dict[str, Path], monkeypatch: pytest.MonkeyPatch, section: dict[str, Any]
 ) -> None:
@@ -367,8 +424,14 @@ def test_the_bytes_do_not_depend_on_how_the_planning_is_cut_into_partitions(
     listed = module_stages.root / "some.ids"
     listed.write_text("\n".join(one.hex() for one in sorted(texts(prepared))[::17]))
     sources = {"prose": {"max_epochs": 3.0, "epochs": "tokens / 60.0"}, "code": {"max_epochs": 30.0}}
-    asked = {"tokens": 6000, "sequence_length": LENGTH, "validation": 0.15, "shard_rows": 50, "exclude": str(listed),
-             "phases": [{"end": 0.6, "weights": {"prose": 0.8, "code": 0.2}}, {"weights": {"prose": 0.3, "code": 0.7}}]}
+    asked = {
+        "tokens": 6000,
+        "sequence_length": LENGTH,
+        "validation": 0.15,
+        "shard_rows": 50,
+        "exclude": str(listed),
+        "phases": [{"end": 0.6, "weights": {"prose": 0.8, "code": 0.2}}, {"weights": {"prose": 0.3, "code": 0.7}}],
+    }
     name = "-".join(section.values())
     whole = module_stages.mix(f"{name}-whole", prepared, sources, **asked, **section)
     monkeypatch.setattr(streams, "PARTITION_BYTES", 500)
@@ -428,7 +491,8 @@ def test_a_documents_rows_are_found_through_the_index_of_each_shard(
     held_out = packed.validation_pieces("prose")
     one = held_out["id"][0].as_py()
     assert packed.validation_rows_of_documents("prose", [one])["row"].to_pylist() == [
-        piece["row"] for piece in held_out.to_pylist() if piece["id"] == one]
+        piece["row"] for piece in held_out.to_pylist() if piece["id"] == one
+    ]
     assert len(packed.validation_rows_of_documents("code", [one])) == 0
 
 

@@ -48,26 +48,67 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work, rng = tmp_path_factory.mktemp("plan"), np.random.default_rng(4)
     words = rng.integers(0, 2**64, (NUMBER, 2), dtype=np.uint64)
     none, tokens = np.zeros(NUMBER, np.int32), np.full(NUMBER, TOKENS)
-    write_partitions(task_file(work, "entries", "0"), pa.table([
-        none, words[:, 0], words[:, 1], none, none, np.arange(NUMBER) * TOKENS, tokens,
-    ], schema=ENTRIES_SCHEMA), none, 1)
-    write_partitions(task_file(work, "ledger", "0"), pa.table([
-        words[:, 0], words[:, 1], none, np.arange(NUMBER), none, np.full(NUMBER, TRAINS, np.int8),
-        np.ones(NUMBER, np.int32), tokens * 4,
-    ], schema=CANDIDATES_SCHEMA), none, 1)
+    write_partitions(
+        task_file(work, "entries", "0"),
+        pa.table(
+            [
+                none,
+                words[:, 0],
+                words[:, 1],
+                none,
+                none,
+                np.arange(NUMBER) * TOKENS,
+                tokens,
+            ],
+            schema=ENTRIES_SCHEMA,
+        ),
+        none,
+        1,
+    )
+    write_partitions(
+        task_file(work, "ledger", "0"),
+        pa.table(
+            [
+                words[:, 0],
+                words[:, 1],
+                none,
+                np.arange(NUMBER),
+                none,
+                np.full(NUMBER, TRAINS, np.int8),
+                np.ones(NUMBER, np.int32),
+                tokens * 4,
+            ],
+            schema=CANDIDATES_SCHEMA,
+        ),
+        none,
+        1,
+    )
     rng.integers(0, 255, NUMBER * TOKENS, dtype=np.uint16).tofile(work / "part.bin")
     sort(work)
     total = np.array([[[NUMBER * (TOKENS + 1), 0]]])
     save(work / "plan", "bases", Bases(total, np.array([[[NUMBER, 0]]]), np.zeros_like(total)))
-    save(work / "plan", "taken", ledger.Taken(*(np.array(one) for one in (
-        [True, False], [False, False], np.array([2**63, 0], np.uint64), np.zeros((2, 2), np.uint64), [0, 0]))))
+    save(
+        work / "plan",
+        "taken",
+        ledger.Taken(
+            *(
+                np.array(one)
+                for one in (
+                    [True, False],
+                    [False, False],
+                    np.array([2**63, 0], np.uint64),
+                    np.zeros((2, 2), np.uint64),
+                    [0, 0],
+                )
+            )
+        ),
+    )
     save(work / "plan", "emptied", ledger.Emptied(*[np.zeros((0, 2), np.uint64)] * 3))
     return work
 
 
 def sort(work: Path) -> None:
-    sort_segment(Task("00000", {"partition": 0}), DRAWS, 0, 0, sent(work, "entries", "0"),
-                 str(work / streams.SEGMENTS))
+    sort_segment(Task("00000", {"partition": 0}), DRAWS, 0, 0, sent(work, "entries", "0"), str(work / streams.SEGMENTS))
 
 
 def sent(work: Path, name: str, task: str) -> Shuffled:
@@ -86,8 +127,14 @@ SHARDS = Shards(1, ("a",), ((ROWS,),), ROWS, (1,))
 def place(work: Path) -> None:
     packing, end = Packing(LENGTH), [ROWS * LENGTH]
     lay_out_stream(Task("00000", {"stream": 0, "ends": end}), streams_of(work), packing, 1, str(work / "plan"))
-    sender = partial(place_segment, streams=streams_of(work), shards=SHARDS, packing=packing, ends=[end, [0]],
-                     plan=str(work / "plan"))
+    sender = partial(
+        place_segment,
+        streams=streams_of(work),
+        shards=SHARDS,
+        packing=packing,
+        ends=[end, [0]],
+        plan=str(work / "plan"),
+    )
     send_to_files(sender, str(work), {PLACE_JOB: 2}, Task("00000", {"pass": 0, "partition": 0}))
 
 
@@ -105,8 +152,9 @@ def test_placing_a_segment_takes_seven_times_its_entries(planned: Path) -> None:
 
 def test_writing_a_shard_takes_a_stated_number_of_bytes_for_each_piece(planned: Path, tmp_path: Path) -> None:
     place(planned)
-    plan = RowPlan(sent(planned, PLACE_JOB, "00000-0"), str(tmp_path), (str(planned / "part.bin"),), "uint16", LENGTH,
-                   256, 257)
+    plan = RowPlan(
+        sent(planned, PLACE_JOB, "00000-0"), str(tmp_path), (str(planned / "part.bin"),), "uint16", LENGTH, 256, 257
+    )
     task = Task("0", {"file": "train-00000.bin", "partition": 0, "first": 0, "rows": ROWS})
     pieces = NUMBER + ROWS
     assert peak_bytes(lambda: write_train_shard(task, plan)) < PIECE_BYTES * pieces + 4 * write_shards.BLOCK_BYTES

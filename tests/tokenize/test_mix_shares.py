@@ -28,8 +28,11 @@ def clusters(documents: pa.Table) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def prepared(module_stages: Any) -> dict[str, Path]:
     """120 web pages, 40 books and 20 files of code, in 2 shards."""
-    documents = [*module_stages.documents("web", 120), *module_stages.documents("books", 40),
-                 *module_stages.documents("code", 20)]
+    documents = [
+        *module_stages.documents("web", 120),
+        *module_stages.documents("books", 40),
+        *module_stages.documents("code", 20),
+    ]
     inputs = {"ingest": module_stages.ingest("ingest", documents, 2)}
     inputs["dedup"] = module_stages.annotate("dedup", inputs["ingest"], clusters)
     module_stages.tokenizer("tokenizer", inputs, ["web", "books", "code"])
@@ -38,22 +41,25 @@ def prepared(module_stages: Any) -> dict[str, Path]:
     return {**inputs, "tokenize": module_stages.root / "tokenize"}
 
 
-def mix(made: Any, prepared: dict[str, Path], name: str, sources: dict[str, Any] | None = None,
-        **section: Any) -> tuple[dict[str, Any], PackedSet]:
+def mix(
+    made: Any, prepared: dict[str, Path], name: str, sources: dict[str, Any] | None = None, **section: Any
+) -> tuple[dict[str, Any], PackedSet]:
     """Summary and set of a mixture without held-out rows, rebuilt."""
     for folder in (name, f"{name}.work"):
         shutil.rmtree(made.root / folder, ignore_errors=True)
     given = {"web": {}, "books": {}, "code": {}, **(sources or {})}
-    summary = made.mix(name, prepared, given, **{"sequence_length": LENGTH, "validation": 0.0, "shard_rows": 60,
-                                                   **section})
+    summary = made.mix(
+        name, prepared, given, **{"sequence_length": LENGTH, "validation": 0.0, "shard_rows": 60, **section}
+    )
     return summary, PackedSet(made.root / name)
 
 
 def copies(packed: PackedSet, source: int) -> Counter[bytes]:
     """How often each document of a source is in the rows."""
     pieces = packed.pieces(np.arange(packed.rows)).to_pylist()
-    return Counter(document for document, _ in {(piece["id"], piece["copy"]) for piece in pieces
-                                                if piece["source"] == source})
+    return Counter(
+        document for document, _ in {(piece["id"], piece["copy"]) for piece in pieces if piece["source"] == source}
+    )
 
 
 def test_stages_lie_one_after_another_each_with_its_own_weights(module_stages: Any, prepared: dict[str, Path]) -> None:
@@ -68,9 +74,13 @@ def test_stages_lie_one_after_another_each_with_its_own_weights(module_stages: A
     rows = packed.order(4).rows(np.arange(200))
     assert set(rows[:150].tolist()) == set(range(150))
     assert summary["stages"][0] == {
-        "until": 0.75, "rows": 150, "tokens": 2400, "rows_per_source": [113, 37, 0],
+        "until": 0.75,
+        "rows": 150,
+        "tokens": 2400,
+        "rows_per_source": [113, 37, 0],
         "requested": {"web": 0.75, "books": 0.25, "code": 0.0},
-        "realised": {"web": 113 / 150, "books": 37 / 150, "code": 0.0}}
+        "realised": {"web": 113 / 150, "books": 37 / 150, "code": 0.0},
+    }
     assert summary["requested"]["books"] == {"share": 0.3125, "tokens": 1000.0, "max_epochs": 1.0}
     assert packed.manifest["shares"] == summary["stages"]
     packed.verify(deep=True)
@@ -133,15 +143,15 @@ def test_what_a_source_cannot_give_is_given_by_the_others_and_said(
     limited = {"code": {"max_tokens": 170}}
     with pytest.raises(MixError, match="code: weight 4 asks for 800 tokens, but its max_tokens 170 is 160"):
         mix(module_stages, prepared, "short", limited, tokens=1600, weights=weights)
-    summary, packed = mix(module_stages, prepared, "short", limited, tokens=1600, weights=weights,
-                          short="redistribute")
+    summary, packed = mix(module_stages, prepared, "short", limited, tokens=1600, weights=weights, short="redistribute")
     assert packed.rows_per_source == [68, 22, 10]
     assert summary["redistributed"] == {"web": 488, "books": 152, "code": -640}
     assert packed.manifest["redistributed"] == summary["redistributed"]
     assert summary["requested"]["code"] == {"share": 0.5, "tokens": 800.0, "max_epochs": 1.0, "max_tokens": 170}
     assert module_stages.warnings("short") == [
         "limits of sources are met, so tokens were redistributed (mix.on_shortfall): 640 from code; 488 to web, "
-        "152 to books"]
+        "152 to books"
+    ]
 
 
 def test_a_source_that_no_weight_names_gives_no_row_and_is_warned_of(
@@ -151,21 +161,32 @@ def test_a_source_that_no_weight_names_gives_no_row_and_is_warned_of(
     assert packed.rows_per_source == [25, 0, 25]
     assert summary["counts"]["sources"]["books"]["dropped"] == {"quota": 40}
     assert module_stages.warnings("unnamed") == [
-        "no training rows of books: the weights of the mixture give them no row"]
+        "no training rows of books: the weights of the mixture give them no row"
+    ]
 
 
 def test_documents_are_repeated_as_often_as_their_cluster_is_large(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
     """Clusters of 0 to 9 pages: those of 0 are left out, the others are there once to four times in a pass."""
-    summary, packed = mix(module_stages, prepared, "repeats", {"web": {"epochs": "min(cluster_size, 4)"}},
-                          weights={"web": 1}, tokens=1600)
+    summary, packed = mix(
+        module_stages, prepared, "repeats", {"web": {"epochs": "min(cluster_size, 4)"}}, weights={"web": 1}, tokens=1600
+    )
     tokens = summary["realised"]["web"]["available_tokens"]
-    summary, packed = mix(module_stages, prepared, "repeats", {"web": {"epochs": "min(cluster_size, 4)"}},
-                          weights={"web": 1}, tokens=tokens)
+    summary, packed = mix(
+        module_stages,
+        prepared,
+        "repeats",
+        {"web": {"epochs": "min(cluster_size, 4)"}},
+        weights={"web": 1},
+        tokens=tokens,
+    )
     found, locators = copies(packed, 0), locators_of(prepared)
-    expected = {document: min(int(locator[-1]), 4) for document, locator in locators.items()
-                if locator.startswith("web") and locator[-1] != "0"}
+    expected = {
+        document: min(int(locator[-1]), 4)
+        for document, locator in locators.items()
+        if locator.startswith("web") and locator[-1] != "0"
+    }
     partly = {document for document in expected if found[document] != expected[document]}
     assert len(partly) <= 1  # The last row of the pass is not full, so that it is not there.
     assert all(found[document] == expected[document] - 1 for document in partly)
@@ -199,11 +220,16 @@ def test_a_part_of_a_repeat_is_a_chance_and_what_was_not_measured_is_left_out(
     assert again == summary
 
 
-@pytest.mark.parametrize(("expression", "complaint"), [
-    ("cluster_sizes", "cluster_sizes"), ("0 - cluster_size", r"is -\d for document [0-9a-f]{32}; it must be between 0"),
-    ("1 / (cluster_size - cluster_size)", "is inf for document"), ("'web'", "web"),
-    ("length(read_text('/etc/hostname'))", "read_text"),
-])
+@pytest.mark.parametrize(
+    ("expression", "complaint"),
+    [
+        ("cluster_sizes", "cluster_sizes"),
+        ("0 - cluster_size", r"is -\d for document [0-9a-f]{32}; it must be between 0"),
+        ("1 / (cluster_size - cluster_size)", "is inf for document"),
+        ("'web'", "web"),
+        ("length(read_text('/etc/hostname'))", "read_text"),
+    ],
+)
 def test_a_wrong_repeat_names_source_expression_and_document(
     module_stages: Any, prepared: dict[str, Path], expression: str, complaint: str
 ) -> None:

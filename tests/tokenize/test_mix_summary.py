@@ -19,9 +19,13 @@ counts_of_sources = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(
 def test_drifts_are_the_largest_differences_that_any_beginning_of_the_order_shows(counts: list[int], seed: int) -> None:
     total = sum(counts)
     sources, _ = unrank(counts, Order(counts, seed).rows(np.arange(total)))
-    expected = [max(abs(Fraction(int(taken)) - Fraction((place + 1) * rows, total))
-                    for place, taken in enumerate(np.cumsum(sources == source)))
-                for source, rows in enumerate(counts)]
+    expected = [
+        max(
+            abs(Fraction(int(taken)) - Fraction((place + 1) * rows, total))
+            for place, taken in enumerate(np.cumsum(sources == source))
+        )
+        for source, rows in enumerate(counts)
+    ]
     assert largest_drifts(np.array(counts)).tolist() == pytest.approx([float(drift) for drift in expected])
     for found in describe_prefixes([str(source) for source in range(len(counts))], [counts]).values():
         assert found["largest_drift_rows"] <= found["bound_rows"] + 1e-4

@@ -118,8 +118,9 @@ def test_seeds_and_epochs_differ_and_the_same_seed_does_not() -> None:
     assert np.array_equal(first, Order(counts, 1).rows(positions))
     assert not np.array_equal(first, Order(counts, 2).rows(positions))
     assert not np.array_equal(first, Order(counts, 1).rows(positions + 100))
-    assert np.array_equal(Order(counts, 1).rows(np.array([[150], [3]])),
-                          [[Order(counts, 1).rows(positions + 100)[50]], [first[3]]])
+    assert np.array_equal(
+        Order(counts, 1).rows(np.array([[150], [3]])), [[Order(counts, 1).rows(positions + 100)[50]], [first[3]]]
+    )
 
 
 def test_the_order_of_a_seed_never_changes_between_releases() -> None:
@@ -167,9 +168,11 @@ def test_a_span_goes_on_into_the_next_phase_and_the_next_epoch(phases: list[list
 
 
 def test_the_first_spans_of_a_process_load_no_kernel_and_are_the_same() -> None:
-    asked = ("from gristmill.tokenize import order; o = order.Order.of_phases([[70, 30], [5, 6]], 3);"
-             "print([o.span(90, 8).tolist(), o.span(101, 8).tolist(), len(order.rows_of_span.overloads),"
-             "       o.span(90, 8).tolist(), o.span(101, 8).tolist(), len(order.rows_of_span.overloads)])")
+    asked = (
+        "from gristmill.tokenize import order; o = order.Order.of_phases([[70, 30], [5, 6]], 3);"
+        "print([o.span(90, 8).tolist(), o.span(101, 8).tolist(), len(order.rows_of_span.overloads),"
+        "       o.span(90, 8).tolist(), o.span(101, 8).tolist(), len(order.rows_of_span.overloads)])"
+    )
     found = json.loads(subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True).stdout)
     assert found[:2] == found[3:5]
     assert (found[2], found[5]) == (0, 1)
@@ -185,8 +188,10 @@ def test_a_span_before_the_beginning_or_behind_the_end_of_a_order_with_phases_is
 def test_a_span_is_exact_where_floating_point_rounds_up_to_the_next_row() -> None:
     n = 2**38
     for counts in ([n + 1, n], [n, n + 1]):
-        assert Order(counts, 1).span(2 * n - 9, 10).tolist() == by_definition(
-            counts, 1, 0, np.arange(2 * n - 9, 2 * n + 1)).tolist()
+        assert (
+            Order(counts, 1).span(2 * n - 9, 10).tolist()
+            == by_definition(counts, 1, 0, np.arange(2 * n - 9, 2 * n + 1)).tolist()
+        )
 
 
 def test_a_million_million_rows_are_ordered_without_storing_anything_per_row() -> None:
@@ -214,8 +219,10 @@ def test_a_huge_order_can_be_read_anywhere_without_storing_it(counts: list[int],
 
 
 phase_counts = st.integers(1, 5).flatmap(
-    lambda sources: st.lists(st.lists(st.integers(0, 30), min_size=sources, max_size=sources).filter(any),
-                             min_size=1, max_size=4))
+    lambda sources: st.lists(
+        st.lists(st.integers(0, 30), min_size=sources, max_size=sources).filter(any), min_size=1, max_size=4
+    )
+)
 
 
 @given(phase_counts, seeds)

@@ -28,9 +28,17 @@ def folder(tmp_path: Path) -> Path:
     shards = []
     for number, first in enumerate((0, 5, 10)):
         rows = np.arange(first, min(first + 5, 12))
-        pieces = pa.table({"row": rows, "start": [0] * len(rows), "length": [8] * len(rows),
-                           "id": [bytes([row] * 16) for row in rows], "source": sources[rows],
-                           "copy": [0] * len(rows), "offset": [0] * len(rows)}).cast(PIECES_SCHEMA)
+        pieces = pa.table(
+            {
+                "row": rows,
+                "start": [0] * len(rows),
+                "length": [8] * len(rows),
+                "id": [bytes([row] * 16) for row in rows],
+                "source": sources[rows],
+                "copy": [0] * len(rows),
+                "offset": [0] * len(rows),
+            }
+        ).cast(PIECES_SCHEMA)
         shards.append(write_rows(tmp_path / f"train-{number:05d}.bin", ROWS[rows].astype("<u2"), pieces, first))
     manifest = read_json(tmp_path / "packed.json")
     write_json(tmp_path / "packed.json", {**manifest, "train": {**manifest["train"], "shards": shards}})
@@ -87,8 +95,17 @@ def test_the_fingerprint_names_what_the_training_rows_hold(tmp_path: Path) -> No
     assert first == fingerprint("again", ROWS, ROWS[:0])
     other = ROWS.copy()
     other[11, 7] = 5
-    assert len({first, fingerprint("other token", other, ROWS[:0]), fingerprint("fewer", ROWS[:11], ROWS[:0]),
-                fingerprint("shorter", ROWS.reshape(24, 4), ROWS[:0])}) == 4
+    assert (
+        len(
+            {
+                first,
+                fingerprint("other token", other, ROWS[:0]),
+                fingerprint("fewer", ROWS[:11], ROWS[:0]),
+                fingerprint("shorter", ROWS.reshape(24, 4), ROWS[:0]),
+            }
+        )
+        == 4
+    )
 
 
 def test_validation_rows_belong_to_named_sources(folder: Path) -> None:
@@ -112,14 +129,23 @@ def test_pieces_name_the_documents_of_rows(folder: Path) -> None:
 def test_boundaries_follow_the_rows_asked_for_over_all_shards(folder: Path) -> None:
     """Row k of the second shard has a piece of k - 2 tokens, one of a token, and padding."""
     rows = np.arange(5, 10)
-    pieces = pa.table({"row": np.repeat(rows, 2), "start": np.stack([rows * 0, rows - 2], 1).ravel(),
-                       "length": np.stack([rows - 2, rows * 0 + 1], 1).ravel(), "id": [b"d" * 16] * 10,
-                       "source": [0] * 10, "copy": [0] * 10, "offset": [0] * 10}).cast(PIECES_SCHEMA)
+    pieces = pa.table(
+        {
+            "row": np.repeat(rows, 2),
+            "start": np.stack([rows * 0, rows - 2], 1).ravel(),
+            "length": np.stack([rows - 2, rows * 0 + 1], 1).ravel(),
+            "id": [b"d" * 16] * 10,
+            "source": [0] * 10,
+            "copy": [0] * 10,
+            "offset": [0] * 10,
+        }
+    ).cast(PIECES_SCHEMA)
     entry = write_rows(folder / "train-00001.bin", ROWS[rows].astype("<u2"), pieces, first=5)
     manifest = read_json(folder / "packed.json")
     shards = manifest["train"]["shards"]
-    write_json(folder / "packed.json", {**manifest, "train": {**manifest["train"], "shards": [
-        shards[0], entry, shards[2]]}})
+    write_json(
+        folder / "packed.json", {**manifest, "train": {**manifest["train"], "shards": [shards[0], entry, shards[2]]}}
+    )
     packed, wanted = PackedSet(folder), np.array([11, 6, 0, 9, 6])
     expected = [[*range(8)], [0, 1, 2, 3, 0, -1, -1, -1], [*range(8)], [*range(7), 0], [0, 1, 2, 3, 0, -1, -1, -1]]
     assert packed.positions(wanted).tolist() == expected
@@ -177,8 +203,11 @@ def test_a_flipped_bit_of_a_row_is_never_read_as_tokens(folder: Path, file: str)
     others = np.setdiff1d(np.arange(12), [7])
     assert np.array_equal(packed.read(others), ROWS[others])
     for _ in range(2):
-        with pytest.raises(PackedSetError, match=r"train-00001\.bin: row 2 has another checksum than train-00001\.sums "
-                                                 r"says.*gristmill verify MANIFEST --repair"):
+        with pytest.raises(
+            PackedSetError,
+            match=r"train-00001\.bin: row 2 has another checksum than train-00001\.sums "
+            r"says.*gristmill verify MANIFEST --repair",
+        ):
             packed.tokens(np.array([3, 7]))
     assert np.array_equal(pickle.loads(pickle.dumps(packed)).read(others), ROWS[others])
 

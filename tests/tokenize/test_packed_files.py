@@ -20,14 +20,18 @@ from gristmill.tokenize.packed_files import (
 )
 
 LENGTH = 10
-rows_of_lengths = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda row: sum(row) <= LENGTH),
-                           min_size=1, max_size=6)
+rows_of_lengths = st.lists(
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda row: sum(row) <= LENGTH), min_size=1, max_size=6
+)
 
 
 def pieces_of(rows: list[list[int]], first: int) -> dict[str, np.ndarray]:
     """The columns of a table of pieces of rows that have pieces of these lengths."""
-    flat = [(first + number, sum(row[:place]), length) for number, row in enumerate(rows)
-            for place, length in enumerate(row)]
+    flat = [
+        (first + number, sum(row[:place]), length)
+        for number, row in enumerate(rows)
+        for place, length in enumerate(row)
+    ]
     return dict(zip(("row", "start", "length"), np.array(flat).T, strict=True))
 
 
@@ -50,8 +54,10 @@ def test_rows_may_be_asked_for_in_any_order_and_joined(rows: list[list[int]], as
     chosen = boundaries.of(wanted)
     assert chosen.positions(LENGTH).tolist() == [slow_positions(rows[row]) for row in wanted.tolist()]
     both = join([chosen, boundaries])
-    assert both.positions(LENGTH).tolist() == [*chosen.positions(LENGTH).tolist(),
-                                               *boundaries.positions(LENGTH).tolist()]
+    assert both.positions(LENGTH).tolist() == [
+        *chosen.positions(LENGTH).tolist(),
+        *boundaries.positions(LENGTH).tolist(),
+    ]
 
 
 def test_a_row_without_pieces_counts_as_one_piece() -> None:

@@ -58,8 +58,10 @@ def lay_out(segments: list[np.ndarray], ends: list[int], packing: Packing) -> La
     rows: dict[int, list[tuple[int, int]]] = {}
     for starts, places in zip(segments, before, strict=True):
         if packing.best_fit:
-            pieces = [cut(starts, begin, end, packing, place, dealing) for (begin, end), place, dealing
-                      in zip(pairwise([0, *ends]), places, costs.dealings(), strict=True)]
+            pieces = [
+                cut(starts, begin, end, packing, place, dealing)
+                for (begin, end), place, dealing in zip(pairwise([0, *ends]), places, costs.dealings(), strict=True)
+            ]
         else:
             pieces = [cut(starts, 0, ends[-1], packing, places[0])]
         for one in pieces:
@@ -78,8 +80,10 @@ def slow_rows(sizes: list[int], end: int, packing: Packing) -> list[list[tuple[i
         whole = [[(at, at + LENGTH)] for begin, stop in parts for at in range(begin, stop - LENGTH + 1, LENGTH)]
         rests = [(stop - (stop - begin) % LENGTH, stop) for begin, stop in parts if (stop - begin) % LENGTH]
         bins = slow_best_fit([stop - begin for begin, stop in rests], LENGTH)
-        return whole + [[rest for rest, own in zip(rests, bins, strict=True) if own == number]
-                        for number in range(max(bins, default=-1) + 1)]
+        return whole + [
+            [rest for rest, own in zip(rests, bins, strict=True) if own == number]
+            for number in range(max(bins, default=-1) + 1)
+        ]
     begins = list(range(0, end, LENGTH))
     if packing.aligned:
         begins = []
@@ -104,7 +108,8 @@ def test_best_fit_is_the_slow_search_through_all_bins(lengths: list[int], capaci
         assert bin_of(begins, dealt, capacity, length, ranks[length]) == expected
         ranks[length] += 1
     assert longest_first(np.array(lengths, dtype=np.int32), 70).tolist() == sorted(
-        range(len(lengths)), key=lambda number: -lengths[number])
+        range(len(lengths)), key=lambda number: -lengths[number]
+    )
 
 
 def test_best_fit_prefers_the_fullest_row_and_not_the_first() -> None:
@@ -151,10 +156,14 @@ def test_every_packing_costs_what_laying_it_out_shows(
         ends, tokens = {b for row in rows for _, b in row}, sum(b - a for row in rows for a, b in row)
         split = [any(a < b < stop for b in ends) for a, stop in pairwise(starts.tolist())]
         expected[packing.name] = {
-            "rows": len(rows), "tokens": tokens, "padding_tokens": len(rows) * LENGTH - tokens,
-            "dropped_tokens": end - tokens, "documents": sum(size > 0 for size in within),
+            "rows": len(rows),
+            "tokens": tokens,
+            "padding_tokens": len(rows) * LENGTH - tokens,
+            "dropped_tokens": end - tokens,
+            "documents": sum(size > 0 for size in within),
             "split_documents": sum(split),
-            "split_tokens": sum(size for size, is_split in zip(within, split, strict=True) if is_split)}
+            "split_tokens": sum(size for size, is_split in zip(within, split, strict=True) if is_split),
+        }
     for packing in PACKINGS:
         costs = lay_out(segments_of(starts, borders), [end], packing).costs
         assert costs.accounts() == expected
@@ -186,7 +195,8 @@ def test_every_phase_holds_exactly_its_quota_in_rows_of_its_own(
         assert (found["rows"], found["tokens"]) == (len(laid.rows), sum(held))
         run_ends = {b for row in laid.rows for _, b in row}
         assert found["split_documents"] == sum(
-            any(a < b < stop for b in run_ends) for a, stop in pairwise(starts.tolist()))
+            any(a < b < stop for b in run_ends) for a, stop in pairwise(starts.tolist())
+        )
         if packing.aligned:
             assert {row[0][0] for row in laid.rows} <= set(starts.tolist())
 

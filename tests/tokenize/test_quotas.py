@@ -83,13 +83,16 @@ def test_no_weight_at_all_is_refused() -> None:
         Mix.model_validate({"tokens": 10, "weights": {"web": 0}})
 
 
-@pytest.mark.parametrize(("phases", "complaint"), [
-    ([{"end": 0.5}, {"end": 0.9}], "the last ends with the set"),
-    ([{}, {"end": 0.9}], "every phase but the last needs `end`"),
-    ([{"end": 0.5}, {"end": 0.5}, {}], r"the phases end at \[0\.5, 0\.5\] of the training set"),
-    ([{"end": 1.0}, {}], r"the phases end at \[1\.0\]"),
-    ([{"end": 0.5, "weights": {"alpha": 2}}, {}], "alpha lies between 0 .* and 1 .*, not at 2"),
-])
+@pytest.mark.parametrize(
+    ("phases", "complaint"),
+    [
+        ([{"end": 0.5}, {"end": 0.9}], "the last ends with the set"),
+        ([{}, {"end": 0.9}], "every phase but the last needs `end`"),
+        ([{"end": 0.5}, {"end": 0.5}, {}], r"the phases end at \[0\.5, 0\.5\] of the training set"),
+        ([{"end": 1.0}, {}], r"the phases end at \[1\.0\]"),
+        ([{"end": 0.5, "weights": {"alpha": 2}}, {}], "alpha lies between 0 .* and 1 .*, not at 2"),
+    ],
+)
 def test_phases_that_do_not_follow_one_another_are_refused(phases: list[object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Mix.model_validate({"tokens": 1000, "phases": phases})
@@ -118,13 +121,24 @@ def requests(draw: st.DrawFn, limited: bool = True) -> MixRequest:
     """Mixtures of up to 4 phases and 5 sources; `limited` by limits of every kind, many of which cannot be met."""
     sources, number = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     ends = sorted(draw(st.sets(st.integers(1, 19), min_size=number - 1, max_size=number - 1)))
-    lines = draw(st.lists(st.lists(weight, min_size=sources, max_size=sources).filter(any),
-                          min_size=number, max_size=number))
+    lines = draw(
+        st.lists(st.lists(weight, min_size=sources, max_size=sources).filter(any), min_size=number, max_size=number)
+    )
     phases = phases_of(*lines, ends=[*(end / 20 for end in ends), 1.0])
-    supplies = {f"s{k}": draw(st.builds(
-        Supply, st.sampled_from([0.5, 1.0, 2.5, 50.0]), st.integers(0, 3000).map(lambda lack: 3000 - lack),
-        st.one_of(st.none(), st.integers(1, 300)), st.one_of(st.none(), st.integers(300, 3000)),
-    ) if limited else st.just(Supply(1.0, 5000))) for k in range(sources)}
+    supplies = {
+        f"s{k}": draw(
+            st.builds(
+                Supply,
+                st.sampled_from([0.5, 1.0, 2.5, 50.0]),
+                st.integers(0, 3000).map(lambda lack: 3000 - lack),
+                st.one_of(st.none(), st.integers(1, 300)),
+                st.one_of(st.none(), st.integers(300, 3000)),
+            )
+            if limited
+            else st.just(Supply(1.0, 5000))
+        )
+        for k in range(sources)
+    }
     return MixRequest(draw(st.integers(200, 4000)), LENGTH, phases, supplies)
 
 
@@ -167,8 +181,11 @@ def test_sources_within_their_limits_keep_their_proportions_in_every_phase(reque
     """Two sources that no limit holds are to each other as their weights, to within a row of each."""
     quotas = planned(request_)
     limits = [(supply.least_rows(LENGTH), supply.most_rows(LENGTH)) for supply in request_.supplies.values()]
-    free = [k for k, (rows, (least, most)) in enumerate(zip(quotas.per_source(), limits, strict=True))
-            if least + 1 < rows < most - 1]
+    free = [
+        k
+        for k, (rows, (least, most)) in enumerate(zip(quotas.per_source(), limits, strict=True))
+        if least + 1 < rows < most - 1
+    ]
     for phase, rows in zip(request_.phases, quotas.rows, strict=True):
         for one in free:
             for other in free:
@@ -197,8 +214,11 @@ def test_every_prefix_of_the_stream_keeps_the_weights_of_its_phase_within_the_st
         first, asked_before = first + size, asked_before + np.array([float(share) for share in asked])
 
 
-@given(st.lists(weight, min_size=1, max_size=6).filter(any), st.lists(st.integers(0, 400), min_size=6, max_size=6),
-       st.integers(1, 300))
+@given(
+    st.lists(weight, min_size=1, max_size=6).filter(any),
+    st.lists(st.integers(0, 400), min_size=6, max_size=6),
+    st.integers(1, 300),
+)
 def test_redistribution_in_one_phase_is_water_filling(weights: list[float], caps: list[int], total: int) -> None:
     """Sources at their caps would have as much or more at the level of the others; the sum is the whole."""
     supplies = {str(k): Supply(1, caps[k] * LENGTH) for k in range(len(weights))}
@@ -209,8 +229,11 @@ def test_redistribution_in_one_phase_is_water_filling(weights: list[float], caps
         return
     rows = list(plan(total * LENGTH, weights, supplies, redistribute=True).values())
     assert sum(rows) == total
-    levels = [(Fraction(number - 1) / exact(share), Fraction(number + 1) / exact(share))
-              for number, share, cap in zip(rows, weights, caps, strict=False) if share and number < cap]
+    levels = [
+        (Fraction(number - 1) / exact(share), Fraction(number + 1) / exact(share))
+        for number, share, cap in zip(rows, weights, caps, strict=False)
+        if share and number < cap
+    ]
     for number, share, cap in zip(rows, weights, caps, strict=False):
         assert number <= cap if share else number == 0
         if share and number == cap:
@@ -247,9 +270,12 @@ def test_copies_are_limited_over_all_phases_together() -> None:
     phases = phases_of([1.0, 1.0], [0.0, 1.0], ends=(0.5, 1.0))
     supplies = {"a": Supply(1, 1000), "b": Supply(2, 370)}
     request = MixRequest(1000, LENGTH, phases, supplies)
-    with pytest.raises(MixError, match=r"b: its share of 2 phases asks for 750 tokens, but 370 tokens x max_epochs 2 "
-                                       r"fill 740, 10 too few; raise its max_epochs to 2\.028\n"
-                                       r"or ask for at most 990 tokens"):
+    with pytest.raises(
+        MixError,
+        match=r"b: its share of 2 phases asks for 750 tokens, but 370 tokens x max_epochs 2 "
+        r"fill 740, 10 too few; raise its max_epochs to 2\.028\n"
+        r"or ask for at most 990 tokens",
+    ):
         plan_rows(request)
     assert plan_rows(MixRequest(990, LENGTH, phases, supplies)).per_source() == [25, 74]
 
@@ -265,8 +291,11 @@ def test_minimums_that_do_not_fit_are_refused() -> None:
     supplies = {"a": Supply(1, 5000, min_tokens=600), "b": Supply(1, 5000, min_tokens=500)}
     with pytest.raises(MixError, match=r"the mixture has 100 rows, and the sources' min_tokens need 110"):
         plan(1000, [1, 1], supplies, redistribute=True)
-    with pytest.raises(MixError, match=r"sources\.a: min_tokens 600 needs 60 rows of 10 tokens, but 300 tokens x "
-                                       r"max_epochs 1 fill 300; lower min_tokens"):
+    with pytest.raises(
+        MixError,
+        match=r"sources\.a: min_tokens 600 needs 60 rows of 10 tokens, but 300 tokens x "
+        r"max_epochs 1 fill 300; lower min_tokens",
+    ):
         plan(1000, [1, 1], {"a": Supply(1, 300, min_tokens=600), "b": Supply(1, 5000)})
 
 
@@ -283,10 +312,13 @@ def test_limits_of_tokens_are_named_with_what_would_help() -> None:
         plan(1000, [0.5, 0.3, 0.2], supplies)
     lines = str(caught.value).splitlines()
     assert lines[0] == "the mixture of 1000 tokens (100 rows of 10) breaks the limits of its sources:"
-    assert lines[1] == ("  a: weight 0.5 asks for 500 tokens, but its max_tokens 305 is 300 in whole rows, 200 too few;"
-                        " raise its max_tokens to 500, or lower its weight to 0.214")
-    assert lines[2] == ("  c: weight 0.2 asks for 200 tokens, but its min_tokens is 290; raise its weight, or lower "
-                        "min_tokens")
+    assert lines[1] == (
+        "  a: weight 0.5 asks for 500 tokens, but its max_tokens 305 is 300 in whole rows, 200 too few;"
+        " raise its max_tokens to 500, or lower its weight to 0.214"
+    )
+    assert lines[2] == (
+        "  c: weight 0.2 asks for 200 tokens, but its min_tokens is 290; raise its weight, or lower min_tokens"
+    )
     assert lines[3] == "or let the other sources have the difference: mix.on_shortfall: redistribute"
 
 

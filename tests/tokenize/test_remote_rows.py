@@ -65,9 +65,15 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 rows of 16 tokens in three shards, in memory."""
     local, folder = tmp_path_factory.mktemp("set"), as_path("memory://faulty-set")
     write_packed_set(local, ROWS, {"prose": 45, "code": 15}, TOKENIZER, {"prose": ROWS[:2]})
-    shards = [write_rows(local / f"train-{number:05d}.bin", ROWS[first : first + ROWS_PER_SHARD].astype("<u2"),
-                         PIECES_SCHEMA.empty_table(), first)
-              for number, first in enumerate(range(0, 60, ROWS_PER_SHARD))]
+    shards = [
+        write_rows(
+            local / f"train-{number:05d}.bin",
+            ROWS[first : first + ROWS_PER_SHARD].astype("<u2"),
+            PIECES_SCHEMA.empty_table(),
+            first,
+        )
+        for number, first in enumerate(range(0, 60, ROWS_PER_SHARD))
+    ]
     manifest = read_json(local / "packed.json")
     write_json(local / "packed.json", {**manifest, "train": {**manifest["train"], "shards": shards}})
     for path in local.iterdir():
@@ -125,9 +131,14 @@ def flipped(content: bytes) -> bytes:
     return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
 
-ALL_FAULTS = (raising(OSError("500 Internal Server Error")), raising(TimeoutError("30 s")),
-              raising(ConnectionResetError("reset")), lambda content: content[: len(content) // 2], flipped,
-              lambda content: b"")
+ALL_FAULTS = (
+    raising(OSError("500 Internal Server Error")),
+    raising(TimeoutError("30 s")),
+    raising(ConnectionResetError("reset")),
+    lambda content: content[: len(content) // 2],
+    flipped,
+    lambda content: b"",
+)
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2 * SHARD_BYTES, 10 * SHARD_BYTES])
@@ -173,8 +184,10 @@ def test_without_a_cache_each_row_is_one_request_and_neighbours_share_one(
     rows = np.array([3, 59, 0, 7, 21, 4])
     assert np.array_equal(packed.read(rows), ROWS[rows])
     assert sorted(store.asked_for(".bin")) == [
-        ("train-00000.bin", 0, 8 * row_bytes), ("train-00001.bin", row_bytes, 2 * row_bytes),
-        ("train-00002.bin", 19 * row_bytes, 20 * row_bytes)]
+        ("train-00000.bin", 0, 8 * row_bytes),
+        ("train-00001.bin", row_bytes, 2 * row_bytes),
+        ("train-00002.bin", 19 * row_bytes, 20 * row_bytes),
+    ]
 
 
 def test_a_training_goes_on_through_an_outage_as_long_as_it_has_rows_and_then_where_it_was(
@@ -209,8 +222,9 @@ def test_a_store_that_stays_away_ends_the_training_with_the_name_of_the_object(
     packed = opened(cache_bytes=0, retry_seconds=0.05)
     packed.read(np.array([21]))
     store.away.set()
-    with pytest.raises(StoreUnavailableError, match=re.escape(
-            "faulty-set/train-00001.bin could not be read in")) as caught:
+    with pytest.raises(
+        StoreUnavailableError, match=re.escape("faulty-set/train-00001.bin could not be read in")
+    ) as caught:
         packed.read(np.array([25]))
     assert "ConnectionRefusedError: the store is away" in str(caught.value)
     assert "engine.stream.retry_seconds (0.05)" in str(caught.value)

@@ -19,11 +19,49 @@ from gristmill.tokenize.encoding.awkward_texts import as_awkward
 from gristmill.tokenize.encoding.scan import NONE_LISTED, Listed, find_listed, listed, scan_texts
 
 LONGER, SHORTER = "\u20c1\ufffe\U0001fac8", "\u07fd"
-PIECES = ["a" * 7, "b" * 63, " ", "\n\t", "\x00", "é", "\u07fd", "\u07fc", "日", "\u20c1", "\u20c0", "\ufffe", "😀",
-          "\U0001fac8", "\u0800", "\ud7ff", "\ue000", "\U00010000", "\U0010ffff", "c" * 256]  # fmt: skip
-NOT_UTF8 = [bytes.fromhex(text) for text in (
-    "80", "bf", "c080", "c1bf", "c3", "e282", "e09fbf", "eda080", "f09f98", "f08fbfbf", "f4908080", "f5808080", "ff",
-    "c328", "e28228", "f09f288c")]  # fmt: skip
+PIECES = [
+    "a" * 7,
+    "b" * 63,
+    " ",
+    "\n\t",
+    "\x00",
+    "é",
+    "\u07fd",
+    "\u07fc",
+    "日",
+    "\u20c1",
+    "\u20c0",
+    "\ufffe",
+    "😀",
+    "\U0001fac8",
+    "\u0800",
+    "\ud7ff",
+    "\ue000",
+    "\U00010000",
+    "\U0010ffff",
+    "c" * 256,
+]
+NOT_UTF8 = [
+    bytes.fromhex(text)
+    for text in (
+        "80",
+        "bf",
+        "c080",
+        "c1bf",
+        "c3",
+        "e282",
+        "e09fbf",
+        "eda080",
+        "f09f98",
+        "f08fbfbf",
+        "f4908080",
+        "f5808080",
+        "ff",
+        "c328",
+        "e28228",
+        "f09f288c",
+    )
+]
 
 
 def codes(characters: str) -> Listed:
@@ -38,8 +76,10 @@ def scanned(texts: Sequence[bytes], which: Listed) -> tuple[bool, list[list[Any]
 
 
 @settings(deadline=None, max_examples=300)
-@given(texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=5),
-       looked_for=st.sampled_from(["", LONGER, LONGER + SHORTER]))
+@given(
+    texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=5),
+    looked_for=st.sampled_from(["", LONGER, LONGER + SHORTER]),
+)
 def test_characters_words_and_listed_ones_are_found_as_defined(texts: list[str], looked_for: str) -> None:
     valid, (characters, words, found) = scanned([text.encode() for text in texts], codes(looked_for + "\uffff"))
     assert valid
@@ -53,8 +93,12 @@ def test_characters_words_and_listed_ones_are_found_as_defined(texts: list[str],
 
 
 @settings(deadline=None, max_examples=500)
-@given(texts=st.lists(st.lists(st.sampled_from([*(piece.encode() for piece in PIECES), *NOT_UTF8]), max_size=6)
-                      .map(b"".join), max_size=3))
+@given(
+    texts=st.lists(
+        st.lists(st.sampled_from([*(piece.encode() for piece in PIECES), *NOT_UTF8]), max_size=6).map(b"".join),
+        max_size=3,
+    )
+)
 def test_what_is_no_utf8_is_found_in_whatever_text(texts: list[bytes]) -> None:
     def decodes(text: bytes) -> bool:
         try:
@@ -67,8 +111,24 @@ def test_what_is_no_utf8_is_found_in_whatever_text(texts: list[bytes]) -> None:
 
 def test_bytes_are_judged_as_python_judges_them() -> None:
     """Characters at the edges of Unicode's table 3-7, and such bytes of them as its rules are about, at each place."""
-    characters = [chr(code).encode() for code in (
-        0x41, 0x80, 0x7FF, 0x800, 0xFFF, 0x1000, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x3FFFF, 0x40000, 0x10FFFF)]
+    characters = [
+        chr(code).encode()
+        for code in (
+            0x41,
+            0x80,
+            0x7FF,
+            0x800,
+            0xFFF,
+            0x1000,
+            0xD7FF,
+            0xE000,
+            0xFFFF,
+            0x10000,
+            0x3FFFF,
+            0x40000,
+            0x10FFFF,
+        )
+    ]
     edges = bytes.fromhex("00 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff")
     source, wrong = random.Random(6), 0
     for _ in range(20_000):

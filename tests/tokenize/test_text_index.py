@@ -40,8 +40,17 @@ def packed_of(folder: Path, pieces: Sequence[Sequence[Sequence[int]]], shards: i
         start = 0
         for part in parts:
             rows[row, start : start + len(part)] = part
-            table.append({"row": row, "start": start, "length": len(part), "id": len(table).to_bytes(16), "source": 0,
-                          "copy": 0, "offset": 0})
+            table.append(
+                {
+                    "row": row,
+                    "start": start,
+                    "length": len(part),
+                    "id": len(table).to_bytes(16),
+                    "source": 0,
+                    "copy": 0,
+                    "offset": 0,
+                }
+            )
             start += len(part)
     write_packed_set(folder, rows, {"a": len(rows)}, {"vocab_size": vocab, "eos": 0, "pad": 1, "sha256": ""})
     manifest = read_json(folder / "packed.json")
@@ -91,8 +100,11 @@ def found_by_looking(
                         places.append(row * LENGTH + start + at)
                 start += len(part)
         longest.append((best if best >= shortest else 0, places))
-    return [(begin, size, places) for begin, (size, places) in enumerate(longest)
-            if size and not (begin and longest[begin - 1][0] == size + 1)]
+    return [
+        (begin, size, places)
+        for begin, (size, places) in enumerate(longest)
+        if size and not (begin and longest[begin - 1][0] == size + 1)
+    ]
 
 
 def found_by_index(index: OpenIndex, text: Sequence[int]) -> list[tuple[int, int, list[int]]]:
@@ -226,8 +238,11 @@ def test_prints_leave_out_what_is_not_there_and_nothing_else(tmp_path: Path, mon
     index = index_of(packed_of(tmp_path / "set", pieces, 3), tmp_path / "index")
     left: list[int] = []
     search = text_index.find_longest
-    monkeypatch.setattr(text_index, "find_longest", lambda text, size, begins, *rest: left.append(
-        len(begins)) or search(text, size, begins, *rest))
+    monkeypatch.setattr(
+        text_index,
+        "find_longest",
+        lambda text, size, begins, *rest: left.append(len(begins)) or search(text, size, begins, *rest),
+    )
     elsewhere = [rng.randrange(300, 900) for _ in range(1000)]
     assert found_by_index(index, elsewhere) == []
     assert sum(left) < 0.1 * len(elsewhere)
@@ -254,8 +269,11 @@ def test_pages_are_asked_for_before_they_are_read_each_once(monkeypatch: pytest.
     packed_files.read_ahead(np.zeros(203 * page, np.uint32), firsts, lasts)
     pages = [number for begin, length in asked for number in range(begin, begin + length)]
     assert len(pages) == len({*pages})
-    assert {*pages} == {place // page for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)
-                        for place in range(first, last)}
+    assert {*pages} == {
+        place // page
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)
+        for place in range(first, last)
+    }
     assert len(asked) < 80
 
 
@@ -295,8 +313,13 @@ def test_sorting_a_partition_takes_at_most_eight_bytes_for_each_of_its_places(
     sorting = list[Any]()
     monkeypatch.setattr(text_index, "CHUNK_TOKENS", 10_000)
     monkeypatch.setattr(text_index, "count_partitions", lambda size: 1)
-    monkeypatch.setattr(text_index, "run_tasks", lambda job, tasks, process, context: sorting.append(
-        partial(process, tasks[0])) or run_tasks(job, tasks, process, context))
+    monkeypatch.setattr(
+        text_index,
+        "run_tasks",
+        lambda job, tasks, process, context: (
+            sorting.append(partial(process, tasks[0])) or run_tasks(job, tasks, process, context)
+        ),
+    )
     summary = make(packed, tmp_path / "index")
     buckets = len(files(tmp_path / "index")["buckets-00000.bin"]) // 4
     assert summary == {"places": 20_000 * (LENGTH - SHORTEST + 1), "partitions": 1}

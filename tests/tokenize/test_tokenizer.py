@@ -67,11 +67,14 @@ def test_special_tokens_have_the_first_ids_and_bytes_follow(loaded: TextTokenize
 def test_the_chat_template_renders_as_documented_and_marks_what_the_assistant_says(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     auto = transformers.AutoTokenizer.from_pretrained(folder)
-    expected = ("<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + 2?\n<|end|>\n"
-                "<|assistant|>\nFour.\n\nOr 4.<|end|>\n<|user|>\nGrößer als 3?<|end|>\n<|assistant|>\nYes<|end|>\n")
+    expected = (
+        "<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + 2?\n<|end|>\n"
+        "<|assistant|>\nFour.\n\nOr 4.<|end|>\n<|user|>\nGrößer als 3?<|end|>\n<|assistant|>\nYes<|end|>\n"
+    )
     assert auto.apply_chat_template(CONVERSATION, tokenize=False) == expected
     assert auto.apply_chat_template(CONVERSATION[:2], tokenize=False, add_generation_prompt=True) == (
-        "<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + 2?\n<|end|>\n<|assistant|>\n")
+        "<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + 2?\n<|end|>\n<|assistant|>\n"
+    )
     rendered = auto.apply_chat_template(CONVERSATION, return_dict=True, return_assistant_tokens_mask=True)
     ids, mask = np.array(rendered["input_ids"]), np.array(rendered["assistant_masks"])
     assert auto.decode(ids) == expected
@@ -85,14 +88,22 @@ def test_transformers_agrees_on_text_and_special_tokens(folder: Path, loaded: Te
     text = "grist millstone, and a tree: größer\n\n  42"
     assert auto.encode(text, add_special_tokens=False) == loaded.encode([text])[0].ids
     assert (auto.eos_token, auto.pad_token, auto.eos_token_id, auto.pad_token_id, len(auto)) == (
-        "<|endoftext|>", "<|pad|>", 0, 1, 320)
+        "<|endoftext|>",
+        "<|pad|>",
+        0,
+        1,
+        320,
+    )
 
 
 def test_the_sample_is_an_equal_share_of_each_source_from_kept_documents_only(stages: Any) -> None:
     documents = [*stages.documents("prose", 100), *stages.documents("code", 100)]
     ingest = stages.ingest("ingest", documents, 2)
-    dropped = stages.annotate("filter", ingest, lambda table: {
-        "keep": [int(locator.split("/")[1]) % 2 == 0 for locator in table["locator"].to_pylist()]})
+    dropped = stages.annotate(
+        "filter",
+        ingest,
+        lambda table: {"keep": [int(locator.split("/")[1]) % 2 == 0 for locator in table["locator"].to_pylist()]},
+    )
     inputs = {"ingest": ingest, "filter": dropped}
     drawn = draw_sample(inputs, ["prose", "code"], 4000, None, 1, stages.context("sample"))
     kept = {text for _, locator, text in documents if int(locator.split("/")[1]) % 2 == 0}
@@ -102,8 +113,9 @@ def test_the_sample_is_an_equal_share_of_each_source_from_kept_documents_only(st
         assert all(any(whole.startswith(text) for whole in kept) for text in drawn.learn[source])
         assert sum(len(text.encode()) for text in drawn.measure[source]) == int(2000 * HELD_OUT)
         assert not set(drawn.measure[source]) & set(drawn.learn[source])
-    second, third = (draw_sample({"ingest": ingest}, ["prose"], 4000, None, seed, stages.context(f"seed {seed}"))
-                     for seed in (2, 3))
+    second, third = (
+        draw_sample({"ingest": ingest}, ["prose"], 4000, None, seed, stages.context(f"seed {seed}")) for seed in (2, 3)
+    )
     assert second != third
 
 
@@ -165,8 +177,11 @@ def external(stages: Any, path: Path) -> dict[str, Any]:
 
 def test_a_published_tokenizer_is_taken_with_chat_tokens_behind_its_vocabulary(stages: Any, shared_data: Path) -> None:
     path = stages.root / "neox.json"
-    path.write_bytes(zstandard.decompress((shared_data / "tokenizer" / "gpt_neox_tokenizer.json.zst").read_bytes(),
-                                          max_output_size=1 << 26))
+    path.write_bytes(
+        zstandard.decompress(
+            (shared_data / "tokenizer" / "gpt_neox_tokenizer.json.zst").read_bytes(), max_output_size=1 << 26
+        )
+    )
     before = json.loads(path.read_text())
     summary = external(stages, path)
     loaded = load(stages.root / "tokenizer")
@@ -244,11 +259,14 @@ UNMARKED = CHATML.replace("{%- generation -%}", "").replace("{%- endgeneration -
 CHATML_TOKENS = ["<|im_start|>", "<|im_end|>"]
 
 
-@pytest.mark.parametrize(("name", "pieces"), [
-    ("gpt2", ["pay", " 12345", "\n\n", "\t", "now", "!!", "\n"]),
-    ("llama3", ["pay", " ", "123", "45", "\n\n", "\tnow", "!!\n"]),
-    ("digits", ["pay", " ", "1", "2", "3", "4", "5", "\n\n", "\t", "now", "!!", "\n"]),
-])
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("gpt2", ["pay", " 12345", "\n\n", "\t", "now", "!!", "\n"]),
+        ("llama3", ["pay", " ", "123", "45", "\n\n", "\tnow", "!!\n"]),
+        ("digits", ["pay", " ", "1", "2", "3", "4", "5", "\n\n", "\t", "now", "!!", "\n"]),
+    ],
+)
 def test_no_token_reaches_across_what_the_pretokenizer_cuts(stages: Any, name: str, pieces: list[str]) -> None:
     text = "pay 12345\n\n\tnow!!\n"
     ingest = stages.ingest("ingest", [("prose", str(number), text) for number in range(40)])
@@ -262,8 +280,9 @@ def test_no_token_reaches_across_what_the_pretokenizer_cuts(stages: Any, name: s
 @given(text=st.text())
 @example("<|im_start|>1234\0\u0378\U000e0fff  \r\n\t5\u00a06 'LL")
 @pytest.mark.parametrize("name", ["llama3", "digits"])
-def test_every_string_comes_back_whatever_the_pretokenizer(other_tokenizers: dict[str, TextTokenizer], name: str,
-                                                           text: str) -> None:
+def test_every_string_comes_back_whatever_the_pretokenizer(
+    other_tokenizers: dict[str, TextTokenizer], name: str, text: str
+) -> None:
     loaded = other_tokenizers[name]
     ids = loaded.encode([text])[0].ids
     assert loaded.decode(ids) == text
@@ -275,8 +294,9 @@ def test_every_string_comes_back_whatever_the_pretokenizer(other_tokenizers: dic
 def other_tokenizers(module_stages: Any) -> dict[str, TextTokenizer]:
     ingest = module_stages.ingest("few", module_stages.documents("prose", 20))
     for name in ("llama3", "digits"):
-        module_stages.tokenizer(name, {"ingest": ingest}, ["prose"], pretokenizer=name, special_tokens=CHATML_TOKENS,
-                                chat_template=CHATML)
+        module_stages.tokenizer(
+            name, {"ingest": ingest}, ["prose"], pretokenizer=name, special_tokens=CHATML_TOKENS, chat_template=CHATML
+        )
     return {name: load(module_stages.root / name) for name in ("llama3", "digits")}
 
 
@@ -299,8 +319,11 @@ def test_further_special_tokens_and_another_template_are_stored_and_rendered_as_
 
 
 def test_the_answers_of_a_template_without_marks_are_what_they_add_to_the_invitation_to_speak() -> None:
-    messages = [{"role": role, "content": f"{role} {number}\n"} for number in range(2)
-                for role in ("system", "user", "assistant")]
+    messages = [
+        {"role": role, "content": f"{role} {number}\n"}
+        for number in range(2)
+        for role in ("system", "user", "assistant")
+    ]
     marked, unmarked = (render_segments(compile_template(template), messages) for template in (CHATML, UNMARKED))
     assert marked == unmarked
     assert [text for text, generated in unmarked if generated] == ["assistant 0\n<|im_end|>", "assistant 1\n<|im_end|>"]
@@ -318,24 +341,37 @@ def test_a_template_is_read_from_a_file_too(stages: Any) -> None:
         stages.tokenizer("other", ingest, ["prose"], chat_template_path=str(path))
 
 
-@pytest.mark.parametrize(("template", "reason"), [
-    ("{% for message in messages %}", "it cannot be rendered: line 1: "),
-    ("{{ messages[0]['content'] + 1 }}", "it cannot be rendered: TypeError"),
-    ("{{ raise_exception('only users may speak') }}", "it cannot be rendered: only users may speak"),
-    (UNMARKED.replace("message['content']", "(message['content'] if loop.last else message['content'] | upper)"),
-     "does not mark what the assistant says, and changes what stands before"),
-    (CHATML.replace("in messages", "in messages if message['role'] != 'system'"), "leaves out the text of the system"),
-    (CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant: '"), "asked in another way"),
-    (CHATML.replace("im_end", "end_of_turn"), r"writes <\|end_of_turn\|>, which the tokenizer has no special token"),
-])
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for message in messages %}", "it cannot be rendered: line 1: "),
+        ("{{ messages[0]['content'] + 1 }}", "it cannot be rendered: TypeError"),
+        ("{{ raise_exception('only users may speak') }}", "it cannot be rendered: only users may speak"),
+        (
+            UNMARKED.replace("message['content']", "(message['content'] if loop.last else message['content'] | upper)"),
+            "does not mark what the assistant says, and changes what stands before",
+        ),
+        (
+            CHATML.replace("in messages", "in messages if message['role'] != 'system'"),
+            "leaves out the text of the system",
+        ),
+        (CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant: '"), "asked in another way"),
+        (
+            CHATML.replace("im_end", "end_of_turn"),
+            r"writes <\|end_of_turn\|>, which the tokenizer has no special token",
+        ),
+    ],
+)
 def test_a_template_that_cannot_be_trained_is_refused(stages: Any, template: str, reason: str) -> None:
     ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
     with pytest.raises(TokenizerError, match=rf"tokenizer.chat_template: .*{reason}"):
         stages.tokenizer("tokenizer", ingest, ["prose"], special_tokens=CHATML_TOKENS, chat_template=template)
 
 
-@pytest.mark.parametrize(("token", "reason"), [
-    ("word", "'word': text could be encoded as that token"), ("<|user|>", "every tokenizer here has it")])
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [("word", "'word': text could be encoded as that token"), ("<|user|>", "every tokenizer here has it")],
+)
 def test_a_special_token_that_text_could_become_is_refused(stages: Any, token: str, reason: str) -> None:
     ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
     with pytest.raises(VocabularyError, match=reason):

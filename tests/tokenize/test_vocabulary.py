@@ -33,10 +33,14 @@ from gristmill.tokenize.encoding.token_report import token_text
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.encoding.vocabulary import BLANK, VocabularyError, frequent_characters, train
 
-SCRIPTS = ("Größe, naïve; Ελλάδα! Привет, мир. שלום עולם. مرحبا بالعالم؟ नमस्ते दुनिया। สวัสดีชาวโลก 你好，世界。"
-           "こんにちは世界 한국어 \U0001f469\u200d\U0001f469 ½ ٣")
-PROSE = ("Of course, the miller said that he would not grind it. The mill, of course, would; and the miller's men "
-         "didn't say: it'll cost 1,250.75 a day!\n\n    if grist >= 42:\n\t\treturn mill(grist)\n")
+SCRIPTS = (
+    "Größe, naïve; Ελλάδα! Привет, мир. שלום עולם. مرحبا بالعالم؟ नमस्ते दुनिया। สวัสดีชาวโลก 你好，世界。"
+    "こんにちは世界 한국어 \U0001f469\u200d\U0001f469 ½ ٣"
+)
+PROSE = (
+    "Of course, the miller said that he would not grind it. The mill, of course, would; and the miller's men "
+    "didn't say: it'll cost 1,250.75 a day!\n\n    if grist >= 42:\n\t\treturn mill(grist)\n"
+)
 
 
 def prose(number: int = 120) -> list[str]:
@@ -55,8 +59,9 @@ def trained(module_stages: Any) -> dict[str, TextTokenizer]:
     for model in ("bpe", "sentencepiece_bpe", "superbpe", "unigram"):
         if model == "unigram" and not _has_sentencepiece():
             continue
-        summary = module_stages.tokenizer(model, {"ingest": ingest}, ["prose"], model=model, vocab_size=700,
-                                          special_tokens=["<|tool|>"])
+        summary = module_stages.tokenizer(
+            model, {"ingest": ingest}, ["prose"], model=model, vocab_size=700, special_tokens=["<|tool|>"]
+        )
         assert summary["model"] == model
         found[model] = load(module_stages.root / model)
     return found
@@ -112,8 +117,10 @@ def test_special_tokens_have_the_first_ids_and_every_byte_has_a_token(
     loaded = of(trained, model)
     assert [loaded.tokenizer.token_to_id(token) for token in (*SPECIAL_TOKENS, "<|tool|>")] == [*range(7)]
     assert loaded.vocab_size == len(loaded.tokenizer.get_vocab()) == 700
-    spelt = (f"<0x{byte:02X}>" if model == "sentencepiece_bpe" else character
-             for byte, character in enumerate(byte_characters()))
+    spelt = (
+        f"<0x{byte:02X}>" if model == "sentencepiece_bpe" else character
+        for byte, character in enumerate(byte_characters())
+    )
     assert all(loaded.tokenizer.token_to_id(token) is not None for token in spelt)
 
 
@@ -134,8 +141,11 @@ for model in models:
     context = Context(Path(root) / f"{model}-work", emit=lambda event: None)
     tokenizer.run({"ingest": Path(root) / "resharded"}, config, out, context)
 """
-    subprocess.run([sys.executable, "-c", script, str(module_stages.root), "again", *trained], check=True,
-                   env={**os.environ, "RAYON_NUM_THREADS": "3", "PYTHONHASHSEED": "3"})  # before, it was one thread
+    subprocess.run(
+        [sys.executable, "-c", script, str(module_stages.root), "again", *trained],
+        check=True,
+        env={**os.environ, "RAYON_NUM_THREADS": "3", "PYTHONHASHSEED": "3"},
+    )  # before, it was one thread
     for model in trained:
         assert module_stages.files(f"{model}-again") == module_stages.files(model), model
 
@@ -233,11 +243,14 @@ def _cuts(pieces: Iterable[tuple[str, tuple[int, int]]]) -> set[int]:
     return {place for _, span in pieces for place in span}
 
 
-@pytest.mark.parametrize(("pretokenizer", "pieces"), [
-    ("gpt2", ["Of course, he didn't say", ":", " it", " 12", "..", "\n\n", " go.", "\n"]),
-    ("llama3", ["Of course, he didn't say", ":", " it", " ", "12", "..\n\n", " go", ".\n"]),
-    ("digits", ["Of course, he didn't say", ":", " it", " ", "1", "2", "..", "\n\n", " go.", "\n"]),
-])
+@pytest.mark.parametrize(
+    ("pretokenizer", "pieces"),
+    [
+        ("gpt2", ["Of course, he didn't say", ":", " it", " 12", "..", "\n\n", " go.", "\n"]),
+        ("llama3", ["Of course, he didn't say", ":", " it", " ", "12", "..\n\n", " go", ".\n"]),
+        ("digits", ["Of course, he didn't say", ":", " it", " ", "1", "2", "..", "\n\n", " go.", "\n"]),
+    ],
+)
 def test_super_words_reach_across_words_and_single_marks_but_no_colon_number_or_line(
     pretokenizer: str, pieces: list[str]
 ) -> None:
@@ -250,7 +263,8 @@ def naive_superwords(texts: Sequence[str], known: Mapping[str, int], encode: Any
     """The second stage by its definition: symbols are tuples of the first stage's ids, at most four together."""
     spelt = {number: token for token, number in known.items()}
     words: Counter[tuple[tuple[int, ...], ...]] = Counter(
-        tuple((number,) for number in word) for text in texts for word in encode(text))
+        tuple((number,) for number in word) for text in texts for word in encode(text)
+    )
     order = {(number,): number for number in known.values()}
     merges: list[tuple[str, str]] = []
     new: set[str] = set()
@@ -300,7 +314,7 @@ def test_super_words_go_on_with_the_merges_of_the_words_as_the_definition_says()
         return [*found.values()]
 
     merges = naive_superwords(prose(30), known, encode, 60)
-    assert [*map(tuple, both["merges"][len(learnt):])] == merges
+    assert [*map(tuple, both["merges"][len(learnt) :])] == merges
     assert {token for token in both["vocab"] if token not in known} <= {left + right for left, right in merges}
     assert any(token.count("Ġ") > 1 and token.strip("Ġ").count("Ġ") for token in both["vocab"])
     assert len(both["vocab"]) == 560
@@ -316,21 +330,31 @@ def test_characters_of_a_sentencepiece_vocabulary_are_the_most_frequent_ones_and
     assert frequent_characters(iter(["aac", "ab"]), 1.0, 2) == f"ab{BLANK}"
     assert frequent_characters(iter(["aaaaaaab", "a c"]), 0.9, 10) == f"ab{BLANK}"
     assert frequent_characters(iter(["aaaaaaaab", "a c"]), 0.8, 10) == f"a{BLANK}"
-    tokenizer = train(TokenizerSample({"a": ["ab" * 500, "xé"]}, {}), 300, model="sentencepiece_bpe",
-                      character_coverage=0.99)
+    tokenizer = train(
+        TokenizerSample({"a": ["ab" * 500, "xé"]}, {}), 300, model="sentencepiece_bpe", character_coverage=0.99
+    )
     assert tokenizer.encode("é").tokens == ["<0xC3>", "<0xA9>"]
     assert tokenizer.token_to_id("ab") is not None
     assert tokenizer.decode(tokenizer.encode(" aé  b\n").ids) == " aé  b\n"
 
 
 def test_no_token_of_a_sentencepiece_vocabulary_mixes_kinds_of_characters(trained: dict[str, TextTokenizer]) -> None:
-    tokens = [token for token in trained["sentencepiece_bpe"].tokenizer.get_vocab(with_added_tokens=False)
-              if not token.startswith(("<0x", "<|"))]
+    tokens = [
+        token
+        for token in trained["sentencepiece_bpe"].tokenizer.get_vocab(with_added_tokens=False)
+        if not token.startswith(("<0x", "<|"))
+    ]
     assert f"{BLANK}miller" in tokens
     for token in tokens:
-        kinds = {"L" if unicodedata.category(character)[0] in "LM" else
-                 "S" if character.isspace() else unicodedata.category(character)[0] == "N"
-                 for character in token.removeprefix(BLANK) if character != BLANK}
+        kinds = {
+            "L"
+            if unicodedata.category(character)[0] in "LM"
+            else "S"
+            if character.isspace()
+            else unicodedata.category(character)[0] == "N"
+            for character in token.removeprefix(BLANK)
+            if character != BLANK
+        }
         assert len(kinds) <= 1, token
         assert True not in kinds or len(token) == 1, token
 
@@ -338,7 +362,7 @@ def test_no_token_of_a_sentencepiece_vocabulary_mixes_kinds_of_characters(traine
 def test_a_unigram_vocabulary_has_the_frequent_words_and_probabilities() -> None:
     pytest.importorskip("sentencepiece")
     found = json.loads(train(TokenizerSample({"a": prose()}, {}), 700, model="unigram").to_str())["model"]["vocab"]
-    scores = dict(map(tuple, found[len(SPECIAL_TOKENS):]))
+    scores = dict(map(tuple, found[len(SPECIAL_TOKENS) :]))
     assert {"Ġcourse", "Ġmiller", "Ġwould", "Ġthe"} <= set(scores)
     assert [*scores.values()] == sorted(scores.values(), reverse=True)
     assert math.fsum(map(math.exp, scores.values())) == pytest.approx(1.0, abs=0.2)
@@ -372,24 +396,26 @@ def test_a_special_token_that_text_could_become_is_refused_by_every_model(model:
             train(TokenizerSample({"a": ["some text"]}, {}), 300, special_tokens=[token], model=model)
 
 
-@pytest.mark.parametrize(("section", "message"), [
-    ({"model": "wordpiece"}, "Input should be 'bpe', 'unigram', 'sentencepiece_bpe' or 'superbpe'"),
-    ({"path": "a.json", "model": "unigram"}, "model unigram is for a tokenizer that is trained here"),
-    ({"model": "sentencepiece_bpe", "pretokenizer": "llama3"}, "pretokenizer llama3 is for models over bytes"),
-    ({"character_coverage": 0.9}, "character_coverage is for model sentencepiece_bpe, not for bpe; leave it out"),
-    ({"model": "unigram", "transition_point": 0.9}, "transition_point is for model superbpe, not for unigram"),
-    ({"model": "superbpe", "vocab_size": 1000, "transition_point": 0.2}, "at 200 of vocab_size 1000"),
-    ({"model": "superbpe", "transition_point": 1}, "less than 1"),
-    ({"model": "sentencepiece_bpe", "character_coverage": 1.5}, "less than or equal to 1"),
-])
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"model": "wordpiece"}, "Input should be 'bpe', 'unigram', 'sentencepiece_bpe' or 'superbpe'"),
+        ({"path": "a.json", "model": "unigram"}, "model unigram is for a tokenizer that is trained here"),
+        ({"model": "sentencepiece_bpe", "pretokenizer": "llama3"}, "pretokenizer llama3 is for models over bytes"),
+        ({"character_coverage": 0.9}, "character_coverage is for model sentencepiece_bpe, not for bpe; leave it out"),
+        ({"model": "unigram", "transition_point": 0.9}, "transition_point is for model superbpe, not for unigram"),
+        ({"model": "superbpe", "vocab_size": 1000, "transition_point": 0.2}, "at 200 of vocab_size 1000"),
+        ({"model": "superbpe", "transition_point": 1}, "less than 1"),
+        ({"model": "sentencepiece_bpe", "character_coverage": 1.5}, "less than or equal to 1"),
+    ],
+)
 def test_settings_that_do_not_fit_the_model_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Tokenizer.model_validate(section)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "most"),
-                         [("bpe", 35), ("sentencepiece_bpe", 35), ("superbpe", 60), ("unigram", 45)])
+@pytest.mark.parametrize(("model", "most"), [("bpe", 35), ("sentencepiece_bpe", 35), ("superbpe", 60), ("unigram", 45)])
 def test_learning_takes_no_more_memory_per_byte_than_the_page_says(shared_data: Path, model: str, most: int) -> None:
     if model == "unigram":
         pytest.importorskip("sentencepiece")

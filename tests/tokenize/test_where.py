@@ -30,21 +30,24 @@ def test_an_unknown_column_is_named_with_the_ones_there_are() -> None:
         judge("web", "qualty > 1", MEASURED)
 
 
-@pytest.mark.parametrize("condition", [
-    "(SELECT count(*) FROM read_csv('{secret}')) > 0",
-    "(SELECT content FROM read_text('{secret}')) = 'x'",
-    "(SELECT count(*) FROM '{secret}') > 0",
-    "(SELECT count(*) FROM glob('/*')) > 0",
-    "(SELECT count(*) FROM read_parquet('https://127.0.0.1:9/a.parquet')) > 0",
-    "(SELECT count(*) FROM read_csv('s3://bucket/a.csv')) > 0",
-    "(SELECT count(*) FROM measured) > 0",
-    "true) AS BOOLEAN) FROM documents; COPY documents TO '{out}'; SELECT 1, CAST((true",
-    "true) AS BOOLEAN) FROM documents; ATTACH '{out}'; SELECT 1, CAST((true",
-    "true) AS BOOLEAN) FROM documents; INSTALL httpfs; SELECT 1, CAST((true",
-    "true) AS BOOLEAN) FROM documents; LOAD '{secret}'; SELECT 1, CAST((true",
-    "true) AS BOOLEAN) FROM documents; SET enable_external_access = true; SELECT 1, CAST((true",
-    "true) AS BOOLEAN) FROM documents; SET lock_configuration = false; SELECT 1, CAST((true",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "(SELECT count(*) FROM read_csv('{secret}')) > 0",
+        "(SELECT content FROM read_text('{secret}')) = 'x'",
+        "(SELECT count(*) FROM '{secret}') > 0",
+        "(SELECT count(*) FROM glob('/*')) > 0",
+        "(SELECT count(*) FROM read_parquet('https://127.0.0.1:9/a.parquet')) > 0",
+        "(SELECT count(*) FROM read_csv('s3://bucket/a.csv')) > 0",
+        "(SELECT count(*) FROM measured) > 0",
+        "true) AS BOOLEAN) FROM documents; COPY documents TO '{out}'; SELECT 1, CAST((true",
+        "true) AS BOOLEAN) FROM documents; ATTACH '{out}'; SELECT 1, CAST((true",
+        "true) AS BOOLEAN) FROM documents; INSTALL httpfs; SELECT 1, CAST((true",
+        "true) AS BOOLEAN) FROM documents; LOAD '{secret}'; SELECT 1, CAST((true",
+        "true) AS BOOLEAN) FROM documents; SET enable_external_access = true; SELECT 1, CAST((true",
+        "true) AS BOOLEAN) FROM documents; SET lock_configuration = false; SELECT 1, CAST((true",
+    ],
+)
 def test_a_condition_reaches_no_file_no_network_and_no_variable(condition: str, tmp_path: Path) -> None:
     secret, out = tmp_path / "secret.csv", tmp_path / "out"
     secret.write_text("a\nx\n")
@@ -66,17 +69,38 @@ def test_names_are_checked_before_there_are_values() -> None:
 ROWS = pa.table({"quality": [0.2, None, 0.9, 0.5], "tokens": [5, 6, 7, 0], "language": ["en", "de", None, "fr"]})
 
 
-@pytest.mark.parametrize("expression", [
-    "quality >= 0.5 AND NOT (language IN ('en', 'de')) OR tokens BETWEEN 1 AND 5", "language LIKE 'e%'",
-    "language NOT ILIKE 'E_' AND language GLOB 'd*'", "language LIKE '10$%' ESCAPE '$'", "language SIMILAR TO 'e.'",
-    "CASE WHEN tokens > 5 THEN quality ELSE 1.0 END > 0.5", "quality IS NOT NULL", "quality IS NULL OR tokens != 3",
-    "coalesce(quality, 0) > 0.1", "-quality + 2 * tokens % 3 // 2 ** 2 <= tokens ^ 2 / 3", "CAST(tokens AS DOUBLE) > 5",
-    "tokens::int > 5 -- a comment", "quality IS DISTINCT FROM 0.5", "true", "NULL", "language || 'x' = 'enx'",
-    "min(tokens, 6) > max(quality, 0.1)", "if(tokens > 5, true, false)", "Quality > 0.5", "nullif(tokens, 0) IS NULL",
-    "least(tokens, 4) < greatest(quality, tokens)", "starts_with(language, 'e')", "position('n' in language) > 0",
-    "substring(language from 1 for 1) = 'e'", "TRY_CAST(language AS INTEGER) IS NULL",
-    "tokens IN (5, 6) AND length(trim(lower(language))) = 2", "round(sqrt(tokens), 1) > ln(tokens + 1)",
-])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "quality >= 0.5 AND NOT (language IN ('en', 'de')) OR tokens BETWEEN 1 AND 5",
+        "language LIKE 'e%'",
+        "language NOT ILIKE 'E_' AND language GLOB 'd*'",
+        "language LIKE '10$%' ESCAPE '$'",
+        "language SIMILAR TO 'e.'",
+        "CASE WHEN tokens > 5 THEN quality ELSE 1.0 END > 0.5",
+        "quality IS NOT NULL",
+        "quality IS NULL OR tokens != 3",
+        "coalesce(quality, 0) > 0.1",
+        "-quality + 2 * tokens % 3 // 2 ** 2 <= tokens ^ 2 / 3",
+        "CAST(tokens AS DOUBLE) > 5",
+        "tokens::int > 5 -- a comment",
+        "quality IS DISTINCT FROM 0.5",
+        "true",
+        "NULL",
+        "language || 'x' = 'enx'",
+        "min(tokens, 6) > max(quality, 0.1)",
+        "if(tokens > 5, true, false)",
+        "Quality > 0.5",
+        "nullif(tokens, 0) IS NULL",
+        "least(tokens, 4) < greatest(quality, tokens)",
+        "starts_with(language, 'e')",
+        "position('n' in language) > 0",
+        "substring(language from 1 for 1) = 'e'",
+        "TRY_CAST(language AS INTEGER) IS NULL",
+        "tokens IN (5, 6) AND length(trim(lower(language))) = 2",
+        "round(sqrt(tokens), 1) > ln(tokens + 1)",
+    ],
+)
 def test_a_condition_of_the_grammar_depends_on_its_own_row_alone(expression: str) -> None:
     check_names("sources.web.where", expression, ROWS.column_names)
     together = judge("web", expression, ROWS).tolist()
@@ -84,32 +108,50 @@ def test_a_condition_of_the_grammar_depends_on_its_own_row_alone(expression: str
         assert judge("web", expression, ROWS.take(order)).tolist() == [together[row] for row in order]
 
 
-@pytest.mark.parametrize(("expression", "named"), [
-    ("random() < 0.5", "the function random is"), ("now() > 1", "the function now is"),
-    ("uuid() > 'a'", "the function uuid is"), ("current_date IS NULL", "no column 'current_date'"),
-    ("CURRENT_TIMESTAMP IS NULL", "no column 'CURRENT_TIMESTAMP'"),
-    ("row_number() OVER () < 10", r"a window function is not allowed \(row_number\)"),
-    ("sum(tokens) OVER (ORDER BY quality) < 9", r"a window function is not allowed \(sum\)"),
-    ("tokens > (SELECT avg(tokens) FROM documents)", "a sub-query is"), ("EXISTS (SELECT 1)", "a sub-query is"),
-    ("tokens IN (SELECT 5)", "a sub-query is"), ("tokens = ANY([1, 2])", "a sub-query is"),
-    ("count(*) > 1", "the function count_star is"), ("tokens > avg(tokens)", "the function avg is"),
-    ("min(tokens) > 1", "min takes two values of one document, and has 1"), ("rowid < 3", "no column 'rowid'"),
-    ("gristmill_row < 3", "no column 'gristmill_row'"), ("getenv('HOME') = 'x'", "the function getenv is"),
-    ("current_setting('threads') = '1'", "the function current_setting"), ("nextval('s') > 1", "the function nextval"),
-    ("main.abs(tokens) > 1", "the function abs is"),
-    ("COLUMNS(*) > 1", r"\* is not"), ("#1 > 2", "a column's number is"),
-    ("tokens > ?", "a parameter is"), ("list_transform([1], x -> x)[1] > 0", "array_extract is"),
-    ("tokens > 1) , (true", "more than one expression"),
-    ("true) FROM documents WHERE (true", "more than one expression"),
-    ("true) FROM documents ORDER BY (tokens", "more than one expression"), ("1); SELECT (2", "more than one statement"),
-    ("DATE '2026-01-01' > 'today'::DATE", "a cast to DATE is"),
-    ("tokens::TIMESTAMPTZ IS NULL", "a cast to TIMESTAMPTZ is"),
-    ("language COLLATE nocase = 'EN'", "COLLATE is"), ("'a' = version()", "the function version is"),
-    ("typeof(tokens) = 'x'", "the function typeof is"), ("hash(tokens) > 1", "the function hash is"),
-])
+@pytest.mark.parametrize(
+    ("expression", "named"),
+    [
+        ("random() < 0.5", "the function random is"),
+        ("now() > 1", "the function now is"),
+        ("uuid() > 'a'", "the function uuid is"),
+        ("current_date IS NULL", "no column 'current_date'"),
+        ("CURRENT_TIMESTAMP IS NULL", "no column 'CURRENT_TIMESTAMP'"),
+        ("row_number() OVER () < 10", r"a window function is not allowed \(row_number\)"),
+        ("sum(tokens) OVER (ORDER BY quality) < 9", r"a window function is not allowed \(sum\)"),
+        ("tokens > (SELECT avg(tokens) FROM documents)", "a sub-query is"),
+        ("EXISTS (SELECT 1)", "a sub-query is"),
+        ("tokens IN (SELECT 5)", "a sub-query is"),
+        ("tokens = ANY([1, 2])", "a sub-query is"),
+        ("count(*) > 1", "the function count_star is"),
+        ("tokens > avg(tokens)", "the function avg is"),
+        ("min(tokens) > 1", "min takes two values of one document, and has 1"),
+        ("rowid < 3", "no column 'rowid'"),
+        ("gristmill_row < 3", "no column 'gristmill_row'"),
+        ("getenv('HOME') = 'x'", "the function getenv is"),
+        ("current_setting('threads') = '1'", "the function current_setting"),
+        ("nextval('s') > 1", "the function nextval"),
+        ("main.abs(tokens) > 1", "the function abs is"),
+        ("COLUMNS(*) > 1", r"\* is not"),
+        ("#1 > 2", "a column's number is"),
+        ("tokens > ?", "a parameter is"),
+        ("list_transform([1], x -> x)[1] > 0", "array_extract is"),
+        ("tokens > 1) , (true", "more than one expression"),
+        ("true) FROM documents WHERE (true", "more than one expression"),
+        ("true) FROM documents ORDER BY (tokens", "more than one expression"),
+        ("1); SELECT (2", "more than one statement"),
+        ("DATE '2026-01-01' > 'today'::DATE", "a cast to DATE is"),
+        ("tokens::TIMESTAMPTZ IS NULL", "a cast to TIMESTAMPTZ is"),
+        ("language COLLATE nocase = 'EN'", "COLLATE is"),
+        ("'a' = version()", "the function version is"),
+        ("typeof(tokens) = 'x'", "the function typeof is"),
+        ("hash(tokens) > 1", "the function hash is"),
+    ],
+)
 def test_what_is_no_function_of_the_row_is_refused_by_name_before_there_are_values(expression: str, named: str) -> None:
-    for check in (lambda: check_names("sources.web.where", expression, ROWS.column_names),
-                  lambda: judge("web", expression, ROWS)):
+    for check in (
+        lambda: check_names("sources.web.where", expression, ROWS.column_names),
+        lambda: judge("web", expression, ROWS),
+    ):
         with pytest.raises(MixError, match=named):
             check()
 

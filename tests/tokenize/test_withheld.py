@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from gristmill.tokenize.order import Order, OrderWithout
 
 
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=4).filter(lambda counts: sum(counts) > 1), st.integers(0, 99),
-       st.integers(0, 2), st.data())
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=4).filter(lambda counts: sum(counts) > 1),
+    st.integers(0, 99),
+    st.integers(0, 2),
+    st.data(),
+)
 def test_it_is_the_order_with_the_withheld_rows_taken_out_in_every_epoch(
     counts: list[int], seed: int, epoch: int, data: st.DataObject
 ) -> None:
@@ -38,8 +42,7 @@ def test_everything_before_the_first_withheld_row_is_read_as_before() -> None:
     order = OrderWithout(whole, whole.rows(positions))
     before = np.arange(10**9 - 3, 10**9)
     assert np.array_equal(order.rows(before), whole.rows(before))
-    assert order.rows(np.array([10**9, 10**10 - 1])).tolist() == whole.rows(
-        np.array([10**9 + 1, 10**10 + 1])).tolist()
+    assert order.rows(np.array([10**9, 10**10 - 1])).tolist() == whole.rows(np.array([10**9 + 1, 10**10 + 1])).tolist()
 
 
 def test_a_set_with_phases_ends_earlier_and_nothing_left_is_refused() -> None:

@@ -29,8 +29,13 @@ def test_a_record_comes_back_as_it_was_saved_wherever_it_lies(tmp_path: Path, nu
     folder = as_path(f"memory://plan/{number}") if remote else tmp_path
     rng = np.random.default_rng(number)
     words = rng.integers(0, 2**64, (number, 2), dtype=np.uint64)
-    segment = Segment(np.array([0, number]), words, np.arange(number, dtype=np.int32),
-                      rng.integers(0, 2**31, number).astype(np.int32), *rng.integers(0, 2**62, (2, number)))
+    segment = Segment(
+        np.array([0, number]),
+        words,
+        np.arange(number, dtype=np.int32),
+        rng.integers(0, 2**31, number).astype(np.int32),
+        *rng.integers(0, 2**62, (2, number)),
+    )
     assert save(folder, "segment", segment).exists()
     loaded = load_record(str(folder), "segment", Segment)
     for field, array in vars(segment).items():
@@ -74,8 +79,20 @@ def rows_and_contents(
                 continue
             taken = texts[number][offset : offset + room]
             part, first, tokens = places[number]
-            pieces.append((len(rows) - 1, len(rows[-1]), len(taken), 0, 0, 0, offset, part, first + offset,
-                           min(len(taken), tokens - offset)))
+            pieces.append(
+                (
+                    len(rows) - 1,
+                    len(rows[-1]),
+                    len(taken),
+                    0,
+                    0,
+                    0,
+                    offset,
+                    part,
+                    first + offset,
+                    min(len(taken), tokens - offset),
+                )
+            )
             rows[-1] += taken
             offset += len(taken)
     pieces = [piece for piece in pieces if piece[0] < ROWS]
@@ -131,8 +148,9 @@ def test_large_ids_are_copied_whole(tmp_path: Path) -> None:
     flat = np.arange(70_000, 70_040, dtype=np.uint32)
     flat.tofile(tmp_path / "part.bin")
     one = [np.array([number], dtype=np.int64) for number in range(41)]
-    contents = Contents(one[0], one[0], one[12], np.zeros((1, 2), np.uint64), one[0], one[0], one[6], one[0], one[10],
-                        one[12])
+    contents = Contents(
+        one[0], one[0], one[12], np.zeros((1, 2), np.uint64), one[0], one[0], one[6], one[0], one[10], one[12]
+    )
     plan = RowPlan(Shuffled(tmp_path, 0), "", (str(tmp_path / "part.bin"),), "uint32", LENGTH, EOS, PAD)
     (block,) = blocks_of(plan, contents, 1)
     assert block[0, :12].tolist() == list(range(70_010, 70_022))

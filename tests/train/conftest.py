@@ -31,7 +31,10 @@ from gristmill.train.models.weights import drawn
 SOURCES = ("prose", "code")
 SEQUENCE_LENGTH = 32
 DATA_OF: dict[str, tuple[str, type[Section]]] = {
-    "sft": ("sft_data", SftData), "reference": ("dpo_data", DpoData), "dpo": ("dpo_data", DpoData)}
+    "sft": ("sft_data", SftData),
+    "reference": ("dpo_data", DpoData),
+    "dpo": ("dpo_data", DpoData),
+}
 """Which stage makes the rows of a training, and from which keys of its section."""
 TINY_MODEL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48}
 
@@ -39,8 +42,10 @@ TINY_MODEL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 
 @pytest.fixture(scope="session")
 def texts() -> dict[str, str]:
     """Some prose and some code that every Python has."""
-    return {"prose": " ".join(str(inspect.getdoc(module)) for module in (json, contextlib, textwrap, socket, inspect)),
-            "code": inspect.getsource(textwrap) + inspect.getsource(contextlib)}
+    return {
+        "prose": " ".join(str(inspect.getdoc(module)) for module in (json, contextlib, textwrap, socket, inspect)),
+        "code": inspect.getsource(textwrap) + inspect.getsource(contextlib),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -61,15 +66,20 @@ def mix_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path,
 
     tokenizer = load(tokenizer_folder)
     streams = {name: np.array(tokenizer.encode([text])[0].ids) for name, text in texts.items()}
-    rows = {name: stream[: len(stream) // SEQUENCE_LENGTH * SEQUENCE_LENGTH].reshape(-1, SEQUENCE_LENGTH)
-            for name, stream in streams.items()}
+    rows = {
+        name: stream[: len(stream) // SEQUENCE_LENGTH * SEQUENCE_LENGTH].reshape(-1, SEQUENCE_LENGTH)
+        for name, stream in streams.items()
+    }
     folder = tmp_path_factory.mktemp("mix")
     training = np.concatenate([rows["prose"][:40], rows["code"][:40]])
     # Two equal sources alternate in the merged order.
     write_packed_set(
-        folder, training.reshape(2, 40, -1).transpose(1, 0, 2).reshape(80, -1), {"prose": 40, "code": 40},
+        folder,
+        training.reshape(2, 40, -1).transpose(1, 0, 2).reshape(80, -1),
+        {"prose": 40, "code": 40},
         {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos, "pad": tokenizer.pad, "sha256": tokenizer.sha256},
-        {name: part[40:44] for name, part in rows.items()})
+        {name: part[40:44] for name, part in rows.items()},
+    )
     return folder
 
 
@@ -96,9 +106,17 @@ def make_model() -> Callable[[Shape], Llama]:
 
 @pytest.fixture
 def pretrain_config() -> dict[str, Any]:
-    return {"model": TINY_MODEL, "steps": 12, "global_batch_size": 6, "micro_batch_size": 4, "seed": 11,
-            "log_every": 1, "validate_every": 6, "schedule": {"warmup_steps": 2},
-            "optimizer": {"learning_rate": 0.01}}
+    return {
+        "model": TINY_MODEL,
+        "steps": 12,
+        "global_batch_size": 6,
+        "micro_batch_size": 4,
+        "seed": 11,
+        "log_every": 1,
+        "validate_every": 6,
+        "schedule": {"warmup_steps": 2},
+        "optimizer": {"learning_rate": 0.01},
+    }
 
 
 @pytest.fixture
@@ -108,8 +126,15 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1,
-                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}.items():
+    for name, value in {
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }.items():
         monkeypatch.setenv(name, str(value))
     yield
     if torch.distributed.is_initialized():  # a stage that fails leaves its group to the end of its process
@@ -159,8 +184,14 @@ def run_stage(one_process: None) -> RunStage:
     """
 
     def run(
-        stage: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path, checkpoint_every: int = 4,
-        compute: Compute | None = None, stream: Stream | None = None, **told: Any,
+        stage: str,
+        inputs: dict[str, Path],
+        config: dict[str, Any],
+        folder: Path,
+        checkpoint_every: int = 4,
+        compute: Compute | None = None,
+        stream: Stream | None = None,
+        **told: Any,
     ) -> dict[str, Any]:
         import importlib
 
@@ -177,10 +208,17 @@ def run_stage(one_process: None) -> RunStage:
         if stage == "reference":
             config = {key: value for key, value in config.items() if key in Reference.model_fields}
         (folder / "work").mkdir(parents=True, exist_ok=True)
-        context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, compute=compute or Compute(),
-                          stream=stream or Stream(), **{"emit": lambda event: None, **told})
+        context = Context(
+            folder / "work",
+            stage,
+            checkpoint_every=checkpoint_every,
+            compute=compute or Compute(),
+            stream=stream or Stream(),
+            **{"emit": lambda event: None, **told},
+        )
         summary: dict[str, Any] = importlib.import_module(f"gristmill.train.stages.{stage}").run(
-            inputs, config, folder / "data", context)
+            inputs, config, folder / "data", context
+        )
         json.dumps(summary, allow_nan=False)
         return {**made, **summary}
 
@@ -210,9 +248,18 @@ class StageConfig:
 
         (self._folder / "a.txt").write_text("Some prose.")
         manifest = self._folder / "own.yaml"
-        manifest.write_text(yaml.safe_dump({
-            "name": "own", "sources": {"a": {"path": "a.txt"}}, "tokenizer": {"vocab_size": 300},
-            "mix": {"tokens": 2000, "sequence_length": 32}, "pretrain": {"steps": 2}, **sections}))
+        manifest.write_text(
+            yaml.safe_dump(
+                {
+                    "name": "own",
+                    "sources": {"a": {"path": "a.txt"}},
+                    "tokenizer": {"vocab_size": 300},
+                    "mix": {"tokens": 2000, "sequence_length": 32},
+                    "pretrain": {"steps": 2},
+                    **sections,
+                }
+            )
+        )
         return make_plan(load_manifest(manifest))[stage]
 
 

@@ -41,11 +41,17 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
                 if job["continue"] is not None:
                     shutil.copytree(Path(job["continue"]) / "work" / "checkpoints", folder / "work" / "checkpoints")
             dist.barrier()
-            context = Context(folder / "work", "pretrain", checkpoint_every=job["checkpoint_every"],
-                              parallel=Parallel.model_validate(job["parallel"]),
-                              compute=Compute.model_validate(job.get("compute", {})), emit=lambda event: None)
-            pretrain.run({name: Path(path) for name, path in job["inputs"].items()}, job["config"], folder / "data",
-                         context)
+            context = Context(
+                folder / "work",
+                "pretrain",
+                checkpoint_every=job["checkpoint_every"],
+                parallel=Parallel.model_validate(job["parallel"]),
+                compute=Compute.model_validate(job.get("compute", {})),
+                emit=lambda event: None,
+            )
+            pretrain.run(
+                {name: Path(path) for name, path in job["inputs"].items()}, job["config"], folder / "data", context
+            )
 
 
 if __name__ == "__main__":

@@ -53,10 +53,18 @@ VARIANTS: dict[str, tuple[Shape, dict[str, Any], int, str]] = {
     "documents one by one": (SHAPE, {"positions": positions()}, 1, "all"),
     "documents by a mask": (SHAPE, {"positions": positions()}, 1000, "all"),
     "some targets": (SHAPE, {"positions": positions()}, 1, "some"),
-    "prefixes": (replace(SHAPE, prefix_lm=True), {
-        "positions": positions(), "prefix": torch.arange(LENGTH).expand(3, -1) % 20 < 9}, 1, "all"),
-    "experts": (replace(SHAPE, experts=4, experts_per_token=2, load_balancing=1.0), {"positions": positions()}, 1,
-                "all"),
+    "prefixes": (
+        replace(SHAPE, prefix_lm=True),
+        {"positions": positions(), "prefix": torch.arange(LENGTH).expand(3, -1) % 20 < 9},
+        1,
+        "all",
+    ),
+    "experts": (
+        replace(SHAPE, experts=4, experts_per_token=2, load_balancing=1.0),
+        {"positions": positions()},
+        1,
+        "all",
+    ),
 }
 """Name -> the model, what it is called with besides, LEAST_MEAN_LENGTH, and where it is trained."""
 
@@ -72,8 +80,9 @@ def model_of(shape: Shape) -> Llama:
 
 def measure(model: Llama, asked: dict[str, Any], trains: str) -> dict[str, Any]:
     """The loss, its gradients, what each token's is, how busy experts are, and what a head of whole rows finds."""
-    ids = torch.randint(0, 100, (len(DOCUMENTS), model.shape.sequence_length),
-                        generator=torch.Generator().manual_seed(5))
+    ids = torch.randint(
+        0, 100, (len(DOCUMENTS), model.shape.sequence_length), generator=torch.Generator().manual_seed(5)
+    )
     targets = next_tokens(ids)
     if trains == "some":  # all near the front of rows: some processes have none
         targets[:, 7:] = -100
@@ -85,8 +94,14 @@ def measure(model: Llama, asked: dict[str, Any], trains: str) -> dict[str, Any]:
     with torch.no_grad():
         scored, _ = model(ids, TokenHead(score_tokens, {"targets": targets}), **asked)
         logits = model(ids, **asked)
-    return {"loss": loss.detach(), "gradients": torch.cat([one.flatten() for one in gradients]), "nll": nll,
-            "scored": scored, "logits": logits, "loads": torch.cat(loads) if loads else torch.zeros(1)}
+    return {
+        "loss": loss.detach(),
+        "gradients": torch.cat([one.flatten() for one in gradients]),
+        "nll": nll,
+        "scored": scored,
+        "logits": logits,
+        "loads": torch.cat(loads) if loads else torch.zeros(1),
+    }
 
 
 def compare(world: World, variant: str, compute: Compute) -> dict[str, float]:
@@ -100,8 +115,10 @@ def compare(world: World, variant: str, compute: Compute) -> dict[str, float]:
     expected, found = measure(alone, asked, trains), measure(together, asked, trains)
     for name in ("loss", "gradients"):
         dist.all_reduce(found[name], group=world.row_split.group)
-    return {name: float((found[name].double() - value.double()).abs().max() / value.abs().max().clamp(min=1e-9))
-            for name, value in expected.items()}
+    return {
+        name: float((found[name].double() - value.double()).abs().max() / value.abs().max().clamp(min=1e-9))
+        for name, value in expected.items()
+    }
 
 
 def compare_all(file: Path, compute: Compute) -> None:
@@ -109,8 +126,11 @@ def compare_all(file: Path, compute: Compute) -> None:
     with process_group() as joined:
         world = make_world(Parallel(context=joined.size), joined.device)
         # PyTorch compiles the grouped product of experts on a CPU in bfloat16 alone, in one process too.
-        found = {variant: compare(world, variant, compute) for variant, (shape, *_) in VARIANTS.items()
-                 if compute.compile == "off" or not shape.experts}
+        found = {
+            variant: compare(world, variant, compute)
+            for variant, (shape, *_) in VARIANTS.items()
+            if compute.compile == "off" or not shape.experts
+        }
         everybody: list[Any] = [None] * world.size
         dist.all_gather_object(everybody, found)
         if joined.is_first:

@@ -35,11 +35,20 @@ def ids() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("least_mean_length", [1, 1000])
-@pytest.mark.parametrize("changes", [
-    {}, {"qk_norm": True}, {"rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_length=8)},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"qk_norm": True},
+        {"rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_length=8)},
+    ],
+)
 def test_a_packed_row_gives_the_logits_and_gradients_of_its_documents(
-    least_mean_length: int, changes: dict[str, Any], ids: torch.Tensor, tiny_shape: Shape, make_model: MakeModel,
+    least_mean_length: int,
+    changes: dict[str, Any],
+    ids: torch.Tensor,
+    tiny_shape: Shape,
+    make_model: MakeModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attention, "LEAST_MEAN_LENGTH", least_mean_length)
@@ -57,8 +66,9 @@ def test_a_packed_row_gives_the_logits_and_gradients_of_its_documents(
             together, apart = together + packed[row, part].square().sum(), apart + alone.square().sum()
             start += length
     parameters = list(model.parameters())
-    for ours, theirs in zip(torch.autograd.grad(together, parameters), torch.autograd.grad(apart, parameters),
-                            strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(together, parameters), torch.autograd.grad(apart, parameters), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 

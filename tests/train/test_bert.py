@@ -27,8 +27,14 @@ from gristmill.train.stages.export import exported_tensors
 from tests.train.test_masked_rows import ENCODER, MASK, made_inputs
 
 VOCAB, LENGTH = 100, 24
-SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "max_position_embeddings": LENGTH}
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": LENGTH,
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +92,9 @@ def test_documents_are_apart_with_positions_of_their_own_and_padding_is_seen_by_
             torch.testing.assert_close(found[:, part], theirs(ids[:, part]).logits, atol=1e-5, rtol=1e-4)
         padded = ours(ids, positions=torch.tensor([[*range(19), *[-1] * 5]]))
         mask = (torch.arange(LENGTH) < 19).long()[None]
-        torch.testing.assert_close(padded[:, :19], theirs(ids, attention_mask=mask).logits[:, :19], atol=1e-5,
-                                   rtol=1e-4)
+        torch.testing.assert_close(
+            padded[:, :19], theirs(ids, attention_mask=mask).logits[:, :19], atol=1e-5, rtol=1e-4
+        )
     with pytest.raises(ValueError, match="a row of 25 tokens is longer than the 24 positions"):
         ours(drawn_ids(1, 25))
 
@@ -131,13 +138,18 @@ def test_rows_longer_than_its_positions_are_refused(
     wide = BertForMaskedLM(BertConfig(**{**SIZES, "vocab_size": 400}))
     wide.save_pretrained(tmp_path / "theirs")
     with pytest.raises(WeightsError, match="has 24 learned positions, but rows have 32 tokens"):
-        run_stage("pretrain", inputs, {**config, "masked": {}, "model": {"init_from": str(tmp_path / "theirs")}},
-                  tmp_path / "run")
+        run_stage(
+            "pretrain",
+            inputs,
+            {**config, "masked": {}, "model": {"init_from": str(tmp_path / "theirs")}},
+            tmp_path / "run",
+        )
 
 
 def test_forgotten_activations_change_no_gradient_and_plan_counts_what_is_computed() -> None:
-    section = Pretrain.model_validate({"steps": 1, "masked": {"shape": "bert"}, "model": {
-        "layers": 2, "width": 64, "heads": 4}})
+    section = Pretrain.model_validate(
+        {"steps": 1, "masked": {"shape": "bert"}, "model": {"layers": 2, "width": 64, "heads": 4}}
+    )
     shape = shape_to_train(section, 256, 128)
     assert (shape.bert, shape.ffn_width) == (True, 256)
     assert shape_from_json(shape_to_json(shape)) == shape
@@ -156,11 +168,17 @@ def test_forgotten_activations_change_no_gradient_and_plan_counts_what_is_comput
     assert flops_per_token(shape, 128).whole * ids.numel() == pytest.approx(counted, rel=0.05)
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    ({"hidden_act": "relu"}, "hidden_act"), ({"type_vocab_size": 1}, "type_vocab_size"),
-    ({"position_embedding_type": "relative_key"}, "position_embedding_type"), ({"is_decoder": True}, "is_decoder"),
-    ({"tie_word_embeddings": False}, "tie_word_embeddings"), ({"hidden_size": None}, "has no hidden_size"),
-])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"type_vocab_size": 1}, "type_vocab_size"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"hidden_size": None}, "has no hidden_size"),
+    ],
+)
 def test_a_bert_that_computes_something_else_is_refused_by_the_name_of_its_key(
     change: dict[str, Any], named: str
 ) -> None:
@@ -170,15 +188,21 @@ def test_a_bert_that_computes_something_else_is_refused_by_the_name_of_its_key(
         shape_from_hf({**config, **change})
 
 
-@pytest.mark.parametrize(("model", "message"), [
-    ({"rope_theta": 500.0}, "rope_theta means nothing to the BERT that `masked` trains"),
-    ({"tied_embeddings": False}, "tied_embeddings means nothing to the BERT"),
-    ({"qk_norm": True}, "qk_norm means nothing to the BERT"),
-    ({"init_from": "folder"}, "config.json decides masked.shape; remove it"),
-])
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"rope_theta": 500.0}, "rope_theta means nothing to the BERT that `masked` trains"),
+        ({"tied_embeddings": False}, "tied_embeddings means nothing to the BERT"),
+        ({"qk_norm": True}, "qk_norm means nothing to the BERT"),
+        ({"init_from": "folder"}, "config.json decides masked.shape; remove it"),
+    ],
+)
 def test_what_it_does_not_have_is_refused_before_any_work(
     stage_config: Any, model: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ManifestError, match=message):
-        stage_config("pretrain", tokenizer={"vocab_size": 300, "special_tokens": [MASK]},
-                     pretrain={"steps": 2, "masked": {"shape": "bert"}, "model": model})
+        stage_config(
+            "pretrain",
+            tokenizer={"vocab_size": 300, "special_tokens": [MASK]},
+            pretrain={"steps": 2, "masked": {"shape": "bert"}, "model": model},
+        )

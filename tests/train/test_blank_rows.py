@@ -64,8 +64,10 @@ def undone(laid: Laid, number: int) -> tuple[list[int], list[tuple[int, int]]]:
     assert {*targets[at:]} <= {IGNORED}
     # A span's tokens say where they stand, so that their order may be any.
     assert laid.places is not None
-    starts = [int(laid.places[number, targets.index(MARKS.end, seen + before) - len(span)])
-              for before, span in zip(np.cumsum([0, *(len(span) + 1 for span in filled[:-1])]), filled, strict=True)]
+    starts = [
+        int(laid.places[number, targets.index(MARKS.end, seen + before) - len(span)])
+        for before, span in zip(np.cumsum([0, *(len(span) + 1 for span in filled[:-1])]), filled, strict=True)
+    ]
     tokens, spans = list[int](), list[tuple[int, int]]()
     for token in inputs[:seen]:
         if token < MARKS.blank:
@@ -100,6 +102,7 @@ def test_spans_are_those_of_the_authors_procedure_at_the_same_draws() -> None:
     laid = how(read(rows, numbers=np.arange(30) * 3), 4)
     pmf = [3.0**k / math.factorial(k) for k in range(1, 40)]
     for number, row in enumerate(rows):
+
         def numbers(name: str, count: int, row: int = number * 3) -> np.ndarray:
             return draws(how.key(name, 4), np.full(count, row), np.arange(count))
 
@@ -217,8 +220,9 @@ def test_an_export_is_a_glm_of_transformers_with_equal_logits(
     assert isinstance(theirs, GlmForCausalLM)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
-    laid = blanks_of(BlankInfilling(), load(inputs["tokenizer"]), 1, 32)(read(PackedSet(inputs["mix"]).read(
-        np.arange(4))), 0)
+    laid = blanks_of(BlankInfilling(), load(inputs["tokenizer"]), 1, 32)(
+        read(PackedSet(inputs["mix"]).read(np.arange(4))), 0
+    )
     assert laid.prefix is not None
     ids, prefix, here = torch.from_numpy(laid.inputs), torch.from_numpy(laid.prefix), torch.arange(32)
     mask = ((here[:, None] >= here) | prefix[:, None, :])[:, None]
@@ -247,8 +251,12 @@ def test_its_matrices_in_8_bits_are_those_of_transformers_names(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 2, "blank_infilling": {}}, tmp_path / "run")
-    run_stage("export", {"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "run" / "data"}, {"int8": True},
-              tmp_path / "out")
+    run_stage(
+        "export",
+        {"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "run" / "data"},
+        {"int8": True},
+        tmp_path / "out",
+    )
     whole, rounded = load_model(tmp_path / "run" / "data" / "model"), load_model(tmp_path / "out" / "data")
     for name, tensor in whole.state_dict().items():
         found = rounded.state_dict()[name][: len(tensor)]
@@ -267,24 +275,50 @@ def test_a_glm_has_no_adapters_for_peft(tiny_shape: Shape) -> None:
         tuned_model(glm, lambda name, size: torch.zeros(size), Lora(), 0, None, torch.float32, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"export": {"gguf": ["f16"]}}, r"pretrain\.blank_infilling reads prefixes"),
-    ({"engine": {"parallel": {"tensor": 2}}}, r"pretrain\.blank_infilling reads prefixes"),
-    ({"tokenizer": {"vocab_size": 400, "special_tokens": ["[MASK]"]}}, "needs the special tokens <sop>, <eop>: name"),
-    ({"pretrain": {"steps": 2, "blank_infilling": {"document_share": 0.7, "sentence_share": 0.4}}}, "more than 1 toge"),
-    ({"pretrain": {"steps": 2, "blank_infilling": {"sentence_share": 0.4}}, "tokenizer": {
-        "vocab_size": 400, "special_tokens": ["[MASK]", "<sop>", "<eop>"]}}, r"needs the special tokens \[sMASK\]: na"),
-    ({"pretrain": {"steps": 2, "blank_infilling": {}, "model": {"document_mask": True}}}, "blank_infilling hides"),
-    ({"pretrain": {"steps": 2, "blank_infilling": {}, "model": {"qk_norm": True}}}, "qk_norm means nothing to the GLM"),
-    ({"pretrain": {"steps": 2, "blank_infilling": {}, "model": {"head_width": 6}}}, "6 must be a multiple of 4"),
-    ({"pretrain": {"steps": 2, "blank_infilling": {}, "masked": {}}}, "masked and blank_infilling are different thing"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"export": {"gguf": ["f16"]}}, r"pretrain\.blank_infilling reads prefixes"),
+        ({"engine": {"parallel": {"tensor": 2}}}, r"pretrain\.blank_infilling reads prefixes"),
+        (
+            {"tokenizer": {"vocab_size": 400, "special_tokens": ["[MASK]"]}},
+            "needs the special tokens <sop>, <eop>: name",
+        ),
+        (
+            {"pretrain": {"steps": 2, "blank_infilling": {"document_share": 0.7, "sentence_share": 0.4}}},
+            "more than 1 toge",
+        ),
+        (
+            {
+                "pretrain": {"steps": 2, "blank_infilling": {"sentence_share": 0.4}},
+                "tokenizer": {"vocab_size": 400, "special_tokens": ["[MASK]", "<sop>", "<eop>"]},
+            },
+            r"needs the special tokens \[sMASK\]: na",
+        ),
+        ({"pretrain": {"steps": 2, "blank_infilling": {}, "model": {"document_mask": True}}}, "blank_infilling hides"),
+        (
+            {"pretrain": {"steps": 2, "blank_infilling": {}, "model": {"qk_norm": True}}},
+            "qk_norm means nothing to the GLM",
+        ),
+        ({"pretrain": {"steps": 2, "blank_infilling": {}, "model": {"head_width": 6}}}, "6 must be a multiple of 4"),
+        (
+            {"pretrain": {"steps": 2, "blank_infilling": {}, "masked": {}}},
+            "masked and blank_infilling are different thing",
+        ),
+    ],
+)
 def test_what_blanks_do_not_go_with_is_refused_before_any_work(
     stage_config: Any, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ManifestError, match=message):
-        stage_config("pretrain", **{"pretrain": {"steps": 2, "blank_infilling": {}},
-                                    "tokenizer": {"vocab_size": 400, "special_tokens": SPECIAL}, **changes})
+        stage_config(
+            "pretrain",
+            **{
+                "pretrain": {"steps": 2, "blank_infilling": {}},
+                "tokenizer": {"vocab_size": 400, "special_tokens": SPECIAL},
+                **changes,
+            },
+        )
 
 
 def test_a_given_tokenizer_without_its_tokens_is_told(tokenizer_folder: Path) -> None:

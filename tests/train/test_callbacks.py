@@ -81,10 +81,17 @@ def test_a_callback_sees_every_step_validation_and_checkpoint_and_ends_the_train
     assert summary["stopped_by"] == {"callback": "hooks:Watch", "step": 7, "reason": "enough of it"}
     seen = lines(tmp_path / "seen")
     assert [(one["event"], one["step"]) for one in seen] == [
-        *(("step", step) for step in (1, 2, 3, 4)), ("checkpoint", 4), *(("step", step) for step in (5, 6)),
-        ("validation", 6), ("step", 7), ("checkpoint", 7)]
-    assert [Path(one["path"]).name for one in seen if one["event"] == "checkpoint"] == ["step-00000004",
-                                                                                       "step-00000007"]
+        *(("step", step) for step in (1, 2, 3, 4)),
+        ("checkpoint", 4),
+        *(("step", step) for step in (5, 6)),
+        ("validation", 6),
+        ("step", 7),
+        ("checkpoint", 7),
+    ]
+    assert [Path(one["path"]).name for one in seen if one["event"] == "checkpoint"] == [
+        "step-00000004",
+        "step-00000007",
+    ]
     recorded = {one["step"]: one for one in lines(tmp_path / "run" / "data" / "metrics.jsonl") if "loss" in one}
     assert sorted(recorded) == list(range(1, 8))
     for one in seen:
@@ -97,9 +104,11 @@ def test_a_callback_sees_every_step_validation_and_checkpoint_and_ends_the_train
     total = sum(one["tokens"] for one in measured.values())
     (validated,) = (one for one in seen if one["event"] == "validation")
     assert validated["validation_loss"] == pytest.approx(
-        sum(one["loss"] * one["tokens"] for one in measured.values()) / total)
+        sum(one["loss"] * one["tokens"] for one in measured.values()) / total
+    )
     assert [one["message"] for one in told if one["event"] == "warning"] == [
-        "pretrain: hooks:Watch ended the training after step 7 of 12: enough of it"]
+        "pretrain: hooks:Watch ended the training after step 7 of 12: enough of it"
+    ]
 
 
 def test_a_training_that_only_is_watched_has_the_bits_of_one_that_is_not(
@@ -161,7 +170,8 @@ def test_a_callback_scales_the_learning_rate_and_a_resumed_training_has_what_it_
     whole = run_stage("pretrain", inputs, config, tmp_path / "whole")
     assert whole["scaled_by"] == [
         {"callback": "hooks:Scale", "step": 5, "learning_rate_scale": 0.25, "reason": "large gradients"},
-        {"callback": "hooks:Scale", "step": 6, "learning_rate_scale": 2.0, "reason": ""}]
+        {"callback": "hooks:Scale", "step": 6, "learning_rate_scale": 2.0, "reason": ""},
+    ]
     plain = scheduled({**config, "callbacks": []})
     recorded = lines(tmp_path / "whole" / "data" / "metrics.jsonl")
     rates = {line["step"]: line["learning_rate"] for line in recorded if "learning_rate" in line}
@@ -175,11 +185,15 @@ def test_a_callback_scales_the_learning_rate_and_a_resumed_training_has_what_it_
     assert run_stage("pretrain", inputs, config, tmp_path / "again")["scaled_by"] == whole["scaled_by"]
     weights = Path("data", "model", "model.safetensors")
     assert (tmp_path / "again" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
-    told = [[line for line in lines(tmp_path / name / "data" / "metrics.jsonl") if "callback" in line]
-            for name in ("whole", "again")]
+    told = [
+        [line for line in lines(tmp_path / name / "data" / "metrics.jsonl") if "callback" in line]
+        for name in ("whole", "again")
+    ]
     assert told[0] == told[1]
-    assert told[0][0] == {"step": 5, "callback": {"callback": "hooks:Scale", "learning_rate_scale": 0.25,
-                                                  "reason": "large gradients"}}
+    assert told[0][0] == {
+        "step": 5,
+        "callback": {"callback": "hooks:Scale", "learning_rate_scale": 0.25, "reason": "large gradients"},
+    }
 
 
 def scheduled(config: dict[str, Any]) -> Callable[[int], float]:
@@ -213,52 +227,97 @@ def test_what_a_callback_raises_on_one_of_two_ranks_ends_both_with_its_sentence(
     assert (tmp_path / "two" / "work" / "checkpoints" / "step-00000004" / "complete.json").exists()
 
 
-@pytest.mark.parametrize(("source", "options", "says"), [
-    ("def stop(metrics): ...", {"at": 3}, r"hooks.py, line 1: stop\(metrics\) cannot be called with \(metrics\) and"),
-    ("def stop(): ...", {}, r"hooks.py, line 1: stop\(\) cannot be called with \(metrics\)"),
-    ("\nclass stop:\n    pass", {}, r"hooks.py, line 2: stop has none of the methods after_step, after_validation"),
-    ("class stop:\n    def after_step(self): ...", {}, r"stop.after_step\(\) cannot be called with \(metrics\)"),
-    ("class stop:\n    def __init__(self):\n        1 / 0\n    def after_step(self, m): ...", {},
-     r"hooks:stop failed: ZeroDivisionError: division by zero \(hooks.py, line 3\)"),
-    ("raise RuntimeError('no')", {}, r"hooks.py defines no 'stop'"),
-    ("def stop(metrics): return True", {}, r"line 1: stop returned True after step; return None to go on, a text"),
-    ("def stop(metrics): return {'learning_rate_scale': -1}", {}, r"returned \{'learning_rate_scale': -1\} after step"),
-    ("def stop(metrics): return {'scale': 2}", {}, r"with a finite factor above 0"),
-    ("def stop(metrics): metrics['loss'] = 0", {}, r"TypeError: 'mappingproxy' object does not .* \(hooks.py, line 1"),
-    ("def stop(metrics): metrics['logged']['loss'] = 0", {}, "TypeError: 'mappingproxy' object does not"),
-    ("def stop(metrics):\n    while True:\n        pass", {},
-     r"hooks:stop failed: TimeLimitError: took longer than 0.5 s \(hooks.py, line [23]\)"),
-    ("import sys\ndef stop(metrics): sys.exit(3)", {}, r"hooks:stop failed: SystemExit: 3 \(hooks.py, line 2\)"),
-    ("class stop:\n    def on_checkpoint(self, metrics): return 'enough'", {},
-     r"stop returned 'enough' on a checkpoint, but how often one is saved may not change a result"),
-    ("class stop:\n    def after_step(self, m): ...\n    def state_dict(self): return {1, 2}\n"
-     "    def load_state_dict(self, s): ...", {}, r"stop.state_dict returned is not JSON: Object of type set"),
-])
+@pytest.mark.parametrize(
+    ("source", "options", "says"),
+    [
+        (
+            "def stop(metrics): ...",
+            {"at": 3},
+            r"hooks.py, line 1: stop\(metrics\) cannot be called with \(metrics\) and",
+        ),
+        ("def stop(): ...", {}, r"hooks.py, line 1: stop\(\) cannot be called with \(metrics\)"),
+        ("\nclass stop:\n    pass", {}, r"hooks.py, line 2: stop has none of the methods after_step, after_validation"),
+        ("class stop:\n    def after_step(self): ...", {}, r"stop.after_step\(\) cannot be called with \(metrics\)"),
+        (
+            "class stop:\n    def __init__(self):\n        1 / 0\n    def after_step(self, m): ...",
+            {},
+            r"hooks:stop failed: ZeroDivisionError: division by zero \(hooks.py, line 3\)",
+        ),
+        ("raise RuntimeError('no')", {}, r"hooks.py defines no 'stop'"),
+        ("def stop(metrics): return True", {}, r"line 1: stop returned True after step; return None to go on, a text"),
+        (
+            "def stop(metrics): return {'learning_rate_scale': -1}",
+            {},
+            r"returned \{'learning_rate_scale': -1\} after step",
+        ),
+        ("def stop(metrics): return {'scale': 2}", {}, r"with a finite factor above 0"),
+        (
+            "def stop(metrics): metrics['loss'] = 0",
+            {},
+            r"TypeError: 'mappingproxy' object does not .* \(hooks.py, line 1",
+        ),
+        ("def stop(metrics): metrics['logged']['loss'] = 0", {}, "TypeError: 'mappingproxy' object does not"),
+        (
+            "def stop(metrics):\n    while True:\n        pass",
+            {},
+            r"hooks:stop failed: TimeLimitError: took longer than 0.5 s \(hooks.py, line [23]\)",
+        ),
+        ("import sys\ndef stop(metrics): sys.exit(3)", {}, r"hooks:stop failed: SystemExit: 3 \(hooks.py, line 2\)"),
+        (
+            "class stop:\n    def on_checkpoint(self, metrics): return 'enough'",
+            {},
+            r"stop returned 'enough' on a checkpoint, but how often one is saved may not change a result",
+        ),
+        (
+            "class stop:\n    def after_step(self, m): ...\n    def state_dict(self): return {1, 2}\n"
+            "    def load_state_dict(self, s): ...",
+            {},
+            r"stop.state_dict returned is not JSON: Object of type set",
+        ),
+    ],
+)
 def test_a_wrong_callback_ends_the_training_with_a_sentence(
-    run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path, source: str, options: dict[str, Any],
+    run_stage: Any,
+    with_callback: Any,
+    inputs: dict[str, Path],
+    tmp_path: Path,
+    source: str,
+    options: dict[str, Any],
     says: str,
 ) -> None:
     with pytest.raises((ValueError, ManifestError), match=says):
-        run_stage("pretrain", inputs, with_callback(source, "stop", options, **({
-            "time_limit_seconds": 0.5} if "while" in source else {})), tmp_path / "run")
+        run_stage(
+            "pretrain",
+            inputs,
+            with_callback(source, "stop", options, **({"time_limit_seconds": 0.5} if "while" in source else {})),
+            tmp_path / "run",
+        )
 
 
 def test_a_callback_is_in_the_recipe_with_what_it_is_shown_and_absent_from_those_without(
     with_callback: Any, stage_config: Any, pretrain_config: dict[str, Any]
 ) -> None:
     first = with_callback(STOP, "stop", {"at": 5})
-    assert first["callbacks"] == [{
-        "use": {"function": "hooks:stop", "files": {"hooks.py": STOP}, "distribution": ""}, "with": {"at": 5},
-        "on": None, "time_limit_seconds": 600.0}]
+    assert first["callbacks"] == [
+        {
+            "use": {"function": "hooks:stop", "files": {"hooks.py": STOP}, "distribution": ""},
+            "with": {"at": 5},
+            "on": None,
+            "time_limit_seconds": 600.0,
+        }
+    ]
     assert "callbacks" not in stage_config("pretrain", pretrain=pretrain_config)
     recipe = stage_config.recipe
     assert recipe("pretrain", pretrain={**pretrain_config, "log_every": 3}) == recipe(
-        "pretrain", pretrain={**pretrain_config, "log_every": 4})
+        "pretrain", pretrain={**pretrain_config, "log_every": 4}
+    )
     watched = {**pretrain_config, "callbacks": [{"use": "./hooks.py:stop", "with": {"at": 5}}]}
     assert recipe("pretrain", pretrain={**watched, "log_every": 3}) != recipe(
-        "pretrain", pretrain={**watched, "log_every": 4})
+        "pretrain", pretrain={**watched, "log_every": 4}
+    )
     assert recipe("pretrain", pretrain={**watched, "micro_batch_size": 3}) == recipe(
-        "pretrain", pretrain={**watched, "micro_batch_size": 4})
+        "pretrain", pretrain={**watched, "micro_batch_size": 4}
+    )
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "sft", "reward", "dpo", "rl"])
@@ -271,19 +330,33 @@ def test_every_training_is_given_its_callbacks(stage_config: Any, tmp_path: Path
     config = stage_config(stage, **{stage: {"steps": 2, "callbacks": callbacks, **data, **rewards}})
     (callback,) = config["callbacks"]
     assert (callback["use"]["function"], callback["with"], callback["on"]) == (
-        "hooks:stop", {"at": 5}, "after_validation")
+        "hooks:stop",
+        {"at": 5},
+        "after_validation",
+    )
 
 
 def test_a_tuning_is_ended_by_a_callback(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": [
-        {"role": "user", "content": f"Say {word}"}, {"role": "assistant", "content": word}]}) + "\n"
-        for word in ("json", "text", "file", "name")))
+    (tmp_path / "chats.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {"messages": [{"role": "user", "content": f"Say {word}"}, {"role": "assistant", "content": word}]}
+            )
+            + "\n"
+            for word in ("json", "text", "file", "name")
+        )
+    )
     (tmp_path / "hooks.py").write_text(STOP)
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
     stop = Own(**{"use": take_code(OwnFunction("./hooks.py:stop"), tmp_path), "with": {"at": 2}})
-    config = {"data": [{"path": str(tmp_path / "chats.jsonl")}], "steps": 4, "seed": 1, "global_batch_size": 2,
-              "callbacks": [stop.model_dump(mode="json")]}
+    config = {
+        "data": [{"path": str(tmp_path / "chats.jsonl")}],
+        "steps": 4,
+        "seed": 1,
+        "global_batch_size": 2,
+        "callbacks": [stop.model_dump(mode="json")],
+    }
     summary = run_stage("sft", {**inputs, "pretrain": tmp_path / "start" / "data"}, config, tmp_path / "sft")
     assert (summary["steps"], summary["stopped_by"]["reason"]) == (2, "here")

@@ -19,9 +19,13 @@ from gristmill.train.data.conversation_tokens import (
 )
 from gristmill.train.data.pairs import prepare_answers, prepare_pairs
 
-TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What does it do?"},
-         {"role": "assistant", "content": "It wraps text."}, {"role": "user", "content": "Sure?"},
-         {"role": "assistant", "content": " Yes."}]
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What does it do?"},
+    {"role": "assistant", "content": "It wraps text."},
+    {"role": "user", "content": "Sure?"},
+    {"role": "assistant", "content": " Yes."},
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +51,20 @@ def test_only_the_last_answer_is_scored_where_earlier_turns_belong_to_the_prompt
     assert [text for text, trained in decoded_mask(chat, one) if trained] == [" Yes.<|end|>"]
 
 
-@pytest.mark.parametrize(("train_on", "trained"), [
-    ("assistant", ["It wraps text.<|end|>", " Yes.<|end|>"]), ("last", [" Yes.<|end|>"]),
-    ("all", ["\nBe brief.<|end|>\n<|user|>\nWhat does it do?<|end|>\n<|assistant|>\nIt wraps text.<|end|>\n<|user|>\n"
-             "Sure?<|end|>\n<|assistant|>\n Yes.<|end|>\n"]),
-])
+@pytest.mark.parametrize(
+    ("train_on", "trained"),
+    [
+        ("assistant", ["It wraps text.<|end|>", " Yes.<|end|>"]),
+        ("last", [" Yes.<|end|>"]),
+        (
+            "all",
+            [
+                "\nBe brief.<|end|>\n<|user|>\nWhat does it do?<|end|>\n<|assistant|>\nIt wraps text.<|end|>\n<|user|>\n"
+                "Sure?<|end|>\n<|assistant|>\n Yes.<|end|>\n"
+            ],
+        ),
+    ],
+)
 def test_a_manifest_chooses_whose_tokens_are_trained(chat: Chat, train_on: Any, trained: list[str]) -> None:
     (one,), counts = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000, train_on)
     assert [text for text, is_trained in decoded_mask(chat, one) if is_trained] == trained
@@ -60,18 +73,27 @@ def test_a_manifest_chooses_whose_tokens_are_trained(chat: Chat, train_on: Any, 
 
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"city": "<string>"}}}
-WITH_TOOLS = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [CALL]},
-              {"role": "tool", "content": "dry"}, {"role": "assistant", "content": "No."}]
+WITH_TOOLS = [
+    {"role": "user", "content": "Rain?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "dry"},
+    {"role": "assistant", "content": "No."},
+]
 
 
 def test_calls_of_tools_are_trained_and_their_answers_are_not(chat: Chat) -> None:
     (one,), _ = prepare_conversations([{"id": "a", "messages": WITH_TOOLS, "tools": [TOOL]}], chat, 1000)
     assert decoded_mask(chat, one) == [
-        ('<|system|>\nTools: [{"type": "function", "function": {"name": "weather", "parameters": {"city": "<string>"'
-         "}}}]<|end|>\n<|user|>\nRain?<|end|>\n<|assistant|>\n", False),
+        (
+            '<|system|>\nTools: [{"type": "function", "function": {"name": "weather", "parameters": {"city": "<string>"'
+            "}}}]<|end|>\n<|user|>\nRain?<|end|>\n<|assistant|>\n",
+            False,
+        ),
         ('<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call><|end|>', True),
         ("\n<|user|>\n<tool_response>\ndry\n</tool_response><|end|>\n<|assistant|>\n", False),
-        ("No.<|end|>", True), ("\n", False)]
+        ("No.<|end|>", True),
+        ("\n", False),
+    ]
 
 
 @pytest.mark.parametrize("messages", [WITH_TOOLS, [TURNS[0], *WITH_TOOLS]])
@@ -79,7 +101,8 @@ def test_tools_are_written_as_transformers_writes_them(chat: Chat, messages: lis
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(chat.folder).apply_chat_template(
-        messages, tools=[TOOL], return_dict=True, return_assistant_tokens_mask=True)
+        messages, tools=[TOOL], return_dict=True, return_assistant_tokens_mask=True
+    )
     ours = chat.encode(messages, tools=[TOOL])
     assert ours.ids.tolist() == theirs["input_ids"]
     assert (ours.turns > 0).astype(int).tolist() == theirs["assistant_masks"]
@@ -91,12 +114,17 @@ def test_the_tools_of_preferences_are_in_their_prompts_as_transformers_writes_th
     peer = AutoTokenizer.from_pretrained(chat.folder)
     prompt, answers = WITH_TOOLS[:1], {"chosen": WITH_TOOLS[1:2], "rejected": [TURNS[2]]}
     pairs, _ = prepare_pairs([{"id": "a", "prompt": prompt, **answers, "tools": [TOOL]}], chat, 1000)
-    labelled, _ = prepare_answers([{"id": "a", "prompt": prompt, "completion": answers["chosen"], "label": True,
-                                    "tools": [TOOL]}], chat, 1000)
-    for found, answer in ((pairs[0].chosen, "chosen"), (pairs[0].rejected, "rejected"),
-                          (labelled[0].conversation, "chosen")):
-        theirs = peer.apply_chat_template([*prompt, *answers[answer]], tools=[TOOL], return_dict=True,
-                                          return_assistant_tokens_mask=True)
+    labelled, _ = prepare_answers(
+        [{"id": "a", "prompt": prompt, "completion": answers["chosen"], "label": True, "tools": [TOOL]}], chat, 1000
+    )
+    for found, answer in (
+        (pairs[0].chosen, "chosen"),
+        (pairs[0].rejected, "rejected"),
+        (labelled[0].conversation, "chosen"),
+    ):
+        theirs = peer.apply_chat_template(
+            [*prompt, *answers[answer]], tools=[TOOL], return_dict=True, return_assistant_tokens_mask=True
+        )
         assert found.ids.tolist() == theirs["input_ids"]
         assert found.trained.astype(int).tolist() == theirs["assistant_masks"]
         assert '"weather"' in chat.decode(found.ids[: int(found.trained.argmax())].tolist())
@@ -105,7 +133,8 @@ def test_the_tools_of_preferences_are_in_their_prompts_as_transformers_writes_th
 def test_a_template_that_leaves_out_tools_is_refused(chat: Chat, tmp_path: Path) -> None:
     shutil.copytree(chat.folder, tmp_path / "copy")
     (tmp_path / "copy" / "chat_template.jinja").write_text(
-        "{%- for message in messages -%}{% generation %}{{ message['content'] }}{% endgeneration %}{%- endfor -%}")
+        "{%- for message in messages -%}{% generation %}{{ message['content'] }}{% endgeneration %}{%- endfor -%}"
+    )
     plain = Chat(tmp_path / "copy")
     for messages, tools, what in ((WITH_TOOLS, [], "the call of 'weather'"), (TURNS, [TOOL], "the tool 'weather'")):
         with pytest.raises(ChatError, match=f"leaves out {what}"):
@@ -123,9 +152,13 @@ def test_ids_and_mask_are_those_of_transformers(chat: Chat) -> None:
 
 
 def test_a_turn_of_weight_0_is_context_alone_and_an_open_end_costs_nothing(chat: Chat) -> None:
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "no", "trained": False},
-                {"role": "user", "content": "q2"}, {"role": "assistant", "content": "yes"},
-                {"role": "user", "content": "thanks"}]
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "no", "trained": False},
+        {"role": "user", "content": "q2"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "thanks"},
+    ]
     (found,), counts = prepare_conversations([{"id": "a", "messages": messages}], chat, 500)
     assert [text for text, trained in decoded_mask(chat, found) if trained] == ["yes<|end|>"]
     assert (counts["used"], counts["answers"], counts["end_of_turn_share"]) == (1, 1, 1.0)
@@ -169,10 +202,16 @@ def test_cut_dropped_and_refused_examples_are_counted(chat: Chat) -> None:
     ]
     used, counts = prepare_conversations(examples, chat, 40)
     assert (counts["examples"], counts["used"], counts["truncated"], counts["dropped"], counts["unrenderable"]) == (
-        4, 2, 1, 1, 1)
+        4,
+        2,
+        1,
+        1,
+        1,
+    )
     assert counts["unrenderable_reasons"] == {"content holds '<|end|>', which is a special token": 1}
     assert why_left_out(counts) == (
-        "1 too long, 1 not to be rendered: content holds '<|end|>', which is a special token (1)")
+        "1 too long, 1 not to be rendered: content holds '<|end|>', which is a special token (1)"
+    )
     assert why_left_out({**counts, "unrenderable": 0, "unrenderable_reasons": {}}) == "1 too long, 0 not to be rendered"
     assert (counts["answers"], counts["end_of_turn_share"]) == (2, 0.5)
     assert counts["whole_share"] == 0.5

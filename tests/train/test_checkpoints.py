@@ -35,15 +35,20 @@ class Training:
     """A model that only ever subtracts from its weights."""
 
     def __init__(
-        self, shape: Shape, world: World, folder: Path, kind: OptimizerKind = "adamw",
+        self,
+        shape: Shape,
+        world: World,
+        folder: Path,
+        kind: OptimizerKind = "adamw",
         keeping: Keeping | None = None,
     ) -> None:
         self.model = sharded_model(shape, drawn(shape, 0), world, torch.float32)
         self.optimizers = make_optimizers(self.model, Optimizer(kind=kind))
         self.tensors = {"window": torch.zeros(3)}
         self.warnings: list[str] = []
-        self.checkpoints = Checkpoints(folder, self.model, self.optimizers, world, keeping or Keeping(),
-                                       self.warnings.append)
+        self.checkpoints = Checkpoints(
+            folder, self.model, self.optimizers, world, keeping or Keeping(), self.warnings.append
+        )
 
     def step(self) -> None:
         for parameter in self.model.parameters():
@@ -69,8 +74,9 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("kind", [
-    "adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon", "normuon", "dion", "ademamix"])
+@pytest.mark.parametrize(
+    "kind", ["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon", "normuon", "dion", "ademamix"]
+)
 def test_a_checkpoint_holds_all_that_the_next_step_depends_on_and_later_steps_do_not_reach_it(
     one_process: None, tiny_shape: Shape, tmp_path: Path, kind: OptimizerKind
 ) -> None:
@@ -108,10 +114,19 @@ def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_removed(
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"),
-                                   RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 7 vs 5")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 7 vs 5"),
+    ],
+)
 def test_a_disk_that_is_full_is_an_error_of_its_own_kind(
-    one_process: None, tiny_shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: OptimizerKind,
+    one_process: None,
+    tiny_shape: Shape,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: OptimizerKind,
     error: Exception,
 ) -> None:
     """torch wraps it into one that is no Exception, which ended a rank without a word."""

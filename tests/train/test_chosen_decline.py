@@ -22,8 +22,13 @@ from gristmill.train.objectives.preference_objective import Preferences
 
 
 def line(step: int, margin: float, ratio: float, fell: float) -> dict[str, Any]:
-    return {"step": step, "rewards/margins": margin, "log_ratio/chosen": ratio, "fell/chosen": fell,
-            "fell/rejected": 0.75}
+    return {
+        "step": step,
+        "rewards/margins": margin,
+        "log_ratio/chosen": ratio,
+        "fell/chosen": fell,
+        "fell/rejected": 0.75,
+    }
 
 
 FALLING = [line(1, 0.0, 0.0, 0.0), *(line(step, 0.2, -0.1, 0.8) for step in range(2, 6))]
@@ -54,13 +59,17 @@ def test_a_line_that_does_not_fall_begins_the_count_anew(other: dict[str, Any]) 
 
 def test_lines_without_pairs_have_no_decline() -> None:
     assert decline_of([{"step": 1, "validation": {}}]) == {
-        "alarm_step": None, "fell_chosen": None, "fell_rejected": None}
+        "alarm_step": None,
+        "fell_chosen": None,
+        "fell_rejected": None,
+    }
 
 
 def test_a_batch_says_which_answers_fell_and_how_far(
     make_model: Callable[[Shape], Llama], tiny_shape: Shape, make_pair_rows: Callable[..., PairRows]
 ) -> None:
     """Answers of 2 and 4 tokens; the policy gives the chosen ones 1 nat less and 3 more, the rejected ones 2 less."""
+
     def said(ids: list[int], scored: int) -> Conversation:
         return Conversation(np.array(ids), np.arange(len(ids)) >= len(ids) - scored, False, "00" * 16)
 

@@ -18,8 +18,12 @@ from gristmill.train.models.llama import configure
 
 @pytest.fixture
 def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
-    return {**pretrain_config, "model": {**pretrain_config["model"], "document_mask": True}, "steps": 3,
-            "validate_every": 3}
+    return {
+        **pretrain_config,
+        "model": {**pretrain_config["model"], "document_mask": True},
+        "steps": 3,
+        "validate_every": 3,
+    }
 
 
 def losses(folder: Path) -> list[float]:
@@ -27,12 +31,20 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] if "loss" in line else line["validation"]["code"]["loss"] for line in lines]
 
 
-@pytest.mark.parametrize("compute", [
-    {"activation_checkpointing": "full"}, {"activation_checkpointing": "full", "checkpoint_every_block": 2},
-    {"activation_checkpointing": "selective"},
-])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        {"activation_checkpointing": "full"},
+        {"activation_checkpointing": "full", "checkpoint_every_block": 2},
+        {"activation_checkpointing": "selective"},
+    ],
+)
 def test_activation_checkpointing_learns_the_same_bits(
-    compute: dict[str, Any], run_stage: Any, tokenizer_folder: Path, mix_folder: Path, config: dict[str, Any],
+    compute: dict[str, Any],
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    config: dict[str, Any],
     tmp_path: Path,
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
@@ -69,9 +81,12 @@ def test_the_more_is_forgotten_the_less_is_kept_for_the_backward_pass(tiny_shape
         loss.backward()
         return found
 
-    off, every_second, selective, full = (kept(), kept(activation_checkpointing="full", checkpoint_every_block=2),
-                                          kept(activation_checkpointing="selective"),
-                                          kept(activation_checkpointing="full"))
+    off, every_second, selective, full = (
+        kept(),
+        kept(activation_checkpointing="full", checkpoint_every_block=2),
+        kept(activation_checkpointing="selective"),
+        kept(activation_checkpointing="full"),
+    )
     assert full < selective < off
     assert full < every_second < off
 
@@ -85,8 +100,9 @@ def test_compiled_trainings_learn_the_same(
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     config = {**config, "model": {**config["model"], "layers": 1}, "steps": 2, "global_batch_size": 4}
     run_stage("pretrain", inputs, config, tmp_path / "plain")
-    for number, compute in enumerate(({"compile": "block", "activation_checkpointing": "selective"},
-                                      {"compile": "model"})):
+    for number, compute in enumerate(
+        ({"compile": "block", "activation_checkpointing": "selective"}, {"compile": "model"})
+    ):
         torch._dynamo.utils.counters.clear()
         run_stage("pretrain", inputs, config, tmp_path / str(number), compute=Compute.model_validate(compute))
         assert losses(tmp_path / str(number)) == pytest.approx(losses(tmp_path / "plain"), abs=2e-5)
@@ -94,7 +110,11 @@ def test_compiled_trainings_learn_the_same(
 
 
 def test_products_in_8_bits_learn_nearly_the_same(
-    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, config: dict[str, Any], tmp_path: Path,
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    config: dict[str, Any],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Emulated: a CPU has no such products, but rounds alike. The saved weights have their usual names and dtype."""
@@ -139,12 +159,17 @@ def test_moments_on_the_host_learn_the_same_bits_and_checkpoints_go_on_with_and_
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     config = {**config, "optimizer": {"kind": kind, "learning_rate": 0.01}}
-    for name, offload, goes_on_from in (("plain", False, None), ("offloaded", True, None),
-                                        ("taken away", True, "plain"), ("brought back", False, "offloaded")):
+    for name, offload, goes_on_from in (
+        ("plain", False, None),
+        ("offloaded", True, None),
+        ("taken away", True, "plain"),
+        ("brought back", False, "offloaded"),
+    ):
         if goes_on_from is not None:
             shutil.copytree(tmp_path / goes_on_from / "work" / "checkpoints", tmp_path / name / "work" / "checkpoints")
-        run_stage("pretrain", inputs, config, tmp_path / name, checkpoint_every=2,
-                  compute=Compute(offload_optimizer=offload))
+        run_stage(
+            "pretrain", inputs, config, tmp_path / name, checkpoint_every=2, compute=Compute(offload_optimizer=offload)
+        )
         first = min(json.loads(line)["step"] for line in (tmp_path / name / "data" / "metrics.jsonl").open())
         assert first == (1 if goes_on_from is None else 3)
         weights = Path("data", "model", "model.safetensors")

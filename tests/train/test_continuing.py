@@ -83,7 +83,11 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_stopped_training_resumes_with_smaller_micro_batches_and_other_measurements(
-    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path,
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
@@ -138,13 +142,30 @@ def another_mixture(whole: PackedSet, positions: int, tokenizer: dict[str, Any],
     behind = np.array([own[source][row] for source, row in zip(merged.tolist(), index.tolist(), strict=True)])
     kept = rows_before(whole.rows_per_source, positions)
     counts = {name: first + more for name, first, more in zip(whole.sources, kept, rest, strict=True)}
-    write_packed_set(target, whole.read(np.concatenate([read, behind])), counts, tokenizer,
-                     {name: whole.validation(name) for name in whole.sources})
+    write_packed_set(
+        target,
+        whole.read(np.concatenate([read, behind])),
+        counts,
+        tokenizer,
+        {name: whole.validation(name) for name in whole.sources},
+    )
     manifest = read_json(target / "packed.json")
     manifest["train"].update(stages=[kept, [*rest]], begun=whole.phases)
-    write_json(target / "packed.json", {**manifest, "format": 3, "continues": {
-        "rows": positions, "sources": whole.sources, "phases": whole.phases, "seed": SEED,
-        "fingerprint": whole.fingerprint, "digest": "not looked at here"}})
+    write_json(
+        target / "packed.json",
+        {
+            **manifest,
+            "format": 3,
+            "continues": {
+                "rows": positions,
+                "sources": whole.sources,
+                "phases": whole.phases,
+                "seed": SEED,
+                "fingerprint": whole.fingerprint,
+                "digest": "not looked at here",
+            },
+        },
+    )
     return PackedSet(target)
 
 
@@ -171,7 +192,8 @@ def test_a_mixture_is_changed_on_the_way_with_the_bits_of_a_training_that_had_bo
     phases = [json.loads(line) for line in (tmp_path / "both" / "data" / "metrics.jsonl").read_text().splitlines()]
     assert [line for line in phases if "phase" in line] == [
         {"step": 1, "phase": {"number": 1, "of": 2, "shares": {"prose": 0.5, "code": 0.5}}},
-        {"step": 5, "phase": {"number": 2, "of": 2, "shares": {"prose": 0.75, "code": 0.25}}}]
+        {"step": 5, "phase": {"number": 2, "of": 2, "shares": {"prose": 0.75, "code": 0.25}}},
+    ]
     late = {**config, "continue_from": str(checkpoints / "step-00000006")}
     with pytest.raises(ContinueError, match="has read 36 rows, but the set continues the one that it read behind 24"):
         run_stage("pretrain", inputs, late, tmp_path / "late")

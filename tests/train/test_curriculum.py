@@ -42,9 +42,15 @@ def test_what_all_or_none_have_passed_is_passed_over() -> None:
     assert one.choose(5).tolist() == [number for number in second if number in wanted]
     last = max(second.index(number) for number in wanted) + 1
     assert (int(one.cursor), int(one.passed_over)) == (10 + last, last - 5)
-    assert one.report() == pytest.approx({
-        "curriculum/passed_over": last - 5, "curriculum/asked": 1.0, "curriculum/too_hard": 0.3,
-        "curriculum/wanted": 0.5, "curriculum/too_easy": 0.2})
+    assert one.report() == pytest.approx(
+        {
+            "curriculum/passed_over": last - 5,
+            "curriculum/asked": 1.0,
+            "curriculum/too_hard": 0.3,
+            "curriculum/wanted": 0.5,
+            "curriculum/too_easy": 0.2,
+        }
+    )
 
 
 def test_a_narrower_band_leaves_out_more() -> None:
@@ -84,13 +90,23 @@ def test_what_is_chosen_follows_from_its_state_alone(seed: int, count: int) -> N
         assert one.choose(count).tolist() == other.choose(count).tolist()
 
 
-CURRICULUM = {"curriculum": {"between": [0.0, 1.0], "again": 0.05}, "global_batch_size": 8, "steps_per_batch": 2,
-              "steps": 14, "kl_weight": 0.0, "holdout": 0.0, "optimizer": {"learning_rate": 0.005}}
+CURRICULUM = {
+    "curriculum": {"between": [0.0, 1.0], "again": 0.05},
+    "global_batch_size": 8,
+    "steps_per_batch": 2,
+    "steps": 14,
+    "kl_weight": 0.0,
+    "holdout": 0.0,
+    "optimizer": {"learning_rate": 0.005},
+}
 
 
 def test_a_training_with_a_curriculum_resumes_with_the_same_prompts_and_knows_them_later(
-    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any],  # noqa: F811
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    run_stage: Any,
+    start: dict[str, Path],  # noqa: F811
+    rl_config: dict[str, Any],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = {**rl_config, **CURRICULUM}
     run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
@@ -109,12 +125,22 @@ def test_a_training_with_a_curriculum_resumes_with_the_same_prompts_and_knows_th
     ids = (tmp_path / "whole" / "data" / "prompts.txt").read_text().split()
     section = Rl.model_validate(config)
     asked = [one["id"] for one in pq.read_table(tmp_path / "whole" / "data" / "answers.parquet").to_pylist()][::4]
-    reading = Reading("rl", Any, section, prompt_plan_of(section),  # type: ignore[arg-type]
-                      KeptOrder(np.array([ids.index(one) for one in asked])))
+    reading = Reading(
+        "rl",
+        Any,
+        section,
+        prompt_plan_of(section),  # type: ignore[arg-type]
+        KeptOrder(np.array([ids.index(one) for one in asked])),
+    )
     assert [ids[row] for row in reading.rows(3)] == asked[4:6]
     for row in range(len(ids)):
         steps = [at // 2 + 1 for at, one in enumerate(asked) if one == ids[row]]
         assert [step for step, rows in reading.steps_that_read(np.array([row])).items() for _ in rows] == steps
     with pytest.raises(TraceError, match="is known once it is there"):
-        Reading("rl", Any, section, prompt_plan_of(section),  # type: ignore[arg-type]
-                KeptOrder(np.arange(3))).rows(2)
+        Reading(
+            "rl",
+            Any,
+            section,
+            prompt_plan_of(section),  # type: ignore[arg-type]
+            KeptOrder(np.arange(3)),
+        ).rows(2)

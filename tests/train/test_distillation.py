@@ -38,12 +38,15 @@ WORDS = ("json", "text", "file", "name", "list", "code", "line", "type")
 KINDS: tuple[Divergence, ...] = ("forward", "reverse", "jsd")
 
 
-@pytest.mark.parametrize(("kind", "expected"), [
-    ("forward", 0.5 * math.log(3 / 2) + 0.5 * math.log(3 / 4)),
-    ("reverse", (math.log(2 / 3) + 2 * math.log(4 / 3)) / 3),
-    # The mixture of beta 1/4 is (3/8, 5/16, 5/16).
-    ("jsd", 0.125 * (math.log(4 / 3) + math.log(4 / 5)) + 0.25 * (math.log(8 / 9) + 2 * math.log(16 / 15))),
-])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("forward", 0.5 * math.log(3 / 2) + 0.5 * math.log(3 / 4)),
+        ("reverse", (math.log(2 / 3) + 2 * math.log(4 / 3)) / 3),
+        # The mixture of beta 1/4 is (3/8, 5/16, 5/16).
+        ("jsd", 0.125 * (math.log(4 / 3) + math.log(4 / 5)) + 0.25 * (math.log(8 / 9) + 2 * math.log(16 / 15))),
+    ],
+)
 def test_divergences_by_hand(kind: Divergence, expected: float) -> None:
     """The teacher says 1/2, 1/4, 1/4, the student nothing in particular: 1/3 each."""
     teacher = torch.tensor([[0.5, 0.25, 0.25]]).log()
@@ -61,7 +64,10 @@ def test_ids_that_were_not_kept_are_one_outcome() -> None:
     assert taught.ids is not None
     assert taught.rest is not None
     assert (taught.ids.tolist(), taught.logps.exp().tolist(), taught.rest.exp().tolist()) == (
-        [[1]], [[0.5]], [pytest.approx(0.5)])
+        [[1]],
+        [[0.5]],
+        [pytest.approx(0.5)],
+    )
     found = divergence(torch.tensor([[0.25, 0.25, 0.5]]).log(), taught, 1.0, "forward", 0.5)
     assert found.tolist() == [pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), abs=1e-7)]
 
@@ -73,8 +79,9 @@ def test_a_divergence_of_kept_ids_is_at_most_the_whole_one_and_zero_from_itself(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     teacher, student = (torch.randn(6, v, generator=generator) * 3 for _ in range(2))
-    whole, part = (divergence(student, kept_of(teacher, temperature, kept), temperature, kind, 0.3)
-                   for kept in (None, k))
+    whole, part = (
+        divergence(student, kept_of(teacher, temperature, kept), temperature, kind, 0.3) for kept in (None, k)
+    )
     assert (part <= whole + 1e-5).all()
     assert (part >= -1e-5).all()
     if k >= v:
@@ -84,14 +91,21 @@ def test_a_divergence_of_kept_ids_is_at_most_the_whole_one_and_zero_from_itself(
 
 
 @settings(deadline=None, max_examples=15)
-@given(st.sampled_from(KINDS), st.integers(1, 4), st.integers(1, 7), st.integers(2, 9), st.integers(1, 40),
-       st.integers(0, 2**31))
+@given(
+    st.sampled_from(KINDS),
+    st.integers(1, 4),
+    st.integers(1, 7),
+    st.integers(2, 9),
+    st.integers(1, 40),
+    st.integers(0, 2**31),
+)
 def test_the_chunked_loss_and_its_gradients_are_a_dense_computations(
     kind: Divergence, n: int, t: int, v: int, chunk: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    hidden, matrix, weights, teacher = (torch.randn(size, generator=generator) for size in (
-        (n, t, 5), (v, 5), (n, t), (n, t, v)))
+    hidden, matrix, weights, teacher = (
+        torch.randn(size, generator=generator) for size in ((n, t, 5), (v, 5), (n, t), (n, t, v))
+    )
     targets = torch.randint(0, v, (n, t), generator=generator)
     targets[torch.rand(n, t, generator=generator) < 0.4] = IGNORED
     trained, mixing = targets != IGNORED, Distill(teacher="pretrain", temperature=2.0, kind=kind, weight=0.3)
@@ -134,24 +148,44 @@ def models(
 @pytest.fixture
 def rows(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, models: Path, tmp_path: Path) -> dict[str, Path]:
     """What `teacher` and `sft` read: conversations in rows, several in each."""
-    (tmp_path / "sft.jsonl").write_text("".join(json.dumps({"messages": [
-        {"role": "user", "content": f"What is a {word}?"}, {"role": "assistant", "content": f"A {word}."}]}) + "\n"
-        for word in WORDS))
+    (tmp_path / "sft.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {
+                    "messages": [
+                        {"role": "user", "content": f"What is a {word}?"},
+                        {"role": "assistant", "content": f"A {word}."},
+                    ]
+                }
+            )
+            + "\n"
+            for word in WORDS
+        )
+    )
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder, "pretrain": models / "student"}
-    run_stage("sft_data", inputs, {"data": [{"path": str(tmp_path / "sft.jsonl")}], "sequence_length": 64},
-              tmp_path / "rows")
+    run_stage(
+        "sft_data", inputs, {"data": [{"path": str(tmp_path / "sft.jsonl")}], "sequence_length": 64}, tmp_path / "rows"
+    )
     return {**inputs, "sft_data": tmp_path / "rows" / "data"}
 
 
-TRAINING = {"steps": 25, "global_batch_size": 2, "micro_batch_size": 1, "log_every": 1, "seed": 3,
-            "schedule": {"warmup_steps": 1}, "optimizer": {"learning_rate": 0.01}}
+TRAINING = {
+    "steps": 25,
+    "global_batch_size": 2,
+    "micro_batch_size": 1,
+    "log_every": 1,
+    "seed": 3,
+    "schedule": {"warmup_steps": 1},
+    "optimizer": {"learning_rate": 0.01},
+}
 
 
 def stage_alone(stage: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Run a stage on rows that are made already, which `run_stage` would make anew for `sft`."""
     (folder / "work").mkdir(parents=True)
     summary: dict[str, Any] = importlib.import_module(f"gristmill.train.stages.{stage}").run(
-        inputs, config, folder / "data", Context(folder / "work", stage, emit=lambda event: None))
+        inputs, config, folder / "data", Context(folder / "work", stage, emit=lambda event: None)
+    )
     json.dumps(summary, allow_nan=False)
     return summary
 
@@ -165,8 +199,10 @@ def dense_divergence(student: Path, inputs: dict[str, Path], teacher: Path) -> f
         ids, trained = packed.read(np.array([row]))[0], masks.read(np.array([row]))[0]
         for piece in packed.pieces(np.array([row])).to_pylist():
             place = slice(piece["start"], piece["start"] + piece["length"])
-            q, p = (F.log_softmax(model(torch.from_numpy(ids[place].astype(np.int64))[None])[0, :-1], dim=-1)
-                    for model in (one, other))
+            q, p = (
+                F.log_softmax(model(torch.from_numpy(ids[place].astype(np.int64))[None])[0, :-1], dim=-1)
+                for model in (one, other)
+            )
             found += (q.exp() * (q - p)).sum(dim=-1)[torch.from_numpy(trained[place][1:].copy())].tolist()
     return float(np.mean(found))
 
@@ -227,8 +263,9 @@ def test_distributions_of_something_else_are_refused_by_what_differs(
 
     def refused(message: str, dtype: torch.dtype = torch.float32, **keys: Any) -> None:
         with pytest.raises(StaleReferenceError, match=f"something else: {message}. Run again with `--force teacher`"):
-            taught_turns(Distill.model_validate({"teacher": teacher, "top_k": 4, **keys}), turns, inputs, dtype,
-                         student)
+            taught_turns(
+                Distill.model_validate({"teacher": teacher, "top_k": 4, **keys}), turns, inputs, dtype, student
+            )
 
     kind = Distill.model_validate({"teacher": teacher, "top_k": 4, "kind": "reverse", "weight": 0.1})
     assert taught_turns(kind, turns, inputs, torch.float32, student).order.total == turns.order.total
@@ -240,7 +277,12 @@ def test_distributions_of_something_else_are_refused_by_what_differs(
 
 
 def test_a_teacher_of_another_vocabulary_is_refused(
-    run_stage: Any, rows: dict[str, Path], models: Path, tmp_path: Path, tokenizer_folder: Path, tiny_shape: Shape,
+    run_stage: Any,
+    rows: dict[str, Path],
+    models: Path,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    tiny_shape: Shape,
     make_model: Callable[[Shape], Llama],
 ) -> None:
     save_model(tmp_path / "other", tiny_shape, dict(make_model(tiny_shape).state_dict()))

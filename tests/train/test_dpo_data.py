@@ -71,8 +71,11 @@ def test_a_kept_record_has_its_keys_in_their_order_so_that_it_encodes_to_the_row
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     call = {"type": "function", "function": {"name": "route", "arguments": {"to": "Bern", "from": "Aarau"}}}
-    record = {"prompt": [{"role": "user", "content": "How?"}], "rejected": [{"role": "assistant", "content": "No."}],
-              "chosen": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
+    record = {
+        "prompt": [{"role": "user", "content": "How?"}],
+        "rejected": [{"role": "assistant", "content": "No."}],
+        "chosen": [{"role": "assistant", "content": "", "tool_calls": [call]}],
+    }
     (tmp_path / "calls.jsonl").write_text(json.dumps(record))
     config = {"data": [{"path": str(tmp_path / "calls.jsonl")}], "sequence_length": 120}
     run_stage("dpo_data", inputs, config, tmp_path)
@@ -89,14 +92,24 @@ def test_a_kept_record_has_its_keys_in_their_order_so_that_it_encodes_to_the_row
 def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_counted_and_warned_of(
     inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    rows = [pair("q", "long enough", "no"), pair("q", "no", "long enough"), pair("q ", "long  enough", "No"),
-            pair("q " * 60, "a", "b"), pair("q", "<|end|>", "b"), pair("r", "same", "same"), {"text": "no form"}]
+    rows = [
+        pair("q", "long enough", "no"),
+        pair("q", "no", "long enough"),
+        pair("q ", "long  enough", "No"),
+        pair("q " * 60, "a", "b"),
+        pair("q", "<|end|>", "b"),
+        pair("r", "same", "same"),
+        {"text": "no form"},
+    ]
     path = write(tmp_path / "set.jsonl", rows)
     events: list[dict[str, Any]] = []
     (tmp_path / "work").mkdir()
     summary = importlib.import_module("gristmill.train.stages.dpo_data").run(
-        inputs, {"data": [{"path": path, "max_quarantined": 0.3}]}, tmp_path / "data",
-        Context(tmp_path / "work", "dpo_data", emit=events.append))
+        inputs,
+        {"data": [{"path": path, "max_quarantined": 0.3}]},
+        tmp_path / "data",
+        Context(tmp_path / "work", "dpo_data", emit=events.append),
+    )
     (found,) = summary["sets"]
     parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")
     assert [found[key] for key in parts] == [2, 0, 1, 1, 3]
@@ -105,14 +118,23 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
     assert [(one["place"], one["set"]) for one in refused] == [("set.jsonl:6", "set"), ("set.jsonl:7", "set")]
     audit = found["audit"]
     assert {key: audit[key] for key in ("pairs", "duplicates", "contradictions", "same_answers")} == {
-        "pairs": 5, "duplicates": 1, "contradictions": 3, "same_answers": 1}
+        "pairs": 5,
+        "duplicates": 1,
+        "contradictions": 3,
+        "same_answers": 1,
+    }
     warned = [event["message"] for event in events if event["event"] == "warning"]
     assert [message.removeprefix("set: ")[:30] for message in warned] == [
-        "1 of 5 pairs repeat another pa", "3 of 5 pairs have their opposi", "1 of 5 pairs have the same ans",
-        "the longer answer is preferred", "2 of 5 examples are not traine"]
+        "1 of 5 pairs repeat another pa",
+        "3 of 5 pairs have their opposi",
+        "1 of 5 pairs have the same ans",
+        "the longer answer is preferred",
+        "2 of 5 examples are not traine",
+    ]
     assert warned[-1] == (
         "set: 2 of 5 examples are not trained on, for they may have 32 tokens: 1 too long, 1 not to be rendered: "
-        "content holds '<|end|>', which is a special token (1)")
+        "content holds '<|end|>', which is a special token (1)"
+    )
 
 
 def test_evaluation_items_in_pairs_are_counted_and_warned_of_and_trained_on_all_the_same(
@@ -120,18 +142,26 @@ def test_evaluation_items_in_pairs_are_counted_and_warned_of_and_trained_on_all_
 ) -> None:
     item = "which of the seven rivers carries no boats in winter"
     quiz = write(tmp_path / "quiz.jsonl", [{"question": item}])
-    path = write(tmp_path / "set.jsonl", [pair(item, "a", "b"), pair("q", f"{item}?", "b"), pair("q", "a", item),
-                                          pair("r", "a", "b")])
+    path = write(
+        tmp_path / "set.jsonl",
+        [pair(item, "a", "b"), pair("q", f"{item}?", "b"), pair("q", "a", item), pair("r", "a", "b")],
+    )
     events: list[dict[str, Any]] = []
     (tmp_path / "work").mkdir()
     summary = importlib.import_module("gristmill.train.stages.dpo_data").run(
-        inputs, {"data": [{"path": path}], "leaks": {"against": quiz}, "sequence_length": 200}, tmp_path / "data",
-        Context(tmp_path / "work", "dpo_data", emit=events.append))
+        inputs,
+        {"data": [{"path": path}], "leaks": {"against": quiz}, "sequence_length": 200},
+        tmp_path / "data",
+        Context(tmp_path / "work", "dpo_data", emit=events.append),
+    )
     (found,) = summary["sets"]
     assert found["audit"]["leaks"] == {"quiz": {"items": 1, "leaked": 1, "texts": 2}}
     assert found["used"] == 4
-    assert any(event["message"].startswith("set: 2 of 4 pairs hold an item of the evaluation set quiz")
-               for event in events if event["event"] == "warning")
+    assert any(
+        event["message"].startswith("set: 2 of 4 pairs hold an item of the evaluation set quiz")
+        for event in events
+        if event["event"] == "warning"
+    )
 
 
 def test_a_set_without_room_for_answers_is_refused(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
@@ -143,6 +173,7 @@ def test_a_set_without_room_for_answers_is_refused(run_stage: Any, inputs: dict[
 @pytest.fixture
 def two_sets(make_pair_rows: Callable[..., PairRows]) -> PairRows:
     """4 and 12 pairs."""
+
     def made(number: int) -> Pair:
         one = Conversation(np.array([1, 2, 3 + number]), np.array([False, True, True]), False, f"{number:032x}")
         return Pair({"id": one.example, "prompt": [], "chosen": [], "rejected": [number]}, one, one)
@@ -161,7 +192,8 @@ def test_a_weight_is_a_share_of_the_pairs_that_are_trained_on(two_sets: PairRows
     assert sorted(np.bincount(draws[0], minlength=4).tolist()) == [0, 3, 4, 4]
     assert describe_draws(two_sets, ["small", "large"], draws, held_out) == [
         {"name": "small", "pairs": 4, "held_out": 1, "drawn": 11, "drawn_share": 0.5},
-        {"name": "large", "pairs": 12, "held_out": 1, "drawn": 11, "drawn_share": 0.5}]
+        {"name": "large", "pairs": 12, "held_out": 1, "drawn": 11, "drawn_share": 0.5},
+    ]
     # Every prefix has the shares.
     is_small = merged(draws) < 4
     assert all(abs(is_small[:end].sum() - end / 2) <= 1 for end in range(1, 23))

@@ -52,8 +52,9 @@ def test_the_fisher_information_is_the_mean_square_of_each_rows_own_gradient(
         targets = next_tokens(ids)
         labels = model(ids, partial(draw_targets, targets=targets, uniforms=uniforms(ids, draw)))
         total = F.cross_entropy(model(ids)[0, :-1], labels[0, :-1], reduction="sum")
-        for (name, _), gradient in zip(model.named_parameters(), torch.autograd.grad(total, list(model.parameters())),
-                                       strict=True):
+        for (name, _), gradient in zip(
+            model.named_parameters(), torch.autograd.grad(total, list(model.parameters())), strict=True
+        ):
             expected[name] += gradient**2 / (ids.shape[1] - 1) / len(rows)
     found = fisher_diagonal(model, objective, rows)
     for name, diagonal in found.items():
@@ -67,12 +68,26 @@ def test_the_weights_of_a_fine_tuning_stay_nearer_and_its_penalty_is_on_record(
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 6}, tmp_path / "pretrain")
     inputs["pretrain"] = tmp_path / "pretrain" / "data"
-    (tmp_path / "sft.jsonl").write_text("".join(json.dumps({"messages": [
-        {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}) + "\n"
-        for word in ("json", "text", "file", "name")))
-    config = {"steps": 6, "global_batch_size": 4, "micro_batch_size": 4, "seed": 1, "log_every": 1,
-              "sequence_length": 64, "schedule": {"warmup_steps": 1}, "data": [{"path": str(tmp_path / "sft.jsonl")}],
-              "optimizer": {"learning_rate": 0.01}}
+    (tmp_path / "sft.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}
+            )
+            + "\n"
+            for word in ("json", "text", "file", "name")
+        )
+    )
+    config = {
+        "steps": 6,
+        "global_batch_size": 4,
+        "micro_batch_size": 4,
+        "seed": 1,
+        "log_every": 1,
+        "sequence_length": 64,
+        "schedule": {"warmup_steps": 1},
+        "data": [{"path": str(tmp_path / "sft.jsonl")}],
+        "optimizer": {"learning_rate": 0.01},
+    }
     reads = {"steps": 6, "global_batch_size": 6, "batch_ramp": [], "seed": 11}
     lost = {}
     for name, more in (("free", {}), ("held", {"ewc": {"weight": 1e4, "fisher_rows": 8}, "reads": reads})):
@@ -85,9 +100,13 @@ def test_the_weights_of_a_fine_tuning_stay_nearer_and_its_penalty_is_on_record(
     assert penalties[1] > 0
     assert lost["held"] < lost["free"]
     start = load_model(inputs["pretrain"] / "model")
-    moved = {name: sum(float((parameter - start.get_parameter(one)).square().sum())
-                       for one, parameter in load_model(tmp_path / name / "data" / "model").named_parameters())
-             for name in ("free", "held")}
+    moved = {
+        name: sum(
+            float((parameter - start.get_parameter(one)).square().sum())
+            for one, parameter in load_model(tmp_path / name / "data" / "model").named_parameters()
+        )
+        for name in ("free", "held")
+    }
     assert moved["held"] < moved["free"]
 
 

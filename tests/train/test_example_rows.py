@@ -49,8 +49,10 @@ def test_every_piece_is_whole_in_one_row(lengths: list[int], best_fit: bool) -> 
 
 @pytest.fixture
 def packed(tmp_path: Path) -> PackedSet:
-    sets = {"first": packed_rows(pieces([5, 9, 8, 20, 3, 12, 7]), LENGTH, True),
-            "second": packed_rows([piece(90, 24)], LENGTH, True)}
+    sets = {
+        "first": packed_rows(pieces([5, 9, 8, 20, 3, 12, 7]), LENGTH, True),
+        "second": packed_rows([piece(90, 24)], LENGTH, True),
+    }
     write_example_rows(tmp_path / "rows", sets, LENGTH, TOKENIZER, TOKENIZER["pad"])
     return PackedSet(tmp_path / "rows")
 
@@ -70,8 +72,8 @@ def test_rows_on_disk_hold_tokens_masks_and_who_they_are_of(packed: PackedSet) -
     assert LossMasks(packed).trained_per_row.tolist() == trained.sum(axis=1).tolist()
     filled = packed.boundaries(rows).filled()
     for row in rows:
-        assert set(tokens[row, filled[row]:].tolist()) <= {TOKENIZER["pad"]}
-        assert not trained[row, filled[row]:].any()
+        assert set(tokens[row, filled[row] :].tolist()) <= {TOKENIZER["pad"]}
+        assert not trained[row, filled[row] :].any()
 
 
 def test_a_mask_that_is_missing_or_of_another_set_is_an_error(packed: PackedSet) -> None:
@@ -89,7 +91,8 @@ def test_the_fingerprint_names_what_is_trained_too(packed: PackedSet) -> None:
     before = LossMasks(packed).fingerprint
     name = mask_name("train-00000.bin")
     packed.manifest["train"]["shards"][0]["beside"][name] = write_mask(
-        packed.folder / name, np.ones((packed.rows, LENGTH), dtype=bool))
+        packed.folder / name, np.ones((packed.rows, LENGTH), dtype=bool)
+    )
     assert LossMasks(packed).fingerprint != before
 
 
@@ -114,11 +117,17 @@ def test_packed_loss_and_gradients_are_those_of_each_conversation_alone(
     assert batch.positions is not None
     measured = objective.loss(model, batch, 1.0)
     measured.loss.backward()
-    together = {name: parameter.grad.clone() for name, parameter in model.named_parameters()
-                if parameter.grad is not None}
+    together = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     model.zero_grad()
-    alone = sum((loss_of(model, one.ids.astype(np.int64), one.trained)
-                 for one in [*pieces([5, 9, 8, 20, 3, 12, 7]), piece(90, 24)]), torch.zeros(()))
+    alone = sum(
+        (
+            loss_of(model, one.ids.astype(np.int64), one.trained)
+            for one in [*pieces([5, 9, 8, 20, 3, 12, 7]), piece(90, 24)]
+        ),
+        torch.zeros(()),
+    )
     alone.backward()
     assert measured.loss.item() == pytest.approx(alone.item(), rel=1e-5)
     assert measured.sums[0].item() == pytest.approx(alone.item(), rel=1e-5)

@@ -23,13 +23,27 @@ from gristmill.train.models.weights import WeightsError, check_model, load_model
 from gristmill.train.stages.export import exported_tensors
 
 VOCAB, LENGTH = 100, 24
-SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "rms_norm_eps": 1e-3,
-         "tie_word_embeddings": False}  # fmt: skip
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LENGTH,
+    "rms_norm_eps": 1e-3,
+    "tie_word_embeddings": False,
+}
 PLAIN = {"rope_type": "default", "rope_theta": 500.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
 FAMILIES = {
     "llama": ("LlamaConfig", {"rope_parameters": PLAIN}),
@@ -39,14 +53,27 @@ FAMILIES = {
     "mistral": ("MistralConfig", {"rope_parameters": PLAIN, "sliding_window": None}),
     "qwen2": ("Qwen2Config", {"rope_parameters": PLAIN}),
     "qwen3": ("Qwen3Config", {"rope_parameters": PLAIN, "head_dim": 16}),
-    "glm": ("GlmConfig", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}, "head_dim": 16,
-                          "pad_token_id": 0}),
-    "glm-plain": ("GlmConfig", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}, "attention_bias": False,
-                                "pad_token_id": 0}),
+    "glm": (
+        "GlmConfig",
+        {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}, "head_dim": 16, "pad_token_id": 0},
+    ),
+    "glm-plain": (
+        "GlmConfig",
+        {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}, "attention_bias": False, "pad_token_id": 0},
+    ),
     "mixtral": ("MixtralConfig", {"rope_parameters": PLAIN, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen3-moe": ("Qwen3MoeConfig", {"rope_parameters": PLAIN, "head_dim": 16, "num_experts": 5,
-                                     "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}),
-}  # fmt: skip
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        {
+            "rope_parameters": PLAIN,
+            "head_dim": 16,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+        },
+    ),
+}
 
 
 @pytest.fixture
@@ -106,16 +133,19 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any], channels: i
     assert ours == pytest.approx(warmth)
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    ({"model_type": "gemma2"}, "model_type 'gemma2'"),
-    ({"attention_bias": True}, "attention_bias"),
-    ({"hidden_act": "gelu"}, "hidden_act"),
-    ({"model_type": "mistral", "sliding_window": 8}, "sliding_window"),
-    ({"rope_parameters": {**LINEAR, "rope_type": "dynamic"}}, r"rope_parameters.rope_type"),
-    ({"rope_parameters": {**YARN, "mscale": 1.0}}, "rope_parameters"),
-    ({"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-    ({"rms_norm_eps": None}, "has no rms_norm_eps"),
-])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "gemma2"}, "model_type 'gemma2'"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"model_type": "mistral", "sliding_window": 8}, "sliding_window"),
+        ({"rope_parameters": {**LINEAR, "rope_type": "dynamic"}}, r"rope_parameters.rope_type"),
+        ({"rope_parameters": {**YARN, "mscale": 1.0}}, "rope_parameters"),
+        ({"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rms_norm_eps": None}, "has no rms_norm_eps"),
+    ],
+)
 def test_a_model_that_computes_something_else_is_refused_by_the_name_of_its_key(
     change: dict[str, Any], named: str
 ) -> None:
@@ -136,13 +166,19 @@ def test_the_config_of_older_versions_of_transformers_is_read() -> None:
     assert shape_from_hf(older) == shape_from_hf(newer)
 
 
-@pytest.mark.parametrize(("changes", "family"), [
-    ({}, "llama"), ({"qkv_bias": True}, "qwen2"), ({"qk_norm": True}, "qwen3"),
-    ({"qkv_bias": True, "rotary_share": 0.5}, "glm"), ({"rotary_share": 0.5}, "glm"),
-    ({"experts": 4, "experts_per_token": 2}, "mixtral"),
-    ({"experts": 4, "experts_per_token": 2, "qk_norm": True}, "qwen3_moe"),
-    ({"rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_length=8, beta_fast=16.0)}, "llama"),
-])
+@pytest.mark.parametrize(
+    ("changes", "family"),
+    [
+        ({}, "llama"),
+        ({"qkv_bias": True}, "qwen2"),
+        ({"qk_norm": True}, "qwen3"),
+        ({"qkv_bias": True, "rotary_share": 0.5}, "glm"),
+        ({"rotary_share": 0.5}, "glm"),
+        ({"experts": 4, "experts_per_token": 2}, "mixtral"),
+        ({"experts": 4, "experts_per_token": 2, "qk_norm": True}, "qwen3_moe"),
+        ({"rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_length=8, beta_fast=16.0)}, "llama"),
+    ],
+)
 def test_a_shape_survives_both_of_its_files(changes: dict[str, Any], family: str, tiny_shape: Shape) -> None:
     shape = replace(tiny_shape, padded_vocab_size=VOCAB, **changes)
     assert family_of(shape) == family
@@ -166,21 +202,30 @@ def test_weights_that_do_not_fit_their_config_are_refused(
     tiny_shape: Shape, make_model: Callable[[Shape], Llama], tmp_path: Path
 ) -> None:
     save_model(tmp_path, tiny_shape, dict(make_model(tiny_shape).named_parameters()))
-    for changes, message in (({"ffn_width": 64}, "gate_proj.weight is .48, 32., the model wants .64, 32."),
-                             ({"layers": 3}, "has no tensor model.layers.2.")):
+    for changes, message in (
+        ({"ffn_width": 64}, "gate_proj.weight is .48, 32., the model wants .64, 32."),
+        ({"layers": 3}, "has no tensor model.layers.2."),
+    ):
         write_json(tmp_path / "config.json", shape_to_json(replace(tiny_shape, **changes)))
         with pytest.raises(WeightsError, match=message):
             load_model(tmp_path)
 
 
-@pytest.mark.parametrize(("file", "content", "message"), [
-    ("model.safetensors", b"no safetensors", "model.safetensors is not a safetensors file, or is damaged: "),
-    ("model.safetensors", b"\xff" * 64, "model.safetensors is not a safetensors file, or is damaged: "),
-    ("model.safetensors.index.json", b"[1]", "model.safetensors.index.json holds no JSON object"),
-    ("model.safetensors.index.json", b'{"weight_map": [1]}', "has no `weight_map` from the names of tensors to files"),
-    ("config.json", b"{", "config.json is not JSON: "),
-    ("config.json", b"[]", "config.json holds no JSON object"),
-])
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", b"no safetensors", "model.safetensors is not a safetensors file, or is damaged: "),
+        ("model.safetensors", b"\xff" * 64, "model.safetensors is not a safetensors file, or is damaged: "),
+        ("model.safetensors.index.json", b"[1]", "model.safetensors.index.json holds no JSON object"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": [1]}',
+            "has no `weight_map` from the names of tensors to files",
+        ),
+        ("config.json", b"{", "config.json is not JSON: "),
+        ("config.json", b"[]", "config.json holds no JSON object"),
+    ],
+)
 def test_a_damaged_file_of_a_model_is_named(
     tiny_shape: Shape, make_model: Callable[[Shape], Llama], tmp_path: Path, file: str, content: bytes, message: str
 ) -> None:

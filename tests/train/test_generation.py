@@ -89,9 +89,15 @@ def test_a_nucleus_is_the_smallest_set_of_likeliest_ids_with_the_share() -> None
     assert np.allclose(probabilities(logits, Sampling(1.0, top_p=1e-9)), [[0, 1, 0], [0, 1, 0]])
 
 
-@pytest.mark.parametrize(("values", "sentence"), [
-    ({"temperature": -1.0}, "temperature is -1.0"), ({"temperature": float("nan")}, "temperature is nan"),
-    ({"top_p": 0.0}, "top_p is 0.0"), ({"top_p": 1.5}, "top_p is 1.5")])
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+    ],
+)
 def test_settings_out_of_range_are_refused(values: dict[str, float], sentence: str) -> None:
     with pytest.raises(SamplingError, match=sentence):
         Sampling(**values)  # type: ignore[arg-type]
@@ -135,8 +141,7 @@ def test_speculative_samples_are_distributed_as_plain_ones(model: Llama, draft: 
     """Total variation between 2,000 second ids of each kind: that of two plain samples of this size, not more."""
 
     def second_ids(scheduler: Scheduler, first: int) -> np.ndarray:
-        found = complete(scheduler, [Request((7,), 2, frozenset(), Sampling(0.7, seed=first + k))
-                                     for k in range(2000)])
+        found = complete(scheduler, [Request((7,), 2, frozenset(), Sampling(0.7, seed=first + k)) for k in range(2000)])
         return np.bincount([ids[1] for ids in found], minlength=100) / 2000
 
     plain, other = second_ids(Scheduler(model, 500), 0), second_ids(Scheduler(model, 500), 10_000)
@@ -147,8 +152,9 @@ def test_speculative_samples_are_distributed_as_plain_ones(model: Llama, draft: 
 
 def test_requests_that_come_and_go_get_what_they_would_alone(model: Llama) -> None:
     asked = (([7], 3, 0.0), ([3, 1, 4, 1, 5, 9, 2, 6], 9, 1.0), ([9, 2], 16, 0.0), ([1] * 20, 4, 0.5), ([8], 1, 1.0))
-    requests = [Request(tuple(prompt), most, frozenset(), Sampling(temperature, seed=2))
-                for prompt, most, temperature in asked]
+    requests = [
+        Request(tuple(prompt), most, frozenset(), Sampling(temperature, seed=2)) for prompt, most, temperature in asked
+    ]
     alone = [complete(Scheduler(model, 1), [request])[0] for request in requests]
     assert complete(Scheduler(model, 2), requests) == alone
     late = Scheduler(model, 8)
@@ -208,7 +214,12 @@ def test_an_unfinished_character_is_shown_as_such_only_at_the_end() -> None:
 def test_a_text_that_ends_the_answer_is_never_shown_not_even_its_beginning() -> None:
     stream = TextStream(as_bytes, ["</end>", "\n\n"])
     assert [stream.push(list(piece.encode())) for piece in ("a <", "/", "b </e", "nd> c", "d")] == [
-        "a ", "", "</b ", "", ""]
+        "a ",
+        "",
+        "</b ",
+        "",
+        "",
+    ]
     assert stream.is_stopped
     assert stream.finish() == ""
     held = TextStream(as_bytes, ["stop"])

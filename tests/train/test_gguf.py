@@ -43,8 +43,12 @@ def exported(
         shape = shape_of(model, 400, length)
         tensors = dict(make_model(shape).named_parameters())
         save_model(tmp_path / "pretrain" / "model", shape, tensors)
-        summary = run({"tokenizer": tokenizer_folder, "pretrain": tmp_path / "pretrain"}, {"gguf": list(kinds)},
-                      tmp_path / "out", Context(tmp_path / "work", "export"))
+        summary = run(
+            {"tokenizer": tokenizer_folder, "pretrain": tmp_path / "pretrain"},
+            {"gguf": list(kinds)},
+            tmp_path / "out",
+            Context(tmp_path / "work", "export"),
+        )
         return summary, {name: tensor.detach() for name, tensor in tensors.items()}
 
     return make
@@ -53,9 +57,11 @@ def exported(
 def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str]]:
     """The fields of a file, its tensors as float32, and their data types."""
     reader = gguf.GGUFReader(path)
-    return ({name: field.contents() for name, field in reader.fields.items()},
-            {one.name: gguf.dequantize(one.data, one.tensor_type).reshape(one.shape[::-1]) for one in reader.tensors},
-            {one.name: one.tensor_type.name for one in reader.tensors})
+    return (
+        {name: field.contents() for name, field in reader.fields.items()},
+        {one.name: gguf.dequantize(one.data, one.tensor_type).reshape(one.shape[::-1]) for one in reader.tensors},
+        {one.name: one.tensor_type.name for one in reader.tensors},
+    )
 
 
 def test_every_kind_holds_the_weights_to_its_own_precision(exported: Any, tmp_path: Path) -> None:
@@ -65,8 +71,11 @@ def test_every_kind_holds_the_weights_to_its_own_precision(exported: Any, tmp_pa
         assert path.stat().st_size == summary["gguf"][kind]
         _, tensors, types = read(path)
         down = ours["model.layers.1.mlp.down_proj.weight"].numpy()
-        largest = np.abs(down.reshape(-1, 32)).max(axis=1, keepdims=True) if kind.startswith("q") else np.abs(
-            down.reshape(-1, 32))
+        largest = (
+            np.abs(down.reshape(-1, 32)).max(axis=1, keepdims=True)
+            if kind.startswith("q")
+            else np.abs(down.reshape(-1, 32))
+        )
         error = np.abs(tensors["blk.1.ffn_down.weight"] - down).reshape(-1, 32)
         rounded_scale = 2**-11 if kind.startswith("q") else 0.0
         assert (error <= (share + rounded_scale) * largest + 1e-7).all(), kind
@@ -134,7 +143,8 @@ def test_a_template_without_its_marks_renders_the_same_text(tokenizer_folder: Pa
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
-        as_plain_jinja(CHAT_TEMPLATE))
+        as_plain_jinja(CHAT_TEMPLATE)
+    )
     chat = Chat(tokenizer_folder)
     for messages in (PROBE, PROBE[1:4]):
         ours = "".join(text for text, _ in chat.segments(messages, prompt=True))
@@ -147,9 +157,13 @@ def test_each_way_to_split_text_has_a_name_of_llama_cpp(pretokenizer: str, name:
     assert llama_cpp_vocabulary(tokenizer, 300).pre_tokenizer == name
 
 
-@pytest.mark.parametrize(("model", "reason"), [
-    ("sentencepiece_bpe", "a BPE over characters"), ("superbpe", "splits text in a way that llama.cpp has no name for"),
-])
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("sentencepiece_bpe", "a BPE over characters"),
+        ("superbpe", "splits text in a way that llama.cpp has no name for"),
+    ],
+)
 def test_a_tokenizer_that_llama_cpp_would_not_follow_is_refused(model: Any, reason: str) -> None:
     tokenizer = train(TokenizerSample({"a": ["some words and 1234 numbers " * 9]}, {}), 600, model=model)
     with pytest.raises(NotForLlamaCppError, match=reason):
@@ -189,21 +203,28 @@ def test_a_modelfile_names_the_weights_the_stops_and_the_template(tokenizer_fold
         'FROM ./model-q8_0.gguf\nPARAMETER num_ctx 64\nPARAMETER stop "<|endoftext|>"\nPARAMETER stop "<|end|>"\n'
         'TEMPLATE """{{ range .Messages }}{{ if eq .Role "system" }}<|system|>\n{{ .Content }}<|end|>\n'
         '{{ else if eq .Role "assistant" }}<|assistant|>\n{{ .Content }}<|end|>\n'
-        '{{ else if eq .Role "user" }}<|user|>\n{{ .Content }}<|end|>\n{{ end }}{{ end }}<|assistant|>\n"""\n')
+        '{{ else if eq .Role "user" }}<|user|>\n{{ .Content }}<|end|>\n{{ end }}{{ end }}<|assistant|>\n"""\n'
+    )
 
 
-@pytest.mark.parametrize("template", [
-    # A system's words within the first message of the user, as Llama 2 has it.
-    "{% for m in messages %}{% if m['role'] == 'system' %}[{{ m['content'] }}]{% elif m['role'] == 'user' %}<|user|>"
-    "{% if loop.index0 == 1 and messages[0]['role'] == 'system' %}S{% endif %}{{ m['content'] }}<|end|>{% else %}"
-    "<|assistant|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
-    # Words that Go would read as its own.
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ '{{' }}{{ m['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{{ '{{' }}{% endif %}",
-])
+@pytest.mark.parametrize(
+    "template",
+    [
+        # A system's words within the first message of the user, as Llama 2 has it.
+        "{% for m in messages %}{% if m['role'] == 'system' %}[{{ m['content'] }}]{% elif m['role'] == 'user' %}<|user|>"
+        "{% if loop.index0 == 1 and messages[0]['role'] == 'system' %}S{% endif %}{{ m['content'] }}<|end|>{% else %}"
+        "<|assistant|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+        # Words that Go would read as its own.
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ '{{' }}{{ m['content'] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{{ '{{' }}{% endif %}",
+    ],
+)
 def test_a_template_without_an_equal_in_go_leaves_the_modelfile_without_one(
-    tmp_path: Path, tokenizer_folder: Path, template: str, make_model: Callable[[Shape], Llama],
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    template: str,
+    make_model: Callable[[Shape], Llama],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for file in tokenizer_folder.iterdir():
@@ -214,8 +235,15 @@ def test_a_template_without_an_equal_in_go_leaves_the_modelfile_without_one(
     assert go_template(chat) is None
     shape = shape_of(Model(**DENSE), 400, 64)
     save_model(tmp_path / "model", shape, dict(make_model(shape).named_parameters()))
-    write_gguf_files(tmp_path / "model", shape, chat, Export(gguf=("q8_0",)), tmp_path / "out", "m",
-                     Context(tmp_path / "work", "export"))
+    write_gguf_files(
+        tmp_path / "model",
+        shape,
+        chat,
+        Export(gguf=("q8_0",)),
+        tmp_path / "out",
+        "m",
+        Context(tmp_path / "work", "export"),
+    )
     assert "TEMPLATE" not in (tmp_path / "out" / "Modelfile").read_text()
     assert "the Modelfile has no TEMPLATE" in capsys.readouterr().out
 
@@ -230,8 +258,10 @@ def test_a_manifest_that_asks_for_what_cannot_be_written_is_refused_before_any_w
     (tmp_path / "a.txt").write_text("text")
 
     def problems(model: str) -> list[str]:
-        text = (f"name: a\nsources: {{a: {{path: '{tmp_path}/*.txt'}}}}\ntokenizer: {{model: {model}}}\n"
-                "mix: {tokens: 2000, sequence_length: 32}\npretrain: {steps: 1}\nexport: {gguf: [q8_0]}\n")
+        text = (
+            f"name: a\nsources: {{a: {{path: '{tmp_path}/*.txt'}}}}\ntokenizer: {{model: {model}}}\n"
+            "mix: {tokens: 2000, sequence_length: 32}\npretrain: {steps: 1}\nexport: {gguf: [q8_0]}\n"
+        )
         (tmp_path / "m.yaml").write_text(text)
         manifest, written = open_manifest(tmp_path / "m.yaml")
         return [str(one) for one in find_problems(manifest, written, ["export"])]

@@ -36,7 +36,8 @@ def test_the_loss_by_hand() -> None:
     gains, desirable = torch.tensor([3.0, -1.0, 2.0]), torch.tensor([True, True, False])
     losses = kto_loss(gains, desirable, torch.tensor(1.0), 0.5, 2.0, 3.0)
     assert losses.tolist() == pytest.approx(
-        [2 * (1 - sigmoid(1.0)), 2 * (1 - sigmoid(-1.0)), 3 * (1 - sigmoid(-0.5))], abs=1e-6)
+        [2 * (1 - sigmoid(1.0)), 2 * (1 - sigmoid(-1.0)), 3 * (1 - sigmoid(-0.5))], abs=1e-6
+    )
 
 
 def test_the_baseline_is_a_mean_that_is_never_negative_and_has_no_gradient() -> None:
@@ -62,11 +63,16 @@ def test_ranked_right_is_the_area_under_the_curve() -> None:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, mix_folder: Path,
-          make_model: Callable[[Shape], Llama]) -> dict[str, Path]:
+def start(
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    make_model: Callable[[Shape], Llama],
+) -> dict[str, Path]:
     section = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
-    model = make_model(shape_of(section, vocab_size=Chat(tokenizer_folder).tokenizer.get_vocab_size(),
-                                sequence_length=64))
+    model = make_model(
+        shape_of(section, vocab_size=Chat(tokenizer_folder).tokenizer.get_vocab_size(), sequence_length=64)
+    )
     folder = tmp_path_factory.mktemp("sft")
     save_model(folder / "model", model.shape, dict(model.state_dict()))
     return {"tokenizer": tokenizer_folder, "mix": mix_folder, "sft": folder}
@@ -75,15 +81,25 @@ def start(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, mix_
 @pytest.fixture
 def data(tmp_path: Path) -> dict[str, Any]:
     """Pairs in one set, labelled answers in another; short answers are the desirable ones."""
-    pairs = [{"prompt": [{"role": "user", "content": f"What is a {word}?"}],
-              "chosen": [{"role": "assistant", "content": f"A {word}."}],
-              "rejected": [{"role": "assistant", "content": "I do not know that."}]} for word in WORDS]
-    labelled = [{"prompt": f"Name a {word}, {n}.", "completion": f"My {word}." if n else "What do you mean?",
-                 "label": bool(n)} for word in WORDS for n in range(3)]
+    pairs = [
+        {
+            "prompt": [{"role": "user", "content": f"What is a {word}?"}],
+            "chosen": [{"role": "assistant", "content": f"A {word}."}],
+            "rejected": [{"role": "assistant", "content": "I do not know that."}],
+        }
+        for word in WORDS
+    ]
+    labelled = [
+        {"prompt": f"Name a {word}, {n}.", "completion": f"My {word}." if n else "What do you mean?", "label": bool(n)}
+        for word in WORDS
+        for n in range(3)
+    ]
     for name, lines in (("pairs", pairs), ("labelled", labelled)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return {"data": [{"path": str(tmp_path / f"{name}.jsonl")} for name in ("pairs", "labelled")],
-            "sequence_length": 64}
+    return {
+        "data": [{"path": str(tmp_path / f"{name}.jsonl")} for name in ("pairs", "labelled")],
+        "sequence_length": 64,
+    }
 
 
 @pytest.fixture
@@ -105,8 +121,12 @@ def test_answers_are_read_with_their_labels_and_behind_other_prompts(made: dict[
         found = []
         for row, wanted in zip(ids.tolist(), targets.tolist(), strict=True):
             first = next(place for place, target in enumerate(wanted) if target != IGNORED)
-            found.append((chat.decode(row[: first + 1], special=True),
-                          chat.decode([target for target in wanted if target != IGNORED], special=True)))
+            found.append(
+                (
+                    chat.decode(row[: first + 1], special=True),
+                    chat.decode([target for target in wanted if target != IGNORED], special=True),
+                )
+            )
         return found
 
     own, mixed = texts(*rows.read(every)), texts(*rows.read_mismatched(every))
@@ -120,8 +140,19 @@ def test_answers_are_read_with_their_labels_and_behind_other_prompts(made: dict[
 
 
 def config_with(data: dict[str, Any], **others: Any) -> dict[str, Any]:
-    return {**data, "loss": "kto", "holdout": 0.2, "steps": 15, "seed": 11, "log_every": 1, "global_batch_size": 6,
-            "micro_batch_size": 4, "schedule": {"warmup_steps": 1}, "optimizer": {"learning_rate": 0.003}, **others}
+    return {
+        **data,
+        "loss": "kto",
+        "holdout": 0.2,
+        "steps": 15,
+        "seed": 11,
+        "log_every": 1,
+        "global_batch_size": 6,
+        "micro_batch_size": 4,
+        "schedule": {"warmup_steps": 1},
+        "optimizer": {"learning_rate": 0.003},
+        **others,
+    }
 
 
 def test_a_training_makes_desirable_answers_gain_on_the_others_however_the_batch_is_cut(
@@ -154,7 +185,8 @@ def test_a_training_makes_desirable_answers_gain_on_the_others_however_the_batch
     cut = [json.loads(line) for line in (tmp_path / "cut/data/metrics.jsonl").read_text().splitlines()]
     for ours, theirs in zip(cut, lines[:4], strict=True):
         assert {name: ours[name] for name in ("loss", "kl", "grad_norm")} == pytest.approx(
-            {name: theirs[name] for name in ("loss", "kl", "grad_norm")}, rel=1e-3, abs=1e-5)
+            {name: theirs[name] for name in ("loss", "kl", "grad_norm")}, rel=1e-3, abs=1e-5
+        )
 
 
 def test_losses_over_pairs_refuse_labelled_answers(
@@ -164,11 +196,14 @@ def test_losses_over_pairs_refuse_labelled_answers(
         run_stage("reference", made, {"micro_batch_size": 3}, tmp_path / "reference")
 
 
-@pytest.mark.parametrize(("told", "message"), [
-    ({"desirable_weight": 2.0}, "mean nothing to the loss sigmoid"),
-    ({"loss": "kto", "sft_weight": 0.5}, "sft_weight is for losses over pairs"),
-    ({"loss": "kto", "label_smoothing": 0.1}, "label_smoothing means nothing to the loss kto"),
-])
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"desirable_weight": 2.0}, "mean nothing to the loss sigmoid"),
+        ({"loss": "kto", "sft_weight": 0.5}, "sft_weight is for losses over pairs"),
+        ({"loss": "kto", "label_smoothing": 0.1}, "label_smoothing means nothing to the loss kto"),
+    ],
+)
 def test_settings_that_would_do_nothing_are_refused(told: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Dpo.model_validate({"steps": 1, "data": [{"path": "pairs.jsonl"}], **told})

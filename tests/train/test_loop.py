@@ -63,7 +63,11 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Path]) -> Callab
 
 
 def test_after_bad_steps_in_a_row_the_training_goes_back_and_never_reads_those_rows_again(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path, poisoned: Any,
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
+    poisoned: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Steps 21 to 23 are bad. It is seen at step 32; step 18 is gone back to; step 19 reads what step 33 would have."""
@@ -83,13 +87,20 @@ def test_after_bad_steps_in_a_row_the_training_goes_back_and_never_reads_those_r
     skipped = read_lines(tmp_path, "skipped_steps.jsonl")
     assert [one["step"] for one in skipped] == [21, 22, 23]  # what had happened stays on record
     assert sorted(path.name for path in (tmp_path / "data" / "autopsies").iterdir()) == [
-        "exclude.txt", *(f"step-{step}.{kind}" for step in (21, 22, 23) for kind in ("html", "json"))]
+        "exclude.txt",
+        *(f"step-{step}.{kind}" for step in (21, 22, 23) for kind in ("html", "json")),
+    ]
 
 
 @pytest.mark.parametrize("place", ["while going back", pytest.param("later", marks=pytest.mark.slow)])
 def test_a_training_that_is_killed_during_or_after_a_rollback_goes_on_exactly(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path, poisoned: Any,
-    monkeypatch: pytest.MonkeyPatch, place: str,
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
+    poisoned: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
 ) -> None:
     config = {**pretrain_config, **GOING_BACK}
     run_stage("pretrain", inputs, config, tmp_path / "undisturbed", checkpoint_every=1000)
@@ -107,9 +118,11 @@ def test_a_training_that_is_killed_during_or_after_a_rollback_goes_on_exactly(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     # The line that says so is of the attempt that was killed; its steps and digests are the same.
     assert [one for one in read_lines(tmp_path / "killed") if "grad_norm" in one] == [
-        one for one in read_lines(tmp_path / "undisturbed") if "grad_norm" in one]
+        one for one in read_lines(tmp_path / "undisturbed") if "grad_norm" in one
+    ]
     assert read_lines(tmp_path / "killed", "skipped_steps.jsonl") == read_lines(
-        tmp_path / "undisturbed", "skipped_steps.jsonl")
+        tmp_path / "undisturbed", "skipped_steps.jsonl"
+    )
 
 
 def test_jumps_leave_positions_out_and_are_inverted() -> None:
@@ -142,11 +155,17 @@ def test_a_streak_must_not_outlast_the_checkpoints_before_it() -> None:
 # Kinds of updates, precision, averages
 
 
-@pytest.mark.parametrize("kind", ["muon", "adafactor", *(
-    pytest.param(kind, marks=pytest.mark.slow) for kind in ("lion", "sophia", "adamw8bit"))])
+@pytest.mark.parametrize(
+    "kind",
+    ["muon", "adafactor", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lion", "sophia", "adamw8bit"))],
+)
 def test_every_optimizer_trains_and_resumes_to_the_same_bits(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
-    stop_pretraining: Any, kind: str,
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
+    stop_pretraining: Any,
+    kind: str,
 ) -> None:
     if kind == "adamw8bit":
         pytest.importorskip("torchao")
@@ -163,7 +182,10 @@ def test_every_optimizer_trains_and_resumes_to_the_same_bits(
 
 
 def test_float16_trains_like_float32_and_its_first_overflows_are_no_spikes(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from gristmill.train.optim import loss_scale
@@ -185,8 +207,12 @@ def test_float16_trains_like_float32_and_its_first_overflows_are_no_spikes(
 def test_the_running_mean_is_validated_saved_and_exported(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = {**pretrain_config, "average": {"kind": "swa", "start_fraction": 0.8}, "validate_every": 1,
-              "schedule": {"kind": "constant"}}
+    config = {
+        **pretrain_config,
+        "average": {"kind": "swa", "start_fraction": 0.8},
+        "validate_every": 1,
+        "schedule": {"kind": "constant"},
+    }
     summary = run_stage("pretrain", inputs, config, tmp_path)
     assert set(summary["validation_average"]) == {"prose", "code"}
     raw, mean = weights_of(tmp_path), weights_of(tmp_path, "model-average")
@@ -196,8 +222,12 @@ def test_the_running_mean_is_validated_saved_and_exported(
     assert validations[11]["validation"] != validations[11]["validation_average"]
     for weights, name in (("raw", "model"), ("average", "model-average")):
         out = tmp_path / weights
-        export.run({"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "data"}, {"weights": weights}, out,
-                   Context(tmp_path))
+        export.run(
+            {"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "data"},
+            {"weights": weights},
+            out,
+            Context(tmp_path),
+        )
         exported = load_file(out / "model.safetensors")
         assert torch.equal(exported["model.norm.weight"], weights_of(tmp_path, name)["model.norm.weight"])
 
@@ -215,8 +245,14 @@ def test_an_export_of_an_average_that_was_not_kept_is_refused(tmp_path: Path) ->
 def test_norms_update_ratio_memory_and_noise_scale_are_logged(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = {**pretrain_config, "steps": 4, "micro_batch_size": 2, "noise_scale_every": 2, "log_every": 2,
-              "schedule": {"kind": "constant", "warmup_steps": 0}}
+    config = {
+        **pretrain_config,
+        "steps": 4,
+        "micro_batch_size": 2,
+        "noise_scale_every": 2,
+        "log_every": 2,
+        "schedule": {"kind": "constant", "warmup_steps": 0},
+    }
     run_stage("pretrain", inputs, config, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()]
     first, second, fourth = (line for line in lines if "grad_norm" in line)
@@ -256,8 +292,7 @@ def test_a_training_ends_where_validation_no_longer_improves(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     """An improvement by a hundred nats is never seen: the first validation is the best, two more end it."""
-    config = {**pretrain_config, "validate_every": 2,
-              "early_stopping": {"patience": 2, "min_delta": 100.0}}
+    config = {**pretrain_config, "validate_every": 2, "early_stopping": {"patience": 2, "min_delta": 100.0}}
     summary = run_stage("pretrain", inputs, config, tmp_path)
     assert (summary["steps"], summary["stopped_early"]) == (6, True)
 
@@ -287,14 +322,19 @@ def test_a_plan_has_no_jumps_at_first() -> None:
     assert plan_of(Pretrain(steps=3), 8).jumps == ()
 
 
-@pytest.mark.parametrize(("warmup", "warned"), [({}, False), ({"warmup_steps": 6}, False), ({"warmup_steps": 9}, True),
-                                                ({"warmup_tokens": 6 * 32 * 7}, True)])
+@pytest.mark.parametrize(
+    ("warmup", "warned"),
+    [({}, False), ({"warmup_steps": 6}, False), ({"warmup_steps": 9}, True), ({"warmup_tokens": 6 * 32 * 7}, True)],
+)
 def test_a_warm_up_that_takes_most_of_a_training_is_warned_of(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
-    warmup: dict[str, int], warned: bool,
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
+    warmup: dict[str, int],
+    warned: bool,
 ) -> None:
     told: list[str] = []
     config = {**pretrain_config, "schedule": warmup}
-    run_stage("pretrain", inputs, config, tmp_path,
-              emit=lambda event: told.append(event.get("message", "")))
+    run_stage("pretrain", inputs, config, tmp_path, emit=lambda event: told.append(event.get("message", "")))
     assert any("the learning rate rises for" in message for message in told) == warned

@@ -52,9 +52,7 @@ def test_a_layer_adds_its_scaled_product() -> None:
 
 
 @pytest.mark.parametrize("lora", KINDS)
-def test_new_adapters_change_nothing_and_merged_ones_compute_the_same(
-    lora: Lora, tiny_shape: Shape
-) -> None:
+def test_new_adapters_change_nothing_and_merged_ones_compute_the_same(lora: Lora, tiny_shape: Shape) -> None:
     model, plain = adapted(tiny_shape, lora), Llama(tiny_shape)
     tensor_of = drawn(tiny_shape, 3)
     with torch.no_grad():
@@ -76,8 +74,12 @@ def test_new_adapters_change_nothing_and_merged_ones_compute_the_same(
 def test_only_adapters_are_trained_and_only_on_the_layers_that_are_named(tiny_shape: Shape) -> None:
     model = adapted(tiny_shape, Lora(rank=2, targets=("q_proj", "v_proj")))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert trained == {f"model.layers.{layer}.self_attn.{target}.lora_{part}.weight"
-                       for layer in range(2) for target in ("q_proj", "v_proj") for part in "AB"}
+    assert trained == {
+        f"model.layers.{layer}.self_attn.{target}.lora_{part}.weight"
+        for layer in range(2)
+        for target in ("q_proj", "v_proj")
+        for part in "AB"
+    }
 
 
 def test_layers_that_a_model_does_not_have_are_named(tiny_shape: Shape) -> None:
@@ -87,13 +89,22 @@ def test_layers_that_a_model_does_not_have_are_named(tiny_shape: Shape) -> None:
         adapt(model, Lora(targets=("q_proj", "up_proj")))
 
 
-TRAINING = {"global_batch_size": 4, "micro_batch_size": 4, "seed": 11, "log_every": 1, "sequence_length": 64,
-            "schedule": {"warmup_steps": 1}}
+TRAINING = {
+    "global_batch_size": 4,
+    "micro_batch_size": 4,
+    "seed": 11,
+    "log_every": 1,
+    "sequence_length": 64,
+    "schedule": {"warmup_steps": 1},
+}
 
 
 @pytest.fixture
 def start(
-    run_stage: Callable[..., Any], tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any],
+    run_stage: Callable[..., Any],
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
     tmp_path: Path,
 ) -> dict[str, Path]:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
@@ -105,20 +116,35 @@ def test_fine_tuning_and_preferences_train_adapters_go_on_after_a_stop_and_merge
     run_stage: Callable[..., Any], start: dict[str, Path], tmp_path: Path
 ) -> None:
     words = ("json", "text", "file", "name", "list", "code")
-    (tmp_path / "sft.jsonl").write_text("".join(json.dumps({"messages": [
-        {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}) + "\n" for word in words))
-    config = {**TRAINING, "steps": 8, "data": [{"path": str(tmp_path / "sft.jsonl")}],
-              "optimizer": {"learning_rate": 0.02}, "lora": {"rank": 4, "dora": True}, "average": {"kind": "swa"},
-              "schedule": {"kind": "constant", "warmup_steps": 1}}
+    (tmp_path / "sft.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}
+            )
+            + "\n"
+            for word in words
+        )
+    )
+    config = {
+        **TRAINING,
+        "steps": 8,
+        "data": [{"path": str(tmp_path / "sft.jsonl")}],
+        "optimizer": {"learning_rate": 0.02},
+        "lora": {"rank": 4, "dora": True},
+        "average": {"kind": "swa"},
+        "schedule": {"kind": "constant", "warmup_steps": 1},
+    }
     run_stage("sft", start, {**config, "steps": 4}, tmp_path / "resumed")
     for folder in ("whole", "resumed"):
         summary = run_stage("sft", start, config, tmp_path / folder)
-    one, other = (load_file(tmp_path / folder / "data" / "model" / "model.safetensors")
-                  for folder in ("whole", "resumed"))
+    one, other = (
+        load_file(tmp_path / folder / "data" / "model" / "model.safetensors") for folder in ("whole", "resumed")
+    )
     assert all(torch.equal(one[name], other[name]) for name in one)
     before, after = load_model(start["pretrain"] / "model"), load_model(tmp_path / "whole" / "data" / "model")
-    moved = {name for name, parameter in after.named_parameters()
-             if not torch.equal(parameter, before.get_parameter(name))}
+    moved = {
+        name for name, parameter in after.named_parameters() if not torch.equal(parameter, before.get_parameter(name))
+    }
     assert moved == {name for name, _ in after.named_parameters() if "_proj" in name}
     assert summary["last_loss"] < summary["first_loss"]
     adapters = load_file(tmp_path / "whole" / "data" / "adapter" / "adapter_model.safetensors")
@@ -129,17 +155,30 @@ def test_fine_tuning_and_preferences_train_adapters_go_on_after_a_stop_and_merge
     assert load_model(tmp_path / "whole" / "data" / "model-average").shape == replace(before.shape, sequence_length=64)
     assert all(is_adapter(name) for name in adapters)
 
-    (tmp_path / "dpo.jsonl").write_text("".join(json.dumps({
-        "prompt": [{"role": "user", "content": f"{word} {n}"}],
-        "chosen": [{"role": "assistant", "content": "yes"}],
-        "rejected": [{"role": "assistant", "content": "no"}]}) + "\n"
-        for word in words for n in range(2)))
+    (tmp_path / "dpo.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {
+                    "prompt": [{"role": "user", "content": f"{word} {n}"}],
+                    "chosen": [{"role": "assistant", "content": "yes"}],
+                    "rejected": [{"role": "assistant", "content": "no"}],
+                }
+            )
+            + "\n"
+            for word in words
+            for n in range(2)
+        )
+    )
     pairs = {"data": [{"path": str(tmp_path / "dpo.jsonl")}], "sequence_length": 64, "micro_batch_size": 4}
     inputs = {**start, "sft": tmp_path / "whole" / "data"}
     run_stage("reference", inputs, pairs, tmp_path / "reference")
     inputs["reference"] = tmp_path / "reference" / "data"
-    found = run_stage("dpo", inputs, {**TRAINING, **pairs, "steps": 6, "optimizer": {"learning_rate": 0.02},
-                                      "lora": {"rank": 2}}, tmp_path / "dpo")
+    found = run_stage(
+        "dpo",
+        inputs,
+        {**TRAINING, **pairs, "steps": 6, "optimizer": {"learning_rate": 0.02}, "lora": {"rank": 2}},
+        tmp_path / "dpo",
+    )
     # With B = 0 the policy is the reference, which is the model without adapters.
     assert found["step_0"]["margin"] == pytest.approx(0.0, abs=1e-4)
     assert found["last_loss"] < found["first_loss"]
@@ -177,11 +216,24 @@ def test_adapters_on_a_rounded_model_learn_as_on_the_whole_and_are_merged_into_w
     if kind == "nf4":
         pytest.importorskip("bitsandbytes")
     words = ("json", "text", "file", "name", "list", "code")
-    (tmp_path / "sft.jsonl").write_text("".join(json.dumps({"messages": [
-        {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}) + "\n" for word in words))
+    (tmp_path / "sft.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}
+            )
+            + "\n"
+            for word in words
+        )
+    )
     lora = {"rank": 4, "alpha": 8}
-    config = {**TRAINING, "steps": 8, "data": [{"path": str(tmp_path / "sft.jsonl")}],
-              "optimizer": {"learning_rate": 0.02}, "lora": lora, "schedule": {"kind": "constant", "warmup_steps": 1}}
+    config = {
+        **TRAINING,
+        "steps": 8,
+        "data": [{"path": str(tmp_path / "sft.jsonl")}],
+        "optimizer": {"learning_rate": 0.02},
+        "lora": lora,
+        "schedule": {"kind": "constant", "warmup_steps": 1},
+    }
     plain = run_stage("sft", start, config, tmp_path / "plain")
     config = {**config, "lora": {**lora, "base": kind}}
     run_stage("sft", start, {**config, "steps": 4}, tmp_path / "rounded")  # and goes on from there
@@ -209,8 +261,10 @@ def test_adapters_on_a_rounded_model_learn_as_on_the_whole_and_are_merged_into_w
     stands_for = rounded(before[f"{name}.weight"], kind).whole(torch.float32)  # type: ignore[arg-type]
     torch.testing.assert_close(one[f"{name}.weight"], stands_for + 8 / 4 * up @ down)
     assert torch.equal(one["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
-    sizes = [sum(path.stat().st_size for path in (tmp_path / run / "work" / "checkpoints" / "step-00000004").iterdir())
-             for run in ("at once", "plain")]
+    sizes = [
+        sum(path.stat().st_size for path in (tmp_path / run / "work" / "checkpoints" / "step-00000004").iterdir())
+        for run in ("at once", "plain")
+    ]
     assert sizes[1] - sizes[0] > 0.9 * base["float32_bytes"]
 
 

@@ -47,8 +47,11 @@ def test_the_loss_of_fine_tuning_by_hand() -> None:
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
 def test_what_compilers_fuse_is_the_same_loss(z_loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced whole and run as written; chunks of three positions, the last one shorter."""
-    monkeypatch.setattr(losses, "_compiled_logit_gradients", lambda: torch.compile(
-        losses._logit_gradients, fullgraph=True, backend="eager"))
+    monkeypatch.setattr(
+        losses,
+        "_compiled_logit_gradients",
+        lambda: torch.compile(losses._logit_gradients, fullgraph=True, backend="eager"),
+    )
     monkeypatch.setattr(losses, "CHUNK_LOGITS", 3 * 11)
     generator = torch.Generator().manual_seed(0)
     hidden, matrix, weights = (torch.randn(size, generator=generator) for size in ((2, 4, 5), (11, 5), (2, 4)))
@@ -74,8 +77,9 @@ def test_a_gpu_is_given_more_logits_at_a_time() -> None:
 @given(st.integers(1, 7), st.integers(1, 9), st.integers(2, 11), st.integers(1, 40), st.integers(0, 2**31))
 def test_the_chunked_loss_and_its_gradients_are_those_of_pytorch(n: int, t: int, v: int, chunk: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    hidden, matrix, weights = (torch.randn(size, generator=generator, dtype=torch.float32)
-                               for size in ((n, t, 5), (v, 5), (n, t)))
+    hidden, matrix, weights = (
+        torch.randn(size, generator=generator, dtype=torch.float32) for size in ((n, t, 5), (v, 5), (n, t))
+    )
     targets = torch.randint(0, v, (n, t), generator=generator)
     targets[torch.rand(n, t, generator=generator) < 0.3] = IGNORED
     ours = [part.clone().requires_grad_() for part in (hidden, matrix)]

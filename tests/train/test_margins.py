@@ -29,10 +29,13 @@ def test_all_that_is_held_out_is_measured_and_others_in_the_order_of_their_ids()
     assert measured_again(ids, held_out, 100).tolist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("loss", "expected"), [
-    ({"loss": "sigmoid", "beta": 0.5}, [0.5 * 1.0, 0.5 * -2.0]),
-    ({"loss": "simpo", "beta": 2.0}, [2.0 * -3.0 / 3, 2.0 * -6.0 / 2]),
-])
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ({"loss": "sigmoid", "beta": 0.5}, [0.5 * 1.0, 0.5 * -2.0]),
+        ({"loss": "simpo", "beta": 2.0}, [2.0 * -3.0 / 3, 2.0 * -6.0 / 2]),
+    ],
+)
 def test_rewards_are_what_the_loss_calls_so(loss: dict[str, Any], expected: list[float]) -> None:
     rewards = pair_rewards(np.array([[-3.0, -6.0]]), np.array([[-4.0, -4.0]]), np.array([[3, 2]]), dpo(**loss))
     assert rewards[0].tolist() == pytest.approx(expected)
@@ -42,30 +45,49 @@ def test_the_worst_pairs_come_first_and_sets_say_how_many_are_wrong(tmp_path: Pa
     rows: Any = SimpleNamespace(ids=["a", "b", "c", "d"], sets=np.array([0, 0, 1, 1]))
     rewards = np.array([[1.0, 3.0], [2.0, 1.0], [0.0, 2.0], [5.0, 1.0]], dtype=np.float32)
     table = pair_margins(rows, ["x", "y"], np.arange(4), rewards, np.array([False, False, False, True]))
-    records = {one: {"prompt": said("p" * 400), "chosen": said(f"yes {one}"), "rejected": said("no")}
-               for one in rows.ids}
+    records = {
+        one: {"prompt": said("p" * 400), "chosen": said(f"yes {one}"), "rejected": said("no")} for one in rows.ids
+    }
     found = write_margins(tmp_path / "margins.parquet", table, records)
     assert [(one["id"], one["margin"]) for one in found["worst"]] == [("a", -2.0), ("c", -2.0), ("b", 1.0), ("d", 4.0)]
     assert found["worst"][0] == {
-        "id": "a", "set": "x", "held_out": False, "chosen": 1.0, "rejected": 3.0, "margin": -2.0,
-        "prompt_text": "p" * 300 + "...", "chosen_text": "yes a", "rejected_text": "no"}
+        "id": "a",
+        "set": "x",
+        "held_out": False,
+        "chosen": 1.0,
+        "rejected": 3.0,
+        "margin": -2.0,
+        "prompt_text": "p" * 300 + "...",
+        "chosen_text": "yes a",
+        "rejected_text": "no",
+    }
     assert {part: (right["value"], right["units"]) for part, right in found["right"].items()} == {
-        "trained": (pytest.approx(1 / 3), 3), "held_out": (1.0, 1)}
+        "trained": (pytest.approx(1 / 3), 3),
+        "held_out": (1.0, 1),
+    }
     trained = found["right"]["trained"]
     assert (trained["low"], trained["high"]) == pytest.approx((0.0615, 0.7923), abs=1e-4)
     assert found["right"]["held_out"]["low"] < 0.5
     assert found["sets"] == [
         {"name": "x", "trained": {"measured": 2, "wrong": 0.5, "median": -0.5}},
-        {"name": "y", "held_out": {"measured": 1, "wrong": 0.0, "median": 4.0},
-         "trained": {"measured": 1, "wrong": 1.0, "median": -2.0}}]
+        {
+            "name": "y",
+            "held_out": {"measured": 1, "wrong": 0.0, "median": 4.0},
+            "trained": {"measured": 1, "wrong": 1.0, "median": -2.0},
+        },
+    ]
     assert pq.read_table(tmp_path / "margins.parquet").equals(table)
 
 
 def test_an_undesirable_answer_is_wrong_where_it_gained() -> None:
-    rows: Any = SimpleNamespace(ids=["a", "a", "b"], sets=np.zeros(3, dtype=int),
-                                desirable=np.array([True, False, False]))
-    table = answer_margins(rows, ["x"], np.array([0, 1, 2]), np.array([1.5, 0.5, -2.0], dtype=np.float32),
-                           np.zeros(3, dtype=bool))
+    rows: Any = SimpleNamespace(
+        ids=["a", "a", "b"], sets=np.zeros(3, dtype=int), desirable=np.array([True, False, False])
+    )
+    table = answer_margins(
+        rows, ["x"], np.array([0, 1, 2]), np.array([1.5, 0.5, -2.0], dtype=np.float32), np.zeros(3, dtype=bool)
+    )
     assert table.select(["chosen", "rejected", "margin"]).to_pylist() == [
-        {"chosen": 1.5, "rejected": None, "margin": 1.5}, {"chosen": None, "rejected": 0.5, "margin": -0.5},
-        {"chosen": None, "rejected": -2.0, "margin": 2.0}]
+        {"chosen": 1.5, "rejected": None, "margin": 1.5},
+        {"chosen": None, "rejected": 0.5, "margin": -0.5},
+        {"chosen": None, "rejected": -2.0, "margin": 2.0},
+    ]

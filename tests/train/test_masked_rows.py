@@ -51,11 +51,18 @@ def made_inputs(
     sample = TokenizerSample({name: [text] for name, text in texts.items()}, {})
     write_tokenizer(train(sample, 400, special_tokens=special_tokens), folder)
     tokenizer = load(folder)
-    rows = {name: np.array(tokenizer.encode([text])[0].ids)[: 44 * LENGTH].reshape(44, LENGTH)
-            for name, text in texts.items()}
+    rows = {
+        name: np.array(tokenizer.encode([text])[0].ids)[: 44 * LENGTH].reshape(44, LENGTH)
+        for name, text in texts.items()
+    }
     training = np.stack([part[:40] for part in rows.values()], axis=1).reshape(80, LENGTH)
-    write_packed_set(mix, training, {"prose": 40, "code": 40}, tokenizer.described(),
-                     {name: part[40:] for name, part in rows.items()})
+    write_packed_set(
+        mix,
+        training,
+        {"prose": 40, "code": 40},
+        tokenizer.described(),
+        {name: part[40:] for name, part in rows.items()},
+    )
     return {"tokenizer": folder, "mix": mix}
 
 
@@ -158,16 +165,21 @@ def test_the_collator_of_transformers_gives_the_same_at_the_same_draws(
     how = masking(inputs, rate=0.3, whole_words=whole_words, **shares)
     collator = DataCollatorForLanguageModeling(
         PreTrainedTokenizerFast(tokenizer_object=tokenizer.tokenizer, mask_token=MASK, eos_token="<|endoftext|>"),
-        whole_word_mask=whole_words, mlm_probability=0.3, mask_replace_prob=1.0 if whole_words else 0.8,
-        random_replace_prob=0.0 if whole_words else 0.1)
+        whole_word_mask=whole_words,
+        mlm_probability=0.3,
+        mask_replace_prob=1.0 if whole_words else 0.8,
+        random_replace_prob=0.0 if whole_words else 0.1,
+    )
     places = np.arange(ids.shape[1])[None]
-    chosen, kind, drawn = (draws(how.key(name, 7), np.zeros_like(places), places)
-                           for name in ("chosen", "kind", "drawn"))
+    chosen, kind, drawn = (
+        draws(how.key(name, 7), np.zeros_like(places), places) for name in ("chosen", "kind", "drawn")
+    )
     numbers = iter((chosen, kind, (kind - 0.8) / 0.2))
     monkeypatch.setattr(torch, "bernoulli", lambda share, generator=None: torch.from_numpy(next(numbers)) < share)
     monkeypatch.setattr(torch, "randint", lambda most, *_, **__: torch.from_numpy((drawn * most).astype(np.int64)))
     inputs_there, labels = collator.torch_mask_tokens(
-        torch.from_numpy(ids.copy()), special_tokens_mask=torch.zeros(ids.shape), offset_mapping=offsets)
+        torch.from_numpy(ids.copy()), special_tokens_mask=torch.zeros(ids.shape), offset_mapping=offsets
+    )
     ours = how(read(ids), 7)
     assert (ours.targets == labels.numpy()).all()
     assert (ours.inputs == inputs_there.numpy()).all()
@@ -188,8 +200,9 @@ def test_a_stopped_training_resumes_to_the_same_bits_and_micro_batches_change_no
     stop_pretraining(inputs, config, tmp_path / "cut")
     run_stage("pretrain", inputs, config, tmp_path / "cut")
     run_stage("pretrain", inputs, {**config, "micro_batch_size": 1}, tmp_path / "small")
-    whole, cut, small = (load_file(tmp_path / name / "data" / "model" / "model.safetensors")
-                         for name in ("whole", "cut", "small"))
+    whole, cut, small = (
+        load_file(tmp_path / name / "data" / "model" / "model.safetensors") for name in ("whole", "cut", "small")
+    )
     for name, tensor in whole.items():
         assert torch.equal(cut[name], tensor)
         torch.testing.assert_close(small[name], tensor, atol=2e-5, rtol=0)
@@ -199,12 +212,29 @@ def test_a_stopped_training_resumes_to_the_same_bits_and_micro_batches_change_no
 def test_sharded_over_two_processes_an_encoder_learns_the_same(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = {**config, "steps": 3, "validate_every": 3, "global_batch_size": 7, "micro_batch_size": 2,
-              "optimizer": {"learning_rate": 0.002}}
+    config = {
+        **config,
+        "steps": 3,
+        "validate_every": 3,
+        "global_batch_size": 7,
+        "micro_batch_size": 2,
+        "optimizer": {"learning_rate": 0.002},
+    }
     run_stage("pretrain", inputs, config, tmp_path / "alone")
-    train_on(2, [{"parallel": {"shard": 2}, "folder": str(tmp_path / "two"), "continue": None, "config": config,
-                  "inputs": {name: str(path) for name, path in inputs.items()}, "checkpoint_every": 9}],
-             tmp_path / "job")
+    train_on(
+        2,
+        [
+            {
+                "parallel": {"shard": 2},
+                "folder": str(tmp_path / "two"),
+                "continue": None,
+                "config": config,
+                "inputs": {name: str(path) for name, path in inputs.items()},
+                "checkpoint_every": 9,
+            }
+        ],
+        tmp_path / "job",
+    )
     assert_same(tmp_path / "two", tmp_path / "alone", 1)
 
 
@@ -281,17 +311,29 @@ def test_pseudo_perplexity_and_masked_accuracy_are_what_their_definitions_say(
         assert measured["masked_tokens"] == len(right)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "needs a model that predicts the next token"),
-    ({"evaluate": {"prompts": ["The"]}}, "needs a model that predicts the next token"),
-    ({"export": {"int8": True}}, "needs a model that predicts the next token"),
-    ({"tokenizer": {"vocab_size": 300}}, "needs a mask token: name it in tokenizer.special_tokens"),
-    ({"pretrain": {"steps": 2, "masked": {}, "model": {"qk_norm": True}}}, "model.qk_norm means nothing to the enc"),
-    ({"pretrain": {"steps": 2, "masked": {"mask_share": 0.8, "random_share": 0.3}}}, "more than 1 together"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "needs a model that predicts the next token"),
+        ({"evaluate": {"prompts": ["The"]}}, "needs a model that predicts the next token"),
+        ({"export": {"int8": True}}, "needs a model that predicts the next token"),
+        ({"tokenizer": {"vocab_size": 300}}, "needs a mask token: name it in tokenizer.special_tokens"),
+        (
+            {"pretrain": {"steps": 2, "masked": {}, "model": {"qk_norm": True}}},
+            "model.qk_norm means nothing to the enc",
+        ),
+        ({"pretrain": {"steps": 2, "masked": {"mask_share": 0.8, "random_share": 0.3}}}, "more than 1 together"),
+    ],
+)
 def test_what_an_encoder_cannot_do_is_refused_before_any_work(
     stage_config: Any, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ManifestError, match=message):
-        stage_config("pretrain", **{"tokenizer": {"vocab_size": 300, "special_tokens": [MASK]},
-                                    "pretrain": {"steps": 2, "masked": {}}, **changes})
+        stage_config(
+            "pretrain",
+            **{
+                "tokenizer": {"vocab_size": 300, "special_tokens": [MASK]},
+                "pretrain": {"steps": 2, "masked": {}},
+                **changes,
+            },
+        )

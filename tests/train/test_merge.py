@@ -31,11 +31,14 @@ from gristmill.train.stages.merge import MergeError
 WSD = {"steps": 100, "schedule": {"decay_fraction": 0.2}}
 
 
-@pytest.mark.parametrize(("merge", "training", "steps"), [
-    ({"last": 3, "every": 20}, WSD, [40, 60, 80]),
-    ({"last": 2, "every": 30, "until": "end"}, WSD, [60, 90]),
-    ({"last": 2, "every": 50}, {"steps": 100, "schedule": {"kind": "constant"}}, [50, 100]),
-])
+@pytest.mark.parametrize(
+    ("merge", "training", "steps"),
+    [
+        ({"last": 3, "every": 20}, WSD, [40, 60, 80]),
+        ({"last": 2, "every": 30, "until": "end"}, WSD, [60, 90]),
+        ({"last": 2, "every": 50}, {"steps": 100, "schedule": {"kind": "constant"}}, [50, 100]),
+    ],
+)
 def test_the_last_checkpoints_before_the_decay_or_the_end_are_merged(
     merge: dict[str, Any], training: dict[str, Any], steps: list[int]
 ) -> None:
@@ -61,8 +64,13 @@ def test_what_cannot_be_merged_is_refused_in_a_sentence() -> None:
 
 
 def test_a_manifest_merges_a_pretraining_whose_checkpoints_stay(tmp_path: Path) -> None:
-    lines = {"name": "m", "sources": {"a": {"path": "a.txt"}}, "tokenizer": {"vocab_size": 300},
-             "mix": {"tokens": 2000, "sequence_length": 32}, "pretrain": WSD}
+    lines = {
+        "name": "m",
+        "sources": {"a": {"path": "a.txt"}},
+        "tokenizer": {"vocab_size": 300},
+        "mix": {"tokens": 2000, "sequence_length": 32},
+        "pretrain": WSD,
+    }
 
     def problems(**sections: Any) -> str:
         with pytest.raises(ManifestError) as refused:
@@ -75,23 +83,29 @@ def test_a_manifest_merges_a_pretraining_whose_checkpoints_stay(tmp_path: Path) 
     assert "has no running mean beside it" in problems(merge=merge, export={"weights": "average"})
     given = {"pretrain": None, "model": {"path": "given"}, "sources": None, "mix": None, "tokenizer": None}
     assert "merges checkpoints of `pretrain:`" in problems(merge=merge, **given)
-    manifest = parse_manifest(json.dumps({**lines, "merge": merge, "sft": {"data": [{"path": "c"}], "steps": 1}}),
-                              str(tmp_path / "m.yaml"))
+    manifest = parse_manifest(
+        json.dumps({**lines, "merge": merge, "sft": {"data": [{"path": "c"}], "steps": 1}}), str(tmp_path / "m.yaml")
+    )
     ((place, message),) = STAGES["merge"].preflight(manifest, "merge", {})  # type: ignore[misc]
     assert place == ("merge", "every")
     assert "engine.permanent_every (now absent) to 20" in message
 
 
 def test_a_merged_model_is_the_mean_of_its_checkpoints_and_measured_beside_them(
-    run_stage: Callable[..., dict[str, Any]], stage_config: Any, tokenizer_folder: Path, mix_folder: Path,
-    pretrain_config: dict[str, Any], tmp_path: Path,
+    run_stage: Callable[..., dict[str, Any]],
+    stage_config: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     pretrain = {**pretrain_config, "schedule": {"decay_fraction": 0.5, "warmup_steps": 2}}
     run_stage("pretrain", inputs, pretrain, tmp_path / "trained", checkpoint_every=3, permanent_every=3)
     inputs["pretrain"] = tmp_path / "trained" / "data"
-    config = stage_config("merge", pretrain=pretrain, merge={
-        "last": 3, "every": 3, "until": "end", "weights": "linear"})
+    config = stage_config(
+        "merge", pretrain=pretrain, merge={"last": 3, "every": 3, "until": "end", "weights": "linear"}
+    )
     assert (config["steps"], config["of"]) == ([6, 9, 12], 12)
     config["bootstrap_samples"] = 20
     summary = run_stage("merge", inputs, config, tmp_path / "merged")
@@ -122,8 +136,12 @@ def test_a_merged_model_is_the_mean_of_its_checkpoints_and_measured_beside_them(
     assert isinstance(table, Table)
     assert [row[:3] for row in table.rows[2:4]] == [["step 9", "33.3%", "code"], ["step 9", "33.3%", "prose"]]
     assert table.rows[6][3].startswith(f"{measured['merged']['code']['bits_per_byte']:.4f} [")
-    again = measure_sources(load_model(tmp_path / "merged" / "data" / "model"), PackedSet(mix_folder), tokenizer_folder,
-                            Evaluate(seed=config["seed"], bootstrap_samples=20))
+    again = measure_sources(
+        load_model(tmp_path / "merged" / "data" / "model"),
+        PackedSet(mix_folder),
+        tokenizer_folder,
+        Evaluate(seed=config["seed"], bootstrap_samples=20),
+    )
     assert measured["merged"] == summary["sources"] == again
 
     shutil.rmtree(tmp_path / "trained" / "work" / "checkpoints" / "step-00000009")

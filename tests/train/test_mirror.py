@@ -36,9 +36,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def describe(folder: Path, cache: Path, **engine: Any) -> None:
-    write_json(folder / "stage.json", {
-        "config": engine.pop("config", {}), "inputs": [],
-        "engine": {"keep_checkpoints": 2, "stream": {"cache_folder": str(cache)}, **engine}})
+    write_json(
+        folder / "stage.json",
+        {
+            "config": engine.pop("config", {}),
+            "inputs": [],
+            "engine": {"keep_checkpoints": 2, "stream": {"cache_folder": str(cache)}, **engine},
+        },
+    )
 
 
 def steps_below(work: Path) -> list[int]:
@@ -50,16 +55,24 @@ def follow(here: Path, folder: Path) -> list[int]:
     following = Mirror(here, folder, mirror.Stream(), [].append)
     shutil.rmtree(here / "work" / CHECKPOINTS / "step-00000008")
     following.send("work")
-    return sorted({int(name.split("/")[1].removeprefix("step-")) for name in sizes_below(folder / "work")
-                   if name.startswith(CHECKPOINTS)})
+    return sorted(
+        {
+            int(name.split("/")[1].removeprefix("step-"))
+            for name in sizes_below(folder / "work")
+            if name.startswith(CHECKPOINTS)
+        }
+    )
 
 
-@pytest.mark.parametrize(("engine", "fetched", "stay"), [
-    ({}, [6, 8], [6]),
-    ({"keep_checkpoints": 3}, [4, 6, 8], [4, 6]),
-    ({"permanent_every": 4}, [6, 8], [4, 6]),
-    ({"config": {"spikes": {"rollback_after": 3}}}, [2, 4, 6, 8], [2, 4, 6]),
-])
+@pytest.mark.parametrize(
+    ("engine", "fetched", "stay"),
+    [
+        ({}, [6, 8], [6]),
+        ({"keep_checkpoints": 3}, [4, 6, 8], [4, 6]),
+        ({"permanent_every": 4}, [6, 8], [4, 6]),
+        ({"config": {"spikes": {"rollback_after": 3}}}, [2, 4, 6, 8], [2, 4, 6]),
+    ],
+)
 def test_the_checkpoint_to_resume_from_is_fetched_and_older_ones_go_with_the_next(
     folder: Path, tmp_path: Path, engine: dict[str, Any], fetched: list[int], stay: list[int]
 ) -> None:
@@ -112,11 +125,18 @@ def test_a_training_that_has_no_room_here_is_refused_with_the_bytes_that_it_need
 ) -> None:
     describe(folder, tmp_path / "cache")
     monkeypatch.setattr(mirror.shutil, "disk_usage", lambda disk: SimpleNamespace(free=250))
-    monkeypatch.setattr(mirror, "sizes_below", lambda location: {
-        f"{CHECKPOINTS}/step-00000006/__0_0.distcp": 3_000_000_000, "metrics.jsonl": 1_000_000_000})
-    with pytest.raises(OSError, match=(
+    monkeypatch.setattr(
+        mirror,
+        "sizes_below",
+        lambda location: {f"{CHECKPOINTS}/step-00000006/__0_0.distcp": 3_000_000_000, "metrics.jsonl": 1_000_000_000},
+    )
+    with pytest.raises(
+        OSError,
+        match=(
             r"needs 9\.000 GB \(3\.000 that it fetches from the store, 6\.000 for its next checkpoints\), and 0\.000 "
-            r"GB are free there; free some, or name a folder of a larger disk as engine\.stream\.cache_folder")):
+            r"GB are free there; free some, or name a folder of a larger disk as engine\.stream\.cache_folder"
+        ),
+    ):
         work_here(folder)
 
 
@@ -125,5 +145,6 @@ def test_the_copy_here_says_what_the_store_said(folder: Path, tmp_path: Path) ->
     here = work_here(folder)
     told = read_json(here / "stage.json")
     assert told["fetched"] == {}
-    assert sorted(told["outdated"]) == [f"work/{CHECKPOINTS}/step-0000000{step}/{name}"
-                                        for step in (2, 4) for name in ("__0_0.distcp", MARKER)]
+    assert sorted(told["outdated"]) == [
+        f"work/{CHECKPOINTS}/step-0000000{step}/{name}" for step in (2, 4) for name in ("__0_0.distcp", MARKER)
+    ]

@@ -16,17 +16,25 @@ MakeModel = Callable[[Shape], Llama]
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_are_those_of_transformers_llama(
-    tied: bool, tiny_shape: Shape, make_model: MakeModel
-) -> None:
+def test_logits_are_those_of_transformers_llama(tied: bool, tiny_shape: Shape, make_model: MakeModel) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = replace(tiny_shape, tied_embeddings=tied, rope_theta=500.0, norm_eps=1e-3)
     model = make_model(shape)
-    peer = LlamaForCausalLM(LlamaConfig(
-        vocab_size=shape.padded_vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=24, rms_norm_eps=1e-3,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0}, tie_word_embeddings=tied))
+    peer = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=shape.padded_vocab_size,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=24,
+            rms_norm_eps=1e-3,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+            tie_word_embeddings=tied,
+        )
+    )
     missing, unexpected = peer.load_state_dict(model.state_dict(), strict=False)
     assert not unexpected
     assert missing == (["lm_head.weight"] if tied else [])
@@ -47,10 +55,16 @@ def test_a_token_never_sees_what_follows_it(tiny_shape: Shape, make_model: MakeM
     assert not torch.allclose(model(ids)[:, 20:], model(changed)[:, 20:])
 
 
-@pytest.mark.parametrize("changes", [
-    {"tied_embeddings": True}, {"tied_embeddings": False}, {"head_width": 16, "qk_norm": True}, {"qkv_bias": True},
-    {"experts": 3, "experts_per_token": 2},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tied_embeddings": True},
+        {"tied_embeddings": False},
+        {"head_width": 16, "qk_norm": True},
+        {"qkv_bias": True},
+        {"experts": 3, "experts_per_token": 2},
+    ],
+)
 def test_the_number_of_parameters_is_counted_right(changes: dict[str, Any], tiny_shape: Shape) -> None:
     shape = replace(tiny_shape, **changes)
     assert shape.parameters == sum(parameter.numel() for parameter in Llama(shape).parameters())
@@ -74,10 +88,15 @@ def test_every_preset_is_a_model_and_explicit_keys_override_it(name: str) -> Non
     assert shape_of(Model(preset=name, layers=2), 1000, 8) == replace(preset, layers=2)
 
 
-@pytest.mark.parametrize(("name", "vocab_size", "parameters"), [
-    ("llama-1b", 128_256, 1_235_814_400), ("llama-3b", 128_256, 3_212_749_824), ("llama-8b", 128_256, 8_030_261_248),
-    ("moe-8x7b", 32_000, 46_702_792_704),
-])
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "parameters"),
+    [
+        ("llama-1b", 128_256, 1_235_814_400),
+        ("llama-3b", 128_256, 3_212_749_824),
+        ("llama-8b", 128_256, 8_030_261_248),
+        ("moe-8x7b", 32_000, 46_702_792_704),
+    ],
+)
 def test_large_presets_have_the_parameters_of_their_models(name: str, vocab_size: int, parameters: int) -> None:
     """meta-llama's Llama-3.2-1B, Llama-3.2-3B and Meta-Llama-3-8B, mistralai's Mixtral-8x7B: as their files count."""
     assert shape_of(Model(preset=name), vocab_size, 8).parameters == parameters
@@ -111,20 +130,23 @@ def test_initial_weights_depend_on_name_and_seed_alone(init: Initialisation, tin
     assert not torch.equal(first(name, 1), first(name.replace("0", "1"), 1))
 
 
-@pytest.mark.parametrize(("init", "name", "deviation"), [
-    ("gpt2", "model.layers.1.self_attn.q_proj.weight", 0.02),
-    ("gpt2", "model.layers.1.self_attn.o_proj.weight", 0.02 / 4),
-    ("gpt2", "model.embed_tokens.weight", 0.02),
-    ("llama", "model.layers.1.self_attn.q_proj.weight", 0.02),
-    ("llama", "model.layers.1.mlp.up_proj.weight", 0.02 / 2),
-    ("llama", "model.layers.7.mlp.down_proj.weight", 0.02 / 4),
-    ("llama", "model.embed_tokens.weight", 1.0),
-    ("llama", "lm_head.weight", 0.9866 / 16),
-    ("neox", "model.layers.1.self_attn.q_proj.weight", (2 / 5 / 256) ** 0.5),
-    ("neox", "model.layers.1.mlp.down_proj.weight", 2 / 8 / 16),
-    ("mitchell", "model.layers.1.self_attn.q_proj.weight", 0.9866 / 16),
-    ("mitchell", "model.layers.7.mlp.down_proj.weight", 0.9866 / 16 / 4),
-])
+@pytest.mark.parametrize(
+    ("init", "name", "deviation"),
+    [
+        ("gpt2", "model.layers.1.self_attn.q_proj.weight", 0.02),
+        ("gpt2", "model.layers.1.self_attn.o_proj.weight", 0.02 / 4),
+        ("gpt2", "model.embed_tokens.weight", 0.02),
+        ("llama", "model.layers.1.self_attn.q_proj.weight", 0.02),
+        ("llama", "model.layers.1.mlp.up_proj.weight", 0.02 / 2),
+        ("llama", "model.layers.7.mlp.down_proj.weight", 0.02 / 4),
+        ("llama", "model.embed_tokens.weight", 1.0),
+        ("llama", "lm_head.weight", 0.9866 / 16),
+        ("neox", "model.layers.1.self_attn.q_proj.weight", (2 / 5 / 256) ** 0.5),
+        ("neox", "model.layers.1.mlp.down_proj.weight", 2 / 8 / 16),
+        ("mitchell", "model.layers.1.self_attn.q_proj.weight", 0.9866 / 16),
+        ("mitchell", "model.layers.7.mlp.down_proj.weight", 0.9866 / 16 / 4),
+    ],
+)
 def test_initial_deviations_are_those_of_their_sources(
     init: Initialisation, name: str, deviation: float, tiny_shape: Shape
 ) -> None:

@@ -54,8 +54,13 @@ def test_losses_are_those_of_the_paper_s_equations(tiny_shape: Shape, ids: torch
     expected = [F.cross_entropy((hidden @ matrix.T)[0, :-1], ids[0, 1:], reduction="sum").item() / LENGTH]
     for depth, module in enumerate(model.further_layers, start=1):
         rotary = model.laid_out(ids[:, : LENGTH - depth], None, None)[1]
-        joined = torch.cat([module.hidden_norm(hidden[:, : LENGTH - depth]),  # type: ignore[operator]
-                            module.embedding_norm(embedding(ids[:, depth:]))], dim=-1)  # type: ignore[operator]
+        joined = torch.cat(
+            [
+                module.hidden_norm(hidden[:, : LENGTH - depth]),  # type: ignore[operator]
+                module.embedding_norm(embedding(ids[:, depth:])),
+            ],
+            dim=-1,
+        )  # type: ignore[operator]
         hidden = module.block(module.projection(joined), rotary)  # type: ignore[operator]
         logits = module.norm(hidden) @ matrix.T  # type: ignore[operator]
         expected.append(F.cross_entropy(logits[0, :-1], ids[0, depth + 1 :], reduction="sum").item() / LENGTH)
@@ -67,7 +72,9 @@ def test_a_depth_reads_so_many_tokens_more_and_none_of_another_document(tiny_sha
     heads = [logits_head] * 2
     targets = further_targets(next_tokens(ids, POSITIONS >= 0), POSITIONS, 2)
     assert [(one[0] != IGNORED).nonzero().squeeze(1).tolist() for one in targets] == [
-        [*range(9), *range(10, 17)], [*range(8), *range(10, 16)]]
+        [*range(9), *range(10, 17)],
+        [*range(8), *range(10, 16)],
+    ]
     assert all(one[0, 3] == ids[0, 4 + depth] for depth, one in enumerate(targets, start=1))
     before = model(ids, positions=POSITIONS, further=heads)
     for place in (0, 4, 12):
@@ -89,8 +96,9 @@ def test_heads_are_dropped_and_leave_the_decoder_as_without_them_where_they_weig
     inputs, config = {"tokenizer": tokenizer_folder, "mix": mix_folder}, {**pretrain_config, "steps": 2}
     told = run_stage("pretrain", inputs, {**config, "multi_token": {"heads": 2, "weight": 1e-30}}, tmp_path / "with")
     plain = run_stage("pretrain", inputs, config, tmp_path / "without")
-    ours, without = (load_file(tmp_path / name / "data" / "model" / "model.safetensors")
-                     for name in ("with", "without"))
+    ours, without = (
+        load_file(tmp_path / name / "data" / "model" / "model.safetensors") for name in ("with", "without")
+    )
     assert ours.keys() == without.keys()
     assert all(torch.equal(ours[name], tensor) for name, tensor in without.items())
     assert told["parameters"] == plain["parameters"]
@@ -101,8 +109,9 @@ def test_heads_are_dropped_and_leave_the_decoder_as_without_them_where_they_weig
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "data").eval()
     ids = torch.arange(LENGTH)[None]
     with torch.no_grad():
-        torch.testing.assert_close(theirs(ids).logits, load_model(tmp_path / "with" / "data" / "model")(ids),
-                                   atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            theirs(ids).logits, load_model(tmp_path / "with" / "data" / "model")(ids), atol=1e-5, rtol=1e-5
+        )
 
 
 def test_plan_counts_the_heads(tiny_shape: Shape, ids: torch.Tensor) -> None:
@@ -118,11 +127,14 @@ def test_plan_counts_the_heads(tiny_shape: Shape, ids: torch.Tensor) -> None:
     assert {(form.tensor, form.pipeline) for form in forms(shape, 4, 8, 64)} == {(1, 1)}
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"engine": {"parallel": {"pipeline": 2}}}, r"does not know the heads of pretrain\.multi_token"),
-    ({"pretrain": {"steps": 2, "multi_token": {}, "prefix_lm": {}}}, "remove it, or prefix_lm"),
-    ({"pretrain": {"steps": 2, "multi_token": {}, "model": {"moe": {"experts": 4}}}}, r"remove it, or model\.moe"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": {"parallel": {"pipeline": 2}}}, r"does not know the heads of pretrain\.multi_token"),
+        ({"pretrain": {"steps": 2, "multi_token": {}, "prefix_lm": {}}}, "remove it, or prefix_lm"),
+        ({"pretrain": {"steps": 2, "multi_token": {}, "model": {"moe": {"experts": 4}}}}, r"remove it, or model\.moe"),
+    ],
+)
 def test_what_does_not_go_with_further_tokens_is_refused_before_any_work(
     stage_config: Any, changes: dict[str, Any], message: str
 ) -> None:

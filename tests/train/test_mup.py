@@ -110,7 +110,8 @@ def test_first_weights_and_rates_follow_table_8() -> None:
         expected = 0.25 if name == FINAL_NORM else 0.5 if "layers." in name and parameter.ndim == 2 else 1.0
         torch.testing.assert_close(parameter, plain[name] * expected)
         assert rate_factor(name, parameter.ndim, 4.0, "adamw") == (
-            0.25 if name == FINAL_NORM or expected == 0.5 else 1.0)
+            0.25 if name == FINAL_NORM or expected == 0.5 else 1.0
+        )
         assert rate_factor(name, parameter.ndim, 4.0, "muon") == expected
 
 
@@ -123,14 +124,20 @@ def test_decay_per_step_is_that_of_the_base_width() -> None:
             assert group["lr"] * group["weight_decay"] == pytest.approx(0.003 if decays else 0.0)
 
 
-@pytest.mark.parametrize(("keys", "message"), [
-    ("optimizer: {kind: sophia}", "mup_base_width scales the rates of adamw"),
-    ("masked: {}", "knows the matrices of decoders"),
-    ("model: {mup_base_width: 64, init: llama}", "mup_base_width needs init: gpt2"),
-    ("model: {mup_base_width: 64, moe: {experts: 2}}", "mup_base_width needs dense layers"),
-])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("optimizer: {kind: sophia}", "mup_base_width scales the rates of adamw"),
+        ("masked: {}", "knows the matrices of decoders"),
+        ("model: {mup_base_width: 64, init: llama}", "mup_base_width needs init: gpt2"),
+        ("model: {mup_base_width: 64, moe: {experts: 2}}", "mup_base_width needs dense layers"),
+    ],
+)
 def test_what_mup_cannot_scale_is_refused(keys: str, message: str) -> None:
     given = keys if "model" in keys else f"model: {{mup_base_width: 64}}, {keys}"
     with pytest.raises(ManifestError, match=message):
-        parse_manifest('{name: small, sources: {prose: {path: "*.txt"}}, tokenizer: {}, mix: {tokens: 9000}, '
-                       f"pretrain: {{steps: 2, {given}}}}}", "m.yaml")
+        parse_manifest(
+            '{name: small, sources: {prose: {path: "*.txt"}}, tokenizer: {}, mix: {tokens: 9000}, '
+            f"pretrain: {{steps: 2, {given}}}}}",
+            "m.yaml",
+        )

@@ -26,8 +26,17 @@ def padded_set(folder: Path, padding: int) -> PackedSet:
     rows[:, 5] = PAD
     rows[1, 10:] = padding
     write_packed_set(folder, rows, {"all": 3}, {"vocab_size": VOCAB, "eos": EOS, "pad": PAD, "sha256": ""})
-    pieces = pa.table({"row": [0, 1, 1, 2], "start": [0, 0, 4, 0], "length": [LENGTH, 4, 6, LENGTH],
-                       "id": [b"d" * 16] * 4, "source": [0] * 4, "copy": [0] * 4, "offset": [0] * 4})
+    pieces = pa.table(
+        {
+            "row": [0, 1, 1, 2],
+            "start": [0, 0, 4, 0],
+            "length": [LENGTH, 4, 6, LENGTH],
+            "id": [b"d" * 16] * 4,
+            "source": [0] * 4,
+            "copy": [0] * 4,
+            "offset": [0] * 4,
+        }
+    )
     manifest = read_json(folder / "packed.json")
     entry = write_rows(folder / "train-00000.bin", rows.astype("<u2"), pieces.cast(PIECES_SCHEMA))
     write_json(folder / "packed.json", {**manifest, "train": {**manifest["train"], "shards": [entry]}})

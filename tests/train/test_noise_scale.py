@@ -44,5 +44,4 @@ def test_a_bad_step_is_no_measurement() -> None:
     scale.follow(torch.tensor([float("nan"), 1.0], dtype=torch.float64), torch.tensor(True))
     assert scale.report() == {}
     scale.follow(torch.tensor([6.0, 2.0], dtype=torch.float64), torch.tensor(False))
-    assert scale.report() == pytest.approx(
-        {"gradient_noise_scale": 3.0, "gradient_noise": 6.0, "gradient_signal": 2.0})
+    assert scale.report() == pytest.approx({"gradient_noise_scale": 3.0, "gradient_noise": 6.0, "gradient_signal": 2.0})

@@ -86,16 +86,25 @@ def stored(network: FaultyNetwork, mix_folder: Path) -> Path:
 
 
 def test_a_training_from_a_failing_store_learns_what_it_learns_from_the_disk(
-    run_stage: Any, network: FaultyNetwork, stored: Path, tokenizer_folder: Path, mix_folder: Path,
-    pretrain_config: dict[str, Any], tmp_path: Path,
+    run_stage: Any,
+    network: FaultyNetwork,
+    stored: Path,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     config = {**pretrain_config, "steps": 4}
     run_stage("pretrain", {"tokenizer": tokenizer_folder, "mix": mix_folder}, config, tmp_path / "disk")
     expected = (tmp_path / "disk" / "data" / "model" / "model.safetensors").read_bytes()
     network.is_faulty = True
     for name, cache_bytes in (("rows", 0), ("shards", 1 << 20)):
-        stream = Stream(cache_folder=str(tmp_path / "cache" / name), cache_bytes=cache_bytes, timeout_seconds=0.5,
-                        read_ahead_steps=2)
+        stream = Stream(
+            cache_folder=str(tmp_path / "cache" / name),
+            cache_bytes=cache_bytes,
+            timeout_seconds=0.5,
+            read_ahead_steps=2,
+        )
         run_stage("pretrain", {"tokenizer": tokenizer_folder, "mix": stored}, config, tmp_path / name, stream=stream)
         assert (tmp_path / name / "data" / "model" / "model.safetensors").read_bytes() == expected
         lines = [json.loads(line) for line in (tmp_path / name / "data" / "metrics.jsonl").read_text().splitlines()]
@@ -109,8 +118,9 @@ def test_a_training_from_a_failing_store_learns_what_it_learns_from_the_disk(
 def test_a_server_that_goes_away_and_does_not_come_back_is_named(
     network: FaultyNetwork, stored: Path, tmp_path: Path
 ) -> None:
-    packed = PackedSet(stored, Stream(cache_folder=str(tmp_path), cache_bytes=0, timeout_seconds=0.5,
-                                      retry_seconds=0.2), [].append)
+    packed = PackedSet(
+        stored, Stream(cache_folder=str(tmp_path), cache_bytes=0, timeout_seconds=0.5, retry_seconds=0.2), [].append
+    )
     assert packed.tokens(np.arange(4)).shape == (4, 32)
     network.away = True
     with pytest.raises(StoreUnavailableError, match=rf"{BUCKET}/mix/train-00000\.bin could not be read"):
@@ -118,31 +128,51 @@ def test_a_server_that_goes_away_and_does_not_come_back_is_named(
     packed.close()
 
 
-CRASHES = (("PUT", "work/checkpoints/step-00000004/complete.json"),
-           ("DELETE", "work/checkpoints/step-00000004/complete.json"), ("PUT", "data/model/model.safetensors"))
+CRASHES = (
+    ("PUT", "work/checkpoints/step-00000004/complete.json"),
+    ("DELETE", "work/checkpoints/step-00000004/complete.json"),
+    ("PUT", "data/model/model.safetensors"),
+)
 """Before which requests the processes of a training are killed, attempt after attempt."""
 
 
 @pytest.mark.slow
 def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_same_bytes(
-    run_stage: Any, network: FaultyNetwork, stored: Path, tokenizer_folder: Path, mix_folder: Path,
-    pretrain_config: dict[str, Any], tmp_path: Path,
+    run_stage: Any,
+    network: FaultyNetwork,
+    stored: Path,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     run_stage("pretrain", {"tokenizer": tokenizer_folder, "mix": mix_folder}, pretrain_config, tmp_path / "disk")
     folder = as_path(f"s3://{BUCKET}/store/pretrain/one")
     for path in tokenizer_folder.iterdir():
         (as_path(f"s3://{BUCKET}/tokenizer") / path.name).write_bytes(path.read_bytes())
-    engine = {**Engine().model_dump(mode="json"), "ranks": 1, "checkpoint_every": 2,
-              "stream": {"cache_folder": str(tmp_path / "cache"), "retry_seconds": 20.0}}
-    write_json(folder / "stage.json", {
-        "stage": "pretrain", "run": "gristmill.train.stages.pretrain:run", "launch": "torchrun",
-        "config": pretrain_config, "engine": engine,
-        "inputs": {"tokenizer": f"s3://{BUCKET}/tokenizer", "mix": str(stored)}})
+    engine = {
+        **Engine().model_dump(mode="json"),
+        "ranks": 1,
+        "checkpoint_every": 2,
+        "stream": {"cache_folder": str(tmp_path / "cache"), "retry_seconds": 20.0},
+    }
+    write_json(
+        folder / "stage.json",
+        {
+            "stage": "pretrain",
+            "run": "gristmill.train.stages.pretrain:run",
+            "launch": "torchrun",
+            "config": pretrain_config,
+            "engine": engine,
+            "inputs": {"tokenizer": f"s3://{BUCKET}/tokenizer", "mix": str(stored)},
+        },
+    )
     resumed = []
     for crash in (*CRASHES, None):
         network.kill_before, network.asked = crash, []
-        attempt = subprocess.Popen([sys.executable, "-m", "gristmill.flows.running.execute", str(folder)],
-                                   start_new_session=True)
+        attempt = subprocess.Popen(
+            [sys.executable, "-m", "gristmill.flows.running.execute", str(folder)], start_new_session=True
+        )
         network.kill = partial(os.killpg, attempt.pid, signal.SIGKILL)
         assert attempt.wait(timeout=300) == (0 if crash is None else -signal.SIGKILL), crash
         fetched = [path for method, path in network.asked if method == "GET" and "/step-" in path]
@@ -150,7 +180,8 @@ def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_sa
     assert resumed == [0, 4, 8, 10], "each attempt fetches what the one before had sent, whole or not"
     files = ("model/model.safetensors", "model/config.json", "skipped_steps.jsonl")
     assert [(folder / "data" / name).read_bytes() for name in files] == [
-        (tmp_path / "disk" / "data" / name).read_bytes() for name in files]
+        (tmp_path / "disk" / "data" / name).read_bytes() for name in files
+    ]
     assert metrics(folder / "data") == metrics(tmp_path / "disk" / "data")
     assert read_json(folder / "work" / "result.json")["steps"] == pretrain_config["steps"]
     kept = sorted(path.name for path in (folder / "work" / "checkpoints").iterdir())
@@ -160,8 +191,10 @@ def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_sa
 
 def metrics(data: Path) -> list[dict[str, Any]]:
     """The lines of a training's record, without what two runs may have different."""
-    return [{name: value for name, value in json.loads(line).items() if name not in TIMINGS}
-            for line in (data / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in json.loads(line).items() if name not in TIMINGS}
+        for line in (data / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def test_what_another_process_writes_into_a_store_is_seen_at_once(network: FaultyNetwork, stored: Path) -> None:

@@ -1,5 +1,4 @@
-"""What holds of every objective: it learns, its sources add up, and neither stops nor processes change what it learns.
-"""
+"""What holds of every objective: it learns, its sources add up, and neither stops nor processes change what it learns."""
 
 from __future__ import annotations
 
@@ -37,8 +36,21 @@ SECTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> dict[str, Path]:
     """With what stands for hidden spans, and with mode tokens."""
-    return made_inputs(tmp_path_factory, texts, [*(SENTINEL.format(n) for n in range(8)), "[R]", "[S]", "[X]",
-                                               "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"])
+    return made_inputs(
+        tmp_path_factory,
+        texts,
+        [
+            *(SENTINEL.format(n) for n in range(8)),
+            "[R]",
+            "[S]",
+            "[X]",
+            "[MASK]",
+            "[gMASK]",
+            "[sMASK]",
+            "<sop>",
+            "<eop>",
+        ],
+    )
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -47,7 +59,11 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_it_learns_by_source_and_a_stopped_training_resumes_to_the_same_bits(
-    run_stage: Any, stop_pretraining: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
+    run_stage: Any,
+    stop_pretraining: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
     name: str,
 ) -> None:
     config = {**pretrain_config, **SECTIONS[name], "steps": 8, "validate_every": 8}
@@ -57,7 +73,9 @@ def test_it_learns_by_source_and_a_stopped_training_resumes_to_the_same_bits(
     for line in steps:
         assert line["loss"] == pytest.approx(
             sum(one["loss"] * one["tokens"] for one in line["sources"].values())
-            / sum(one["tokens"] for one in line["sources"].values()), rel=1e-9)
+            / sum(one["tokens"] for one in line["sources"].values()),
+            rel=1e-9,
+        )
     stop_pretraining(inputs, config, tmp_path / "cut", times=1)
     run_stage("pretrain", inputs, {**config, "micro_batch_size": 4}, tmp_path / "cut")
     whole, cut = (load_file(tmp_path / one / "data" / "model" / "model.safetensors") for one in ("whole", "cut"))
@@ -69,14 +87,36 @@ def test_it_learns_by_source_and_a_stopped_training_resumes_to_the_same_bits(
 def test_sharded_over_two_processes_it_learns_the_same(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    configs = {name: {**pretrain_config, **section, "steps": 3, "validate_every": 3, "global_batch_size": 7,
-                      "micro_batch_size": 2, "optimizer": {"learning_rate": 0.002}}
-               for name, section in SECTIONS.items() if name != "ul2-decoder"}  # it is `prefix` in the model
+    configs = {
+        name: {
+            **pretrain_config,
+            **section,
+            "steps": 3,
+            "validate_every": 3,
+            "global_batch_size": 7,
+            "micro_batch_size": 2,
+            "optimizer": {"learning_rate": 0.002},
+        }
+        for name, section in SECTIONS.items()
+        if name != "ul2-decoder"
+    }  # it is `prefix` in the model
     for name, config in configs.items():
         run_stage("pretrain", inputs, config, tmp_path / name)
-    train_on(2, [{"parallel": {"shard": 2}, "folder": str(tmp_path / "two" / name), "continue": None, "config": config,
-                  "inputs": {one: str(path) for one, path in inputs.items()}, "checkpoint_every": 9}
-                 for name, config in configs.items()], tmp_path / "job")
+    train_on(
+        2,
+        [
+            {
+                "parallel": {"shard": 2},
+                "folder": str(tmp_path / "two" / name),
+                "continue": None,
+                "config": config,
+                "inputs": {one: str(path) for one, path in inputs.items()},
+                "checkpoint_every": 9,
+            }
+            for name, config in configs.items()
+        ],
+        tmp_path / "job",
+    )
     for name in configs:
         assert_same(tmp_path / "two" / name, tmp_path / name, 1)
 

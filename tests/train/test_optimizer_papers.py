@@ -121,8 +121,9 @@ def test_ademamix_is_algorithm_1() -> None:
     for t, g in enumerate(gradients, 1):
         alpha = min(t * 4.0 / 3, 4.0)
         share = min(t / 3, 1.0)
-        beta3 = min(math.exp(math.log(0.9) * math.log(0.99)
-                             / ((1 - share) * math.log(0.99) + share * math.log(0.9))), 0.99)
+        beta3 = min(
+            math.exp(math.log(0.9) * math.log(0.99) / ((1 - share) * math.log(0.99) + share * math.log(0.9))), 0.99
+        )
         m1 = 0.9 * m1 + 0.1 * g
         m2 = beta3 * m2 + (1 - beta3) * g
         v = 0.95 * v + 0.05 * g * g
@@ -131,8 +132,9 @@ def test_ademamix_is_algorithm_1() -> None:
 
 
 def test_the_slow_means_half_life_rises_linearly() -> None:
-    halves = [math.log(0.5) / math.log(risen(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[0].item())
-              for step in (0, 5, 10)]
+    halves = [
+        math.log(0.5) / math.log(risen(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[0].item()) for step in (0, 5, 10)
+    ]
     assert halves[1] == pytest.approx((halves[0] + halves[2]) / 2, rel=1e-2)
     assert [risen(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[1].item() for step in (5, 10, 40)] == [2.5, 5.0, 5.0]
 

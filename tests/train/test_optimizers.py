@@ -89,7 +89,8 @@ def test_a_checkpoint_before_the_first_step_counts_none(kind: str) -> None:
     optimizers = make_optimizers(model, Optimizer(kind=kind))  # type: ignore[arg-type]
     states = get_optimizer_state_dict(model, optimizers)["state"].values()
     assert [state["step"].item() for state in states if "step" in state] == [0.0] * sum(
-        "step" in state for optimizer in optimizers for state in optimizer.state.values())
+        "step" in state for optimizer in optimizers for state in optimizer.state.values()
+    )
 
 
 def assert_equal_states(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
@@ -106,8 +107,12 @@ def test_moments_on_the_host_give_the_same_bits_and_stay_where_they_were_made(ki
     """Also where updates are held back; the tensors on the host are filled, never replaced."""
     plain, first = run_steps(kind, 4, held_back=(0, 2))
     model = Small()
-    made = [value for optimizer in make_optimizers(model, Optimizer(kind=kind), True)  # type: ignore[arg-type]
-            for state in optimizer.state.values() for value in state.values()]
+    made = [
+        value
+        for optimizer in make_optimizers(model, Optimizer(kind=kind), True)  # type: ignore[arg-type]
+        for state in optimizer.state.values()
+        for value in state.values()
+    ]
     assert made
     assert all(value.device.type == "cpu" for value in made)
     offloaded, second = run_steps(kind, 4, held_back=(0, 2), offload=True)
@@ -140,9 +145,12 @@ def test_only_matrices_decay(kind: str) -> None:
     if kind == "adamw8bit":
         pytest.importorskip("torchao")
     model = Small()
-    decays = {parameter: group["weight_decay"]
-              for optimizer in make_optimizers(model, Optimizer(kind=kind))  # type: ignore[arg-type]
-              for group in optimizer.param_groups for parameter in group["params"]}
+    decays = {
+        parameter: group["weight_decay"]
+        for optimizer in make_optimizers(model, Optimizer(kind=kind))  # type: ignore[arg-type]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     assert [decays[parameter] for parameter in model.parameters()] == [0.1, 0.1, 0.0]
 
 
@@ -185,8 +193,9 @@ def test_adafactor_is_pytorchs_own() -> None:
     model, _ = run_steps("adafactor", 5)
     peer = Small()
     parameters = list(peer.parameters())
-    optimizer = torch.optim.Adafactor([{"params": parameters[:2], "weight_decay": 0.1},
-                                       {"params": parameters[2:], "weight_decay": 0.0}], lr=0.01)
+    optimizer = torch.optim.Adafactor(
+        [{"params": parameters[:2], "weight_decay": 0.1}, {"params": parameters[2:], "weight_decay": 0.0}], lr=0.01
+    )
     for step in range(5):
         for parameter, gradient in zip(parameters, gradients(peer, step), strict=True):
             parameter.grad = gradient.clone()

@@ -39,8 +39,9 @@ def with_model(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Pat
 
     def configured(source: str, name: str, model: dict[str, Any] | None = None, **section: Any) -> dict[str, Any]:
         (tmp_path / "model.py").write_text(source)
-        found: dict[str, Any] = stage_config("pretrain", pretrain={
-            **pretrain_config, "model": {"use": f"./model.py:{name}", **(model or {})}, **section})
+        found: dict[str, Any] = stage_config(
+            "pretrain", pretrain={**pretrain_config, "model": {"use": f"./model.py:{name}", **(model or {})}, **section}
+        )
         return found
 
     return configured
@@ -65,7 +66,10 @@ def test_a_model_learns_and_its_file_is_its_own_state(
     assert summary["last_loss"] < summary["first_loss"] - 0.05
     weights = weights_of(tmp_path / "run")
     assert {name: tuple(one.shape) for name, one in weights.items()} == {
-        "embed.weight": (400, 24), "out.weight": (400, 24), "out.bias": (400,)}
+        "embed.weight": (400, 24),
+        "out.weight": (400, 24),
+        "out.bias": (400,),
+    }
     model = load_model(tmp_path / "run" / "data" / "model", runs_own_code=True)
     ids = torch.arange(6).view(2, 3)
     expected = weights["embed.weight"][ids] @ weights["out.weight"].T + weights["out.bias"]
@@ -73,8 +77,12 @@ def test_a_model_learns_and_its_file_is_its_own_state(
     # The held-out loss is that of the model which was saved.
     assert set(summary["validation"]) == {"prose", "code"}
     assert (tmp_path / "run" / "data" / "model-average" / "model.safetensors").exists()
-    measured = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"},
-                         {"prompts": ["The"], "max_new_tokens": 5, "bootstrap_samples": 10}, tmp_path / "evaluate")
+    measured = run_stage(
+        "evaluate",
+        {**inputs, "pretrain": tmp_path / "run" / "data"},
+        {"prompts": ["The"], "max_new_tokens": 5, "bootstrap_samples": 10},
+        tmp_path / "evaluate",
+    )
     for source, one in measured["models"]["pretrain"]["sources"].items():
         assert one["loss"] == pytest.approx(summary["validation"][source]["loss"], rel=0.02)
     samples = json.loads((tmp_path / "evaluate" / "data" / "evaluation.json").read_text())
@@ -83,7 +91,11 @@ def test_a_model_learns_and_its_file_is_its_own_state(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_model_resumes_to_the_same_bits(
-    run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path, stop_pretraining: Any,
+    run_stage: Any,
+    with_model: Any,
+    inputs: dict[str, Path],
+    tmp_path: Path,
+    stop_pretraining: Any,
     precision: str,
 ) -> None:
     """In bfloat16 FSDP holds the module, also in one process."""
@@ -113,54 +125,92 @@ def test_two_ranks_train_the_same_model_in_shares(
 def test_a_model_may_be_told_where_documents_begin(
     run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    source = BIGRAM.replace("def forward(self, tokens):", "def forward(self, tokens, positions):\n"
-                            "        assert positions.shape == tokens.shape and int(positions.max()) < 32")
+    source = BIGRAM.replace(
+        "def forward(self, tokens):",
+        "def forward(self, tokens, positions):\n"
+        "        assert positions.shape == tokens.shape and int(positions.max()) < 32",
+    )
     config = with_model(source, "Bigram", {"document_mask": True})
     summary = run_stage("pretrain", inputs, config, tmp_path / "run")
     assert summary["last_loss"] < summary["first_loss"]
 
 
 HEAD = "import torch\nfrom torch import nn\nclass M(nn.Module):\n"
-MADE = HEAD + ("    def __init__(self, vocab_size):\n        super().__init__()\n"
-               "        self.e = nn.Embedding(vocab_size, vocab_size)\n")
+MADE = HEAD + (
+    "    def __init__(self, vocab_size):\n        super().__init__()\n"
+    "        self.e = nn.Embedding(vocab_size, vocab_size)\n"
+)
 
 
-@pytest.mark.parametrize(("source", "model", "says"), [
-    (HEAD + "    def __init__(self): ...", {}, r"model.py, line 3: M\(\) cannot be called with \(vocab_size\)"),
-    ("def M(vocab_size): return vocab_size", {}, "model.py, line 1: M returned int; return a torch.nn.Module"),
-    ("def M(vocab_size):\n    return vocab_size / 0", {}, r"M failed: ZeroDivisionError: .* \(model.py, line 2\)"),
-    (MADE + "    def forward(self): ...", {}, r"line 3: M.forward\(\) cannot be called with \(tokens\)"),
-    (MADE + "    def forward(self, tokens): ...", {"document_mask": True}, r"be called with \(tokens, positions\)"),
-    (MADE + "    def forward(self, tokens): return self.e(tokens)[..., 1:]", {},
-     r"M returned a tensor of shape \(1, 8, 399\) for tokens of shape \(1, 8\); return logits of shape \(1, 8, 400"),
-    (MADE + "    def forward(self, tokens): return tokens", {}, r"returned a tensor of shape \(1, 8\) for tokens"),
-    (MADE + "    def forward(self, tokens): return self.e(tokens.roll(-1, 1))", {},
-     "the logits of M depend on tokens that come later"),
-    (MADE + "    def forward(self, tokens): return self.e(tokens) / 0", {}, "logits that are NaN or Inf before any"),
-    (MADE + "        self.half()\n    def forward(self, tokens): return self.e(tokens)", {},
-     "line 3: the parameter e.weight of M is not float32"),
-    (MADE + "        self.register_buffer('b', torch.ones(1))\n    def forward(self, tokens): ...", {},
-     "M keeps the buffer b; register it with persistent=False"),
-    (HEAD + "    def __init__(self, vocab_size): super().__init__()\n    def forward(self, tokens): ...", {},
-     "M has no parameters"),
-    (MADE + "    def forward(self, tokens):\n        return self.missing(tokens)", {},
-     r"model:M failed: AttributeError: 'M' object has no attribute 'missing' \(model.py, line 8\)"),
-])
+@pytest.mark.parametrize(
+    ("source", "model", "says"),
+    [
+        (HEAD + "    def __init__(self): ...", {}, r"model.py, line 3: M\(\) cannot be called with \(vocab_size\)"),
+        ("def M(vocab_size): return vocab_size", {}, "model.py, line 1: M returned int; return a torch.nn.Module"),
+        ("def M(vocab_size):\n    return vocab_size / 0", {}, r"M failed: ZeroDivisionError: .* \(model.py, line 2\)"),
+        (MADE + "    def forward(self): ...", {}, r"line 3: M.forward\(\) cannot be called with \(tokens\)"),
+        (MADE + "    def forward(self, tokens): ...", {"document_mask": True}, r"be called with \(tokens, positions\)"),
+        (
+            MADE + "    def forward(self, tokens): return self.e(tokens)[..., 1:]",
+            {},
+            r"M returned a tensor of shape \(1, 8, 399\) for tokens of shape \(1, 8\); return logits of shape \(1, 8, 400",
+        ),
+        (MADE + "    def forward(self, tokens): return tokens", {}, r"returned a tensor of shape \(1, 8\) for tokens"),
+        (
+            MADE + "    def forward(self, tokens): return self.e(tokens.roll(-1, 1))",
+            {},
+            "the logits of M depend on tokens that come later",
+        ),
+        (
+            MADE + "    def forward(self, tokens): return self.e(tokens) / 0",
+            {},
+            "logits that are NaN or Inf before any",
+        ),
+        (
+            MADE + "        self.half()\n    def forward(self, tokens): return self.e(tokens)",
+            {},
+            "line 3: the parameter e.weight of M is not float32",
+        ),
+        (
+            MADE + "        self.register_buffer('b', torch.ones(1))\n    def forward(self, tokens): ...",
+            {},
+            "M keeps the buffer b; register it with persistent=False",
+        ),
+        (
+            HEAD + "    def __init__(self, vocab_size): super().__init__()\n    def forward(self, tokens): ...",
+            {},
+            "M has no parameters",
+        ),
+        (
+            MADE + "    def forward(self, tokens):\n        return self.missing(tokens)",
+            {},
+            r"model:M failed: AttributeError: 'M' object has no attribute 'missing' \(model.py, line 8\)",
+        ),
+    ],
+)
 def test_a_wrong_model_ends_the_stage_with_a_sentence(
-    run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path, source: str, model: dict[str, Any],
+    run_stage: Any,
+    with_model: Any,
+    inputs: dict[str, Path],
+    tmp_path: Path,
+    source: str,
+    model: dict[str, Any],
     says: str,
 ) -> None:
     with pytest.raises(ValueError, match=says):
         run_stage("pretrain", inputs, with_model(source, "M", model), tmp_path / "run")
 
 
-@pytest.mark.parametrize(("sections", "says"), [
-    ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "sft: needs the built-in decoder"),
-    ({"dpo": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "dpo: needs the built-in decoder"),
-    ({"export": {}}, "export: needs the built-in decoder"),
-    ({"engine": {"parallel": {"tensor": 2}}}, "engine.parallel.tensor: needs the built-in decoder"),
-    ({"engine": {"compute": {"compile": "block"}}}, "engine.compute.compile: needs the built-in decoder"),
-])
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "sft: needs the built-in decoder"),
+        ({"dpo": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "dpo: needs the built-in decoder"),
+        ({"export": {}}, "export: needs the built-in decoder"),
+        ({"engine": {"parallel": {"tensor": 2}}}, "engine.parallel.tensor: needs the built-in decoder"),
+        ({"engine": {"compute": {"compile": "block"}}}, "engine.compute.compile: needs the built-in decoder"),
+    ],
+)
 def test_what_needs_the_decoder_says_so_when_the_manifest_is_read(
     stage_config: Any, tmp_path: Path, sections: dict[str, Any], says: str
 ) -> None:
@@ -169,11 +219,14 @@ def test_what_needs_the_decoder_says_so_when_the_manifest_is_read(
         stage_config("pretrain", pretrain={"steps": 2, "model": {"use": "./model.py:Bigram"}}, **sections)
 
 
-@pytest.mark.parametrize(("model", "section", "says"), [
-    ({"layers": 3}, {}, "layers means nothing to a model of your own; give it as an option, under `with`"),
-    ({}, {"optimizer": {"kind": "muon"}}, "optimizer.kind cannot be muon"),
-    ({}, {"float8": "rowwise"}, "float8 needs the built-in decoder"),
-])
+@pytest.mark.parametrize(
+    ("model", "section", "says"),
+    [
+        ({"layers": 3}, {}, "layers means nothing to a model of your own; give it as an option, under `with`"),
+        ({}, {"optimizer": {"kind": "muon"}}, "optimizer.kind cannot be muon"),
+        ({}, {"float8": "rowwise"}, "float8 needs the built-in decoder"),
+    ],
+)
 def test_keys_that_mean_nothing_to_a_model_of_ones_own_are_refused(
     with_model: Any, model: dict[str, Any], section: dict[str, Any], says: str
 ) -> None:

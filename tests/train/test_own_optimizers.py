@@ -84,10 +84,15 @@ def test_adamw_written_anew_trains_as_the_built_in_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", [
-    MY_ADAM, own("sgd", learning_rate=0.5), own("sgd", learning_rate=0.1, **{"with": {"momentum": 0.9}})])
+@pytest.mark.parametrize(
+    "section", [MY_ADAM, own("sgd", learning_rate=0.5), own("sgd", learning_rate=0.1, **{"with": {"momentum": 0.9}})]
+)
 def test_an_optimizer_resumes_to_the_same_bits(
-    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, stop_pretraining: Any,
+    run_stage: Any,
+    configured: Any,
+    inputs: dict[str, Path],
+    tmp_path: Path,
+    stop_pretraining: Any,
     section: dict[str, Any],
 ) -> None:
     config = configured(ADAM, optimizer=section, precision="bf16")  # parameters are DTensors then
@@ -143,21 +148,47 @@ def test_two_ranks_with_shares_of_the_parameters_learn_the_same(
 BASE = "import torch\nclass Opt(torch.optim.Optimizer):\n    def __init__(self, params): super().__init__(params, {})\n"
 
 
-@pytest.mark.parametrize(("source", "section", "says"), [
-    ("class Opt: ...", {}, r"own.py, line 1: Opt\(\) cannot be called with \(params\)"),
-    ("def Opt(params): return params", {}, "own.py, line 1: Opt returned list; return a torch.optim.Optimizer"),
-    ("import torch\ndef Opt(params): return torch.optim.SGD(params[:1])", {},
-     "own.py, line 2: the optimizer of Opt leaves out model.layers.0.input_layernorm.weight, which is trained"),
-    ("import torch\ndef Opt(params, x): return torch.optim.SGD(params)", {}, "missing a required argument: 'x'"),
-    ("import torch\ndef Opt(params):\n    raise KeyError('beta')", {},
-     r"own:Opt failed: KeyError: 'beta' \(own.py, line 3\)"),
-    (BASE + "    def step(self): ...", {}, r"own.py, line 2: Opt.step\(\) cannot be called with: closure"),
-    (BASE + "    def step(self, closure=None): 1 / 0", {}, r"own:Opt failed: ZeroDivisionError: .* \(own.py, line 4\)"),
-    ("def Opt(params): ...", {"weight_decay": 0.3}, "optimizer.weight_decay means nothing to an optimizer of your own"),
-    ("def Opt(params): ...", {"with": {"lr": 0.3}}, "optimizer.with.lr: the learning rate is optimizer.learning_rate"),
-])
+@pytest.mark.parametrize(
+    ("source", "section", "says"),
+    [
+        ("class Opt: ...", {}, r"own.py, line 1: Opt\(\) cannot be called with \(params\)"),
+        ("def Opt(params): return params", {}, "own.py, line 1: Opt returned list; return a torch.optim.Optimizer"),
+        (
+            "import torch\ndef Opt(params): return torch.optim.SGD(params[:1])",
+            {},
+            "own.py, line 2: the optimizer of Opt leaves out model.layers.0.input_layernorm.weight, which is trained",
+        ),
+        ("import torch\ndef Opt(params, x): return torch.optim.SGD(params)", {}, "missing a required argument: 'x'"),
+        (
+            "import torch\ndef Opt(params):\n    raise KeyError('beta')",
+            {},
+            r"own:Opt failed: KeyError: 'beta' \(own.py, line 3\)",
+        ),
+        (BASE + "    def step(self): ...", {}, r"own.py, line 2: Opt.step\(\) cannot be called with: closure"),
+        (
+            BASE + "    def step(self, closure=None): 1 / 0",
+            {},
+            r"own:Opt failed: ZeroDivisionError: .* \(own.py, line 4\)",
+        ),
+        (
+            "def Opt(params): ...",
+            {"weight_decay": 0.3},
+            "optimizer.weight_decay means nothing to an optimizer of your own",
+        ),
+        (
+            "def Opt(params): ...",
+            {"with": {"lr": 0.3}},
+            "optimizer.with.lr: the learning rate is optimizer.learning_rate",
+        ),
+    ],
+)
 def test_a_wrong_optimizer_ends_the_stage_with_a_sentence(
-    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, source: str, section: dict[str, Any],
+    run_stage: Any,
+    configured: Any,
+    inputs: dict[str, Path],
+    tmp_path: Path,
+    source: str,
+    section: dict[str, Any],
     says: str,
 ) -> None:
     with pytest.raises((ValueError, ManifestError), match=says):
@@ -172,23 +203,34 @@ def test_options_without_code_are_refused(configured: Any) -> None:
 def test_a_schedule_sets_the_learning_rate_of_every_step(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    config = configured("def line(step, steps, low): return low + (1 - low) * step / steps\n", steps=8,
-                        schedule=own("line", **{"with": {"low": 0.5}}))
+    config = configured(
+        "def line(step, steps, low): return low + (1 - low) * step / steps\n",
+        steps=8,
+        schedule=own("line", **{"with": {"low": 0.5}}),
+    )
     assert "warmup_steps" not in config["schedule"] or config["schedule"]["warmup_steps"] is None
     run_stage("pretrain", inputs, config, tmp_path / "run")
     rates = [line["learning_rate"] for line in lines(tmp_path / "run")]
     assert rates == pytest.approx([0.01 * (0.5 + 0.5 * step / 8) for step in range(1, 9)])
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    ("def f(step): return 1.0", r"own.py, line 1: f\(step\) cannot be called with \(step, steps\)"),
-    ("def f(step, steps): return float('nan')", r"own.py, line 1: f\(1, 12\) returned nan; return the share of"),
-    ("def f(step, steps): return 2.0 - step", r"own.py, line 1: f\(3, 12\) returned -1.0"),
-    ("def f(step, steps): return None", r"f\(1, 12\) returned None"),
-    ("def f(step, steps):\n    return 1 / (step - 5)**2", r"own:f failed: ZeroDivisionError: .* \(own.py, line 2\)"),
-    ("import random\ndef f(step, steps): return random.random()",
-     r"f\(1, 12\) returned 0\.\d+ and then 0\.\d+; the same step must have the same share"),
-])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def f(step): return 1.0", r"own.py, line 1: f\(step\) cannot be called with \(step, steps\)"),
+        ("def f(step, steps): return float('nan')", r"own.py, line 1: f\(1, 12\) returned nan; return the share of"),
+        ("def f(step, steps): return 2.0 - step", r"own.py, line 1: f\(3, 12\) returned -1.0"),
+        ("def f(step, steps): return None", r"f\(1, 12\) returned None"),
+        (
+            "def f(step, steps):\n    return 1 / (step - 5)**2",
+            r"own:f failed: ZeroDivisionError: .* \(own.py, line 2\)",
+        ),
+        (
+            "import random\ndef f(step, steps): return random.random()",
+            r"f\(1, 12\) returned 0\.\d+ and then 0\.\d+; the same step must have the same share",
+        ),
+    ],
+)
 def test_a_wrong_schedule_ends_the_stage_with_a_sentence_and_loses_no_checkpoint(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, source: str, says: str
 ) -> None:

@@ -30,12 +30,26 @@ def with_rewards(stage_config: Any, tmp_path: Path) -> Any:
 
     def configured(source: str, *rewards: dict[str, Any]) -> dict[str, Any]:
         (tmp_path / "rewards.py").write_text(source)
-        (tmp_path / "prompts.jsonl").write_text("".join(
-            json.dumps({"prompt": f"Say {word}", "answer": word, "size": len(word)}) + "\n" for word in WORDS))
-        found: dict[str, Any] = stage_config("rl", rl={
-            "data": [{"path": "prompts.jsonl"}], "rewards": list(rewards), "group_size": 4, "global_batch_size": 8,
-            "micro_batch_size": 4, "max_new_tokens": 4, "steps": 3, "log_every": 1, "seed": 5, "holdout": 0.2,
-            "optimizer": {"learning_rate": 0.02}, "schedule": {"warmup_steps": 1, "kind": "constant"}})
+        (tmp_path / "prompts.jsonl").write_text(
+            "".join(json.dumps({"prompt": f"Say {word}", "answer": word, "size": len(word)}) + "\n" for word in WORDS)
+        )
+        found: dict[str, Any] = stage_config(
+            "rl",
+            rl={
+                "data": [{"path": "prompts.jsonl"}],
+                "rewards": list(rewards),
+                "group_size": 4,
+                "global_batch_size": 8,
+                "micro_batch_size": 4,
+                "max_new_tokens": 4,
+                "steps": 3,
+                "log_every": 1,
+                "seed": 5,
+                "holdout": 0.2,
+                "optimizer": {"learning_rate": 0.02},
+                "schedule": {"warmup_steps": 1, "kind": "constant"},
+            },
+        )
         return found
 
     return configured
@@ -54,8 +68,13 @@ def told(prompts, completions, answer, size, messages, factor, **others):
     return [factor * s for s in size]
 """
 COUNT = {"use": "./rewards.py:count", "with": {"letter": "e"}}
-TOLD = {"use": "./rewards.py:told", "with": {"factor": 10}, "columns": ["answer", "size", "messages"], "weight": 0.5,
-        "name": "sizes"}
+TOLD = {
+    "use": "./rewards.py:told",
+    "with": {"factor": 10},
+    "columns": ["answer", "size", "messages"],
+    "weight": 0.5,
+    "name": "sizes",
+}
 
 
 def test_answers_are_rewarded_by_what_the_function_returns(
@@ -71,7 +90,8 @@ def test_answers_are_rewarded_by_what_the_function_returns(
         assert one["rewards"] == {"count": letters, "sizes": size, "contains": float("a" in one["answer"])}
         assert one["reward"] == pytest.approx(letters + 0.5 * size + float("a" in one["answer"]))
     assert summary["first_rewards"]["rewards/sizes"] == pytest.approx(
-        sum(one["rewards"]["sizes"] for one in found[:8]) / 8)
+        sum(one["rewards"]["sizes"] for one in found[:8]) / 8
+    )
 
 
 @pytest.mark.parallel
@@ -89,23 +109,41 @@ def test_a_reward_that_compares_answers_gives_the_same_on_one_rank_and_on_two(
     assert max(row["reward"] for row in one) > 1.0
 
 
-@pytest.mark.parametrize(("source", "reward", "says"), [
-    ("def f(completions): return [1.0]", {},
-     "rewards.py, line 1: f returned 1 rewards for 8 completions; return a list with a number for each"),
-    ("def f(completions): return 1.0", {}, r"f returned float for \d+ completions"),
-    ("def f(completions): return [float('nan')] * len(completions)", {}, "f returned nan for the completion '"),
-    ("def f(completions): return [None] * len(completions)", {}, "f returned None for the completion '"),
-    ("\n\ndef f(completions):\n    return [int(c) for c in completions]", {},
-     r"rewards:f failed: ValueError: invalid literal for int\(\) .* \(rewards.py, line 4\)"),
-    ("def f(completions):\n    while True: pass", {"time_limit_seconds": 0.5},
-     r"rewards:f failed: TimeLimitError: took longer than 0.5 s \(rewards.py, line 2\)"),
-    ("def f(completions, size): ...", {},
-     r"rewards.py, line 1: f\(completions, size\) cannot be called with: completions: missing a required"),
-    ("def f(completions): ...", {"columns": ["size"]}, "got an unexpected keyword argument 'size'"),
-    ("def f(completions, colour): ...", {"columns": ["colour"]},
-     "has no 'colour', which rl.rewards names among its columns; its keys are prompt, answer, size"),
-    ("def f(completions): ...", {"kind": "exact"}, "unknown key"),
-])
+@pytest.mark.parametrize(
+    ("source", "reward", "says"),
+    [
+        (
+            "def f(completions): return [1.0]",
+            {},
+            "rewards.py, line 1: f returned 1 rewards for 8 completions; return a list with a number for each",
+        ),
+        ("def f(completions): return 1.0", {}, r"f returned float for \d+ completions"),
+        ("def f(completions): return [float('nan')] * len(completions)", {}, "f returned nan for the completion '"),
+        ("def f(completions): return [None] * len(completions)", {}, "f returned None for the completion '"),
+        (
+            "\n\ndef f(completions):\n    return [int(c) for c in completions]",
+            {},
+            r"rewards:f failed: ValueError: invalid literal for int\(\) .* \(rewards.py, line 4\)",
+        ),
+        (
+            "def f(completions):\n    while True: pass",
+            {"time_limit_seconds": 0.5},
+            r"rewards:f failed: TimeLimitError: took longer than 0.5 s \(rewards.py, line 2\)",
+        ),
+        (
+            "def f(completions, size): ...",
+            {},
+            r"rewards.py, line 1: f\(completions, size\) cannot be called with: completions: missing a required",
+        ),
+        ("def f(completions): ...", {"columns": ["size"]}, "got an unexpected keyword argument 'size'"),
+        (
+            "def f(completions, colour): ...",
+            {"columns": ["colour"]},
+            "has no 'colour', which rl.rewards names among its columns; its keys are prompt, answer, size",
+        ),
+        ("def f(completions): ...", {"kind": "exact"}, "unknown key"),
+    ],
+)
 def test_a_wrong_reward_ends_the_stage_with_a_sentence(
     run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path, source: str, reward: dict[str, Any], says: str
 ) -> None:

@@ -1,5 +1,4 @@
-"""The examples of docs/own-training.md run: each block of Python is the file that it names, each of YAML a manifest's.
-"""
+"""The examples of docs/own-training.md run: each block of Python is the file that it names, each of YAML a manifest's."""
 
 from __future__ import annotations
 
@@ -69,9 +68,12 @@ def test_the_callbacks_of_the_guide_end_a_training(
 def test_the_rewards_of_the_guide_reward_answers(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "prompts.jsonl").write_text("".join(
-        json.dumps({"prompt": f"Name a {word}", "tests": ["e", word[0]]}) + "\n"
-        for word in ("module", "class", "file", "list", "text", "type")))
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(
+            json.dumps({"prompt": f"Name a {word}", "tests": ["e", word[0]]}) + "\n"
+            for word in ("module", "class", "file", "list", "text", "type")
+        )
+    )
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
     config = configured("Rewards", "rl", steps=1, group_size=2, global_batch_size=4, max_new_tokens=4)
     summary = run_stage("rl", {**inputs, "pretrain": tmp_path / "start" / "data"}, config, tmp_path / "rl")
@@ -103,12 +105,16 @@ def test_the_schedule_of_the_guide_sets_the_rate(
 def test_the_loss_of_the_guide_learns_preferences(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "pairs.jsonl").write_text("".join(
-        json.dumps({"prompt": f"Name a {word}", "chosen": f"The {word}", "rejected": "No"}) + "\n"
-        for word in ("module", "class", "file", "list", "text", "type", "name", "value")))
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(
+            json.dumps({"prompt": f"Name a {word}", "chosen": f"The {word}", "rejected": "No"}) + "\n"
+            for word in ("module", "class", "file", "list", "text", "type", "name", "value")
+        )
+    )
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
-    config = configured("Losses over pairs", "dpo", steps=4, global_batch_size=4, log_every=1,
-                        optimizer={"learning_rate": 0.003})
+    config = configured(
+        "Losses over pairs", "dpo", steps=4, global_batch_size=4, log_every=1, optimizer={"learning_rate": 0.003}
+    )
     inputs = {**inputs, "pretrain": tmp_path / "start" / "data"}
     shared = {key: config[key] for key in ("data", "precision", "micro_batch_size") if key in config}
     run_stage("reference", inputs, shared, tmp_path / "reference")
@@ -122,8 +128,11 @@ def test_the_loss_of_the_guide_learns_preferences(
 def test_the_metrics_of_the_guide_measure_models(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "words.jsonl").write_text("".join(
-        json.dumps({"prompt": f"Return the {word}", "answer": word}) + "\n" for word in ("module", "name", "object")))
+    (tmp_path / "words.jsonl").write_text(
+        "".join(
+            json.dumps({"prompt": f"Return the {word}", "answer": word}) + "\n" for word in ("module", "name", "object")
+        )
+    )
     run_stage("pretrain", inputs, pretrain_config, tmp_path / "start")
     config = configured("Metrics of evaluation tasks", "evaluate", prompts=[], bootstrap_samples=20)
     found = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "start" / "data"}, config, tmp_path / "evaluate")
@@ -147,13 +156,22 @@ def test_the_model_of_the_guide_learns_and_is_evaluated(
 # Wrong losses and metrics
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    ("def f(a, b): ...", r"own.py, line 1: f\(a, b\) cannot be called with \(chosen_logps, rejected_logps, ref_chosen"),
-    ("def f(c, r, c0, r0): return c.sum()", r"f returned a tensor of shape \(\); return a tensor of 3 losses, one for"),
-    ("def f(c, r, c0, r0): return [1.0]", "own.py, line 1: f returned list; return a tensor of 3 losses"),
-    ("def f(c, r, c0, r0): return (c - r).detach()", "own.py, line 1: what f returned has no gradient"),
-    ("def f(c, r, c0, r0):\n    return c[5]", r"own:f failed: IndexError: .* \(own.py, line 2\)"),
-])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "def f(a, b): ...",
+            r"own.py, line 1: f\(a, b\) cannot be called with \(chosen_logps, rejected_logps, ref_chosen",
+        ),
+        (
+            "def f(c, r, c0, r0): return c.sum()",
+            r"f returned a tensor of shape \(\); return a tensor of 3 losses, one for",
+        ),
+        ("def f(c, r, c0, r0): return [1.0]", "own.py, line 1: f returned list; return a tensor of 3 losses"),
+        ("def f(c, r, c0, r0): return (c - r).detach()", "own.py, line 1: what f returned has no gradient"),
+        ("def f(c, r, c0, r0):\n    return c[5]", r"own:f failed: IndexError: .* \(own.py, line 2\)"),
+    ],
+)
 def test_a_wrong_loss_is_told_in_a_sentence(tmp_path: Path, source: str, says: str) -> None:
     (tmp_path / "own.py").write_text(source)
     section = Own(use=take_code(OwnFunction("./own.py:f"), tmp_path))
@@ -164,39 +182,58 @@ def test_a_wrong_loss_is_told_in_a_sentence(tmp_path: Path, source: str, says: s
 
 
 def test_sigmoid_written_anew_is_the_built_in_loss(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("import torch.nn.functional as F\ndef f(c, r, c0, r0, beta):\n"
-                                     "    return -F.logsigmoid(beta * ((c - c0) - (r - r0)))\n")
+    (tmp_path / "own.py").write_text(
+        "import torch.nn.functional as F\ndef f(c, r, c0, r0, beta):\n"
+        "    return -F.logsigmoid(beta * ((c - c0) - (r - r0)))\n"
+    )
     section = Own(**{"use": take_code(OwnFunction("./own.py:f"), tmp_path), "with": {"beta": 0.3}})
     chosen, rejected, first, second = torch.randn(4, 5).unbind()
     logps = PairLogps(chosen, rejected, first, second, torch.ones(5), torch.ones(5))
-    for ours, theirs in zip(preference_loss(section, logps, LossSettings(beta=0.3)),
-                            preference_loss("sigmoid", logps, LossSettings(beta=0.3)), strict=True):
+    for ours, theirs in zip(
+        preference_loss(section, logps, LossSettings(beta=0.3)),
+        preference_loss("sigmoid", logps, LossSettings(beta=0.3)),
+        strict=True,
+    ):
         assert torch.equal(ours, theirs)
 
 
 ITEMS = [Item(1, "", ("yes", "yep"), 0, ""), Item(2, "", ("no",), 0, "")]
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    ("def f(predictions): ...", r"own.py, line 1: f\(predictions\) cannot be called with \(predictions, references\)"),
-    ("def f(p, r): return [1.0]", r"own.py, line 1: f returned values of shape \(1,\) for 2 items; return a"),
-    ("def f(p, r): return [1.0, float('nan')]", "f returned nan for item 2; return finite numbers"),
-    ("def f(p, r): return float('inf')", "f returned inf; return finite numbers"),
-    ("def f(p, r): return None", "f returned nan"),
-    ("def f(p, r):\n    while True: pass", r"own:f failed: TimeLimitError: took longer than 0.5 s \(own.py, line 2\)"),
-    ("def f(p, r): return 'good'", r"own:f failed: ValueError: could not convert string to float: 'good'"),
-    ("def f(p, r):\n    return [{}[x] for x in p]", r"own:f failed: KeyError: 'yes' \(own.py, line 2\)"),
-])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "def f(predictions): ...",
+            r"own.py, line 1: f\(predictions\) cannot be called with \(predictions, references\)",
+        ),
+        ("def f(p, r): return [1.0]", r"own.py, line 1: f returned values of shape \(1,\) for 2 items; return a"),
+        ("def f(p, r): return [1.0, float('nan')]", "f returned nan for item 2; return finite numbers"),
+        ("def f(p, r): return float('inf')", "f returned inf; return finite numbers"),
+        ("def f(p, r): return None", "f returned nan"),
+        (
+            "def f(p, r):\n    while True: pass",
+            r"own:f failed: TimeLimitError: took longer than 0.5 s \(own.py, line 2\)",
+        ),
+        ("def f(p, r): return 'good'", r"own:f failed: ValueError: could not convert string to float: 'good'"),
+        ("def f(p, r):\n    return [{}[x] for x in p]", r"own:f failed: KeyError: 'yes' \(own.py, line 2\)"),
+    ],
+)
 def test_a_wrong_metric_is_told_in_a_sentence(tmp_path: Path, source: str, says: str) -> None:
     (tmp_path / "own.py").write_text(source)
     with pytest.raises(OwnCodeError, match=says):
-        own_metric(OwnMetric(use=take_code(OwnFunction("./own.py:f"), tmp_path), time_limit_seconds=0.5), ITEMS,
-                   ["yes", "maybe"])
+        own_metric(
+            OwnMetric(use=take_code(OwnFunction("./own.py:f"), tmp_path), time_limit_seconds=0.5),
+            ITEMS,
+            ["yes", "maybe"],
+        )
 
 
 def test_a_metric_gets_every_right_answer_and_may_give_values_or_a_number(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def each(p, r): return [float(x in y) for x, y in zip(p, r)]\n"
-                                     "def whole(p, r, add): return sum(map(len, r)) + add\n")
+    (tmp_path / "own.py").write_text(
+        "def each(p, r): return [float(x in y) for x, y in zip(p, r)]\n"
+        "def whole(p, r, add): return sum(map(len, r)) + add\n"
+    )
     taken = {name: take_code(OwnFunction(f"./own.py:{name}"), tmp_path) for name in ("each", "whole")}
     assert own_metric(OwnMetric(use=taken["each"]), ITEMS, ["yep", "yep"]).tolist() == [1.0, 0.0]
     assert own_metric(OwnMetric(**{"use": taken["whole"], "with": {"add": 4}}), ITEMS, ["", ""]) == 7.0
@@ -217,8 +254,9 @@ def test_a_name_that_is_none_of_the_built_in_ones_is_told_as_before(stage_config
 
 def test_a_file_of_tasks_may_name_metrics_beside_it(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def f(p, r): ...\n")
-    (tmp_path / "tasks.yaml").write_text("tasks: [{name: a, path: a.jsonl, kind: generate, "
-                                         "metrics: [{use: './own.py:f'}]}]\n")
+    (tmp_path / "tasks.yaml").write_text(
+        "tasks: [{name: a, path: a.jsonl, kind: generate, metrics: [{use: './own.py:f'}]}]\n"
+    )
     (task,) = read_task_file(tmp_path / "tasks.yaml").tasks
     assert (task.path, task.own_metrics[0].use.taken) == (str(tmp_path / "a.jsonl"), True)
     (tmp_path / "own.py").write_text("def g(p, r): ...\n")
@@ -226,22 +264,52 @@ def test_a_file_of_tasks_may_name_metrics_beside_it(tmp_path: Path) -> None:
         read_task_file(tmp_path / "tasks.yaml")
 
 
-@pytest.mark.parametrize(("source", "sections", "says"), [
-    ("def f(step): ...", {"pretrain": {"steps": 2, "schedule": {"use": "./own.py:f"}}},
-     r"own.yaml:\d+: pretrain.schedule.use: own.py, line 1: f\(step\) cannot be called with \(step, steps\)"),
-    ("import no_such_thing\ndef f(metrics, *, limit: int, least=1): ...",
-     {"pretrain": {"steps": 2, "callbacks": [{"use": "./own.py:f"}]}},
-     r"f\(metrics, \*, limit, least=None\) cannot be called with \(metrics\): missing a required .*argument: 'limit'"),
-    ("class f:\n    def __init__(self, patience): ...", {"pretrain": {"steps": 2, "callbacks": [
-        {"use": "./own.py:f", "with": {"patiense": 3}}]}}, r"f\(patience\) cannot be called with: patiense: "),
-    ("class f:\n    def __init__(self, parameters, lr): ...\n", {"pretrain": {"steps": 2, "optimizer": {
-        "use": "./own.py:f", "with": {"beta": 3}}}}, r"f\(parameters, lr\) cannot be called with \(params\) and w"),
-    ("def f(): ...", {"pretrain": {"steps": 2, "model": {"use": "./own.py:f"}}}, r"f\(\) cannot be .* \(vocab_size\)"),
-    ("def f(c, r): ...", {"dpo": {"steps": 2, "data": [{"path": "a.jsonl"}], "loss": {"use": "./own.py:f"}}},
-     r"dpo.loss.use: own.py, line 1: f\(c, r\) cannot be called with \(chosen_logps, rejected_logps, ref_"),
-    ("def f(completions): ...", {"rl": {"steps": 2, "data": [{"path": "a.jsonl"}], "rewards": [
-        {"use": "./own.py:f", "columns": ["tests"]}]}}, r"f\(completions\) cannot be called with: completions, tests"),
-])
+@pytest.mark.parametrize(
+    ("source", "sections", "says"),
+    [
+        (
+            "def f(step): ...",
+            {"pretrain": {"steps": 2, "schedule": {"use": "./own.py:f"}}},
+            r"own.yaml:\d+: pretrain.schedule.use: own.py, line 1: f\(step\) cannot be called with \(step, steps\)",
+        ),
+        (
+            "import no_such_thing\ndef f(metrics, *, limit: int, least=1): ...",
+            {"pretrain": {"steps": 2, "callbacks": [{"use": "./own.py:f"}]}},
+            r"f\(metrics, \*, limit, least=None\) cannot be called with \(metrics\): missing a required .*argument: 'limit'",
+        ),
+        (
+            "class f:\n    def __init__(self, patience): ...",
+            {"pretrain": {"steps": 2, "callbacks": [{"use": "./own.py:f", "with": {"patiense": 3}}]}},
+            r"f\(patience\) cannot be called with: patiense: ",
+        ),
+        (
+            "class f:\n    def __init__(self, parameters, lr): ...\n",
+            {"pretrain": {"steps": 2, "optimizer": {"use": "./own.py:f", "with": {"beta": 3}}}},
+            r"f\(parameters, lr\) cannot be called with \(params\) and w",
+        ),
+        (
+            "def f(): ...",
+            {"pretrain": {"steps": 2, "model": {"use": "./own.py:f"}}},
+            r"f\(\) cannot be .* \(vocab_size\)",
+        ),
+        (
+            "def f(c, r): ...",
+            {"dpo": {"steps": 2, "data": [{"path": "a.jsonl"}], "loss": {"use": "./own.py:f"}}},
+            r"dpo.loss.use: own.py, line 1: f\(c, r\) cannot be called with \(chosen_logps, rejected_logps, ref_",
+        ),
+        (
+            "def f(completions): ...",
+            {
+                "rl": {
+                    "steps": 2,
+                    "data": [{"path": "a.jsonl"}],
+                    "rewards": [{"use": "./own.py:f", "columns": ["tests"]}],
+                }
+            },
+            r"f\(completions\) cannot be called with: completions, tests",
+        ),
+    ],
+)
 def test_what_cannot_be_called_is_told_before_any_work_without_running_it(
     stage_config: Any, tmp_path: Path, source: str, sections: dict[str, Any], says: str
 ) -> None:
@@ -250,12 +318,15 @@ def test_what_cannot_be_called_is_told_before_any_work_without_running_it(
         stage_config("pretrain", **sections)
 
 
-@pytest.mark.parametrize("source", [
-    "import functools\n@functools.cache\ndef f(step): ...",
-    "class Base:\n    def __init__(self, step, steps): ...\nclass f(Base): ...",
-    "f = lambda: 3",
-    "def f(*arguments, **options): ...",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import functools\n@functools.cache\ndef f(step): ...",
+        "class Base:\n    def __init__(self, step, steps): ...\nclass f(Base): ...",
+        "f = lambda: 3",
+        "def f(*arguments, **options): ...",
+    ],
+)
 def test_what_the_source_does_not_say_is_left_to_the_stage(stage_config: Any, tmp_path: Path, source: str) -> None:
     (tmp_path / "own.py").write_text(source)
     schedule = {"use": "./own.py:f", "with": {"low": 0.1}}

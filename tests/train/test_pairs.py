@@ -11,9 +11,12 @@ from gristmill.train.data.pairs import is_held_out, more_likely, prepare_pairs, 
 
 
 def example(prompt: str, chosen: str, rejected: str, earlier: tuple[dict[str, str], ...] = ()) -> dict[str, Any]:
-    return {"id": prompt, "prompt": [*earlier, {"role": "user", "content": prompt}],
-            "chosen": [{"role": "assistant", "content": chosen}],
-            "rejected": [{"role": "assistant", "content": rejected}]}
+    return {
+        "id": prompt,
+        "prompt": [*earlier, {"role": "user", "content": prompt}],
+        "chosen": [{"role": "assistant", "content": chosen}],
+        "rejected": [{"role": "assistant", "content": rejected}],
+    }
 
 
 def test_only_the_answers_are_scored_also_after_an_earlier_answer(tokenizer_folder: Path) -> None:

@@ -29,9 +29,18 @@ WORKER = "tests.train.parallel_worker"
 STEPS, CHECKPOINT = 3, 2
 FORMS: dict[int, list[dict[str, int]]] = {
     2: [{"shard": 2}, {"pipeline": 2}, {"context": 2}, {"replicate": 2}, {"tensor": 2}],
-    4: [{"replicate": 2, "shard": 2}, {"pipeline": 2, "tensor": 2}, {"shard": 2, "tensor": 2},
-        {"pipeline": 2, "shard": 2}, {"replicate": 2, "tensor": 2}, {"pipeline": 2, "replicate": 2},
-        {"context": 2, "tensor": 2}, {"shard": 2, "context": 2}, {"pipeline": 2, "context": 2}, {"context": 4}],
+    4: [
+        {"replicate": 2, "shard": 2},
+        {"pipeline": 2, "tensor": 2},
+        {"shard": 2, "tensor": 2},
+        {"pipeline": 2, "shard": 2},
+        {"replicate": 2, "tensor": 2},
+        {"pipeline": 2, "replicate": 2},
+        {"context": 2, "tensor": 2},
+        {"shard": 2, "context": 2},
+        {"pipeline": 2, "context": 2},
+        {"context": 4},
+    ],
 }
 
 
@@ -44,8 +53,16 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
     """Batches of 7 rows in micro-batches of 2 divide among no number of processes."""
     model = {**pretrain_config["model"], "qk_norm": True, "document_mask": True, "tied_embeddings": False}
-    return {**pretrain_config, "model": model, "steps": STEPS, "global_batch_size": 7, "micro_batch_size": 2,
-            "validate_every": STEPS, "optimizer": {"learning_rate": 0.002}, "z_loss": 1e-3}
+    return {
+        **pretrain_config,
+        "model": model,
+        "steps": STEPS,
+        "global_batch_size": 7,
+        "micro_batch_size": 2,
+        "validate_every": STEPS,
+        "optimizer": {"learning_rate": 0.002},
+        "z_loss": 1e-3,
+    }
 
 
 @pytest.fixture
@@ -61,14 +78,22 @@ def train_on(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> None:
     (folder / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run(
         [sys.executable, "-m", WORKER, str(ranks), str(folder / "jobs.json")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=240, cwd=ROOT)
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr[-6000:]
 
 
 def assert_same(folder: Path, expected: Path, first_step: int) -> None:
     """Losses and gradient norms from a step on, validations and weights are equal but for rounding."""
-    ours, theirs = ([json.loads(line) for line in (one / "data" / "metrics.jsonl").read_text().splitlines()]
-                    for one in (folder, expected))
+    ours, theirs = (
+        [json.loads(line) for line in (one / "data" / "metrics.jsonl").read_text().splitlines()]
+        for one in (folder, expected)
+    )
     theirs = [line for line in theirs if line["step"] >= first_step]
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
     for line, reference in zip(ours, theirs, strict=True):
@@ -95,12 +120,26 @@ def test_a_mixture_of_experts_learns_the_same_sharded_and_forgetting(
     """Its load-balancing loss is taken row by row, so that it does not depend on which rows a process has."""
     experts = {**config, "model": {**config["model"], "moe": {"experts": 4, "load_balancing": 1.0}}}
     run_stage("pretrain", inputs, experts, tmp_path / "alone")
-    train_on(2, [{"parallel": {"shard": 2}, "compute": {"activation_checkpointing": "selective"}, "config": experts,
-                  "checkpoint_every": CHECKPOINT, "inputs": {name: str(path) for name, path in inputs.items()},
-                  "folder": str(tmp_path / "sharded"), "continue": None}], tmp_path)
+    train_on(
+        2,
+        [
+            {
+                "parallel": {"shard": 2},
+                "compute": {"activation_checkpointing": "selective"},
+                "config": experts,
+                "checkpoint_every": CHECKPOINT,
+                "inputs": {name: str(path) for name, path in inputs.items()},
+                "folder": str(tmp_path / "sharded"),
+                "continue": None,
+            }
+        ],
+        tmp_path,
+    )
     assert_same(tmp_path / "sharded", tmp_path / "alone", first_step=1)
-    loads = [[json.loads(line).get("experts") for line in (tmp_path / name / "data" / "metrics.jsonl").open()]
-             for name in ("alone", "sharded")]
+    loads = [
+        [json.loads(line).get("experts") for line in (tmp_path / name / "data" / "metrics.jsonl").open()]
+        for name in ("alone", "sharded")
+    ]
     assert loads[0] == loads[1]
 
 
@@ -112,21 +151,43 @@ def test_dealt_experts_learn_the_same_and_go_on_from_the_checkpoints_of_gathered
     run_stage("pretrain", inputs, config, tmp_path / "alone", checkpoint_every=CHECKPOINT)
     half = {**config, "precision": "bf16"}
     common = {"checkpoint_every": CHECKPOINT, "inputs": {name: str(path) for name, path in inputs.items()}}
-    train_on(2, [
-        {**common, "parallel": {"shard": 2, "deal_experts": True}, "config": config,
-         "compute": {"activation_checkpointing": "selective"}, "folder": str(tmp_path / "dealt"), "continue": None},
-        {**common, "parallel": {"context": 2, "deal_experts": True}, "config": config,
-         "folder": str(tmp_path / "resumed"), "continue": str(tmp_path / "alone")},
-        {**common, "parallel": {"context": 2, "deal_experts": True}, "config": half,
-         "folder": str(tmp_path / "half"), "continue": None},
-    ], tmp_path)
+    train_on(
+        2,
+        [
+            {
+                **common,
+                "parallel": {"shard": 2, "deal_experts": True},
+                "config": config,
+                "compute": {"activation_checkpointing": "selective"},
+                "folder": str(tmp_path / "dealt"),
+                "continue": None,
+            },
+            {
+                **common,
+                "parallel": {"context": 2, "deal_experts": True},
+                "config": config,
+                "folder": str(tmp_path / "resumed"),
+                "continue": str(tmp_path / "alone"),
+            },
+            {
+                **common,
+                "parallel": {"context": 2, "deal_experts": True},
+                "config": half,
+                "folder": str(tmp_path / "half"),
+                "continue": None,
+            },
+        ],
+        tmp_path,
+    )
     assert_same(tmp_path / "dealt", tmp_path / "alone", first_step=1)
     assert_same(tmp_path / "resumed", tmp_path / "alone", first_step=CHECKPOINT + 1)
     shutil.copytree(tmp_path / "dealt" / "work" / "checkpoints", tmp_path / "plain" / "work" / "checkpoints")
     run_stage("pretrain", inputs, config, tmp_path / "plain", checkpoint_every=CHECKPOINT)
     assert_same(tmp_path / "plain", tmp_path / "alone", first_step=CHECKPOINT + 1)
-    lines = [[json.loads(line) for line in (tmp_path / name / "data" / "metrics.jsonl").open()]
-             for name in ("alone", "dealt", "half")]
+    lines = [
+        [json.loads(line) for line in (tmp_path / name / "data" / "metrics.jsonl").open()]
+        for name in ("alone", "dealt", "half")
+    ]
     assert [line.get("experts") for line in lines[0]] == [line.get("experts") for line in lines[1]]
     for line, reference in zip(lines[2], lines[0], strict=True):
         if "loss" in line:
@@ -143,10 +204,13 @@ def test_experts_that_are_dealt_within_replicas_learn_the_same() -> None:
             assert difference < ROUNDING[name], name
 
 
-@pytest.mark.parametrize(("experts", "compute", "message"), [
-    (5, Compute(), "the model's 5 experts do not divide by the 2 processes of shard and context"),
-    (4, Compute(compile="block"), "such layers are not compiled; say engine.compute.compile: off"),
-])
+@pytest.mark.parametrize(
+    ("experts", "compute", "message"),
+    [
+        (5, Compute(), "the model's 5 experts do not divide by the 2 processes of shard and context"),
+        (4, Compute(compile="block"), "such layers are not compiled; say engine.compute.compile: off"),
+    ],
+)
 def test_experts_that_cannot_be_dealt_are_refused(
     experts: int, compute: Compute, message: str, tiny_shape: Shape
 ) -> None:
@@ -168,8 +232,9 @@ def test_experts_that_cannot_be_dealt_are_refused(
         deal_experts(Llama(replace(tiny_shape, experts=experts, experts_per_token=1)), Two, compute)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=[pytest.mark.parallel] if ranks > 2 else [])
-                                   for ranks in FORMS])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(ranks, marks=[pytest.mark.parallel] if ranks > 2 else []) for ranks in FORMS]
+)
 def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_others(
     ranks: int, alone: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path, run_stage: Any
 ) -> None:
@@ -179,10 +244,16 @@ def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_othe
     jobs, before = [], alone
     for number, parallel in enumerate(FORMS[ranks]):
         fresh, resumed = (tmp_path / f"{kind}-{number}" for kind in ("fresh", "resumed"))
-        common = {"parallel": parallel, "config": config, "checkpoint_every": CHECKPOINT,
-                  "inputs": {name: str(path) for name, path in inputs.items()}}
-        jobs += [{**common, "folder": str(fresh), "continue": None},
-                 {**common, "folder": str(resumed), "continue": str(before)}]
+        common = {
+            "parallel": parallel,
+            "config": config,
+            "checkpoint_every": CHECKPOINT,
+            "inputs": {name: str(path) for name, path in inputs.items()},
+        }
+        jobs += [
+            {**common, "folder": str(fresh), "continue": None},
+            {**common, "folder": str(resumed), "continue": str(before)},
+        ]
         before = fresh
     train_on(ranks, jobs, tmp_path)
     for number in range(len(FORMS[ranks])):
@@ -216,8 +287,9 @@ def work():
 
 fork_ranks(2, work)
 """
-    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, check=False, timeout=240,
-                          cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", work], capture_output=True, text=True, check=False, timeout=240, cwd=ROOT
+    )
     assert done.returncode == 1
     assert "ValueError: rank 1 of 2" in done.stderr
     assert done.stderr.endswith("one of 2 processes failed\n")
@@ -241,10 +313,13 @@ def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:
         Engine(ranks=4, parallel=Parallel(replicate=2, shard=3))
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"kv_heads": 1}, r"tensor is 2, but the model's kv_heads \(1\) does not divide by it"),
-    ({"experts": 2, "experts_per_token": 1}, "a mixture of experts is not split so; use shard"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_heads": 1}, r"tensor is 2, but the model's kv_heads \(1\) does not divide by it"),
+        ({"experts": 2, "experts_per_token": 1}, "a mixture of experts is not split so; use shard"),
+    ],
+)
 def test_a_model_that_cannot_be_split_is_refused(changes: dict[str, int], message: str, tiny_shape: Shape) -> None:
     class Mesh:
         @staticmethod
@@ -263,14 +338,15 @@ def test_rows_are_lengthened_until_they_divide_among_the_processes() -> None:
     assert padded_to_multiple(4, torch.ones(2, 8), None)[1] is None
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"layers": 1}, "pipeline is 2, but the model has 1 layers; use less"),
-    ({"tied_embeddings": True}, "they cannot share one matrix; say pretrain.model.tied_embeddings: false"),
-    ({"experts": 2, "experts_per_token": 1}, "a mixture of experts is not pipelined; use shard"),
-])
-def test_a_model_that_cannot_be_pipelined_is_refused(
-    changes: dict[str, Any], message: str, tiny_shape: Shape
-) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 1}, "pipeline is 2, but the model has 1 layers; use less"),
+        ({"tied_embeddings": True}, "they cannot share one matrix; say pretrain.model.tied_embeddings: false"),
+        ({"experts": 2, "experts_per_token": 1}, "a mixture of experts is not pipelined; use shard"),
+    ],
+)
+def test_a_model_that_cannot_be_pipelined_is_refused(changes: dict[str, Any], message: str, tiny_shape: Shape) -> None:
     class Group:
         @staticmethod
         def size() -> int:

@@ -63,10 +63,15 @@ def plain_nll(model: Llama, ids: list[int]) -> float:
 
 def test_an_exported_shape_comes_back(shape: Shape) -> None:
     assert shape_from_hf(hf_config(shape, "float32", [0], 1)) == Shape(
-        **{**shape.__dict__, "padded_vocab_size": shape.vocab_size})  # fmt: skip
+        **{**shape.__dict__, "padded_vocab_size": shape.vocab_size}
+    )
     config = hf_config(shape, "float32", [0], 1)
-    for change in ({"model_type": "gpt2"}, {"attention_bias": True}, {"hidden_act": "gelu"},
-                   {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}):  # fmt: skip
+    for change in (
+        {"model_type": "gpt2"},
+        {"attention_bias": True},
+        {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+    ):
         with pytest.raises(ValueError, match=next(iter(change))):
             shape_from_hf({**config, **change})
 
@@ -101,8 +106,10 @@ def test_a_folder_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_the_stage_measures_and_cuts_by_the_model(exported: Path, tmp_path: Path) -> None:
-    rows = [{"id": document_id("web", str(n), text), "source": "web", "locator": str(n), "text": text, "metadata": "{}"}
-            for n, text in enumerate(TEXTS)]  # fmt: skip
+    rows = [
+        {"id": document_id("web", str(n), text), "source": "web", "locator": str(n), "text": text, "metadata": "{}"}
+        for n, text in enumerate(TEXTS)
+    ]
     import pyarrow as pa
 
     write_table(tmp_path / "ingest" / "part-00000.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA))
@@ -119,8 +126,10 @@ def test_the_stage_measures_and_cuts_by_the_model(exported: Path, tmp_path: Path
 
 
 def test_preparing_loads_torch_for_no_other_score() -> None:
-    code = ("import sys; from gristmill.dataprep.judges import quality, scorers; "
-            "from gristmill.mixtures.steps.quality import Quality; "
-            "scorers.make_measure(Quality(heuristics=True), {}); print('torch' in sys.modules)")  # fmt: skip
+    code = (
+        "import sys; from gristmill.dataprep.judges import quality, scorers; "
+        "from gristmill.mixtures.steps.quality import Quality; "
+        "scorers.make_measure(Quality(heuristics=True), {}); print('torch' in sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

@@ -55,10 +55,20 @@ def test_each_phase_has_its_learning_rate_and_row_length_and_its_line_in_the_rec
     assert rates == {**dict.fromkeys((1, 2, 3, 4), 0.01), 5: 0.005, 6: 0.005}
     assert [line for line in lines if "phase" in line] == [
         {"step": 1, "phase": {"number": 1, "of": 2, "shares": {"prose": 1.0}, "learning_rate_scale": 1.0}},
-        {"step": 5, "phase": {"number": 2, "of": 2, "shares": {"prose": 16 / 56, "code": 40 / 56},
-                              "learning_rate_scale": 0.5, "sequence_length": 16}}]
-    predicted = {line["step"]: sum(part["tokens"] for part in line["sources"].values())
-                 for line in lines if "loss" in line}
+        {
+            "step": 5,
+            "phase": {
+                "number": 2,
+                "of": 2,
+                "shares": {"prose": 16 / 56, "code": 40 / 56},
+                "learning_rate_scale": 0.5,
+                "sequence_length": 16,
+            },
+        },
+    ]
+    predicted = {
+        line["step"]: sum(part["tokens"] for part in line["sources"].values()) for line in lines if "loss" in line
+    }
     assert predicted == {**dict.fromkeys((1, 2, 3, 4), 6 * 31), 5: 12 * 15, 6: 12 * 15}
 
     stop_pretraining(inputs, config, tmp_path / "stopped", times=5)
@@ -85,14 +95,19 @@ def test_a_phase_with_rotary_positions_of_its_own_is_a_model_that_has_them_from_
     run_stage("pretrain", inputs, {**config, "phases": [{}, {}]}, tmp_path / "plain")
     models = {name: tmp_path / name / "data" / "model" for name in ("turned", "peer", "resumed", "plain")}
     weights = {name: load_file(folder / "model.safetensors") for name, folder in models.items()}
-    assert all(torch.equal(weights[other][name], values) for name, values in weights["turned"].items()
-               for other in ("peer", "resumed"))
+    assert all(
+        torch.equal(weights[other][name], values)
+        for name, values in weights["turned"].items()
+        for other in ("peer", "resumed")
+    )
     embedding = "model.embed_tokens.weight"
     assert not torch.equal(weights["plain"][embedding], weights["turned"][embedding])
     assert read_shape(models["turned"]) == read_shape(models["resumed"]) == read_shape(models["peer"])
     assert read_shape(models["turned"]).rope_theta == 80_000.0
-    losses = {name: {line["step"]: line["loss"] for line in lines_of(tmp_path / name) if "loss" in line}
-              for name in ("turned", "plain")}
+    losses = {
+        name: {line["step"]: line["loss"] for line in lines_of(tmp_path / name) if "loss" in line}
+        for name in ("turned", "plain")
+    }
     assert [step for step in range(1, 7) if losses["turned"][step] != losses["plain"][step]] == [5, 6]
 
 
@@ -111,5 +126,9 @@ def test_phases_that_do_not_fit_the_mixture_s_are_refused_before_any_work() -> N
     with pytest.raises(ManifestError, match="rope_theta and rope_scaling are the built-in decoder's"):
         parse_manifest(MANIFEST.format(pretrain="phases: [{}, {rope_theta: 5e5}], masked: {}"), "p.yaml")
     with pytest.raises(ManifestError, match="length_ramp and the sequence_length of phases"):
-        parse_manifest(MANIFEST.format(pretrain="phases: [{}, {sequence_length: 16}], length_ramp: [{until_step: 2, "
-                                       "sequence_length: 16}]"), "p.yaml")
+        parse_manifest(
+            MANIFEST.format(
+                pretrain="phases: [{}, {sequence_length: 16}], length_ramp: [{until_step: 2, sequence_length: 16}]"
+            ),
+            "p.yaml",
+        )

@@ -81,7 +81,8 @@ def _trained(model: nn.Module, section: Optimizer, micro_batches: int) -> dict[s
         norms.append(clip_gradients(model, section))
         update(optimizers, 1e-2, good)
     return {name: local(parameter).detach() for name, parameter in model.named_parameters()} | {
-        "norms": torch.stack(norms)}
+        "norms": torch.stack(norms)
+    }
 
 
 def _ids(seed: int = 0) -> Tensor:

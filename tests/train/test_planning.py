@@ -23,8 +23,11 @@ from gristmill.train.planning.parallel_forms import HOST_LINK, Step, forms, rank
 
 
 def llama(layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: bool = False) -> Shape:
-    return shape_of(Model(layers=layers, width=width, heads=heads, kv_heads=kv_heads, ffn_width=ffn,
-                          tied_embeddings=tied), vocab, 2048)
+    return shape_of(
+        Model(layers=layers, width=width, heads=heads, kv_heads=kv_heads, ffn_width=ffn, tied_embeddings=tied),
+        vocab,
+        2048,
+    )
 
 
 LLAMA_2_7B = llama(32, 4096, 32, 32, 11008, 32_000)
@@ -47,14 +50,22 @@ def test_arithmetic_is_6n_without_the_lookup_and_12_l_d_t_for_attention() -> Non
 
 
 def test_padding_rows_of_the_vocabulary_are_no_arithmetic() -> None:
-    assert flops_per_token(llama(2, 64, 4, 4, 128, 1000), 64).matrices < flops_per_token(
-        llama(2, 64, 4, 4, 128, 1024), 64).matrices
+    assert (
+        flops_per_token(llama(2, 64, 4, 4, 128, 1000), 64).matrices
+        < flops_per_token(llama(2, 64, 4, 4, 128, 1024), 64).matrices
+    )
 
 
-@pytest.mark.parametrize(("parameters", "flops", "tokens"), [
-    # Hoffmann et al. 2022, table 3
-    (400e6, 1.92e19, 8.0e9), (1e9, 1.21e20, 20.2e9), (10e9, 1.23e22, 205.1e9), (67e9, 5.76e23, 1.5e12),
-])
+@pytest.mark.parametrize(
+    ("parameters", "flops", "tokens"),
+    [
+        # Hoffmann et al. 2022, table 3
+        (400e6, 1.92e19, 8.0e9),
+        (1e9, 1.21e20, 20.2e9),
+        (10e9, 1.23e22, 205.1e9),
+        (67e9, 5.76e23, 1.5e12),
+    ],
+)
 def test_twenty_tokens_per_parameter_is_chinchillas_table(parameters: float, flops: float, tokens: float) -> None:
     size, number = chinchilla_optimum(flops)
     assert size == pytest.approx(parameters, rel=0.04)
@@ -90,14 +101,31 @@ def test_devices_are_found_by_what_people_and_drivers_write() -> None:
         named_device("H900")
 
 
-@pytest.mark.parametrize(("reported", "name"), [
-    ("NVIDIA H200", "H200"), ("NVIDIA GH200 480GB", "GH200"), ("NVIDIA GB200", "GB200"), ("NVIDIA B200", "B200"),
-    ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
-    ("NVIDIA L40", "L40"), ("NVIDIA L40S", "L40S"), ("NVIDIA L4", "L4"), ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-    ("AMD Instinct MI300X", "MI300X"), ("rtx4090", "RTX 4090"), ("h100-pcie", "H100 PCIe"),
-    ("NVIDIA A10G", None), ("NVIDIA H20", None), ("NVIDIA H800", None), ("NVIDIA GeForce RTX 4090 D", None),
-    ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-])
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
+        ("NVIDIA L40", "L40"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("rtx4090", "RTX 4090"),
+        ("h100-pcie", "H100 PCIe"),
+        ("NVIDIA A10G", None),
+        ("NVIDIA H20", None),
+        ("NVIDIA H800", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+    ],
+)
 def test_a_peak_is_never_that_of_another_device(reported: str, name: str | None) -> None:
     found = find_device(reported)
     assert (None if found is None else found.name) == name
@@ -162,8 +190,10 @@ def test_offloaded_moments_lie_on_the_host_but_for_the_largest_matrix() -> None:
     small = replace(load, offload=True, optimizer="adamw8bit")
     assert moments_bytes(LLAMA_2_7B, Form(shard=8), small) == (LLAMA_2_7B.parameters / 4, 0.0)
     # 8 bytes of each parameter go and come in a step, half of the parameters over each of two buses.
-    kept, moved = (rank_forms(LLAMA_2_7B, Step(8, 2048, most_micro_rows=1, offload=offload), 2, named_device("H200"),
-                              0.4) for offload in (False, True))
+    kept, moved = (
+        rank_forms(LLAMA_2_7B, Step(8, 2048, most_micro_rows=1, offload=offload), 2, named_device("H200"), 0.4)
+        for offload in (False, True)
+    )
     found = {one.form: one.seconds for one in moved}[Form(shard=2)]
     before = {one.form: one.seconds for one in kept}[Form(shard=2)]
     assert found == pytest.approx(before + LLAMA_2_7B.parameters / 2 * 16 / HOST_LINK)
@@ -188,8 +218,9 @@ def test_seven_billion_fit_on_no_single_h100_and_on_eight() -> None:
 
 
 def test_a_pipeline_waits_p_minus_1_of_m_plus_p_minus_1() -> None:
-    found = {one.form: one for one in rank_forms(LLAMA_2_7B, Step(32, 2048, most_micro_rows=1), 4,
-                                                 named_device("H200"), 0.4)}
+    found = {
+        one.form: one for one in rank_forms(LLAMA_2_7B, Step(32, 2048, most_micro_rows=1), 4, named_device("H200"), 0.4)
+    }
     one = found[Form(pipeline=4)]
     assert one.load.micro_batches == 32
     assert one.bubble == pytest.approx(3 / 35)

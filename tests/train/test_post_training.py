@@ -25,8 +25,15 @@ from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.reference_logps import KEY, TABLE, NotTheReferenceError, StaleReferenceError
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
-TRAINING = {"steps": 12, "global_batch_size": 5, "micro_batch_size": 3, "seed": 11, "log_every": 1,
-            "schedule": {"warmup_steps": 1}, "sequence_length": 64}
+TRAINING = {
+    "steps": 12,
+    "global_batch_size": 5,
+    "micro_batch_size": 3,
+    "seed": 11,
+    "log_every": 1,
+    "schedule": {"warmup_steps": 1},
+    "sequence_length": 64,
+}
 
 
 def message(role: str, content: str) -> dict[str, str]:
@@ -50,16 +57,27 @@ def pretrained(
 
 @pytest.fixture
 def sft_config(tmp_path: Path) -> dict[str, Any]:
-    path = write_lines(tmp_path / "sft.jsonl", [
-        {"messages": [message("user", f"What is a {word}?"), message("assistant", f"A {word}.")]} for word in WORDS])
+    path = write_lines(
+        tmp_path / "sft.jsonl",
+        [{"messages": [message("user", f"What is a {word}?"), message("assistant", f"A {word}.")]} for word in WORDS],
+    )
     return {**TRAINING, "data": [{"path": path}], "optimizer": {"learning_rate": 0.01}}
 
 
 @pytest.fixture
 def dpo_config(tmp_path: Path) -> dict[str, Any]:
-    path = write_lines(tmp_path / "dpo.jsonl", [
-        {"prompt": [message("user", f"What is a {word}? {n}")], "chosen": [message("assistant", f"A {word}.")],
-         "rejected": [message("assistant", "I do not know.")]} for word in WORDS for n in range(3)])
+    path = write_lines(
+        tmp_path / "dpo.jsonl",
+        [
+            {
+                "prompt": [message("user", f"What is a {word}? {n}")],
+                "chosen": [message("assistant", f"A {word}.")],
+                "rejected": [message("assistant", "I do not know.")],
+            }
+            for word in WORDS
+            for n in range(3)
+        ],
+    )
     return {**TRAINING, "data": [{"path": path}], "holdout": 0.25, "optimizer": {"learning_rate": 0.001}}
 
 
@@ -88,7 +106,8 @@ def test_fine_tuning_learns_the_answers_and_shows_its_mask(
     rows = (tmp_path / "sft" / "data" / "examples.txt").read_text().splitlines()
     assert summary["rows"] == len(rows) < len(WORDS)
     assert sorted(" ".join(rows).split()) == [
-        example["id"] for example in read_examples(sft_config["data"][0]["path"], "sft")]
+        example["id"] for example in read_examples(sft_config["data"][0]["path"], "sft")
+    ]
     for sample in summary["samples"]:
         assert [text for text, is_trained in sample["spans"] if is_trained] in [[f"A {word}.<|end|>"] for word in WORDS]
 
@@ -149,13 +168,19 @@ def test_both_trainings_record_that_they_have_read_what_the_streams_of_their_run
     dpo_config |= {"holdout": 0.25, "data": [{**dpo_config["data"][0], "weight": 1.0}]}
     run_stage("sft", referenced, {**sft_config, "steps": 3}, tmp_path / "sft")
     run_stage("dpo", referenced, {**dpo_config, "steps": 3}, tmp_path / "dpo")
-    write_json(tmp_path / "run" / "run.json", {
-        "stages": {f"{name}_data": {"folder": str(tmp_path / name / "made")} for name in ("sft", "dpo")},
-        "manifest": {"seed": 5, "sft": {**sft_config, "steps": 3}, "dpo": {**dpo_config, "steps": 3}}})
+    write_json(
+        tmp_path / "run" / "run.json",
+        {
+            "stages": {f"{name}_data": {"folder": str(tmp_path / name / "made")} for name in ("sft", "dpo")},
+            "manifest": {"seed": 5, "sft": {**sft_config, "steps": 3}, "dpo": {**dpo_config, "steps": 3}},
+        },
+    )
     for name in ("sft", "dpo"):
         rows = gristmill.stream(tmp_path / "run", stage=f"{name}_data", batch_size=5)
-        digest, recorded = rows.fingerprint, [line["rows_digest"] for line in metrics(tmp_path / name)
-                                              if "rows_digest" in line]
+        digest, recorded = (
+            rows.fingerprint,
+            [line["rows_digest"] for line in metrics(tmp_path / name) if "rows_digest" in line],
+        )
         assert len(recorded) == 3
         for number, expected in enumerate(recorded):
             digest = extend_digest(digest, rows.rows(number))
@@ -194,7 +219,8 @@ def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(
         after, _ = logp_of(tmp_path / "dpo" / "data" / "model", referenced["tokenizer"], answered)
         assert one[name] == pytest.approx(0.1 * (after - before[name]), abs=1e-4)
     assert [line["id"] for line in summary["margins"]["worst"]] == [
-        line["id"] for line in sorted(margins, key=lambda line: (line["margin"], line["id"]))[:10]]
+        line["id"] for line in sorted(margins, key=lambda line: (line["margin"], line["id"]))[:10]
+    ]
     assert summary["margins"]["sets"][0]["trained"]["wrong"] == 0.0
     for part, is_out in (("trained", False), ("held_out", True)):
         right = [one["margin"] > 0 for one in margins if one["held_out"] == is_out]
@@ -214,14 +240,24 @@ def logp_of(model_folder: Path, tokenizer: Path, example: dict[str, Any]) -> tup
 
 @pytest.mark.parametrize("loss", ["sigmoid", pytest.param("kto", marks=pytest.mark.slow)])
 def test_preferences_that_are_killed_go_on_to_the_same_bits(
-    run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, loss: str,
+    run_stage: Any,
+    pretrained: dict[str, Path],
+    dpo_config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loss: str,
 ) -> None:
     """Two weighted sets, the smaller one repeated; killed in step 8, of which a checkpoint has the first five."""
-    few = write_lines(tmp_path / "few.jsonl", [
-        {"prompt": f"Name a {word}.", "chosen": f"My {word}.", "rejected": "What?"} for word in WORDS[:7]])
-    config = {**dpo_config, "loss": loss, "holdout": 0.15, "data": [
-        {**dpo_config["data"][0], "weight": 2.0}, {"path": few, "weight": 1.0}]}
+    few = write_lines(
+        tmp_path / "few.jsonl",
+        [{"prompt": f"Name a {word}.", "chosen": f"My {word}.", "rejected": "What?"} for word in WORDS[:7]],
+    )
+    config = {
+        **dpo_config,
+        "loss": loss,
+        "holdout": 0.15,
+        "data": [{**dpo_config["data"][0], "weight": 2.0}, {"path": few, "weight": 1.0}],
+    }
     run_stage("reference", pretrained, {**config, "answers": loss == "kto"}, tmp_path / "reference")
     inputs = {**pretrained, "reference": tmp_path / "reference" / "data"}
     run_stage("dpo", inputs, config, tmp_path / "whole", checkpoint_every=1000)
@@ -248,8 +284,10 @@ def test_preferences_that_are_killed_go_on_to_the_same_bits(
     names = ["model/model.safetensors", "margins.parquet", "holdout.jsonl", "examples.txt", "rows-per-set.json"]
     for name in names:
         assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
-    digests = [[(line["step"], line["loss"], line.get("rows_digest")) for line in metrics(tmp_path / run)]
-               for run in ("killed", "whole")]
+    digests = [
+        [(line["step"], line["loss"], line.get("rows_digest")) for line in metrics(tmp_path / run)]
+        for run in ("killed", "whole")
+    ]
     assert digests[0] == digests[1]
 
 
@@ -264,8 +302,9 @@ def test_lines_say_where_the_margin_comes_from_and_what_is_forgotten(
     assert summary["chosen_decline"]["fell_rejected"] == 1.0
     measured = {line["step"]: line["validation"] for line in metrics(tmp_path / "dpo") if "validation" in line}
     assert sorted(measured) == [6, 12]
-    (before,) = [line["validation"] for line in metrics(tmp_path / "pretrain") if line["step"] == 4
-                 and "validation" in line]
+    (before,) = [
+        line["validation"] for line in metrics(tmp_path / "pretrain") if line["step"] == 4 and "validation" in line
+    ]
     assert measured[12]["prose"]["tokens"] == before["prose"]["tokens"]
     assert measured[12]["prose"]["bits_per_byte"] != before["prose"]["bits_per_byte"]
     assert summary["validation"] == measured[12]
@@ -276,8 +315,9 @@ def test_a_reference_of_another_model_is_refused(
 ) -> None:
     table = pq.read_table(referenced["reference"] / TABLE)
     wrong = (table["rejected"].to_numpy() + 1.0).astype(np.float32)
-    pq.write_table(table.set_column(table.schema.get_field_index("rejected"), "rejected", [wrong]),
-                   referenced["reference"] / TABLE)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("rejected"), "rejected", [wrong]), referenced["reference"] / TABLE
+    )
     with pytest.raises(NotTheReferenceError, match=r"the margin is 0\.1\d* and the loss 0\.6"):
         run_stage("dpo", referenced, {**dpo_config, "steps": 1}, tmp_path / "dpo")
 
@@ -300,11 +340,19 @@ def test_reference_log_probabilities_are_the_start_models_own_sums_over_each_ans
             assert row[f"{name}_tokens"] == int(spoken.sum())
 
 
-@pytest.mark.parametrize(("changes", "named"), [
-    ({"sequence_length": 96}, r"sequence_length was 64 and is 96\. "),
-    ({"precision": "bf16"}, "precision was float32 and is bfloat16")])
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"sequence_length": 96}, r"sequence_length was 64 and is 96\. "),
+        ({"precision": "bf16"}, "precision was float32 and is bfloat16"),
+    ],
+)
 def test_reference_log_probabilities_of_something_else_are_refused_with_what_differs(
-    changes: dict[str, Any], named: str, run_stage: Any, referenced: dict[str, Path], dpo_config: dict[str, Any],
+    changes: dict[str, Any],
+    named: str,
+    run_stage: Any,
+    referenced: dict[str, Path],
+    dpo_config: dict[str, Any],
     tmp_path: Path,
 ) -> None:
     with pytest.raises(StaleReferenceError, match=named):
@@ -326,8 +374,9 @@ def test_the_whole_chain_is_evaluated_and_exported(
 ) -> None:
     run_stage("sft", pretrained, sft_config, tmp_path / "sft")
     inputs = {**pretrained, "sft": tmp_path / "sft" / "data"}
-    run_stage("reference", {name: inputs[name] for name in ("tokenizer", "mix", "sft")}, dpo_config,
-              tmp_path / "reference")
+    run_stage(
+        "reference", {name: inputs[name] for name in ("tokenizer", "mix", "sft")}, dpo_config, tmp_path / "reference"
+    )
     inputs["reference"] = tmp_path / "reference" / "data"
     dpo_inputs = {name: inputs[name] for name in ("tokenizer", "mix", "sft", "reference")}
     tuned = run_stage("dpo", dpo_inputs, dpo_config, tmp_path / "dpo")
@@ -335,13 +384,24 @@ def test_the_whole_chain_is_evaluated_and_exported(
     del inputs["reference"]
 
     questions = tmp_path / "questions.jsonl"
-    questions.write_text("".join(
-        json.dumps({"prompt": f"Return the {word}", "choices": ["text", "a", "json"], "answer": number}) + "\n"
-        for number, word in enumerate(("module", "name", "object"))))
-    config = {"prompts": ["The", "What is a json?"], "max_new_tokens": 6, "temperature": 0.8, "seed": 3, "beta": 0.1,
-              "tasks": [{"name": "words", "path": str(questions), "kind": "multiple_choice"}], "bootstrap_samples": 50,
-              "contamination": {"ngram": 3}, "memorisation": {"documents": 4, "prefix_tokens": 4, "suffix_tokens": 2},
-              "reads": {"steps": 4, "global_batch_size": 6, "batch_ramp": [], "seed": 11}}
+    questions.write_text(
+        "".join(
+            json.dumps({"prompt": f"Return the {word}", "choices": ["text", "a", "json"], "answer": number}) + "\n"
+            for number, word in enumerate(("module", "name", "object"))
+        )
+    )
+    config = {
+        "prompts": ["The", "What is a json?"],
+        "max_new_tokens": 6,
+        "temperature": 0.8,
+        "seed": 3,
+        "beta": 0.1,
+        "tasks": [{"name": "words", "path": str(questions), "kind": "multiple_choice"}],
+        "bootstrap_samples": 50,
+        "contamination": {"ngram": 3},
+        "memorisation": {"documents": 4, "prefix_tokens": 4, "suffix_tokens": 2},
+        "reads": {"steps": 4, "global_batch_size": 6, "batch_ramp": [], "seed": 11},
+    }
     for name in ("first", "second"):
         run_stage("evaluate", inputs, config, tmp_path / name)
     first, second = ((tmp_path / name / "data" / "evaluation.json").read_bytes() for name in ("first", "second"))
@@ -364,8 +424,12 @@ def test_the_whole_chain_is_evaluated_and_exported(
         assert interval["low"] <= measured["bits_per_byte"] <= interval["high"]
 
     lineage = {"name": "tiny", "sources": {"prose": {"weight": 1.0, "licence": "PSF-2.0"}}}
-    summary = run_stage("export", {"tokenizer": inputs["tokenizer"], "dpo": inputs["dpo"]},
-                        {"dtype": "fp32", "lineage": lineage}, tmp_path / "export")
+    summary = run_stage(
+        "export",
+        {"tokenizer": inputs["tokenizer"], "dpo": inputs["dpo"]},
+        {"dtype": "fp32", "lineage": lineage},
+        tmp_path / "export",
+    )
     folder = tmp_path / "export" / "data"
     assert summary["model"] == "dpo"
     assert "| prose | 1.0 | PSF-2.0 |" in (folder / "README.md").read_text()
@@ -381,7 +445,8 @@ def assert_loads_in_transformers(folder: Path, ours_folder: Path) -> None:
     ids = torch.randint(0, ours.shape.vocab_size, (2, 32), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(peer(ids).logits, ours(ids), atol=1e-4, rtol=0)
     encoded = tokenizer.apply_chat_template(
-        [message("user", "What is a json?")], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        [message("user", "What is a json?")], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
     from gristmill.train.data.conversation_tokens import Chat
     from gristmill.train.generation.scheduler import generate
 
@@ -395,8 +460,9 @@ def test_a_half_precision_export_keeps_three_digits(
 ) -> None:
     from safetensors.torch import load_file
 
-    run_stage("export", {name: pretrained[name] for name in ("tokenizer", "pretrain")}, {"dtype": "bf16"},
-              tmp_path / "export")
+    run_stage(
+        "export", {name: pretrained[name] for name in ("tokenizer", "pretrain")}, {"dtype": "bf16"}, tmp_path / "export"
+    )
     tensors = load_file(tmp_path / "export" / "data" / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in tensors
@@ -410,8 +476,12 @@ def test_an_export_in_8_bits_says_what_it_costs_and_loads_here_and_in_transforme
     pytest.importorskip("torchao")
     from gristmill.train.models.weights import load_model
 
-    summary = run_stage("export", {name: pretrained[name] for name in ("tokenizer", "mix", "pretrain")},
-                        {"int8": True}, tmp_path / "export")
+    summary = run_stage(
+        "export",
+        {name: pretrained[name] for name in ("tokenizer", "mix", "pretrain")},
+        {"int8": True},
+        tmp_path / "export",
+    )
     cost, folder = summary["int8"], tmp_path / "export" / "data"
     assert cost["rows"] > 0
     assert 0 < abs(cost["growth"]) < 0.02
@@ -429,12 +499,20 @@ def test_an_export_in_8_bits_says_what_it_costs_and_loads_here_and_in_transforme
 
 @pytest.mark.parametrize("stage", ["sft", pytest.param("dpo", marks=pytest.mark.slow)])
 def test_a_tuning_is_made_longer_from_a_checkpoint_with_the_same_bits(
-    run_stage: Any, pretrained: dict[str, Path], referenced: dict[str, Path], sft_config: dict[str, Any],
-    dpo_config: dict[str, Any], tmp_path: Path, stage: str,
+    run_stage: Any,
+    pretrained: dict[str, Path],
+    referenced: dict[str, Path],
+    sft_config: dict[str, Any],
+    dpo_config: dict[str, Any],
+    tmp_path: Path,
+    stage: str,
 ) -> None:
     inputs = pretrained if stage == "sft" else referenced
-    config = {**(sft_config if stage == "sft" else dpo_config), "steps": 6,
-              "schedule": {"kind": "constant", "warmup_steps": 1}}
+    config = {
+        **(sft_config if stage == "sft" else dpo_config),
+        "steps": 6,
+        "schedule": {"kind": "constant", "warmup_steps": 1},
+    }
     start = {"pretrain": "a"}
     run_stage(stage, inputs, config, tmp_path / "short", began_with=start)
     checkpoint = tmp_path / "short" / "work" / "checkpoints" / "step-00000004"
@@ -445,7 +523,8 @@ def test_a_tuning_is_made_longer_from_a_checkpoint_with_the_same_bits(
     continued = metrics(tmp_path / "longer")
     assert [line["step"] for line in continued] == list(range(5, 10))
     assert [line["rows_digest"] for line in continued] == [
-        line["rows_digest"] for line in metrics(tmp_path / "whole")[4:]]
+        line["rows_digest"] for line in metrics(tmp_path / "whole")[4:]
+    ]
     model = Path("data", "model", "model.safetensors")
     assert (tmp_path / "longer" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
     with pytest.raises(ContinueError, match="began with another output of pretrain than this one"):
@@ -463,7 +542,8 @@ def test_rows_longer_than_those_of_pretraining_become_the_context_that_generatio
 
     summary = run_stage("sft", pretrained, sft_config, tmp_path / "sft", emit=emit)
     assert [message.partition(": the rotary")[0] for message in told] == [
-        "sft: its rows have 64 tokens, but the model was trained on 32 at the most"]
+        "sft: its rows have 64 tokens, but the model was trained on 32 at the most"
+    ]
     tuned = tmp_path / "sft" / "data"
     assert read_shape(pretrained["pretrain"] / "model").sequence_length == 32
     assert read_shape(tuned / "model").sequence_length == summary["context"] == 64
@@ -474,8 +554,15 @@ def test_rows_longer_than_those_of_pretraining_become_the_context_that_generatio
     assert exported["max_position_embeddings"] == 64
 
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": f"What is a {word}?"} for word in WORDS])
-    rl = {"data": [{"path": prompts}], "rewards": [{"kind": "length", "target_tokens": 3}], "steps": 1, "seed": 5,
-          "group_size": 2, "global_batch_size": 4, "max_new_tokens": 4}
+    rl = {
+        "data": [{"path": prompts}],
+        "rewards": [{"kind": "length", "target_tokens": 3}],
+        "steps": 1,
+        "seed": 5,
+        "group_size": 2,
+        "global_batch_size": 4,
+        "max_new_tokens": 4,
+    }
     inputs = {"tokenizer": pretrained["tokenizer"], "mix": pretrained["mix"], "sft": tuned}
     told.clear()
     assert run_stage("rl", inputs, rl, tmp_path / "rl", emit=emit)["sequence_length"] == 64
@@ -487,7 +574,8 @@ def test_rows_longer_than_those_of_pretraining_become_the_context_that_generatio
     answers = pq.read_table(tmp_path / "longer" / "data" / "answers.parquet").to_pylist()
     assert max(one["tokens"] for one in answers) == 50  # More than the 32 positions from before have room for.
     assert [message.partition(": the rotary")[0] for message in told] == [
-        "rl: its rows have 80 tokens, but the model was trained on 32 at the most"]
+        "rl: its rows have 80 tokens, but the model was trained on 32 at the most"
+    ]
 
 
 def test_shorter_rows_leave_a_model_its_context(

@@ -17,19 +17,22 @@ PAIR = PairLogps(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0], [4.0], 
 SETTINGS = LossSettings(beta=0.1)
 
 
-@pytest.mark.parametrize(("kind", "settings", "expected"), [
-    ("sigmoid", {}, 0.4740769842),  # ln(1 + e^-0.5)
-    ("cdpo", {"label_smoothing": 0.1}, 0.5240769842),  # 0.9 * 0.4740769842 + 0.1 ln(1 + e^0.5)
-    ("cdpo", {}, 0.4740769842),
-    ("robust", {"label_smoothing": 0.1}, 0.4115769842),  # (0.9 * 0.4740769842 - 0.1 * 0.9740769842) / 0.8
-    ("hinge", {}, 0.5),
-    ("ipo", {}, 16.0),  # (2/4 + 3/6 - 5)^2
-    ("ipo_sum", {}, 0.0),  # (5 - 5)^2
-    ("sigmoid_norm", {}, 0.6443966600),  # ln(1 + e^-0.1)
-    ("simpo", {}, 0.6523483184),  # 0.1 (-10/4 + 23/6 - 0.5) = 0.0833333
-    ("orpo", {}, 2.5220989974),  # 2.5 + 0.1 ln(1 + e^-x), x the difference of log odds of -2.5 and -23/6
-    ("sigmoid", {"sft_weight": 0.2}, 0.9740769842),  # + 0.2 * 10/4
-])
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("sigmoid", {}, 0.4740769842),  # ln(1 + e^-0.5)
+        ("cdpo", {"label_smoothing": 0.1}, 0.5240769842),  # 0.9 * 0.4740769842 + 0.1 ln(1 + e^0.5)
+        ("cdpo", {}, 0.4740769842),
+        ("robust", {"label_smoothing": 0.1}, 0.4115769842),  # (0.9 * 0.4740769842 - 0.1 * 0.9740769842) / 0.8
+        ("hinge", {}, 0.5),
+        ("ipo", {}, 16.0),  # (2/4 + 3/6 - 5)^2
+        ("ipo_sum", {}, 0.0),  # (5 - 5)^2
+        ("sigmoid_norm", {}, 0.6443966600),  # ln(1 + e^-0.1)
+        ("simpo", {}, 0.6523483184),  # 0.1 (-10/4 + 23/6 - 0.5) = 0.0833333
+        ("orpo", {}, 2.5220989974),  # 2.5 + 0.1 ln(1 + e^-x), x the difference of log odds of -2.5 and -23/6
+        ("sigmoid", {"sft_weight": 0.2}, 0.9740769842),  # + 0.2 * 10/4
+    ],
+)
 def test_each_loss_by_hand(kind: PreferenceLoss, settings: dict[str, float], expected: float) -> None:
     losses, _, _ = preference_loss(kind, PAIR, replace(SETTINGS, **settings))
     assert losses.tolist() == [pytest.approx(expected, abs=2e-6)]

@@ -38,14 +38,19 @@ def read(positions: np.ndarray, numbers: Any = None) -> Read:
 def test_each_document_has_a_prefix_and_the_rest_of_it_is_predicted() -> None:
     laid = PrefixCut(PrefixLm(), 5)(read(POSITIONS), 2)
     assert laid.prefix is not None
-    found = {(row, place): int(laid.prefix[row, place : place + size].sum())
-             for (row, place), size in {(0, 0): 9, (0, 9): 10, (1, 0): 1, (1, 1): 23}.items()}
+    found = {
+        (row, place): int(laid.prefix[row, place : place + size].sum())
+        for (row, place), size in {(0, 0): 9, (0, 9): 10, (1, 0): 1, (1, 1): 23}.items()
+    }
     assert found == GOLDEN
     for (row, place), size in {(0, 0): 9, (0, 9): 10, (1, 0): 1, (1, 1): 23}.items():
         prefix = GOLDEN[row, place]
         assert laid.prefix[row, place : place + prefix].all()
-        predicted = [target - row * LENGTH for target in laid.targets[row, max(place - 1, 0) : place + size - 1]
-                     if target != IGNORED]
+        predicted = [
+            target - row * LENGTH
+            for target in laid.targets[row, max(place - 1, 0) : place + size - 1]
+            if target != IGNORED
+        ]
         assert predicted == [*range(place + max(prefix, 1), place + size)]
     assert (laid.inputs == read(POSITIONS).tokens).all()
     assert (laid.targets[0, 18:] == IGNORED).all()
@@ -81,8 +86,9 @@ def test_a_prefix_is_read_in_both_directions_and_nothing_else_sees_ahead(tiny_sh
     # FlexAttention's mask, which GPUs use, says the same as the plain one.
     numbers = document_numbers(positions)
     says = block_mask(numbers, True, prefix).mask_mod
-    pairs = torch.tensor([[says(torch.tensor(0), None, torch.tensor(q), torch.tensor(k)) for k in range(LENGTH)]
-                          for q in range(LENGTH)])
+    pairs = torch.tensor(
+        [[says(torch.tensor(0), None, torch.tensor(q), torch.tensor(k)) for k in range(LENGTH)] for q in range(LENGTH)]
+    )
     here = torch.arange(LENGTH)
     assert torch.equal(pairs, (numbers[0][:, None] == numbers[0]) & ((here[:, None] >= here) | prefix[0]))
 
@@ -93,7 +99,7 @@ def test_a_prompt_is_read_in_both_directions_in_generation_and_in_tasks(tiny_sha
     for _ in range(4):
         prefix = torch.arange(len(ids))[None] < len(prompt) - 1
         ids.append(int(model(torch.tensor([ids]), prefix=prefix)[0, -1].argmax()))
-    assert found == ids[len(prompt):]
+    assert found == ids[len(prompt) :]
     assert short == generate(model, [[9, 7]], 4, set())[0]
     (score,) = score_requests(model, [Request(tuple(prompt), (3, 1))], LENGTH, torch.device("cpu"))
     logits = model(torch.tensor([[*prompt, 3]]), prefix=torch.arange(7)[None] < 6)[0].log_softmax(dim=-1)
@@ -103,8 +109,12 @@ def test_a_prompt_is_read_in_both_directions_in_generation_and_in_tasks(tiny_sha
 def test_an_export_computes_the_same_where_transformers_is_given_the_mask(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    run_stage("pretrain", {"tokenizer": tokenizer_folder, "mix": mix_folder},
-              {**pretrain_config, "steps": 2, "prefix_lm": {}}, tmp_path / "run")
+    run_stage(
+        "pretrain",
+        {"tokenizer": tokenizer_folder, "mix": mix_folder},
+        {**pretrain_config, "steps": 2, "prefix_lm": {}},
+        tmp_path / "run",
+    )
     run_stage("export", {"tokenizer": tokenizer_folder, "pretrain": tmp_path / "run" / "data"}, {}, tmp_path / "out")
     folder = tmp_path / "out" / "data"
     ours, theirs = load_model(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -114,8 +124,9 @@ def test_an_export_computes_the_same_where_transformers_is_given_the_mask(
     prefix, here = torch.arange(LENGTH)[None] < torch.tensor([[7], [15]]), torch.arange(LENGTH)
     mask = ((here[:, None] >= here) | prefix[:, None, :])[:, None]
     with torch.no_grad():
-        torch.testing.assert_close(ours(ids, prefix=prefix), theirs(ids, attention_mask=mask).logits,
-                                   atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            ours(ids, prefix=prefix), theirs(ids, attention_mask=mask).logits, atol=1e-5, rtol=1e-5
+        )
         torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=1e-5, rtol=1e-5)
         assert (ours(ids) - ours(ids, prefix=prefix)).abs().max() > 1e-4
     assert "prefix" in (folder / "README.md").read_text()
@@ -123,12 +134,18 @@ def test_an_export_computes_the_same_where_transformers_is_given_the_mask(
         check_gguf(read_shape(folder))
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"engine": {"parallel": {"tensor": 2}}}, "reads prefixes in both directions"),
-    ({"export": {"gguf": ["f16"]}}, "reads prefixes in both directions"),
-    ({"pretrain": {"steps": 2, "prefix_lm": {}, "masked": {}}}, "masked and prefix_lm are different things to predict"),
-    ({"pretrain": {"steps": 2, "prefix_lm": {"least": 0.5, "most": 0.2}}}, "least 0.5 is more than most 0.2"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": {"parallel": {"tensor": 2}}}, "reads prefixes in both directions"),
+        ({"export": {"gguf": ["f16"]}}, "reads prefixes in both directions"),
+        (
+            {"pretrain": {"steps": 2, "prefix_lm": {}, "masked": {}}},
+            "masked and prefix_lm are different things to predict",
+        ),
+        ({"pretrain": {"steps": 2, "prefix_lm": {"least": 0.5, "most": 0.2}}}, "least 0.5 is more than most 0.2"),
+    ],
+)
 def test_what_does_not_go_with_prefixes_is_refused_before_any_work(
     stage_config: Any, changes: dict[str, Any], message: str
 ) -> None:

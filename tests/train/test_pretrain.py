@@ -113,7 +113,10 @@ def test_micro_batches_do_not_change_what_is_learnt(
 
 
 def test_sharding_is_applied_where_one_process_computes_in_another_dtype_and_layers_do_compute_in_it(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from torch.distributed.tensor import DTensor
@@ -162,7 +165,10 @@ def test_master_weights_are_saved_in_full_precision_also_right_after_a_validatio
 
 
 def test_a_bad_step_changes_nothing_and_its_documents_are_written_down(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Step 3 of 3 has a loss that is not a number: the weights end as those of two steps."""
@@ -193,8 +199,9 @@ def test_a_repeated_training_gives_the_same_bytes(
 ) -> None:
     for name in ("first", "second"):
         run_stage("pretrain", inputs, {**pretrain_config, "steps": 3}, tmp_path / name)
-    first, second = ((tmp_path / name / "data" / "model" / "model.safetensors").read_bytes()
-                     for name in ("first", "second"))
+    first, second = (
+        (tmp_path / name / "data" / "model" / "model.safetensors").read_bytes() for name in ("first", "second")
+    )
     assert first == second
 
 
@@ -225,12 +232,29 @@ def test_training_goes_on_from_a_checkpoint_of_transformers(
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     torch.manual_seed(0)
-    peer = AutoModelForCausalLM.from_config(Qwen2Config(
-        vocab_size=400, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3)).float().eval()
+    peer = (
+        AutoModelForCausalLM.from_config(
+            Qwen2Config(
+                vocab_size=400,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+                initializer_range=0.3,
+            )
+        )
+        .float()
+        .eval()
+    )
     peer.save_pretrained(tmp_path / "peer")
-    config = {**pretrain_config, "model": {"init_from": str(tmp_path / "peer")}, "steps": 1,
-              "optimizer": {"learning_rate": 1e-12}}
+    config = {
+        **pretrain_config,
+        "model": {"init_from": str(tmp_path / "peer")},
+        "steps": 1,
+        "optimizer": {"learning_rate": 1e-12},
+    }
     summary = run_stage("pretrain", inputs, config, tmp_path)
     rows = torch.from_numpy(PackedSet(inputs["mix"]).validation("code").astype(np.int64))
     with torch.no_grad():
@@ -246,8 +270,9 @@ def test_a_checkpoint_with_fewer_ids_than_the_tokenizer_is_refused(
 ) -> None:
     save_model(tmp_path, tiny_shape, dict(make_model(tiny_shape).named_parameters()))
     with pytest.raises(WeightsError, match="the model has 100 ids, but the mixture was tokenised with 400"):
-        pretrain.starting_model(Pretrain.model_validate({"steps": 1, "model": {"init_from": str(tmp_path)}}),
-                                PackedSet(inputs["mix"]), 0)
+        pretrain.starting_model(
+            Pretrain.model_validate({"steps": 1, "model": {"init_from": str(tmp_path)}}), PackedSet(inputs["mix"]), 0
+        )
 
 
 def test_a_checkpoint_goes_on_with_no_other_set_of_rows(
@@ -269,9 +294,12 @@ def test_ramps_train_on_the_same_rows_and_tokens_as_no_ramp_and_resume_in_their_
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     """Batches of 2, 2, 3, 3 and then 6 rows; the first 5 steps read rows of 16, then 32 tokens."""
-    ramps = {**pretrain_config, "steps": 6, "batch_ramp": [{"until_step": 2, "global_batch_size": 2},
-                                                           {"until_step": 4, "global_batch_size": 3}],
-             "length_ramp": [{"until_step": 5, "sequence_length": 16}]}
+    ramps = {
+        **pretrain_config,
+        "steps": 6,
+        "batch_ramp": [{"until_step": 2, "global_batch_size": 2}, {"until_step": 4, "global_batch_size": 3}],
+        "length_ramp": [{"until_step": 5, "sequence_length": 16}],
+    }
     run_stage("pretrain", inputs, ramps, tmp_path / "whole", checkpoint_every=3)
     lines = [line for line in read_metrics(tmp_path / "whole") if "loss" in line]
     assert [line["tokens"] // 32 for line in lines] == [2, 4, 7, 10, 16, 22]
@@ -284,11 +312,14 @@ def test_ramps_train_on_the_same_rows_and_tokens_as_no_ramp_and_resume_in_their_
         assert line["rows_digest"] == digest
     # The checkpoint of step 3 lies in the middle of both ramps.
     (tmp_path / "again" / "work").mkdir(parents=True)
-    shutil.copytree(tmp_path / "whole" / "work" / "checkpoints" / "step-00000003",
-                    tmp_path / "again" / "work" / "checkpoints" / "step-00000003")
+    shutil.copytree(
+        tmp_path / "whole" / "work" / "checkpoints" / "step-00000003",
+        tmp_path / "again" / "work" / "checkpoints" / "step-00000003",
+    )
     run_stage("pretrain", inputs, ramps, tmp_path / "again")
-    assert ((tmp_path / "again" / "data" / "model" / "model.safetensors").read_bytes()
-            == (tmp_path / "whole" / "data" / "model" / "model.safetensors").read_bytes())
+    assert (tmp_path / "again" / "data" / "model" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "data" / "model" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_tasks_asked_while_training_are_answered_as_by_the_saved_model(
@@ -299,8 +330,10 @@ def test_tasks_asked_while_training_are_answered_as_by_the_saved_model(
     from gristmill.train.evaluation.tasks import read_task
 
     texts = tmp_path / "texts.txt"
-    texts.write_text("Return the text of a module.\nA line that is longer than the thirty-two tokens of a row, twice "
-                     "over: a line that is longer than the thirty-two tokens of a row.\n")
+    texts.write_text(
+        "Return the text of a module.\nA line that is longer than the thirty-two tokens of a row, twice "
+        "over: a line that is longer than the thirty-two tokens of a row.\n"
+    )
     task = {"name": "texts", "path": str(texts), "kind": "rolling", "prompt": "text"}
     run_stage("pretrain", inputs, {**pretrain_config, "tasks": [task], "evaluate_every": 4}, tmp_path)
     lines = {line["step"]: line["tasks"]["texts"] for line in read_metrics(tmp_path) if "tasks" in line}

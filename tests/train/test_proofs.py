@@ -13,18 +13,28 @@ from gristmill.mixtures.posttraining import Gates
 from gristmill.train.objectives.assistant_turns import AssistantTurns
 from gristmill.train.objectives.proofs import CERTIFICATE, NotProvedError, failures
 
-GOOD = {"loss": 2.0, "loss_unpacked": 2.0, "accumulation_difference": 0.0, "largest_difference": 1e-4,
-        "trained_share": 0.5, "truncated_share": 0.0, "end_of_turn_share": 1.0}
+GOOD = {
+    "loss": 2.0,
+    "loss_unpacked": 2.0,
+    "accumulation_difference": 0.0,
+    "largest_difference": 1e-4,
+    "trained_share": 0.5,
+    "truncated_share": 0.0,
+    "end_of_turn_share": 1.0,
+}
 
 
-@pytest.mark.parametrize(("change", "gates", "reason"), [
-    ({"loss": 2.001}, {}, "packed rows have the loss 2.001000, but their examples one by one 2.000000"),
-    ({"loss": float("nan")}, {}, "packed rows have the loss nan"),
-    ({"accumulation_difference": 2e-4}, {}, r"big batch by 2.00e-04 of their norm \(tolerance 0.0001\)"),
-    ({"end_of_turn_share": 0.98}, {}, "only 98.00% of the answers have a trained end of turn"),
-    ({"trained_share": 0.005}, {}, "only 0.50% of the tokens are trained"),
-    ({"truncated_share": 0.2}, {"max_truncated": 0.1}, "20.00% of the examples are cut"),
-])
+@pytest.mark.parametrize(
+    ("change", "gates", "reason"),
+    [
+        ({"loss": 2.001}, {}, "packed rows have the loss 2.001000, but their examples one by one 2.000000"),
+        ({"loss": float("nan")}, {}, "packed rows have the loss nan"),
+        ({"accumulation_difference": 2e-4}, {}, r"big batch by 2.00e-04 of their norm \(tolerance 0.0001\)"),
+        ({"end_of_turn_share": 0.98}, {}, "only 98.00% of the answers have a trained end of turn"),
+        ({"trained_share": 0.005}, {}, "only 0.50% of the tokens are trained"),
+        ({"truncated_share": 0.2}, {"max_truncated": 0.1}, "20.00% of the examples are cut"),
+    ],
+)
 def test_each_thing_that_does_not_hold_is_said(change: Any, gates: Any, reason: str) -> None:
     assert failures(GOOD, Gates()) == []
     (problem,) = failures({**GOOD, **change}, Gates(**gates))
@@ -36,10 +46,20 @@ def start(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_con
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 4}, tmp_path / "pretrain")
     path = tmp_path / "sft.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"q {word}", "completion": f"The {word}, and so on."}) + "\n"
-                            for word in ("json", "text", "file", "name", "list", "code", "line", "type")))
-    config = {"data": [{"path": str(path)}], "steps": 1, "global_batch_size": 2, "micro_batch_size": 3, "seed": 1,
-              "sequence_length": 64}
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": f"q {word}", "completion": f"The {word}, and so on."}) + "\n"
+            for word in ("json", "text", "file", "name", "list", "code", "line", "type")
+        )
+    )
+    config = {
+        "data": [{"path": str(path)}],
+        "steps": 1,
+        "global_batch_size": 2,
+        "micro_batch_size": 3,
+        "seed": 1,
+        "sequence_length": 64,
+    }
     return {**inputs, "pretrain": tmp_path / "pretrain" / "data"}, config
 
 

@@ -31,8 +31,12 @@ from gristmill.training import next_token_losses, optimizers_by_name, pack, sche
 GROUPS = ("gristmill.losses", "gristmill.training")
 WITHOUT_EXAMPLE = {"PackedDocuments", "RowStream", "next_token_losses", "stream", "train_loop"}
 """Shown in docs/stream.md, whose examples run too."""
-FUNCTIONS = [(group, name) for group in GROUPS for name in import_module(group).__all__
-             if inspect.isfunction(getattr(import_module(group), name))]
+FUNCTIONS = [
+    (group, name)
+    for group in GROUPS
+    for name in import_module(group).__all__
+    if inspect.isfunction(getattr(import_module(group), name))
+]
 
 
 @pytest.mark.parametrize(("group", "name"), FUNCTIONS)
@@ -87,7 +91,8 @@ def test_packing_keeps_every_token_in_its_documents_order_and_tells_whose_it_is(
         else:
             # Whole rows in order, and the rest: a document that fits into a row is one piece.
             assert sorted(map(len, pieces)) == sorted(
-                [length] * (len(text) // length) + [len(text) % length] * bool(len(text) % length))
+                [length] * (len(text) // length) + [len(text) % length] * bool(len(text) % length)
+            )
             assert list(chain(*sorted(pieces, key=len, reverse=True))) == text
     total = sum(map(len, texts))
     assert int(real.sum()) == total
@@ -145,9 +150,16 @@ def test_adamw_by_name_is_pytorchs_with_decay_on_matrices_alone() -> None:
 
     def reference(model: nn.Module) -> list[torch.optim.Optimizer]:
         parameters = list(model.parameters())
-        return [torch.optim.AdamW([{"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.2},
-                                   {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}],
-                                  lr=0.01, betas=(0.9, 0.95))]
+        return [
+            torch.optim.AdamW(
+                [
+                    {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.2},
+                    {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+                ],
+                lr=0.01,
+                betas=(0.9, 0.95),
+            )
+        ]
 
     ours = trained(lambda model: optimizers_by_name(model, learning_rate=0.01, weight_decay=0.2))
     torch.testing.assert_close(ours, trained(reference))
@@ -168,8 +180,13 @@ class Bigram(nn.Module):
         return self.table[input_ids] @ self.head.T
 
 
-SETTINGS: dict[str, Any] = {"optimizer": {"learning_rate": 0.05}, "schedule": {"kind": "cosine", "warmup_steps": 2},
-                            "micro_batch_size": 4, "checkpoint_every": 3, "log_every": 1}
+SETTINGS: dict[str, Any] = {
+    "optimizer": {"learning_rate": 0.05},
+    "schedule": {"kind": "cosine", "warmup_steps": 2},
+    "micro_batch_size": 4,
+    "checkpoint_every": 3,
+    "log_every": 1,
+}
 
 
 def losses_of(summary: dict[str, Any]) -> list[float]:
@@ -261,8 +278,9 @@ def test_the_loop_alone_skips_a_step_that_is_no_number_and_names_what_it_had_rea
 
     settings = {**SETTINGS, "micro_batch_size": 6}
     with pytest.warns(UserWarning, match="step 3 was skipped"):
-        found = train_loop(Bigram(), stream(mix_folder, batch_size=6, seed=1), steps=5, folder=tmp_path, losses=losses,
-                           **settings)
+        found = train_loop(
+            Bigram(), stream(mix_folder, batch_size=6, seed=1), steps=5, folder=tmp_path, losses=losses, **settings
+        )
     assert found["skipped_steps"] == 1
     skipped = json.loads((tmp_path / "skipped_steps.jsonl").read_text())
     assert [one["row"] for one in skipped["read"]] == stream(mix_folder, batch_size=6, seed=1).rows(2).tolist()
@@ -274,8 +292,10 @@ def test_the_loop_alone_wants_whole_batches(mix_folder: Path, tmp_path: Path) ->
             train_loop(Bigram(), stream(mix_folder, **wrong), steps=2, folder=tmp_path)
 
 
-@pytest.mark.parametrize(("settings", "says"), [
-    ({"optimizer": {"kind": "sophia"}}, "sophia estimates curvature"), ({"precision": "bf16"}, "leave precision out")])
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"optimizer": {"kind": "sophia"}}, "sophia estimates curvature"), ({"precision": "bf16"}, "leave precision out")],
+)
 def test_the_loop_alone_refuses_what_it_could_not_do(
     mix_folder: Path, tmp_path: Path, settings: dict[str, Any], says: str
 ) -> None:
@@ -307,8 +327,9 @@ def train_on_a_rank(rank: int, mix_folder: Path, folder: Path, stop_after: int) 
 def test_the_loop_alone_computes_the_same_on_two_processes_and_one_takes_over_from_them(
     mix_folder: Path, tmp_path: Path
 ) -> None:
-    expected = train_loop(Bigram(), stream(mix_folder, batch_size=6, seed=11), steps=8, folder=tmp_path / "one",
-                          **SETTINGS)
+    expected = train_loop(
+        Bigram(), stream(mix_folder, batch_size=6, seed=11), steps=8, folder=tmp_path / "one", **SETTINGS
+    )
     torch.multiprocessing.spawn(train_on_a_rank, (mix_folder, tmp_path / "two", 5), nprocs=2)  # type: ignore[no-untyped-call]
     of_two = [json.loads(line)["loss"] for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
     rows = stream(mix_folder, batch_size=6, seed=11)

@@ -22,20 +22,40 @@ STEPS = 60
 def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[str, Any], every: int) -> None:
     """Write the folder that gristmill.train.rank reads."""
     (folder / "work").mkdir(parents=True, exist_ok=True)
-    (folder / "stage.json").write_text(json.dumps({
-        "stage": stage, "run": f"gristmill.train.stages.{stage}:run", "config": config,
-        "inputs": {name: str(path) for name, path in inputs.items()},
-        "engine": {"checkpoint_every": every, "keep_checkpoints": 2, "stream": {}}}))
+    (folder / "stage.json").write_text(
+        json.dumps(
+            {
+                "stage": stage,
+                "run": f"gristmill.train.stages.{stage}:run",
+                "config": config,
+                "inputs": {name: str(path) for name, path in inputs.items()},
+                "engine": {"checkpoint_every": every, "keep_checkpoints": 2, "stream": {}},
+            }
+        )
+    )
 
 
 @contextlib.contextmanager
 def torchrun(folder: Path, ranks: int) -> Iterator[subprocess.Popen[str]]:
     """Start a written stage under torchrun on the loopback; its events come on its standard output."""
-    command = [sys.executable, "-m", "gristmill.train.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}",
-               "-m", "gristmill.train.rank", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "gristmill.train.torchrun",
+        "--nnodes=1",
+        f"--nproc-per-node={ranks}",
+        "-m",
+        "gristmill.train.rank",
+        str(folder),
+    ]
     with open(folder / "log", "w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True,
-                                   env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        )
         try:
             yield process
         finally:
@@ -49,7 +69,7 @@ def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
     """Read events until the training reports that a step is done."""
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("@gristmill ") and json.loads(line[len("@gristmill "):]).get("done", 0) >= step:
+        if line.startswith("@gristmill ") and json.loads(line[len("@gristmill ") :]).get("done", 0) >= step:
             return
     raise AssertionError(f"the training ended before step {step}")
 
@@ -67,8 +87,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 def without_timing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics without what differs between two runs of the same training."""
-    return [{name: value for name, value in line.items() if name not in TIMINGS}
-            for line in lines]
+    return [{name: value for name, value in line.items() if name not in TIMINGS} for line in lines]
 
 
 @pytest.fixture
@@ -80,11 +99,23 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 def config(pretrain_config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """Batches of 7 rows do not divide among 2 or 4 ranks, nor do the questions."""
     questions = tmp_path / "questions.jsonl"
-    questions.write_text("".join(json.dumps({"prompt": f"Return the {word}", "choices": ["text", "a", "json"],
-                                             "answer": 1}) + "\n" for word in ("module", "name", "object")))
+    questions.write_text(
+        "".join(
+            json.dumps({"prompt": f"Return the {word}", "choices": ["text", "a", "json"], "answer": 1}) + "\n"
+            for word in ("module", "name", "object")
+        )
+    )
     tasks = [{"name": "words", "path": str(questions), "kind": "multiple_choice"}]
-    return {**pretrain_config, "steps": STEPS, "tasks": tasks, "global_batch_size": 7, "micro_batch_size": 2,
-            "validate_every": 30, "log_every": 3, "optimizer": {"learning_rate": 0.002}}
+    return {
+        **pretrain_config,
+        "steps": STEPS,
+        "tasks": tasks,
+        "global_batch_size": 7,
+        "micro_batch_size": 2,
+        "validate_every": 30,
+        "log_every": 3,
+        "optimizer": {"learning_rate": 0.002},
+    }
 
 
 @pytest.fixture
@@ -152,7 +183,8 @@ def test_an_error_is_written_down_and_ends_the_process(
     folder = tmp_path / "wrong"
     write_stage(folder, "pretrain", {**inputs, "mix": tmp_path / "nowhere"}, config, every=10)
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    done = subprocess.run([sys.executable, "-m", "gristmill.train.rank", str(folder)], env=environment,
-                          capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill.train.rank", str(folder)], env=environment, capture_output=True, check=False
+    )
     assert done.returncode == 1
     assert "no packed.json there" in json.loads((folder / "work" / "error.json").read_text())["message"]

@@ -23,11 +23,14 @@ from gristmill.train.stages.reward import scoring_flops_per_token
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 
 
-@pytest.mark.parametrize(("margin", "center_weight", "expected"), [
-    (0.0, 0.0, 0.2014132780),  # ln(1 + e^-1.5)
-    (0.5, 0.0, 0.3132616875),  # ln(1 + e^-1)
-    (0.0, 0.01, 0.2039132780),  # + 0.01 (1.0 - 0.5)^2
-])
+@pytest.mark.parametrize(
+    ("margin", "center_weight", "expected"),
+    [
+        (0.0, 0.0, 0.2014132780),  # ln(1 + e^-1.5)
+        (0.5, 0.0, 0.3132616875),  # ln(1 + e^-1)
+        (0.0, 0.01, 0.2039132780),  # + 0.01 (1.0 - 0.5)^2
+    ],
+)
 def test_the_loss_by_hand(margin: float, center_weight: float, expected: float) -> None:
     losses = reward_loss(torch.tensor([1.0]), torch.tensor([-0.5]), margin, center_weight)
     assert losses.tolist() == [pytest.approx(expected, abs=1e-7)]
@@ -62,8 +65,9 @@ def start(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, make
     from gristmill.train.models.weights import save_model
 
     section = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
-    model = make_model(shape_of(section, vocab_size=Chat(tokenizer_folder).tokenizer.get_vocab_size(),
-                                sequence_length=64))
+    model = make_model(
+        shape_of(section, vocab_size=Chat(tokenizer_folder).tokenizer.get_vocab_size(), sequence_length=64)
+    )
     folder = tmp_path_factory.mktemp("sft")
     save_model(folder / "model", model.shape, dict(model.state_dict()))
     return {"tokenizer": tokenizer_folder, "sft": folder}
@@ -71,15 +75,29 @@ def start(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, make
 
 def config_with(tmp_path: Path, **others: Any) -> dict[str, Any]:
     """Thirty-six pairs of which the shorter answer is chosen, and one that is too long."""
-    lines = [{"prompt": [{"role": "user", "content": f"What is a {word}? {n}"}],
-              "chosen": [{"role": "assistant", "content": f"A {word}."}],
-              "rejected": [{"role": "assistant", "content": "I do not know that."}]}
-             for word in WORDS for n in range(3)]
+    lines = [
+        {
+            "prompt": [{"role": "user", "content": f"What is a {word}? {n}"}],
+            "chosen": [{"role": "assistant", "content": f"A {word}."}],
+            "rejected": [{"role": "assistant", "content": "I do not know that."}],
+        }
+        for word in WORDS
+        for n in range(3)
+    ]
     lines.append({**lines[0], "chosen": [{"role": "assistant", "content": "a long story " * 20}]})
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return {"data": [{"path": str(tmp_path / "pairs.jsonl")}], "holdout": 0.25, "steps": 12, "seed": 11, "log_every": 1,
-            "global_batch_size": 5, "micro_batch_size": 3, "schedule": {"warmup_steps": 1},
-            "optimizer": {"learning_rate": 0.003}, **others}
+    return {
+        "data": [{"path": str(tmp_path / "pairs.jsonl")}],
+        "holdout": 0.25,
+        "steps": 12,
+        "seed": 11,
+        "log_every": 1,
+        "global_batch_size": 5,
+        "micro_batch_size": 3,
+        "schedule": {"warmup_steps": 1},
+        "optimizer": {"learning_rate": 0.003},
+        **others,
+    }
 
 
 def test_a_training_learns_to_rank_and_its_model_gives_the_scores_that_it_measured(
@@ -93,8 +111,11 @@ def test_a_training_learns_to_rank_and_its_model_gives_the_scores_that_it_measur
     assert (summary["too_long_pairs"], summary["training_pairs"] + summary["held_out_pairs"]) == (1, 36)
     held_out = [json.loads(line) for line in (tmp_path / "reward/data/holdout.jsonl").read_text().splitlines()]
     found = summary["held_out"]
-    assert found["accuracy"]["value"] == np.mean(
-        [line["score_chosen"] > line["score_rejected"] for line in held_out]) > 0.9
+    assert (
+        found["accuracy"]["value"]
+        == np.mean([line["score_chosen"] > line["score_rejected"] for line in held_out])
+        > 0.9
+    )
     assert found["accuracy"]["low"] < 0.9 < found["accuracy"]["high"] == 1.0
     assert found["longer_chosen"]["value"] == 0.0
     assert found["length_correlation"] < -0.5
@@ -103,7 +124,10 @@ def test_a_training_learns_to_rank_and_its_model_gives_the_scores_that_it_measur
     for line in held_out:
         one = margins[line["id"]]
         assert (one["held_out"], one["chosen"], one["rejected"]) == (
-            True, pytest.approx(line["score_chosen"], abs=1e-5), pytest.approx(line["score_rejected"], abs=1e-5))
+            True,
+            pytest.approx(line["score_chosen"], abs=1e-5),
+            pytest.approx(line["score_rejected"], abs=1e-5),
+        )
     least = min(margins.values(), key=lambda line: (line["margin"], line["id"]))
     assert summary["margins"]["worst"][0] == {**least, **summary["margins"]["worst"][0]}
     assert summary["margins"]["worst"][0]["chosen_text"].startswith("A ")
@@ -130,8 +154,9 @@ def test_adapters_and_the_scoring_row_learn_while_the_decoder_stays(
     assert summary["last_loss"] < summary["first_loss"]
     before = dict(load_model(start["sft"] / "model").named_parameters())
     after = dict(load_reward_model(tmp_path / "reward/data/model").named_parameters())
-    moved = {name for name in before.keys() & after.keys()
-             if not torch.equal(before[name][: len(after[name])], after[name])}
+    moved = {
+        name for name in before.keys() & after.keys() if not torch.equal(before[name][: len(after[name])], after[name])
+    }
     assert moved == {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (0, 1)}
     # Drawn with variance 1 / 33 and then trained.
     assert after["score.weight"].shape == (1, 32)
@@ -156,8 +181,7 @@ def test_pairs_that_are_too_long_for_the_most_part_are_warned_of(
     config, events = config_with(tmp_path, steps=1, global_batch_size=4), list[dict[str, Any]]()
     lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
     answers = [[{"role": "assistant", "content": f"{number} a long story " * 20}] for number in range(12)]
-    longer = [json.dumps({**json.loads(line), "chosen": answer})
-              for line, answer in zip(lines, answers, strict=False)]
+    longer = [json.dumps({**json.loads(line), "chosen": answer}) for line, answer in zip(lines, answers, strict=False)]
     (tmp_path / "pairs.jsonl").write_text("\n".join([*lines, *longer]))
     run_stage("reward", start, config, tmp_path / "reward", emit=events.append)
     assert any("13 of 49 pairs are not trained on" in event.get("message", "") for event in events)

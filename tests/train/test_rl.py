@@ -60,10 +60,22 @@ def rl_config(tmp_path: Path) -> dict[str, Any]:
     """Say something with an "e" in it, in a few tokens."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in WORDS))
-    return {"data": [{"path": str(path)}], "rewards": [{"kind": "contains", "text": "e"}], "group_size": 4,
-            "global_batch_size": 16, "micro_batch_size": 16, "max_new_tokens": 4, "steps": 20, "log_every": 1,
-            "seed": 5, "kl_weight": 0.01, "holdout": 0.2, "samples_every": 8, "optimizer": {"learning_rate": 0.02},
-            "schedule": {"warmup_steps": 1, "kind": "constant"}}
+    return {
+        "data": [{"path": str(path)}],
+        "rewards": [{"kind": "contains", "text": "e"}],
+        "group_size": 4,
+        "global_batch_size": 16,
+        "micro_batch_size": 16,
+        "max_new_tokens": 4,
+        "steps": 20,
+        "log_every": 1,
+        "seed": 5,
+        "kl_weight": 0.01,
+        "holdout": 0.2,
+        "samples_every": 8,
+        "optimizer": {"learning_rate": 0.02},
+        "schedule": {"warmup_steps": 1, "kind": "constant"},
+    }
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -115,8 +127,9 @@ def test_the_policy_learns_what_is_rewarded_and_says_how_that_went(
     assert summary["training_prompts"] + summary["held_out_prompts"] == len(WORDS)
     kept = json.loads((tmp_path / "rl" / "data" / "rollouts.json").read_text())
     assert [batch["step"] for batch in kept["batches"]] == [1, 9, 17, 20]
-    assert all(answer["reward"] == float("e" in answer["answer"]) for batch in kept["batches"]
-               for answer in batch["answers"])
+    assert all(
+        answer["reward"] == float("e" in answer["answer"]) for batch in kept["batches"] for answer in batch["answers"]
+    )
     batches = pq.ParquetFile(tmp_path / "rl" / "data" / "answers.parquet")
     for line in lines:
         answers = batches.read_row_group(line["step"] - 1).to_pylist()
@@ -128,7 +141,7 @@ def test_the_policy_learns_what_is_rewarded_and_says_how_that_went(
     for one in batches.read_row_group(0).to_pylist():
         # Drawn by the start model, which is the reference: all that a loss needs can be worked out again.
         ids = torch.tensor([*one["prompt_ids"], *one["answer_ids"]])
-        logps = torch.log_softmax(model(ids[None])[0, :-1] , dim=-1)
+        logps = torch.log_softmax(model(ids[None])[0, :-1], dim=-1)
         said = logps.gather(1, ids[1:, None])[len(one["prompt_ids"]) - 1 :, 0].tolist()
         assert one["logps"] == pytest.approx(said, abs=1e-4)
         assert one["reference_logps"] == one["logps"]
@@ -137,20 +150,34 @@ def test_the_policy_learns_what_is_rewarded_and_says_how_that_went(
     trained = (tmp_path / "rl" / "data" / "prompts.txt").read_text().split()
     assert not set(trained) & {one["id"] for one in kept["before"]}
     assert [one["id"] for one in kept["before"]] == [one["id"] for one in kept["after"]]
-    after = generate(load_model(tmp_path / "rl" / "data" / "model"),
-                     [Chat(start["tokenizer"]).encode([{"role": "user", "content": one["prompt"]}], prompt=True).ids
-                      for one in kept["after"]], 4, Chat(start["tokenizer"]).stops)
+    after = generate(
+        load_model(tmp_path / "rl" / "data" / "model"),
+        [
+            Chat(start["tokenizer"]).encode([{"role": "user", "content": one["prompt"]}], prompt=True).ids
+            for one in kept["after"]
+        ],
+        4,
+        Chat(start["tokenizer"]).stops,
+    )
     assert [Chat(start["tokenizer"]).decode(one) for one in after] == [one["answer"] for one in kept["after"]]
-    exported = run_stage("export", {"tokenizer": start["tokenizer"], "rl": tmp_path / "rl" / "data"}, {},
-                         tmp_path / "export")
+    exported = run_stage(
+        "export", {"tokenizer": start["tokenizer"], "rl": tmp_path / "rl" / "data"}, {}, tmp_path / "export"
+    )
     assert exported["model"] == "rl"
     measured = run_stage(
-        "evaluate", {**start, "rl": tmp_path / "rl" / "data"}, {"bootstrap_samples": 10}, tmp_path / "eval")
+        "evaluate", {**start, "rl": tmp_path / "rl" / "data"}, {"bootstrap_samples": 10}, tmp_path / "eval"
+    )
     assert list(measured["models"]) == ["pretrain", "rl"]
 
 
-PPO = {"algorithm": "ppo", "steps_per_batch": 2, "epochs_per_batch": 2, "steps": 24, "global_batch_size": 32,
-       "micro_batch_size": 32}
+PPO = {
+    "algorithm": "ppo",
+    "steps_per_batch": 2,
+    "epochs_per_batch": 2,
+    "steps": 24,
+    "global_batch_size": 32,
+    "micro_batch_size": 32,
+}
 
 
 def test_ppo_learns_and_goes_on_from_the_middle_of_a_batch_as_if_it_had_not_been_killed(
@@ -192,32 +219,44 @@ def test_a_reinforcement_is_made_longer_from_a_checkpoint_and_keeps_the_answers_
 def test_with_adapters_the_reference_is_the_model_without_them(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = {**rl_config, "steps": 4, "lora": {"rank": 4}, "kl_weight": 0.1, "holdout": 0.0,
-              "rewards": [{"kind": "contains", "text": "e", "weight": 2.0}, {"kind": "length", "target_tokens": 2}]}
+    config = {
+        **rl_config,
+        "steps": 4,
+        "lora": {"rank": 4},
+        "kl_weight": 0.1,
+        "holdout": 0.0,
+        "rewards": [{"kind": "contains", "text": "e", "weight": 2.0}, {"kind": "length", "target_tokens": 2}],
+    }
     summary = run_stage("rl", start, config, tmp_path / "rl")
     lines = metrics(tmp_path / "rl")
     assert lines[0]["kl"] == 0.0 < lines[-1]["kl"]
     assert lines[0]["reward"] == pytest.approx(2.0 * lines[0]["rewards/contains"] + lines[0]["rewards/length"])
     assert summary["held_out"] is None
     assert (tmp_path / "rl" / "data" / "adapter" / "adapter_model.safetensors").exists()
-    before, after = (load_file(folder / "model" / "model.safetensors")
-                     for folder in (start["pretrain"], tmp_path / "rl" / "data"))
+    before, after = (
+        load_file(folder / "model" / "model.safetensors") for folder in (start["pretrain"], tmp_path / "rl" / "data")
+    )
     assert before.keys() == after.keys()
     assert torch.equal(before["model.norm.weight"], after["model.norm.weight"])
-    assert not torch.equal(before["model.layers.0.self_attn.q_proj.weight"],
-                           after["model.layers.0.self_attn.q_proj.weight"])
+    assert not torch.equal(
+        before["model.layers.0.self_attn.q_proj.weight"], after["model.layers.0.self_attn.q_proj.weight"]
+    )
 
 
 def test_answers_do_not_depend_on_who_is_answered_together(start: dict[str, Path]) -> None:
     model, chat = load_model(start["pretrain"] / "model"), Chat(start["tokenizer"])
     prompts = [tuple(chat.encode([{"role": "user", "content": word}], prompt=True).ids.tolist()) for word in WORDS]
-    requests = [Request(ids, 6, chat.stops, sampling_of(1.0, 5, 3, word, place))
-                for place, (ids, word) in enumerate(zip(prompts, WORDS, strict=True))]
+    requests = [
+        Request(ids, 6, chat.stops, sampling_of(1.0, 5, 3, word, place))
+        for place, (ids, word) in enumerate(zip(prompts, WORDS, strict=True))
+    ]
     together = drawn_by(Scheduler(model, 64), requests)
     assert drawn_by(Scheduler(model, 3), requests) == together
     assert [drawn_by(Scheduler(model, 1), [one])[0] for one in requests] == together
-    seeds = {sampling_of(1.0, *key).seed for key in ((5, 3, "a", 0), (6, 3, "a", 0), (5, 4, "a", 0), (5, 3, "b", 0),
-                                                     (5, 3, "a", 1))}
+    seeds = {
+        sampling_of(1.0, *key).seed
+        for key in ((5, 3, "a", 0), (6, 3, "a", 0), (5, 4, "a", 0), (5, 3, "b", 0), (5, 3, "a", 1))
+    }
     assert len(seeds) == 5
 
 
@@ -234,8 +273,10 @@ def test_the_end_of_an_answer_is_one_of_its_tokens(start: dict[str, Path]) -> No
 
 @pytest.fixture
 def reward_folder(start: dict[str, Path], shape: Shape, tmp_path: Path) -> Path:
-    tensors = {**tensors_of(shape), "score.weight": with_new_score(drawn(shape, 3), 1)(
-        "score.weight", torch.Size([1, shape.width]))}
+    tensors = {
+        **tensors_of(shape),
+        "score.weight": with_new_score(drawn(shape, 3), 1)("score.weight", torch.Size([1, shape.width])),
+    }
     tensors = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
     save_reward_model(tmp_path / "reward" / "model", shape, tensors, [0], Chat(start["tokenizer"]).pad)
     return tmp_path / "reward"
@@ -250,10 +291,11 @@ def test_a_model_rewards_the_conversation_as_it_was_trained_to_read_it(
     kept = json.loads((tmp_path / "rl" / "data" / "rollouts.json").read_text())
     for one in kept["before"]:
         asked = chat.encode([{"role": "user", "content": one["prompt"]}], prompt=True).ids.tolist()
-        (answer,) = drawn_by(Scheduler(load_model(start["pretrain"] / "model"), 1),
-                             [Request(tuple(asked), 4, chat.stops, Sampling())])
+        (answer,) = drawn_by(
+            Scheduler(load_model(start["pretrain"] / "model"), 1), [Request(tuple(asked), 4, chat.stops, Sampling())]
+        )
         tail = chat.encode([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
-        behind = tail.ids[int((tail.turns > 0).nonzero()[0][-1]) + 1:].tolist() if answer.ended else []
+        behind = tail.ids[int((tail.turns > 0).nonzero()[0][-1]) + 1 :].tolist() if answer.ended else []
         ids = torch.tensor([[*asked, *answer.tokens, *behind]])
         hidden, _ = model(ids, lambda hidden, matrix: (hidden, matrix))
         assert one["reward"] == pytest.approx(float(hidden[0, -1] @ model.score.weight[0]), abs=1e-5)
@@ -266,10 +308,11 @@ def test_what_cannot_be_rewarded_or_trained_is_refused(
     without.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b", "answer": "c"}) + "\n")
     asking = {**rl_config, "data": [{"path": str(without)}], "rewards": [{"kind": "exact"}]}
     for config, error, message in (
-            (asking, NoAnswerError, "1 of 2 prompts have no 'answer', which the reward exact compares with"),
-            ({**rl_config, "sequence_length": 8}, NothingToTrainError, r"12 prompts has at most 4 tokens \(12 too"),
-            ({**rl_config, "max_new_tokens": 32}, ValueError, "leaves no room for a prompt"),
-            ({**rl_config, "rewards": [{"kind": "model"}]}, RewardModelError, "no section `reward:`")):
+        (asking, NoAnswerError, "1 of 2 prompts have no 'answer', which the reward exact compares with"),
+        ({**rl_config, "sequence_length": 8}, NothingToTrainError, r"12 prompts has at most 4 tokens \(12 too"),
+        ({**rl_config, "max_new_tokens": 32}, ValueError, "leaves no room for a prompt"),
+        ({**rl_config, "rewards": [{"kind": "model"}]}, RewardModelError, "no section `reward:`"),
+    ):
         with pytest.raises(error, match=message):
             run_stage("rl", start, config, tmp_path / "rl")
         if torch.distributed.is_initialized():

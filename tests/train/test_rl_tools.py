@@ -51,10 +51,24 @@ def plain(tmp_path: Path) -> dict[str, Any]:
     """A training with a tool."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in WORDS))
-    return {"data": [{"path": str(path)}], "rewards": [{"kind": "contains", "text": "e"}], "group_size": 4,
-            "global_batch_size": 8, "micro_batch_size": 8, "max_new_tokens": 200, "steps": 6, "log_every": 1,
-            "seed": 5, "kl_weight": 0.1, "holdout": 0.0, "steps_per_batch": 2, "optimizer": {"learning_rate": 0.01},
-            "schedule": {"warmup_steps": 1, "kind": "constant"}, "tools": [own_tool(tmp_path, COUNTING)], "turns": 3}
+    return {
+        "data": [{"path": str(path)}],
+        "rewards": [{"kind": "contains", "text": "e"}],
+        "group_size": 4,
+        "global_batch_size": 8,
+        "micro_batch_size": 8,
+        "max_new_tokens": 200,
+        "steps": 6,
+        "log_every": 1,
+        "seed": 5,
+        "kl_weight": 0.1,
+        "holdout": 0.0,
+        "steps_per_batch": 2,
+        "optimizer": {"learning_rate": 0.01},
+        "schedule": {"warmup_steps": 1, "kind": "constant"},
+        "tools": [own_tool(tmp_path, COUNTING)],
+        "turns": 3,
+    }
 
 
 @pytest.fixture
@@ -65,12 +79,17 @@ def config(
     chat, draw = Chat(start["tokenizer"]), OwnEngine.draw
 
     def calling(engine: OwnEngine, requests: Sequence[Request]) -> list[Generated]:
-        call = spoken(chat, '<tool_call>{"name": "tool", "arguments": {"path": "' + str(tmp_path / "calls.txt")
-                      + '"}}</tool_call>')
+        call = spoken(
+            chat,
+            '<tool_call>{"name": "tool", "arguments": {"path": "' + str(tmp_path / "calls.txt") + '"}}</tool_call>',
+        )
         drawn = draw(engine, [replace(one, max_new_tokens=4) for one in requests])
-        return [Generated([*one.tokens[: -1 if one.ended else None], *call], True)
-                if request.max_new_tokens > len(call) + 4 and sum(request.prompt) % 3 else one
-                for one, request in zip(drawn, requests, strict=True)]
+        return [
+            Generated([*one.tokens[: -1 if one.ended else None], *call], True)
+            if request.max_new_tokens > len(call) + 4 and sum(request.prompt) % 3
+            else one
+            for one, request in zip(drawn, requests, strict=True)
+        ]
 
     monkeypatch.setattr(OwnEngine, "draw", calling)
     return plain
@@ -88,7 +107,8 @@ def test_what_tools_answer_is_kept_and_not_learned_from(
         drawn = torch.tensor(one["drawn"])
         assert int(drawn.sum()) == one["tokens"]
         assert one["turns"] == len({used["turn"] for used in one["used"]}) + (
-            0 if not one["ended"] and bool(drawn.all()) and one["used"] else 1)
+            0 if not one["ended"] and bool(drawn.all()) and one["used"] else 1
+        )
         text = chat.decode(one["answer_ids"], special=True)
         for used in one["used"]:
             assert used["failed"] == used["answer"].startswith("error: ")
@@ -112,13 +132,25 @@ def test_what_tools_answer_is_kept_and_not_learned_from(
 
 def test_the_opinion_of_an_answer_is_that_of_the_tokens_that_were_drawn(start: dict[str, Path]) -> None:
     """Other ids in a tool's answer change what comes behind them and nothing before; of themselves none is asked."""
-    section = Rl.model_validate({"data": [{"path": "a"}], "rewards": [{"kind": "exact"}], "steps": 1, "group_size": 2,
-                                 "global_batch_size": 2, "max_new_tokens": 6, "tools": ["calculator"]})
+    section = Rl.model_validate(
+        {
+            "data": [{"path": "a"}],
+            "rewards": [{"kind": "exact"}],
+            "steps": 1,
+            "group_size": 2,
+            "global_batch_size": 2,
+            "max_new_tokens": 6,
+            "tools": ["calculator"],
+        }
+    )
     rollouts = Rollouts(section, 12, 0)
     drawn = (True, True, False, False, True, True)
     used = (Used(1, "calculator", "{}", "error: x", True),)
-    rollouts.put(torch.arange(2).numpy(), [[5, 6, 7]] * 2, [
-        Generated([8, 9, one, 11, 12, 13], True, drawn, used) for one in (10, 20)])
+    rollouts.put(
+        torch.arange(2).numpy(),
+        [[5, 6, 7]] * 2,
+        [Generated([8, 9, one, 11, 12, 13], True, drawn, used) for one in (10, 20)],
+    )
     assert rollouts.used is not None
     assert rollouts.used.tolist() == [[2, 1, 1]] * 2
     assert rollouts.mask.tolist() == [list(drawn)] * 2
@@ -149,15 +181,25 @@ def test_a_prompt_offers_the_tools_that_its_record_describes(
 ) -> None:
     path = tmp_path / "described.jsonl"
     described = [{"type": "function", "function": {"name": name}} for name in ("calculator", "quern")]
-    path.write_text("".join(json.dumps(row) + "\n" for row in (
-        {"prompt": "a", "tools": described[:1]}, {"prompt": "b"}, {"prompt": "c", "tools": described})))
-    found = run_stage("rl", start, {**config, "data": [{"path": str(path)}], "steps": 1,
-                                    "tools": [*config["tools"], "calculator"]}, tmp_path / "rl")
+    path.write_text(
+        "".join(
+            json.dumps(row) + "\n"
+            for row in ({"prompt": "a", "tools": described[:1]}, {"prompt": "b"}, {"prompt": "c", "tools": described})
+        )
+    )
+    found = run_stage(
+        "rl",
+        start,
+        {**config, "data": [{"path": str(path)}], "steps": 1, "tools": [*config["tools"], "calculator"]},
+        tmp_path / "rl",
+    )
     (counts,) = found["sets"]
     assert (counts["used"], counts["unrenderable"]) == (2, 1)
     assert "describes 'quern', which rl.tools does not have" in next(iter(counts["unrenderable_reasons"]))
-    prompts = {one["prompt"]: Chat(start["tokenizer"]).decode(one["prompt_ids"]) for one in pq.read_table(
-        tmp_path / "rl" / "data" / "answers.parquet").to_pylist()}
+    prompts = {
+        one["prompt"]: Chat(start["tokenizer"]).decode(one["prompt_ids"])
+        for one in pq.read_table(tmp_path / "rl" / "data" / "answers.parquet").to_pylist()
+    }
     assert ("Counts how often" in prompts["a"], "Counts how often" in prompts["b"]) == (False, True)
 
 
@@ -172,5 +214,6 @@ def test_two_ranks_answer_as_one_does(
         assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
     one, two = (pq.read_table(tmp_path / name / "data" / "answers.parquet").to_pylist() for name in ("one", "two"))
     assert [(row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in one] == [
-        (row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in two]
+        (row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in two
+    ]
     assert {len(row["drawn"]) == len(row["answer_ids"]) == row["tokens"] for row in one} == {True}

@@ -22,13 +22,22 @@ from gristmill.train.objectives.reference_logps import KEY, StaleReferenceError
 WORDS = ("json", "text", "file", "name", "list", "code")
 LORA = {"rank": 4, "alpha": 8, "base": "int8", "targets": ["v_proj", "up_proj"]}
 ROUNDED = {"base": "int8", "targets": ["v_proj", "up_proj"]}
-TRAINING = {"seed": 11, "log_every": 1, "steps": 6, "global_batch_size": 4, "micro_batch_size": 4,
-            "optimizer": {"learning_rate": 0.02}, "schedule": {"warmup_steps": 1, "kind": "constant"}}
+TRAINING = {
+    "seed": 11,
+    "log_every": 1,
+    "steps": 6,
+    "global_batch_size": 4,
+    "micro_batch_size": 4,
+    "optimizer": {"learning_rate": 0.02},
+    "schedule": {"warmup_steps": 1, "kind": "constant"},
+}
 
 
 @pytest.fixture(scope="module")
 def start(
-    tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, mix_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer_folder: Path,
+    mix_folder: Path,
     make_model: Callable[[Shape], Llama],
 ) -> dict[str, Path]:
     """What the stages read; the model has matrices that int8 cannot hold without a loss that shows."""
@@ -45,10 +54,20 @@ def start(
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({
-        "prompt": [{"role": "user", "content": f"What is a {word}? {n}"}],
-        "chosen": [{"role": "assistant", "content": f"A {word}."}],
-        "rejected": [{"role": "assistant", "content": "I do not know."}]}) + "\n" for word in WORDS for n in range(3)))
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {
+                    "prompt": [{"role": "user", "content": f"What is a {word}? {n}"}],
+                    "chosen": [{"role": "assistant", "content": f"A {word}."}],
+                    "rejected": [{"role": "assistant", "content": "I do not know."}],
+                }
+            )
+            + "\n"
+            for word in WORDS
+            for n in range(3)
+        )
+    )
     return {"data": [{"path": str(tmp_path / "pairs.jsonl")}], "sequence_length": 64}
 
 
@@ -102,14 +121,25 @@ def test_a_policy_is_rounded_where_it_answers_and_where_it_learns(
     run_stage: Any, start: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in WORDS))
-    config = {**TRAINING, "data": [{"path": str(tmp_path / "prompts.jsonl")}], "holdout": 0.3, "kl_weight": 0.1,
-              "rewards": [{"kind": "contains", "text": "e"}, {"kind": "length", "target_tokens": 2}],
-              "group_size": 4, "max_new_tokens": 4, "lora": LORA}
+    config = {
+        **TRAINING,
+        "data": [{"path": str(tmp_path / "prompts.jsonl")}],
+        "holdout": 0.3,
+        "kl_weight": 0.1,
+        "rewards": [{"kind": "contains", "text": "e"}, {"kind": "length", "target_tokens": 2}],
+        "group_size": 4,
+        "max_new_tokens": 4,
+        "lora": LORA,
+    }
     summary = run_stage("rl", start, config, tmp_path / "rl")
     lines = [json.loads(line) for line in (tmp_path / "rl/data/metrics.jsonl").read_text().splitlines()]
     assert lines[0]["kl"] == 0.0 < lines[-1]["kl"]
     check_what_it_learned_on(start, tmp_path / "rl" / "data", summary)
     # What answers is what the stage leaves: both are asked the same, at the temperature 0.
-    again = run_stage("rl", {**start, "pretrain": tmp_path / "rl" / "data"},
-                      {**config, "steps": 1, "lora": None, "optimizer": {"learning_rate": 1e-9}}, tmp_path / "again")
+    again = run_stage(
+        "rl",
+        {**start, "pretrain": tmp_path / "rl" / "data"},
+        {**config, "steps": 1, "lora": None, "optimizer": {"learning_rate": 1e-9}},
+        tmp_path / "again",
+    )
     assert [one["before"] for one in again["samples"]] == [one["after"] for one in summary["samples"]]

@@ -36,12 +36,19 @@ def test_each_process_has_a_chunk_from_the_front_and_its_counterpart_from_the_ba
     assert seen == [520] * 4
 
 
-@pytest.mark.parametrize(("ranks", "compile"), [
-    (2, "off"), (3, "off"), pytest.param(2, "block", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "compile"), [(2, "off"), (3, "off"), pytest.param(2, "block", marks=pytest.mark.slow)]
+)
 def test_processes_together_find_what_one_finds(ranks: int, compile: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.train.row_split_worker", str(ranks), str(tmp_path / "found.json"), compile],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=240, cwd=ROOT)
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr[-6000:]
     everybody = read_json(tmp_path / "found.json")
     assert len(everybody) == ranks
@@ -55,26 +62,31 @@ def test_processes_together_find_what_one_finds(ranks: int, compile: str, tmp_pa
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("form", ["one by one", "by a mask", "by blocks"])
-def test_a_share_of_queries_attends_as_among_all(
-    rank: int, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_share_of_queries_attends_as_among_all(rank: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(2)
     trains = form != "by blocks"  # FlexAttention has no gradients on a CPU
     queries, keys, values = (
         torch.randn(len(DOCUMENTS), heads, LENGTH, 8, generator=generator, dtype=torch.float64, requires_grad=trains)
-        for heads in (4, 2, 2))
+        for heads in (4, 2, 2)
+    )
     places = split(rank, 2).places(LENGTH, torch.device("cpu"))
     monkeypatch.setattr("gristmill.train.models.attention.LEAST_MEAN_LENGTH", 1)
-    visible = (block_mask(document_numbers(positions()), places=places) if form == "by blocks" else
-               see_documents(positions(), dense=form == "by a mask", places=places))
+    visible = (
+        block_mask(document_numbers(positions()), places=places)
+        if form == "by blocks"
+        else see_documents(positions(), dense=form == "by a mask", places=places)
+    )
     assert isinstance(visible, Segments) == (form == "one by one")
     ours = attend(queries[:, :, places], keys, values, visible)
     theirs = attend(queries, keys, values, see_documents(positions(), dense=True))[:, :, places]
     torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-7)
     if not trains:
         return
-    for one, other in zip(torch.autograd.grad(ours.square().sum(), (queries, keys, values)),
-                          torch.autograd.grad(theirs.square().sum(), (queries, keys, values)), strict=True):
+    for one, other in zip(
+        torch.autograd.grad(ours.square().sum(), (queries, keys, values)),
+        torch.autograd.grad(theirs.square().sum(), (queries, keys, values)),
+        strict=True,
+    ):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
 
 
@@ -92,10 +104,13 @@ def test_the_mask_of_a_share_takes_a_line_of_memory_and_no_square() -> None:
     assert sum(kept.values()) < 4 * (2 * 1024 * 8 + 4096 * 8 + 3 * 1024 + 4096 + 1024)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"encoder": True}, "context is 2, but an encoder reads whole rows; use shard"),
-    ({"multi_token": 1}, "context is 2, but a decoder that predicts further tokens reads whole rows"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoder": True}, "context is 2, but an encoder reads whole rows; use shard"),
+        ({"multi_token": 1}, "context is 2, but a decoder that predicts further tokens reads whole rows"),
+    ],
+)
 def test_what_cannot_be_split_is_refused(changes: dict[str, Any], message: str, tiny_shape: Shape) -> None:
     with torch.device("meta"):
         model = Llama(tiny_shape)

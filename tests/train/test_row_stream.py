@@ -65,13 +65,32 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cuts = np.sort(generator.choice(np.arange(1, LENGTH + 1), size=1 + row % 3, replace=False)).tolist()
         for number, (start, end) in enumerate(zip([0, *cuts], cuts, strict=False)):
             tokens[row, start:end] = generator.integers(2, 100, end - start)
-            pieces.append({"row": row, "start": start, "length": end - start, "source": row % 2, "copy": 0,
-                           "id": bytes([row, number] * 8), "offset": 7 * number})
-    shard = write_rows(folder / train_name(0), tokens.astype(DTYPES["uint16"]),
-                       pa.Table.from_pylist(pieces, schema=PIECES_SCHEMA))
-    write_json(folder / MANIFEST, {
-        "format": 1, "dtype": "uint16", "sequence_length": LENGTH, "sources": ["prose", "code"], "validation": {},
-        "tokenizer": TOKENIZER, "train": {"rows": 20, "rows_per_source": [10, 10], "shards": [shard]}})
+            pieces.append(
+                {
+                    "row": row,
+                    "start": start,
+                    "length": end - start,
+                    "source": row % 2,
+                    "copy": 0,
+                    "id": bytes([row, number] * 8),
+                    "offset": 7 * number,
+                }
+            )
+    shard = write_rows(
+        folder / train_name(0), tokens.astype(DTYPES["uint16"]), pa.Table.from_pylist(pieces, schema=PIECES_SCHEMA)
+    )
+    write_json(
+        folder / MANIFEST,
+        {
+            "format": 1,
+            "dtype": "uint16",
+            "sequence_length": LENGTH,
+            "sources": ["prose", "code"],
+            "validation": {},
+            "tokenizer": TOKENIZER,
+            "train": {"rows": 20, "rows_per_source": [10, 10], "shards": [shard]},
+        },
+    )
     return folder
 
 
@@ -82,8 +101,10 @@ def turns(tmp_path: Path) -> Path:
         trained[0] = False
         return Piece(number.to_bytes(16, "big"), (np.arange(length) * 7 + number * 13) % 100, trained)
 
-    sets = {"first": packed_rows([piece(n, length) for n, length in enumerate([5, 9, 8, 20, 3, 12, 7])], LENGTH, True),
-            "second": packed_rows([piece(90, 24)], LENGTH, True)}
+    sets = {
+        "first": packed_rows([piece(n, length) for n, length in enumerate([5, 9, 8, 20, 3, 12, 7])], LENGTH, True),
+        "second": packed_rows([piece(90, 24)], LENGTH, True),
+    }
     write_example_rows(tmp_path / "rows", sets, LENGTH, TOKENIZER, 1)
     return tmp_path / "rows"
 
@@ -117,8 +138,9 @@ def test_batches_are_byte_by_byte_those_of_our_loop_with_its_targets_and_positio
 ) -> None:
     loop, plan = objective(documents, 3, document_mask), RowPlan(((0, 0, 6),))
     theirs = stream(documents, rank=rank, world_size=size, batch_size=6, seed=3, document_mask=document_mask)
-    titan = stream(documents, rank=rank, world_size=size, batch_size=6, seed=3, document_mask=document_mask,
-                   layout="torchtitan")
+    titan = stream(
+        documents, rank=rank, world_size=size, batch_size=6, seed=3, document_mask=document_mask, layout="torchtitan"
+    )
     for step, batch, (inputs, labels) in zip(range(9), theirs, titan, strict=False):
         (part,) = read_batch(loop, plan, step, 6, rank, size).parts
         ids = part.tokens.long()
@@ -146,8 +168,9 @@ def test_the_ranks_shares_are_one_order_and_any_number_of_ranks_resumes_it(
     documents: Path, per_rank: int, before: int, after: int, steps: int, seed: int
 ) -> None:
     batch = per_rank * max(before, after)
-    whole = [one["provenance"] for one in islice(stream(documents, batch_size=batch, seed=seed, provenance=True),
-                                                 steps + 3)]
+    whole = [
+        one["provenance"] for one in islice(stream(documents, batch_size=batch, seed=seed, provenance=True), steps + 3)
+    ]
 
     def shares(size: int, state: dict[str, Any] | None, count: int) -> tuple[list[list[Any]], dict[str, Any]]:
         """The batches of all ranks put together again, and their state, which is the same on each."""
@@ -203,10 +226,11 @@ def test_provenance_names_source_and_documents_with_their_places(documents: Path
             row = told["row"]
             assert told["source"] == ("prose", "code")[row % 2]
             assert [piece["id"] for piece in told["documents"]] == [
-                bytes([row, number] * 8).hex() for number in range(1 + row % 3)]
+                bytes([row, number] * 8).hex() for number in range(1 + row % 3)
+            ]
             assert [piece["offset"] for piece in told["documents"]] == [7 * n for n in range(1 + row % 3)]
             last = told["documents"][-1]
-            assert (ids[last["start"] + last["length"]:] == TOKENIZER["pad"]).all()
+            assert (ids[last["start"] + last["length"] :] == TOKENIZER["pad"]).all()
     assert batches.provenance(np.array([row])) == [told]
 
 
@@ -297,8 +321,9 @@ def test_a_finite_loader_gives_every_batch_once_whatever_its_workers(documents: 
 
 def test_loaders_that_keep_their_workers_or_start_new_processes_begin_every_pass_anew(documents: Path) -> None:
     whole = list(stream(documents, batch_size=4, epochs=1))
-    loader = DataLoader(stream(documents, batch_size=4, epochs=1), batch_size=None, num_workers=2,
-                        persistent_workers=True)
+    loader = DataLoader(
+        stream(documents, batch_size=4, epochs=1), batch_size=None, num_workers=2, persistent_workers=True
+    )
     assert same(list(loader), whole)
     assert same(list(loader), whole)
     one = stream(documents, batch_size=4, epochs=1)
@@ -313,8 +338,9 @@ def test_a_stateful_loader_that_came_to_its_end_begins_anew(documents: Path, wor
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
     def made() -> Any:
-        return stateful.StatefulDataLoader(stream(documents, batch_size=4, epochs=1), batch_size=None,
-                                           num_workers=workers)
+        return stateful.StatefulDataLoader(
+            stream(documents, batch_size=4, epochs=1), batch_size=None, num_workers=workers
+        )
 
     loader, whole = made(), list(stream(documents, batch_size=4, epochs=1))
     assert same(list(loader), whole)
@@ -343,15 +369,18 @@ def test_a_state_of_other_rows_or_of_other_workers_is_refused(documents: Path, t
         one.seek(-1)
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2: ranks are 0 to world_size - 1"),
-    ({"each": "batch"}, "needs batch_size"),
-    ({"batch_size": 2, "world_size": 3}, "batch_size 2 is the rows of all 3 ranks together: give 3 or more"),
-    ({"batch_size": 4, "world_size": 3, "each": "row"}, "must be a multiple of world_size 3"),
-    ({"epochs": 0}, "epochs must be 1 or more, not 0"),
-    ({"layout": "numpy"}, "layout must be transformers or torchtitan, not 'numpy'"),
-    ({"layout": "torchtitan", "provenance": True}, "carries no provenance"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2: ranks are 0 to world_size - 1"),
+        ({"each": "batch"}, "needs batch_size"),
+        ({"batch_size": 2, "world_size": 3}, "batch_size 2 is the rows of all 3 ranks together: give 3 or more"),
+        ({"batch_size": 4, "world_size": 3, "each": "row"}, "must be a multiple of world_size 3"),
+        ({"epochs": 0}, "epochs must be 1 or more, not 0"),
+        ({"layout": "numpy"}, "layout must be transformers or torchtitan, not 'numpy'"),
+        ({"layout": "torchtitan", "provenance": True}, "carries no provenance"),
+    ],
+)
 def test_settings_that_do_not_fit_are_refused_with_what_to_give(
     documents: Path, wrong: dict[str, Any], message: str
 ) -> None:
@@ -380,8 +409,10 @@ def test_fine_tuning_rows_have_the_masks_and_positions_of_our_loop(turns: Path) 
             assert same(batch["position_ids"][part.positions >= 0], part.positions[part.positions >= 0].long())
     rows = list(islice(stream(turns, batch_size=2, seed=4, each="row"), 10))
     assert {tuple(row["input_ids"].shape) for row in rows} == {(LENGTH,)}
-    assert same(next(iter(DataLoader(stream(turns, seed=4), batch_size=4)))["labels"],
-                torch.stack([row["labels"] for row in rows[:4]]))
+    assert same(
+        next(iter(DataLoader(stream(turns, seed=4), batch_size=4)))["labels"],
+        torch.stack([row["labels"] for row in rows[:4]]),
+    )
 
 
 @pytest.mark.slow
@@ -421,9 +452,13 @@ def test_the_folder_of_a_run_has_seed_and_document_mask_of_its_training(
     for file in documents.iterdir():
         (made / "data" / file.name).write_bytes(file.read_bytes())
     training = {"pretrain": {"seed": 6, "model": {"document_mask": True}}} if key == "manifest" else {}
-    write_json(tmp_path / "run" / "run.json", {
-        "stages": {"mix": {"fingerprint": "1234", "folder": str(made)}, "pretrain": {"fingerprint": "12"}},
-        "manifest": {"seed": 9, **training}})
+    write_json(
+        tmp_path / "run" / "run.json",
+        {
+            "stages": {"mix": {"fingerprint": "1234", "folder": str(made)}, "pretrain": {"fingerprint": "12"}},
+            "manifest": {"seed": 9, **training},
+        },
+    )
     found = stream(tmp_path / "run", batch_size=2)
     expected = stream(documents, batch_size=2, seed=6 if training else 9, document_mask=bool(training))
     assert same(list(islice(found, 3)), list(islice(expected, 3)))
@@ -433,8 +468,12 @@ def test_the_folder_of_a_run_has_seed_and_document_mask_of_its_training(
 
 def test_it_is_as_our_loop_also_behind_a_ramp_of_batch_sizes(documents: Path) -> None:
     """Positions follow one another without a gap, so a stream put behind a step reads on as the training does."""
-    plan = plan_of(Pretrain.model_validate({"steps": 9, "global_batch_size": 6, "seed": 3, "batch_ramp": [
-        {"until_step": 4, "global_batch_size": 2}]}), LENGTH)
+    plan = plan_of(
+        Pretrain.model_validate(
+            {"steps": 9, "global_batch_size": 6, "seed": 3, "batch_ramp": [{"until_step": 4, "global_batch_size": 2}]}
+        ),
+        LENGTH,
+    )
     one = stream(documents, batch_size=6, seed=3, provenance=True)
     one.seek(plan.positions(4)[0])
     order = PackedSet(documents).order(3)
@@ -454,8 +493,9 @@ def ranks_of_torchtitan(folder: Path, rank: int, workers: int) -> Any:
             assert state_dict["world_size"] == 2
             super().load_state_dict(pickle.loads(state_dict[f"dp_rank_{rank}"]))
 
-    rows = stream(folder, rank=rank, world_size=2, batch_size=6, each="row", seed=5, document_mask=True,
-                  layout="torchtitan")
+    rows = stream(
+        folder, rank=rank, world_size=2, batch_size=6, each="row", seed=5, document_mask=True, layout="torchtitan"
+    )
     return ParallelAwareDataloader(rows, batch_size=3, num_workers=workers, snapshot_every_n_steps=2)
 
 
@@ -488,9 +528,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     moto = pytest.importorskip("moto.server")
     one = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     one.start()
-    for name, value in {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1",
-                        "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-                        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{one.get_host_and_port()[1]}"}.items():
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{one.get_host_and_port()[1]}",
+    }.items():
         monkeypatch.setenv(name, value)
     S3Files.clear_instance_cache()
     yield "s3://tokens/mix"
@@ -508,8 +553,13 @@ def test_a_set_in_an_object_store_gives_what_it_gives_on_a_disk(
     folder.fs.makedirs("tokens", exist_ok=True)  # type: ignore[attr-defined]
     for file in documents.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    away = stream(server, batch_size=4, document_mask=True, provenance=True,
-                  reading={"cache_bytes": 0, "cache_folder": str(tmp_path / "cache"), "read_ahead_steps": 3})
+    away = stream(
+        server,
+        batch_size=4,
+        document_mask=True,
+        provenance=True,
+        reading={"cache_bytes": 0, "cache_folder": str(tmp_path / "cache"), "read_ahead_steps": 3},
+    )
     here = stream(documents, batch_size=4, document_mask=True, provenance=True)
     assert same(next(iter(away)), next(iter(here)))  # opened in this process, before the workers are made
     assert same(list(islice(DataLoader(away, batch_size=None, num_workers=workers), 7)), list(islice(here, 7)))

@@ -29,12 +29,25 @@ def rows_by_step(mix: PackedSet, reads: dict[str, Any], steps: int, rollbacks: l
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.integers(1, 30), batch=st.integers(1, 9), seed=st.integers(0, 9), is_ramped=st.booleans(),
-       withheld=st.lists(st.integers(0, 79), max_size=4, unique=True), back=st.integers(0, 2),
-       early=st.integers(0, 5))
+@given(
+    steps=st.integers(1, 30),
+    batch=st.integers(1, 9),
+    seed=st.integers(0, 9),
+    is_ramped=st.booleans(),
+    withheld=st.lists(st.integers(0, 79), max_size=4, unique=True),
+    back=st.integers(0, 2),
+    early=st.integers(0, 5),
+)
 def test_rows_that_were_read_are_those_of_the_steps(
-    mix_folder: Path, tmp_path: Path, steps: int, batch: int, seed: int, is_ramped: bool, withheld: list[int],
-    back: int, early: int,
+    mix_folder: Path,
+    tmp_path: Path,
+    steps: int,
+    batch: int,
+    seed: int,
+    is_ramped: bool,
+    withheld: list[int],
+    back: int,
+    early: int,
 ) -> None:
     mix = PackedSet(mix_folder)
     mix.withheld = np.array(sorted(withheld), dtype=np.int64)
@@ -65,7 +78,8 @@ def test_without_its_output_the_plan_of_a_training_counts(mix_folder: Path) -> N
     mix = PackedSet(mix_folder)
     reads = {"steps": 4, "global_batch_size": 6, "batch_ramp": [], "seed": 11}
     assert rows_read(mix, reads, None).first(24).tolist() == [
-        row for rows in rows_by_step(mix, reads, 4, []) for row in rows]
+        row for rows in rows_by_step(mix, reads, 4, []) for row in rows
+    ]
 
 
 MANIFEST = """
@@ -80,9 +94,15 @@ evaluate: {prompts: [a]}
 """
 
 
-@pytest.mark.parametrize(("stage", "setting"), [
-    ("sft_data", "sft.replay=0.1"), ("sft", "sft.ewc.weight=1"), ("evaluate", "evaluate.memorisation={}"),
-    ("evaluate", "evaluate.contamination={}")])
+@pytest.mark.parametrize(
+    ("stage", "setting"),
+    [
+        ("sft_data", "sft.replay=0.1"),
+        ("sft", "sft.ewc.weight=1"),
+        ("evaluate", "evaluate.memorisation={}"),
+        ("evaluate", "evaluate.contamination={}"),
+    ],
+)
 def test_stages_that_ask_are_told_how_pre_training_reads_and_the_others_are_not(
     tmp_path: Path, stage: str, setting: str
 ) -> None:
@@ -90,16 +110,23 @@ def test_stages_that_ask_are_told_how_pre_training_reads_and_the_others_are_not(
     path.write_text(MANIFEST)
     assert "reads" not in make_plan(load_manifest(path))[stage].config
     asking = make_plan(load_manifest(path, [setting]))[stage]
-    assert asking.config["reads"] == asking.recipe["reads"] == {
-        "steps": 5, "global_batch_size": 2, "batch_ramp": [], "seed": 9}
+    assert (
+        asking.config["reads"]
+        == asking.recipe["reads"]
+        == {"steps": 5, "global_batch_size": 2, "batch_ramp": [], "seed": 9}
+    )
 
 
 def test_replay_waits_for_a_pre_training_that_may_end_early(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(MANIFEST)
     open_end = ["pretrain.early_stopping.patience=2"]
-    for settings_, waits in (([], False), (open_end, False), (["sft.replay=0.1"], False),
-                             ([*open_end, "sft.replay=0.1"], True)):
+    for settings_, waits in (
+        ([], False),
+        (open_end, False),
+        (["sft.replay=0.1"], False),
+        ([*open_end, "sft.replay=0.1"], True),
+    ):
         manifest = load_manifest(path, settings_)
         plan = make_plan(manifest)
         assert ("pretrain" in plan["sft_data"].inputs) == waits

@@ -34,8 +34,10 @@ def state() -> dict[str, Any]:
 
 
 def test_what_a_training_saves_is_loaded_as_it_was(tmp_path: Path) -> None:
-    saved, found = state(), {"weights": torch.zeros(2, 3, dtype=torch.bfloat16), "lr": 0.0, "betas": [0.0, 0.0],
-                             "step": 0}
+    saved, found = (
+        state(),
+        {"weights": torch.zeros(2, 3, dtype=torch.bfloat16), "lr": 0.0, "betas": [0.0, 0.0], "step": 0},
+    )
     dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
     check_index(tmp_path)
     dcp.load(found, checkpoint_id=tmp_path, planner=SafePlanner(), no_dist=True)
@@ -55,11 +57,20 @@ def test_an_index_that_would_run_code_is_refused_and_has_not_run_it(tmp_path: Pa
         check_index(checkpoint)
 
 
-@pytest.mark.parametrize(("module", "name"), [("torch", "load"), ("builtins", "eval"), ("torch", "hub.load"),
-                                              ("torch.serialization", "load"), ("pathlib", "Path")])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch", "load"),
+        ("builtins", "eval"),
+        ("torch", "hub.load"),
+        ("torch.serialization", "load"),
+        ("pathlib", "Path"),
+    ],
+)
 def test_only_names_of_an_index_are_allowed(tmp_path: Path, module: str, name: str) -> None:
-    (tmp_path / ".metadata").write_bytes(b"".join([
-        b"\x80\x04", pickle.dumps(module, 4)[2:-1], pickle.dumps(name, 4)[2:-1], b"\x93."]))
+    (tmp_path / ".metadata").write_bytes(
+        b"".join([b"\x80\x04", pickle.dumps(module, 4)[2:-1], pickle.dumps(name, 4)[2:-1], b"\x93."])
+    )
     with pytest.raises(UnsafeCheckpointError, match=f"names {module}.{name}"):
         check_index(tmp_path)
 

@@ -21,7 +21,8 @@ def test_wsd_warms_up_stays_and_decays_linearly() -> None:
 
 def test_wsd_decays_to_the_final_share() -> None:
     assert values(4, kind="wsd", warmup_steps=0, decay_fraction=0.5, final_fraction=0.2) == pytest.approx(
-        [1.0, 1.0, 0.6, 0.2])
+        [1.0, 1.0, 0.6, 0.2]
+    )
 
 
 def test_cosine_falls_by_half_a_period() -> None:
@@ -45,27 +46,32 @@ def test_the_peak_scales_everything() -> None:
 def test_wsd_decays_along_a_cosine_or_a_root() -> None:
     # cosine: 1/2 (1 + cos(pi k/4)); 1 - sqrt(k/4)
     assert values(4, kind="wsd", warmup_steps=0, decay_fraction=1.0, decay="cosine") == pytest.approx(
-        [0.8535534, 0.5, 0.1464466, 0.0])
+        [0.8535534, 0.5, 0.1464466, 0.0]
+    )
     assert values(4, kind="wsd", warmup_steps=0, decay_fraction=1.0, decay="one_minus_sqrt") == pytest.approx(
-        [0.5, 0.2928932, 0.1339746, 0.0])
+        [0.5, 0.2928932, 0.1339746, 0.0]
+    )
 
 
 def test_the_inverse_root_is_the_peak_at_the_end_of_the_warm_up() -> None:
     assert values(9, kind="inverse_sqrt", warmup_steps=4) == pytest.approx(
-        [0.25, 0.5, 0.75, 1.0, 0.8944272, 0.8164966, 0.7559289, 0.7071068, 0.6666667])
+        [0.25, 0.5, 0.75, 1.0, 0.8944272, 0.8164966, 0.7559289, 0.7071068, 0.6666667]
+    )
 
 
 def test_a_polynomial_falls_as_a_power() -> None:
     assert values(6, kind="polynomial", warmup_steps=2, power=2.0, final_fraction=0.2) == pytest.approx(
-        [0.5, 1.0, 0.65, 0.4, 0.25, 0.2])
+        [0.5, 1.0, 0.65, 0.4, 0.25, 0.2]
+    )
 
 
 def test_one_cycle_is_pytorchs() -> None:
     """torch.optim.lr_scheduler.OneCycleLR, with cosines, is the referee."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    peer = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=20, pct_start=0.3, div_factor=25.0,
-                                               final_div_factor=1e4)
+    peer = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=1.0, total_steps=20, pct_start=0.3, div_factor=25.0, final_div_factor=1e4
+    )
     expected = []
     for _ in range(20):
         expected.append(peer.get_last_lr()[0])
@@ -81,8 +87,13 @@ def test_a_warm_up_in_tokens_is_rounded_up_to_steps() -> None:
         learning_rate(schedule, 1.0, 1, 9)
 
 
-@given(st.sampled_from(["wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial"]), st.integers(1, 60),
-       st.integers(0, 80), st.floats(0, 1), st.floats(0, 1))
+@given(
+    st.sampled_from(["wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial"]),
+    st.integers(1, 60),
+    st.integers(0, 80),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
 def test_every_schedule_stays_between_nothing_and_its_peak(
     kind: str, steps: int, warmup: int, decay: float, final: float
 ) -> None:

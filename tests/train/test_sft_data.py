@@ -23,8 +23,9 @@ from gristmill.train.stages.sft_data import HELD_OUT, ReplayError
 
 
 def write(path: Path, count: int, answer: str) -> str:
-    path.write_text("".join(json.dumps({"prompt": f"q {n}", "completion": f"{answer} {n}"}) + "\n"
-                            for n in range(count)))
+    path.write_text(
+        "".join(json.dumps({"prompt": f"q {n}", "completion": f"{answer} {n}"}) + "\n" for n in range(count))
+    )
     return str(path)
 
 
@@ -35,8 +36,12 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 def test_weights_and_replay_are_shares_of_tokens(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
     small, large = write(tmp_path / "small.jsonl", 10, "a"), write(tmp_path / "large.jsonl", 60, "b")
-    config = {"data": [{"path": small, "weight": 1.0}, {"path": large, "weight": 3.0}], "replay": 0.25, "seed": 5,
-              "reads": {"steps": 3, "global_batch_size": 4, "batch_ramp": [], "seed": 11}}
+    config = {
+        "data": [{"path": small, "weight": 1.0}, {"path": large, "weight": 3.0}],
+        "replay": 0.25,
+        "seed": 5,
+        "reads": {"steps": 3, "global_batch_size": 4, "batch_ramp": [], "seed": 11},
+    }
     summary = run_stage("sft_data", inputs, config, tmp_path)
     first, second = summary["sets"]
     assert second["drawn"] == 60
@@ -60,16 +65,25 @@ def test_what_answers_one_prompt_is_on_one_side_of_the_holdout(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "set.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"q {n}", "completion": f"{answer} {n}"}) + "\n"
-                            for n in range(12) for answer in ("a", "b", "c")))
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": f"q {n}", "completion": f"{answer} {n}"}) + "\n"
+            for n in range(12)
+            for answer in ("a", "b", "c")
+        )
+    )
     config = {"data": [{"path": str(path)}], "holdout": 0.5, "seed": 5}
     (found,) = run_stage("sft_data", inputs, config, tmp_path)["sets"]
-    sides = [{piece["id"].hex() for piece in packed.pieces(np.arange(packed.rows)).to_pylist()}
-             for packed in (PackedSet(tmp_path / "data"), PackedSet(tmp_path / "data" / HELD_OUT))]
+    sides = [
+        {piece["id"].hex() for piece in packed.pieces(np.arange(packed.rows)).to_pylist()}
+        for packed in (PackedSet(tmp_path / "data"), PackedSet(tmp_path / "data" / HELD_OUT))
+    ]
     assert len(sides[0]) + len(sides[1]) == found["used"] == 36
     assert len(sides[1]) == found["held_out"]
-    prompts = [{one["messages"][0]["content"] for one in read_examples(str(path), "sft") if one["id"] in side}
-               for side in sides]
+    prompts = [
+        {one["messages"][0]["content"] for one in read_examples(str(path), "sft") if one["id"] in side}
+        for side in sides
+    ]
     assert not prompts[0] & prompts[1]
     assert min(map(len, prompts)) > 1
     with pytest.raises(NothingToTrainError, match=r"all of its \d+ examples are held out; lower sft\.holdout"):
@@ -80,8 +94,13 @@ def test_every_record_is_used_dropped_or_refused_with_its_reason(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     path, events = tmp_path / "set.jsonl", list[dict[str, Any]]()
-    rows = [{"prompt": "q", "completion": "a"}, {"prompt": "q " * 60, "completion": "a"}, {"text": "no form"},
-            {"prompt": "<|end|>", "completion": "a"}, {"prompt": "q2", "completion": "a"}]
+    rows = [
+        {"prompt": "q", "completion": "a"},
+        {"prompt": "q " * 60, "completion": "a"},
+        {"text": "no form"},
+        {"prompt": "<|end|>", "completion": "a"},
+        {"prompt": "q2", "completion": "a"},
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {"data": [{"path": str(path), "max_quarantined": 0.2}]}
     (found,) = run_stage("sft_data", inputs, config, tmp_path, emit=events.append)["sets"]
@@ -103,20 +122,33 @@ def test_what_preparation_left_is_encoded_and_what_it_dropped_is_accounted_for(
     step = ExampleStep.model_validate({"dedup": {"minhash": None, "index": False}})
     data = [{"path": str(tmp_path / "twice" / "set.jsonl")}]
     (tmp_path / "work").mkdir()
-    prepare.run({}, {"kind": "sft", "data": data, "prepare": [step.model_dump(mode="json")]}, tmp_path / "prepared",
-                Context(tmp_path / "work", "sft_prepare", emit=lambda event: None))
+    prepare.run(
+        {},
+        {"kind": "sft", "data": data, "prepare": [step.model_dump(mode="json")]},
+        tmp_path / "prepared",
+        Context(tmp_path / "work", "sft_prepare", emit=lambda event: None),
+    )
     prepared = {**inputs, "sft_prepare": tmp_path / "prepared"}
     (found,) = run_stage("sft_data", prepared, {"data": data}, tmp_path / "of_prepared")["sets"]
     assert (found["records"], found["prepared_dropped"], found["examples"]) == (5, {"exact_duplicate": 2}, 3)
     run_stage("sft_data", inputs, {"data": [{"path": str(tmp_path / "once" / "set.jsonl")}]}, tmp_path / "of_once")
     for file in ("train-00000.bin", "train-00000.mask", "train-00000.docs.parquet"):
-        assert (tmp_path / "of_prepared" / "data" / file).read_bytes() == \
-            (tmp_path / "of_once" / "data" / file).read_bytes()
+        assert (tmp_path / "of_prepared" / "data" / file).read_bytes() == (
+            tmp_path / "of_once" / "data" / file
+        ).read_bytes()
 
 
 def test_a_record_that_nobody_accounts_for_is_an_error() -> None:
-    counts = {"records": 9, "refused": 1, "beyond_limit": 2, "unrenderable": 1, "dropped": 1, "used": 2,
-              "prepared_dropped": {"a": 1}, "quarantined": 1}
+    counts = {
+        "records": 9,
+        "refused": 1,
+        "beyond_limit": 2,
+        "unrenderable": 1,
+        "dropped": 1,
+        "used": 2,
+        "prepared_dropped": {"a": 1},
+        "quarantined": 1,
+    }
     check_records("sft_data: set", counts)
     with pytest.raises(ConservationError, match=r"9 records were read but 8 are accounted for .*dropped before 1"):
         check_records("sft_data: set", {**counts, "quarantined": 0})
@@ -130,8 +162,7 @@ def test_replay_wants_rows_of_the_mixtures_length(run_stage: Any, inputs: dict[s
 
 def test_sets_are_called_by_their_files() -> None:
     paths = ["python-docs://", "a/chats.jsonl.zst", "b/chats.parquet", "s3://bucket/folder/", "*.jsonl", "replay.json"]
-    assert set_names(paths, ["replay"]) == [
-        "python-docs", "chats", "chats-2", "folder", "set", "replay-2"]
+    assert set_names(paths, ["replay"]) == ["python-docs", "chats", "chats-2", "folder", "set", "replay-2"]
 
 
 def test_weights_are_given_for_all_sets_or_none() -> None:

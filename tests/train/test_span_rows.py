@@ -74,8 +74,9 @@ def random_spans_noise_mask(
 
     noise = random_segmentation("hidden", num_noise_tokens, num_noise_spans)
     nonnoise = random_segmentation("left", num_nonnoise_tokens, num_noise_spans)
-    return np.array([is_noise for one, other in zip(nonnoise, noise, strict=True)
-                     for is_noise in [False] * one + [True] * other])
+    return np.array(
+        [is_noise for one, other in zip(nonnoise, noise, strict=True) for is_noise in [False] * one + [True] * other]
+    )
 
 
 def collated(tokens: list[int], mask: np.ndarray) -> tuple[list[int], list[int]]:
@@ -100,11 +101,15 @@ def test_rows_are_those_of_t5_s_collator_at_the_same_draws(one: Denoiser) -> Non
         assert laid.decoder_ids is not None
         assert laid.places is not None
         for number, row in enumerate(rows):
-            numbers = {name: draws(how.key(name, 4), np.full(40, number * 3), np.arange(40))
-                       for name in ("left", "hidden")}
+            numbers = {
+                name: draws(how.key(name, 4), np.full(40, number * 3), np.arange(40)) for name in ("left", "hidden")
+            }
             hidden = spans_of(size, one)[0]
-            mask = np.arange(size) >= size - hidden if one.mean_length is None else random_spans_noise_mask(
-                size, one.density, one.mean_length, numbers)
+            mask = (
+                np.arange(size) >= size - hidden
+                if one.mean_length is None
+                else random_spans_noise_mask(size, one.density, one.mean_length, numbers)
+            )
             inputs, targets = collated(row[:size].tolist(), mask)
             seen = laid.inputs[number] if laid.positions is None else laid.inputs[number][laid.positions[number] >= 0]
             assert seen.tolist() == inputs
@@ -185,8 +190,10 @@ def test_an_export_is_a_t5_of_transformers_with_equal_logits(
     ids, positions, targets = map(torch.from_numpy, (laid.inputs, laid.positions, laid.targets))
     with torch.no_grad():
         expected = theirs.eval()(input_ids=ids, attention_mask=(positions >= 0).long(), labels=targets)
-        for ours in (load_model(tmp_path / "run" / "data" / "model", kind="encoder_decoder"),
-                     load_model(folder, kind="encoder_decoder")):
+        for ours in (
+            load_model(tmp_path / "run" / "data" / "model", kind="encoder_decoder"),
+            load_model(folder, kind="encoder_decoder"),
+        ):
             found = ours(ids, logits_head, positions=positions, decoder_ids=torch.from_numpy(laid.decoder_ids))
             torch.testing.assert_close(found, expected.logits, atol=1e-5, rtol=1e-5)
     assert "AutoModelForSeq2SeqLM" in (folder / "README.md").read_text()
@@ -250,29 +257,50 @@ def test_plan_counts_both_sides() -> None:
     assert flops_per_token(shape, 400).whole * 400 == pytest.approx(counted, rel=0.15)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, r"pretrain\.span_corruption trains an encoder-decoder"),
-    ({"export": {"gguf": ["f16"]}}, r"pretrain\.span_corruption trains an encoder-decoder"),
-    ({"pretrain": {"steps": 2, "span_corruption": {}, "model": {"document_mask": True}}}, "document_mask means noth"),
-    ({"pretrain": {"steps": 2, "ul2": {"shape": "decoder"}, "model": {"document_mask": True}}}, "hides spans of who"),
-    ({"pretrain": {"steps": 2, "ul2": {"denoisers": [{"mode": "S", "density": 0.2, "mean_length": 3}]}}}, "mode S hi"),
-    ({"pretrain": {"steps": 2, "ul2": {"shape": "decoder"}}, "engine": {"parallel": {"tensor": 2}}},
-     r"pretrain\.ul2 reads prefixes"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, r"pretrain\.span_corruption trains an encoder-decoder"),
+        ({"export": {"gguf": ["f16"]}}, r"pretrain\.span_corruption trains an encoder-decoder"),
+        (
+            {"pretrain": {"steps": 2, "span_corruption": {}, "model": {"document_mask": True}}},
+            "document_mask means noth",
+        ),
+        (
+            {"pretrain": {"steps": 2, "ul2": {"shape": "decoder"}, "model": {"document_mask": True}}},
+            "hides spans of who",
+        ),
+        (
+            {"pretrain": {"steps": 2, "ul2": {"denoisers": [{"mode": "S", "density": 0.2, "mean_length": 3}]}}},
+            "mode S hi",
+        ),
+        (
+            {"pretrain": {"steps": 2, "ul2": {"shape": "decoder"}}, "engine": {"parallel": {"tensor": 2}}},
+            r"pretrain\.ul2 reads prefixes",
+        ),
+    ],
+)
 def test_what_hidden_spans_do_not_go_with_is_refused_before_any_work(
     stage_config: Any, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ManifestError, match=message):
-        stage_config("pretrain", **{"pretrain": {"steps": 2, "span_corruption": {}},
-                                    "tokenizer": {"vocab_size": 400, "sentinels": 20, "special_tokens": MODES},
-                                    **changes})
+        stage_config(
+            "pretrain",
+            **{
+                "pretrain": {"steps": 2, "span_corruption": {}},
+                "tokenizer": {"vocab_size": 400, "sentinels": 20, "special_tokens": MODES},
+                **changes,
+            },
+        )
 
 
 def test_sentinels_are_special_tokens_and_their_lack_is_told(stage_config: Any, inputs: dict[str, Path]) -> None:
     asked = {"vocab_size": 300, "sentinels": 2, "special_tokens": ["[R]"]}
     assert Tokenizer.model_validate(asked).special_tokens == ("[R]", "<extra_id_0>", "<extra_id_1>")
-    for objective, message in (({"span_corruption": {"density": 0.4}}, "needs 4 sentinels, one for each hidden span"),
-                               ({"ul2": {"denoisers": [{"mode": "S", "density": 0.25}]}}, r"mode tokens \[R\], \[S\]")):
+    for objective, message in (
+        ({"span_corruption": {"density": 0.4}}, "needs 4 sentinels, one for each hidden span"),
+        ({"ul2": {"denoisers": [{"mode": "S", "density": 0.25}]}}, r"mode tokens \[R\], \[S\]"),
+    ):
         with pytest.raises(ManifestError, match=message):
             stage_config("pretrain", tokenizer=asked, pretrain={"steps": 2, **objective})
     with pytest.raises(NoSentinelsError, match="lacks special tokens: pretrain needs 26 sentinels"):

@@ -52,8 +52,14 @@ def test_reports_are_pages_and_json_and_one_list_of_attributed_documents(tmp_pat
 
 
 def test_a_document_is_shown_with_where_it_is_from_and_how_it_was_judged_and_its_text_last(tmp_path: Path) -> None:
-    origin = {"url": "https://site.example/a", "locator": "a.jsonl#1", "language": "en",
-              "quality": {"gopher": 0.25, "words": 40}, "cluster": "abcdef0123", "cluster_size": 3}
+    origin = {
+        "url": "https://site.example/a",
+        "locator": "a.jsonl#1",
+        "language": "en",
+        "quality": {"gopher": 0.25, "words": 40},
+        "cluster": "abcdef0123",
+        "cluster_size": 3,
+    }
     written = [{**one, "text": "0 0 0", "row": 7} for one in documents([1.0, 9.0])]
     found = examine(STEP, [written[0], {**written[1], **origin}])
     write_spike_report(tmp_path, found)
@@ -73,7 +79,9 @@ def test_scores_that_cannot_be_read_are_a_warning_and_the_report_goes_without(tm
 
     read = documents([1.0, 2.0])
     assert with_known(read, known, context) == read
-    assert warned == ["the loss-spike report does not say where its documents are from and how they were judged: "
-                      "['00', '01']: the store is away"]
+    assert warned == [
+        "the loss-spike report does not say where its documents are from and how they were judged: "
+        "['00', '01']: the store is away"
+    ]
     judged = with_known(read, lambda ids: {"01": {"language": "en"}}, context)
     assert judged == [read[0], {**read[1], "language": "en"}]

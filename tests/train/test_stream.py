@@ -33,8 +33,8 @@ def ramps(draw: st.DrawFn) -> Pretrain:
     return pretrain(
         global_batch_size=draw(st.integers(1, 30)),
         batch_ramp=[{**end, "global_batch_size": draw(st.integers(1, 30))} for end in batches],
-        length_ramp=[{"until_step": end, "sequence_length": draw(st.sampled_from([1, 2, 3, 4, 6]))}
-                     for end in lengths])
+        length_ramp=[{"until_step": end, "sequence_length": draw(st.sampled_from([1, 2, 3, 4, 6]))} for end in lengths],
+    )
 
 
 @settings(deadline=None)
@@ -87,10 +87,15 @@ def test_any_ramp_reads_every_row_of_an_epoch_once_and_in_the_order_without_a_ra
 
 
 def test_a_ramp_by_steps_and_one_by_tokens_that_mean_the_same_are_the_same_plan() -> None:
-    by_steps = pretrain(batch_ramp=[{"until_step": 10, "global_batch_size": 2},
-                                    {"until_step": 15, "global_batch_size": 3}])
-    by_tokens = pretrain(batch_ramp=[{"until_tokens": 20 * LENGTH, "global_batch_size": 2},
-                                     {"until_tokens": 35 * LENGTH - 7, "global_batch_size": 3}])
+    by_steps = pretrain(
+        batch_ramp=[{"until_step": 10, "global_batch_size": 2}, {"until_step": 15, "global_batch_size": 3}]
+    )
+    by_tokens = pretrain(
+        batch_ramp=[
+            {"until_tokens": 20 * LENGTH, "global_batch_size": 2},
+            {"until_tokens": 35 * LENGTH - 7, "global_batch_size": 3},
+        ]
+    )
     assert plan_of(by_steps, LENGTH) == plan_of(by_tokens, LENGTH)
     assert plan_of(by_steps, LENGTH).batches == ((0, 0, 2), (10, 20, 3), (15, 35, 4))
     assert plan_of(by_steps, LENGTH).positions(14) == (32, 3)

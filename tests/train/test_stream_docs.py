@@ -82,7 +82,8 @@ def test_a_stream_resumed_on_more_ranks_reads_the_rest_of_the_order(shown: dict[
 def test_a_loader_with_workers_is_resumed_behind_what_it_has_given(shown: dict[str, Any]) -> None:
     whole = batches(shown)
     assert [torch.equal(one["labels"], two["labels"]) for one, two in zip(shown["seen"], whole, strict=False)] == [
-        True] * 3
+        True
+    ] * 3
     assert torch.equal(shown["fourth"]["input_ids"], whole[3]["input_ids"])
 
 
@@ -97,8 +98,10 @@ def test_the_trainer_of_transformers_resumes_in_the_middle_with_the_losses_of_on
     assert len(whole) == len(resumed) == 6
     assert resumed == whole
     assert whole[-1] < whole[0]
-    assert all(torch.equal(one, two) for one, two in zip(
-        shown["whole"].model.parameters(), shown["resumed"].model.parameters(), strict=True))
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(shown["whole"].model.parameters(), shown["resumed"].model.parameters(), strict=True)
+    )
     # Without `seek` the Trainer reads again what it has read, and drops it.
     monkeypatch.chdir(shown["folder"])
     slow = shown["make_trainer"]("whole")
@@ -119,12 +122,28 @@ def rows_of_a_process(rank: int, folder: Path, port: int) -> None:
     """What the Trainer gives one of two processes to compute on."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
-                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-                                         num_attention_heads=2, num_key_value_heads=2))
-    arguments = TrainingArguments(str(folder / "trained"), max_steps=3, per_device_train_batch_size=4, use_cpu=True,
-                                  report_to="none")
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+    )
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=512,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+        )
+    )
+    arguments = TrainingArguments(
+        str(folder / "trained"), max_steps=3, per_device_train_batch_size=4, use_cpu=True, report_to="none"
+    )
     trainer = Trainer(model, arguments, train_dataset=gristmill.stream(folder / "packed", seed=1))
     read = [batch["input_ids"] for batch, _ in zip(trainer.get_train_dataloader(), range(3), strict=False)]
     torch.save(read, folder / f"rank-{rank}.pt")

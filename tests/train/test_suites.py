@@ -47,11 +47,15 @@ def made_items(kind: str, number: int, seed: int) -> list[dict[str, Any]]:
         return " ".join(rng.choices(WORDS, k=count))
 
     if kind == "multiple_choice":
-        return [{"query": words(4), "choices": [f"the {words(2)}" for _ in range(3)], "gold": rng.randrange(3)}
-                for _ in range(number)]
+        return [
+            {"query": words(4), "choices": [f"the {words(2)}" for _ in range(3)], "gold": rng.randrange(3)}
+            for _ in range(number)
+        ]
     if kind == "schema":
-        return [{"context_options": [words(3), words(4)], "continuation": words(3), "gold": rng.randrange(2)}
-                for _ in range(number)]
+        return [
+            {"context_options": [words(3), words(4)], "continuation": words(3), "gold": rng.randrange(2)}
+            for _ in range(number)
+        ]
     return [{"context": f" {words(4)} ", "continuation": words(1)} for _ in range(number)]
 
 
@@ -118,8 +122,9 @@ def plain_answers(reader: Reader, task: SuiteTask, items: Sequence[Item]) -> lis
             targets = torch.tensor(row[1:])
             losses.append(float(-logs[range(len(targets)), targets][first - 1 :].mean()))
             greedy.append(bool((logs.argmax(dim=-1) == targets)[first - 1 :].all()))
-        found.append(float(greedy[0]) if task.kind == "language_modeling" else
-                     float(losses.index(min(losses)) == item["gold"]))
+        found.append(
+            float(greedy[0]) if task.kind == "language_modeling" else float(losses.index(min(losses)) == item["gold"])
+        )
     return found
 
 
@@ -146,8 +151,9 @@ def test_every_kind_is_scored_as_its_plain_definition(reader: Reader, kind: Any)
 
 def test_solved_items_are_drawn_for_each_item_and_are_never_the_item_itself() -> None:
     task = SuiteTask(name="t", file="", kind="multiple_choice", shots=3, baseline=25, delimiter="\nAnswer: ")
-    items = [{"query": f"q{number}", "choices": [f"a{number}", f"b{number}"], "gold": number % 2}
-             for number in range(9)]
+    items = [
+        {"query": f"q{number}", "choices": [f"a{number}", f"b{number}"], "gold": number % 2} for number in range(9)
+    ]
     seen = set()
     for number in range(9):
         first, second = rendered(task, items, number).texts
@@ -205,8 +211,9 @@ def test_a_suites_score_is_the_mean_of_its_centred_tasks_with_an_interval(reader
     score = found["score"]
     assert score["value"] == pytest.approx(np.mean([one["centred"]["value"] for one in found["tasks"].values()]))
     assert score["low"] < score["value"] < score["high"]
-    assert score["high"] - score["low"] < max(one["accuracy"]["high"] - one["accuracy"]["low"]
-                                              for one in found["tasks"].values())
+    assert score["high"] - score["low"] < max(
+        one["accuracy"]["high"] - one["accuracy"]["low"] for one in found["tasks"].values()
+    )
     assert found == answer_suite(reader, section, read_suite(section), 5, 200)
 
 
@@ -215,8 +222,9 @@ def test_the_same_items_are_asked_whatever_the_order_of_the_suites(bundle: Path)
     assert all(cut[name] == whole[name][:5] for name in whole)
     with (bundle / "commonsense_reasoning/copa.jsonl").open() as lines:
         assert whole["copa"] != [json.loads(line) for line in lines]
-        assert sorted(map(str, whole["copa"])) == sorted(map(str, map(json.loads, (
-            bundle / "commonsense_reasoning/copa.jsonl").read_text().splitlines())))
+        assert sorted(map(str, whole["copa"])) == sorted(
+            map(str, map(json.loads, (bundle / "commonsense_reasoning/copa.jsonl").read_text().splitlines()))
+        )
 
 
 def test_missing_files_fields_and_items_are_named(tmp_path: Path, bundle: Path) -> None:
@@ -237,7 +245,11 @@ def test_missing_files_fields_and_items_are_named(tmp_path: Path, bundle: Path) 
 
 
 def test_a_suite_is_asked_by_the_command_and_shown_in_the_report(
-    tmp_path: Path, bundle: Path, make_model: Callable[[Shape], Llama], tokenizer_folder: Path, shape: Shape,
+    tmp_path: Path,
+    bundle: Path,
+    make_model: Callable[[Shape], Llama],
+    tokenizer_folder: Path,
+    shape: Shape,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     save_model(tmp_path / "model", shape, dict(make_model(shape).named_parameters()))

@@ -67,8 +67,10 @@ def test_the_three_estimators_of_the_divergence_of_two_known_distributions() -> 
     """p = (3/4, 1/4), q = (1/2, 1/2): KL(p || q) = 3/4 ln 3/2 + 1/4 ln 1/2; k1 and k3 have it as their mean under p."""
     p, q = tensor(0.75, 0.25), tensor(0.5, 0.5)
     truth = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-    mean = {kind: float((p * kl_estimate(p.log(), q.log(), kind)).sum())  # type: ignore[arg-type]
-            for kind in ("k1", "k2", "k3")}
+    mean = {
+        kind: float((p * kl_estimate(p.log(), q.log(), kind)).sum())  # type: ignore[arg-type]
+        for kind in ("k1", "k2", "k3")
+    }
     assert mean["k1"] == pytest.approx(truth, abs=1e-12)
     assert mean["k3"] == pytest.approx(truth, abs=1e-12)
     assert mean["k2"] == pytest.approx(0.5 * (0.75 * math.log(1.5) ** 2 + 0.25 * math.log(0.5) ** 2), abs=1e-12)
@@ -83,8 +85,11 @@ def test_which_estimators_pull_as_the_divergence_does() -> None:
         free = logits.clone().requires_grad_(True)
         logps = free.log_softmax(dim=-1)
         drawn = logits.softmax(dim=-1)
-        total = (logps.exp() * (logps - reference)).sum() if of == "true" else (
-            drawn * kl_loss(logps, drawn.log(), reference, of, corrected)).sum()  # type: ignore[arg-type]
+        total = (
+            (logps.exp() * (logps - reference)).sum()
+            if of == "true"
+            else (drawn * kl_loss(logps, drawn.log(), reference, of, corrected)).sum()
+        )  # type: ignore[arg-type]
         return torch.autograd.grad(total, free)[0]
 
     torch.testing.assert_close(gradient("k1"), torch.zeros(3, dtype=torch.float64))
@@ -96,8 +101,11 @@ def test_which_estimators_pull_as_the_divergence_does() -> None:
 
 def test_weights_of_tokens_by_answer_by_token_and_by_a_constant() -> None:
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]], dtype=torch.bool)
-    expected = {"sequence": [[0.25] * 4, [1, 0, 0, 0]], "token": [[0.4] * 4, [0.4, 0, 0, 0]],
-                "constant": [[0.1] * 4, [0.1, 0, 0, 0]]}
+    expected = {
+        "sequence": [[0.25] * 4, [1, 0, 0, 0]],
+        "token": [[0.4] * 4, [0.4, 0, 0, 0]],
+        "constant": [[0.1] * 4, [0.1, 0, 0, 0]],
+    }
     for kind, weights in expected.items():
         torch.testing.assert_close(token_weights(mask, kind, 10), torch.tensor(weights))  # type: ignore[arg-type]
     # All of them divide the sum by the number of answers, two.
@@ -114,12 +122,12 @@ def test_advantages_within_groups() -> None:
     """Rewards 1, 0, 0, 1 have the mean 0.5 and the deviation sqrt(1/3) = 0.57735."""
     rewards = tensor(1.0, 0.0, 0.0, 1.0, 3.0, 3.0, 3.0, 3.0)
     by_group = 0.5 / (math.sqrt(1 / 3) + 1e-4)
-    torch.testing.assert_close(group_advantages(rewards, 4, "group"),
-                               tensor(by_group, -by_group, -by_group, by_group, 0.0, 0.0, 0.0, 0.0))
+    torch.testing.assert_close(
+        group_advantages(rewards, 4, "group"), tensor(by_group, -by_group, -by_group, by_group, 0.0, 0.0, 0.0, 0.0)
+    )
     torch.testing.assert_close(group_advantages(rewards, 4, "none"), tensor(0.5, -0.5, -0.5, 0.5, 0.0, 0.0, 0.0, 0.0))
     deviation = float(rewards.std())
-    torch.testing.assert_close(group_advantages(rewards, 4, "batch")[:2],
-                               tensor(0.5, -0.5) / (deviation + 1e-4))
+    torch.testing.assert_close(group_advantages(rewards, 4, "batch")[:2], tensor(0.5, -0.5) / (deviation + 1e-4))
     assert groups_without_variance(rewards, 4).tolist() == [False] * 4 + [True] * 4
 
 
@@ -159,8 +167,10 @@ def test_generalised_advantages_are_the_sum_that_the_paper_writes(
     rewards, values = (torch.randn(1, length, dtype=torch.float64, generator=numbers) for _ in range(2))
     found, _ = generalised_advantages(rewards, values, torch.ones(1, length, dtype=torch.bool), discount, gae_lambda)
     r, v = rewards[0].tolist(), [*values[0].tolist(), 0.0]
-    slow = [sum((discount * gae_lambda) ** k * (r[t + k] + discount * v[t + k + 1] - v[t + k])
-                for k in range(length - t)) for t in range(length)]
+    slow = [
+        sum((discount * gae_lambda) ** k * (r[t + k] + discount * v[t + k + 1] - v[t + k]) for k in range(length - t))
+        for t in range(length)
+    ]
     assert found[0].tolist() == pytest.approx(slow, abs=1e-9)
 
 

@@ -37,8 +37,16 @@ QUESTIONS = [
 
 
 def task(path: Path, **settings: Any) -> Task:
-    return Task.model_validate({"name": "t", "path": str(path), "kind": "multiple_choice", "prompt": "question",
-                                "choices": "options", **settings})
+    return Task.model_validate(
+        {
+            "name": "t",
+            "path": str(path),
+            "kind": "multiple_choice",
+            "prompt": "question",
+            "choices": "options",
+            **settings,
+        }
+    )
 
 
 @pytest.fixture
@@ -65,10 +73,12 @@ def packed_documents(tmp_path_factory: pytest.TempPathFactory, reader: Reader, t
     write_packed_set(folder, rows, {"prose": len(rows)}, tokenizer, {"prose": held_out})
     manifest = read_json(folder / MANIFEST)
     copies = [0] * 8 + [1] * 2
-    manifest["train"]["shards"] = [write_rows(
-        folder / train_name(0), rows.astype("<u2"), pieces_of([*range(8), 0, 1], copies))]
+    manifest["train"]["shards"] = [
+        write_rows(folder / train_name(0), rows.astype("<u2"), pieces_of([*range(8), 0, 1], copies))
+    ]
     manifest["validation"]["prose"] = write_rows(
-        folder / validation_name("prose"), held_out.astype("<u2"), pieces_of([8, 9], [0, 0]))
+        folder / validation_name("prose"), held_out.astype("<u2"), pieces_of([8, 9], [0, 0])
+    )
     write_json(folder / MANIFEST, manifest)
     return PackedSet(folder)
 
@@ -80,13 +90,18 @@ def read_of(packed: PackedSet, steps: int) -> RowsRead:
 
 def pieces_of(documents: list[int], copies: list[int]) -> pa.Table:
     """A row for each document."""
-    return pa.table({
-        "row": np.arange(len(documents)), "start": np.zeros(len(documents), np.int32),
-        "length": np.full(len(documents), 24, np.int32), "id": pa.array([bytes([k]) * 16 for k in documents],
-                                                                        pa.binary(16)),
-        "source": np.zeros(len(documents), np.int32), "copy": np.array(copies, np.int32),
-        "offset": np.zeros(len(documents), np.int64),
-    }, schema=PIECES_SCHEMA)
+    return pa.table(
+        {
+            "row": np.arange(len(documents)),
+            "start": np.zeros(len(documents), np.int32),
+            "length": np.full(len(documents), 24, np.int32),
+            "id": pa.array([bytes([k]) * 16 for k in documents], pa.binary(16)),
+            "source": np.zeros(len(documents), np.int32),
+            "copy": np.array(copies, np.int32),
+            "offset": np.zeros(len(documents), np.int64),
+        },
+        schema=PIECES_SCHEMA,
+    )
 
 
 def plain_logp(reader: Reader, context: list[int], scored: list[int]) -> float:
@@ -108,15 +123,18 @@ def test_shots_are_solved_items_that_are_not_asked(questions: Path) -> None:
     assert items[0].question == "Q: Which is a colour?\nA: red"
 
 
-@pytest.mark.parametrize(("settings", "sentence"), [
-    ({"prompt": "query"}, "task t, item 1: no field 'query'; it has question, options"),
-    ({"prompt": "{{query}}"}, "cannot be rendered: 'query' is undefined"),
-    ({"answer": "note"}, "the answer 'n' is none of its 2 choices"),
-    ({"choices": "question"}, "is not a list of at least two choices"),
-    ({"num_fewshot": 3}, r"has no item left to ask \(it has 3, of which 3 are shots\)"),
-    ({"num_fewshot": 4}, "has 3 items, fewer than the 4 shots"),
-    ({"prompt": "{{ ''.__class__.__mro__ }}"}, "unsafe"),
-])
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"prompt": "query"}, "task t, item 1: no field 'query'; it has question, options"),
+        ({"prompt": "{{query}}"}, "cannot be rendered: 'query' is undefined"),
+        ({"answer": "note"}, "the answer 'n' is none of its 2 choices"),
+        ({"choices": "question"}, "is not a list of at least two choices"),
+        ({"num_fewshot": 3}, r"has no item left to ask \(it has 3, of which 3 are shots\)"),
+        ({"num_fewshot": 4}, "has 3 items, fewer than the 4 shots"),
+        ({"prompt": "{{ ''.__class__.__mro__ }}"}, "unsafe"),
+    ],
+)
 def test_what_cannot_be_asked_is_said_with_task_and_item(
     questions: Path, settings: dict[str, Any], sentence: str
 ) -> None:
@@ -143,8 +161,10 @@ def test_windows_score_every_id_once_and_give_it_context(size: int) -> None:
 
 def test_scores_are_those_of_one_sequence_at_a_time(reader: Reader) -> None:
     rng = np.random.default_rng(0)
-    requests = [Request(tuple(rng.integers(6, 390, c).tolist()), tuple(rng.integers(6, 390, s).tolist()))
-                for c, s in ((1, 1), (5, 3), (40, 2), (20, 30), (3, 0), (31, 1))]
+    requests = [
+        Request(tuple(rng.integers(6, 390, c).tolist()), tuple(rng.integers(6, 390, s).tolist()))
+        for c, s in ((1, 1), (5, 3), (40, 2), (20, 30), (3, 0), (31, 1))
+    ]
     found = score_requests(reader.model, requests, reader.length, reader.device)
     for one, score in zip(requests, found, strict=True):
         scored = list(one.scored)
@@ -179,8 +199,9 @@ def test_an_answer_ends_at_the_first_stop() -> None:
 
 @pytest.mark.parametrize("kind", ["multiple_choice", "cloze", "rolling", "generate"])
 def test_every_kind_gives_values_with_their_intervals(kind: str, questions: Path, reader: Reader) -> None:
-    asked = task(questions, kind=kind, answer="question" if kind in ("cloze", "generate") else "answer",
-                 max_new_tokens=8)
+    asked = task(
+        questions, kind=kind, answer="question" if kind in ("cloze", "generate") else "answer", max_new_tokens=8
+    )
     result = answer_task(reader, asked, read_task(asked), 0, 50)
     names = {"multiple_choice": "acc", "cloze": "perplexity", "rolling": "bits_per_byte", "generate": "exact_match"}
     found = result.summary[names[kind]]
@@ -256,8 +277,12 @@ def test_items_that_were_trained_on_are_found_in_the_rows(packed_documents: Pack
     text = reader.decode(packed.read(np.arange(1))[0].tolist())
     words = text.split()
     leaked = " ".join(words[1:-1])
-    items = {"a": [Item(1, leaked, ("x",), 0, leaked),
-                   Item(2, "", ("x",), 0, "none of these words was ever in the training set of this little model")]}
+    items = {
+        "a": [
+            Item(1, leaked, ("x",), 0, leaked),
+            Item(2, "", ("x",), 0, "none of these words was ever in the training set of this little model"),
+        ]
+    }
     section = Contamination(ngram=min(8, len(words) - 2), min_coverage=0.9)
     trained = read_of(packed, 10)
     share = item_coverage(trained, lambda rows: [reader.decode(row) for row in rows], items, section, 0)["a"]

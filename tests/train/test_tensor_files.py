@@ -35,8 +35,10 @@ SIZES = st.lists(st.tuples(st.sampled_from(list(NAMES)), st.lists(st.integers(0,
 
 
 def tensors_of(sizes: list[tuple[torch.dtype, list[int]]]) -> dict[str, torch.Tensor]:
-    return {f"t{number}": (torch.arange(torch.Size(size).numel()).reshape(size) * 3 % 7).to(dtype)
-            for number, (dtype, size) in enumerate(sizes)}
+    return {
+        f"t{number}": (torch.arange(torch.Size(size).numel()).reshape(size) * 3 % 7).to(dtype)
+        for number, (dtype, size) in enumerate(sizes)
+    }
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -78,8 +80,9 @@ def test_shards_keep_the_order_and_the_limit_and_the_index_names_them(
 ) -> None:
     for path in tmp_path.glob("model*"):
         path.unlink()
-    groups = [{f"t{number:02d}": ready(torch.full((count,), number, dtype=torch.int8))}
-              for number, count in enumerate(counts)]
+    groups = [
+        {f"t{number:02d}": ready(torch.full((count,), number, dtype=torch.int8))} for number, count in enumerate(counts)
+    ]
     write_model(tmp_path, groups, most)
     if not (tmp_path / INDEX_FILE).exists():
         assert sum(counts) <= most or sum(count > 0 for count in counts) == 1
@@ -105,8 +108,9 @@ def test_a_model_larger_than_a_shard_is_exported_in_several_that_load_as_one(
     logits = {}
     for name, most in (("one", 10**9), ("several", 30_000)):
         folder = tmp_path / name
-        _, parameters, size = write_folder(tmp_path / "trained", tokenizer_folder,
-                                           Export(int8=int8, max_shard_bytes=most), folder)
+        _, parameters, size = write_folder(
+            tmp_path / "trained", tokenizer_folder, Export(int8=int8, max_shard_bytes=most), folder
+        )
         files = sorted(folder.glob("*.safetensors"))
         assert size == sum(path.stat().st_size for path in files)
         assert parameters == sum(one.numel() for one in load_model(folder).parameters())
@@ -154,8 +158,12 @@ def test_an_export_holds_some_tensors_in_memory_and_never_the_model(
     save_model(tmp_path / "trained", shape, {name: torch.zeros(size) for name, size in sizes.items()})
     weights = (tmp_path / "trained" / WEIGHTS_FILE).stat().st_size
     assert weights > 300e6
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path / "trained"), str(tmp_path / "out")],
-                          capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "trained"), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert int(done.stdout) < weights / 6
     for path in tmp_path.rglob("*.safetensors"):
         path.unlink()
@@ -192,6 +200,7 @@ fork_ranks(2, gather)
 
 @pytest.mark.slow
 def test_only_the_first_process_gathers_the_whole_model() -> None:
-    done = subprocess.run([sys.executable, "-c", GATHER], capture_output=True, text=True, check=False, timeout=240,
-                          cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", GATHER], capture_output=True, text=True, check=False, timeout=240, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -52,8 +52,9 @@ WITHOUT_TOOLS = """\
 
 
 def tools_of(*tools: Any) -> tuple[AnyTool, ...]:
-    return Rl.model_validate({"data": [{"path": "a.jsonl"}], "rewards": [{"kind": "exact"}], "steps": 1,
-                              "tools": list(tools)}).tools
+    return Rl.model_validate(
+        {"data": [{"path": "a.jsonl"}], "rewards": [{"kind": "exact"}], "steps": 1, "tools": list(tools)}
+    ).tools
 
 
 def own_tool(folder: Path, source: str, name: str = "tool", **more: Any) -> dict[str, Any]:
@@ -76,23 +77,48 @@ def with_template(tokenizer_folder: Path, tmp_path: Path) -> Any:
     return made
 
 
-@pytest.mark.parametrize(("expression", "value"), [
-    ("12 * (3 + 4)", "84"), ("1/3", "0.333333333333"), ("2^10", "1024"), ("-7 // 2", "-4"), ("7 % 4", "3"),
-    ("sqrt(2)", "1.41421356237"), ("round(2.567, 1)", "2.6"), ("max(1, 2.5)", "2.5"), ("6 \u00d7 7", "42"),
-    ("10 / 5", "2"), ("1e3 + 1", "1001"), ("2**64", "18446744073709551616"), ("1e300 * 10", "1e+301"),
-])
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("12 * (3 + 4)", "84"),
+        ("1/3", "0.333333333333"),
+        ("2^10", "1024"),
+        ("-7 // 2", "-4"),
+        ("7 % 4", "3"),
+        ("sqrt(2)", "1.41421356237"),
+        ("round(2.567, 1)", "2.6"),
+        ("max(1, 2.5)", "2.5"),
+        ("6 \u00d7 7", "42"),
+        ("10 / 5", "2"),
+        ("1e3 + 1", "1001"),
+        ("2**64", "18446744073709551616"),
+        ("1e300 * 10", "1e+301"),
+    ],
+)
 def test_arithmetic_is_worked_out(expression: str, value: str) -> None:
     assert calculate(expression) == value
 
 
-@pytest.mark.parametrize(("expression", "says"), [
-    ("1 / 0", "division by zero"), ("9**9**9", "more than 1000 digits"), ("__import__('os')", "only numbers"),
-    ("x + 1", "only numbers"), ("(1", "is no expression"), ("1e308 * 10", "no finite number"),
-    ("(-8) ** 0.5", "no finite number"),
-    ("'a' * 9", "only numbers"), ("round(5, -10**9)", "at most 15 digits"), ("1" * 2000, "more than 1000 characters"),
-    ("10**900 * 10**900", "more than 1000 digits"), ("(" * 500 + ")" * 500, "is no expression"), ("True + 1", "only"),
-    ("sqrt(1, 2)", "takes exactly one argument"), ("10.0 ** 400", "too large"),
-])
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ("1 / 0", "division by zero"),
+        ("9**9**9", "more than 1000 digits"),
+        ("__import__('os')", "only numbers"),
+        ("x + 1", "only numbers"),
+        ("(1", "is no expression"),
+        ("1e308 * 10", "no finite number"),
+        ("(-8) ** 0.5", "no finite number"),
+        ("'a' * 9", "only numbers"),
+        ("round(5, -10**9)", "at most 15 digits"),
+        ("1" * 2000, "more than 1000 characters"),
+        ("10**900 * 10**900", "more than 1000 digits"),
+        ("(" * 500 + ")" * 500, "is no expression"),
+        ("True + 1", "only"),
+        ("sqrt(1, 2)", "takes exactly one argument"),
+        ("10.0 ** 400", "too large"),
+    ],
+)
 def test_what_is_no_arithmetic_is_an_error(expression: str, says: str) -> None:
     with pytest.raises(CalculatorError, match=says):
         calculate(expression)
@@ -111,12 +137,19 @@ def test_the_index_scores_texts_as_the_scan_does() -> None:
 
 
 def test_tools_are_written_short_or_long() -> None:
-    tools = tools_of("calculator", {"python": {"seconds": 2}}, {"search": {"path": "a.jsonl"}, "name": "look"},
-                     {"kind": "python", "name": "slow", "seconds": 9})
+    tools = tools_of(
+        "calculator",
+        {"python": {"seconds": 2}},
+        {"search": {"path": "a.jsonl"}, "name": "look"},
+        {"kind": "python", "name": "slow", "seconds": 9},
+    )
     assert [name_of_tool(tool) for tool in tools] == ["calculator", "python", "look", "slow"]
     assert [getattr(tool, "seconds", None) for tool in tools] == [None, 2, None, 9]
-    for wrong, message in ((["calculator", "calculator"], "two are called calculator"),
-                           ([{"pyhton": {}}], "Unable to extract tag"), ([{"python": {"second": 1}}], "second")):
+    for wrong, message in (
+        (["calculator", "calculator"], "two are called calculator"),
+        ([{"pyhton": {}}], "Unable to extract tag"),
+        ([{"python": {"second": 1}}], "second"),
+    ):
         with pytest.raises(ValueError, match=message):
             tools_of(*wrong)
 
@@ -139,9 +172,14 @@ def test_calls_are_read_as_the_template_writes_them(chat: Chat, with_template: A
 
 def test_what_is_no_call_says_why(chat: Chat) -> None:
     form = CallFormat(chat)
-    for text, problem in (('{"name": "a"', "the call is no JSON"), ("[1]", "a call is an object with 'name'"),
-                          ('{"name": 3}', "a call is an object"), ('{"name": "a", "arguments": 4}', "is no object"),
-                          ('{"name": "a", "arguments": "{"}', "is no JSON"), ("[" * 100_000, "nested too deep")):
+    for text, problem in (
+        ('{"name": "a"', "the call is no JSON"),
+        ("[1]", "a call is an object with 'name'"),
+        ('{"name": 3}', "a call is an object"),
+        ('{"name": "a", "arguments": 4}', "is no object"),
+        ('{"name": "a", "arguments": "{"}', "is no JSON"),
+        ("[" * 100_000, "nested too deep"),
+    ):
         (call,) = form.calls(f"<tool_call>\n{text}")
         assert problem in call.problem
     assert form.calls('<tool_call>{"name": "a", "arguments": "{\\"x\\": 2}"}') == [Call("a", {"x": 2})]
@@ -164,21 +202,26 @@ def test_the_tokens_of_an_answer_of_several_turns_are_those_of_its_conversation(
     arguments = {"expression": "2 * 21"}
     call = {"id": "call00000", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
     asked = [{"role": "user", "content": "2 * 21?"}]
-    whole = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]},
-             {"role": "tool", "name": "calculator", "tool_call_id": "call00000", "content": "42"},
-             {"role": "assistant", "content": "It is 42."}]
+    whole = [
+        *asked,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "calculator", "tool_call_id": "call00000", "content": "42"},
+        {"role": "assistant", "content": "It is 42."},
+    ]
     tokens = chat.encode(whole, tools=described)
     prompt = form.prompt(asked, described)
     (answer,) = Dialogue(chat, form, tools, 3, 50).answers(
         scripted(chat, [tokens.ids[tokens.turns == 1].tolist(), tokens.ids[tokens.turns == 2].tolist()]),
-        [Asked(Request(tuple(prompt), 200, chat.stops, Sampling()), tools.names)])
+        [Asked(Request(tuple(prompt), 200, chat.stops, Sampling()), tools.names)],
+    )
     assert [*prompt, *answer.tokens] == tokens.ids[: len(prompt) + len(answer.tokens)].tolist()
     drawn = np.array(answer.drawn)
     assert (tokens.turns[len(prompt) :][: len(drawn)] > 0).tolist() == drawn.tolist()
     assert answer.ended
     assert text_of(chat, answer) == "It is 42."
     assert [(one.turn, one.name, one.arguments, one.answer, one.failed) for one in answer.used] == [
-        (1, "calculator", json.dumps(arguments), "42", False)]
+        (1, "calculator", json.dumps(arguments), "42", False)
+    ]
     first, second, last = turns_of(chat, answer)
     assert (first["tool_calls"][0]["function"]["name"], second["content"]) == ("calculator", "42")
     assert last == {"role": "assistant", "content": "It is 42."}
@@ -208,8 +251,9 @@ def spoken(chat: Chat, text: str) -> list[int]:
 
 
 def calling(chat: Chat, expression: str) -> list[int]:
-    return spoken(chat, f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{expression}"}}}}\n'
-                        "</tool_call>")
+    return spoken(
+        chat, f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{expression}"}}}}\n</tool_call>'
+    )
 
 
 def dialogue(chat: Chat, turns: int = 3, answer_tokens: int = 50, *tools: Any) -> Dialogue:
@@ -247,7 +291,9 @@ def test_a_dialogue_is_cut_at_its_turns_and_where_an_answer_has_no_room(chat: Ch
 
 
 def test_errors_are_answers_and_long_answers_are_cut(chat: Chat, tmp_path: Path) -> None:
-    own = own_tool(tmp_path, '''
+    own = own_tool(
+        tmp_path,
+        '''
 import time
 
 def tool(size: int, unit: str = "m", *, factor=1):
@@ -261,22 +307,30 @@ def tool(size: int, unit: str = "m", *, factor=1):
     if size == 7:
         return {1, 2}
     return {"text": "grist " * size + "<|end|>"} if unit == "m" else "<|" + "<|end|>" + "end|>"
-''', time_limit_seconds=0.2)
+''',
+        time_limit_seconds=0.2,
+    )
     box = Toolbox(tools_of("calculator", own), {})
     assert box.descriptions(["tool"])[0]["function"] == {
-        "name": "tool", "description": "Repeats grist.", "parameters": {"type": "object", "properties": {
-            "size": {"type": "integer"}, "unit": {"type": "string"}, "factor": {"type": "string"}},
-            "required": ["size"]}}
+        "name": "tool",
+        "description": "Repeats grist.",
+        "parameters": {
+            "type": "object",
+            "properties": {"size": {"type": "integer"}, "unit": {"type": "string"}, "factor": {"type": "string"}},
+            "required": ["size"],
+        },
+    }
     offered = ("tool", "calculator")
     for call, answer in (
-            (Call("tool", {"size": -1}), "error: ValueError: too small"),
-            (Call("tool", {"size": 7}), "error: what it returned is neither text nor JSON: set"),
-            (Call("tool", {}), "error: tool takes size, unit, factor; 'size' is missing"),
-            (Call("tool", {"size": 1, "colour": "red"}), "error: tool takes size, unit, factor; it has no 'colour'"),
-            (Call("mill", {}), "error: there is no tool 'mill'; there are tool, calculator"),
-            (Call("", {}, "the call is no JSON: x"), "error: the call is no JSON: x"),
-            (Call("calculator", {"expression": 3}), "error: 3 is no text"),
-            (Call("calculator", {"expression": "1/0"}), "error: division by zero")):
+        (Call("tool", {"size": -1}), "error: ValueError: too small"),
+        (Call("tool", {"size": 7}), "error: what it returned is neither text nor JSON: set"),
+        (Call("tool", {}), "error: tool takes size, unit, factor; 'size' is missing"),
+        (Call("tool", {"size": 1, "colour": "red"}), "error: tool takes size, unit, factor; it has no 'colour'"),
+        (Call("mill", {}), "error: there is no tool 'mill'; there are tool, calculator"),
+        (Call("", {}, "the call is no JSON: x"), "error: the call is no JSON: x"),
+        (Call("calculator", {"expression": 3}), "error: 3 is no text"),
+        (Call("calculator", {"expression": "1/0"}), "error: division by zero"),
+    ):
         (used,) = box.answer(1, [(call, offered)])
         assert (used.answer, used.failed) == (answer, True)
     (late,) = box.answer(1, [(Call("tool", {"size": 2000}), offered)])
@@ -294,8 +348,10 @@ def tool(size: int, unit: str = "m", *, factor=1):
 
 
 def test_a_reward_that_names_turns_gets_the_messages_of_each_answer(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def called(completions, turns): return [float(len(one)) for one in turns]\n"
-                                     "def as_in_trl(completions, **others): return [float(len(others))]\n")
+    (tmp_path / "own.py").write_text(
+        "def called(completions, turns): return [float(len(one)) for one in turns]\n"
+        "def as_in_trl(completions, **others): return [float(len(others))]\n"
+    )
 
     def given(name: str, **more: Any) -> list[float]:
         use = take_code(Own.model_validate({"use": f"./own.py:{name}"}).use, tmp_path)
@@ -307,15 +363,20 @@ def test_a_reward_that_names_turns_gets_the_messages_of_each_answer(tmp_path: Pa
 
 
 def test_a_function_that_cannot_be_described_is_refused(tmp_path: Path) -> None:
-    for source, message in (("def tool(x): return x", "has no docstring"),
-                            ('def tool(*x):\n    "It does."', "must take its arguments by name")):
+    for source, message in (
+        ("def tool(x): return x", "has no docstring"),
+        ('def tool(*x):\n    "It does."', "must take its arguments by name"),
+    ):
         with pytest.raises(ToolError, match=message):
             Toolbox(tools_of(own_tool(tmp_path, source)), {})
 
 
 def test_several_calls_of_a_turn_are_answered_in_their_order(chat: Chat) -> None:
-    turn = [*calling(chat, "1+1")[:-1], *calling(chat, "2+2")[:-1],
-            *spoken(chat, '<tool_call>{"name": "python", "arguments": {"code": "print(3+3)"}}</tool_call>')]
+    turn = [
+        *calling(chat, "1+1")[:-1],
+        *calling(chat, "2+2")[:-1],
+        *spoken(chat, '<tool_call>{"name": "python", "arguments": {"code": "print(3+3)"}}</tool_call>'),
+    ]
     talk = dialogue(chat, 3, 50, "calculator", "python")
     request = asked(chat, 600, ("calculator", "python"))
     (answer,) = talk.answers(scripted(chat, [turn, spoken(chat, "Done.")]), [request])
@@ -332,18 +393,24 @@ def test_without_a_word_of_tools_in_the_template_calls_have_hermes_form(with_tem
     assert said.startswith('<|user|>Tools: [{"type": "function", "function": {"name": "calculator"')
     assert said.endswith("</tool_call>\n\n2*3?<|end|><|assistant|>")
     assert chat.decode(form.answers(["6", "7"]), special=True) == (
-        "<|user|><tool_response>\n6\n</tool_response>\n<tool_response>\n7\n</tool_response><|end|><|assistant|>")
+        "<|user|><tool_response>\n6\n</tool_response>\n<tool_response>\n7\n</tool_response><|end|><|assistant|>"
+    )
 
 
 def test_a_search_answers_with_the_best_documents(tmp_path: Path) -> None:
-    rows = [{"title": "Mills", "text": "A mill by the river grinds corn."}, {"text": "Bread is baked of corn."},
-            {"text": "The sea is wide."}]
+    rows = [
+        {"title": "Mills", "text": "A mill by the river grinds corn."},
+        {"text": "Bread is baked of corn."},
+        {"text": "The sea is wide."},
+    ]
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     search = {"search": {"path": str(tmp_path / "facts.jsonl"), "top": 2}}
     box = Toolbox(tools_of(search), {})
     ask = [(Call("search", {"query": query}), box.names) for query in ("who grinds corn", "moon")]
     assert [one.answer for one in box.answer(1, ask)] == [
-        "1. Mills: A mill by the river grinds corn.\n2. Bread is baked of corn.", "no document has these words"]
+        "1. Mills: A mill by the river grinds corn.\n2. Bread is baked of corn.",
+        "no document has these words",
+    ]
     with pytest.raises(ToolError, match="this run has no documents; give one"):
         Toolbox(tools_of("search"), {})
     (tmp_path / "facts.jsonl").write_text('{"body": "x"}\n')
@@ -352,8 +419,10 @@ def test_a_search_answers_with_the_best_documents(tmp_path: Path) -> None:
 
 
 def test_a_search_without_a_path_looks_through_the_documents_of_the_run(tmp_path: Path) -> None:
-    rows = [{"id": document_id("web", text, text), "source": "web", "locator": text, "text": text, "metadata": "{}"}
-            for text in ("the mill grinds", "the sea")]
+    rows = [
+        {"id": document_id("web", text, text), "source": "web", "locator": text, "text": text, "metadata": "{}"}
+        for text in ("the mill grinds", "the sea")
+    ]
     write_table(tmp_path / "part-00000.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
     box = Toolbox(tools_of("search"), {"ingest": tmp_path})
     (used,) = box.answer(1, [(Call("search", {"query": "mill"}), box.names)])

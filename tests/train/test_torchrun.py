@@ -50,17 +50,24 @@ def test_on_one_machine_ranks_find_each_other_and_nobody_listens_beyond_the_loop
     """Should an upgrade of torch open a store again, this says so."""
     (tmp_path / "ranks.py").write_text(LISTENERS)
     command = [*torchrun_command(tmp_path, ranks=2)[:-3], str(tmp_path / "ranks.py")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240, env={
-        **os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=240, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    )
     assert sorted(done.stdout.splitlines()) == [
-        f"{rank} 2 from the first ['{LOOPBACK}'] []" for rank in (0, 1)]  # gloo's own sockets; torchrun has none
+        f"{rank} 2 from the first ['{LOOPBACK}'] []" for rank in (0, 1)
+    ]  # gloo's own sockets; torchrun has none
 
 
-@pytest.mark.parametrize(("error", "message"), [
-    (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
-    (torch.OutOfMemoryError("CUDA out of memory."),
-     "CUDA out of memory; lower micro_batch_size: the training resumes from its last checkpoint"),
-])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory."),
+            "CUDA out of memory; lower micro_batch_size: the training resumes from its last checkpoint",
+        ),
+    ],
+)
 def test_a_rank_tells_its_reason_also_where_no_file_can_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception, message: str
 ) -> None:
@@ -68,7 +75,10 @@ def test_a_rank_tells_its_reason_also_where_no_file_can_be_written(
     write_error(tmp_path, error)
     told = capsys.readouterr()
     assert json.loads(told.out.removeprefix("@gristmill ")) == {
-        "event": "failed", "message": message, "is_consequence": False}
+        "event": "failed",
+        "message": message,
+        "is_consequence": False,
+    }
     assert "error.json cannot be written" in told.err
 
 
@@ -87,8 +97,13 @@ time.sleep(600)
 def test_when_a_rank_is_killed_that_is_told_and_the_others_are_ended(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
     command = [*torchrun_command(tmp_path, ranks=2)[:-3], str(tmp_path / "ranks.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                          env={**os.environ, "FOLDER": str(tmp_path)}) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "FOLDER": str(tmp_path)},
+    ) as process:
         try:
             assert process.stdout is not None
             event = json.loads(process.stdout.readline().removeprefix("@gristmill "))
@@ -119,11 +134,20 @@ def test_a_training_on_two_hosts_learns_what_one_host_does(
     found = []
     for name, nodes in (("one", 1), ("two", 2)):
         engine = Engine.model_validate({"ranks": 2, "nodes": nodes, "network": network})
-        write_json(tmp_path / name / "stage.json", {
-            "stage": "pretrain", "run": "gristmill.train.stages.pretrain:run", "launch": "torchrun",
-            "config": pretrain_config, "engine": engine.model_dump(mode="json"),
-            "inputs": [{"stage": "tokenizer", "folder": str(tokenizer_folder)},
-                       {"stage": "mix", "folder": str(mix_folder)}]})
+        write_json(
+            tmp_path / name / "stage.json",
+            {
+                "stage": "pretrain",
+                "run": "gristmill.train.stages.pretrain:run",
+                "launch": "torchrun",
+                "config": pretrain_config,
+                "engine": engine.model_dump(mode="json"),
+                "inputs": [
+                    {"stage": "tokenizer", "folder": str(tokenizer_folder)},
+                    {"stage": "mix", "folder": str(mix_folder)},
+                ],
+            },
+        )
         command = [sys.executable, "-m", "gristmill.flows.running.execute", str(tmp_path / name)]
         with subprocess.Popen([sys.executable, "-m", TAKE_PART, str(tmp_path / name), "lo"]) as other:
             try:
@@ -138,14 +162,22 @@ def test_a_training_on_two_hosts_learns_what_one_host_does(
 
 
 def test_what_a_host_is_given_finds_the_one_that_leads_and_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
-    engine = Engine.model_validate({"ranks": 8, "nodes": 2, "network": {
-        "interface": "lo", "port": 4321, "join_seconds": 30, "timeout_seconds": 7}}).model_dump(mode="json")
+    engine = Engine.model_validate(
+        {"ranks": 8, "nodes": 2, "network": {"interface": "lo", "port": 4321, "join_seconds": 30, "timeout_seconds": 7}}
+    ).model_dump(mode="json")
     led = hosts.lead(tmp_path, engine)
     assert hosts.read_rendezvous(tmp_path) == led
     assert led.command(tmp_path, leads=False)[3:] == [
-        "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:4321",
-        f"--rdzv-id={led.name}", "--rdzv-conf=is_host=0,join_timeout=30,read_timeout=7", "-m", "gristmill.train.rank",
-        str(tmp_path)]
+        "--nnodes=2",
+        "--nproc-per-node=4",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:4321",
+        f"--rdzv-id={led.name}",
+        "--rdzv-conf=is_host=0,join_timeout=30,read_timeout=7",
+        "-m",
+        "gristmill.train.rank",
+        str(tmp_path),
+    ]
     assert read_json(tmp_path / "work" / "rendezvous.json")["command"] == shlex.join(led.command(tmp_path, leads=False))
     assert "is_host=1" in led.command(tmp_path, leads=True)[8]
 

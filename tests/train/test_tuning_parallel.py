@@ -27,8 +27,15 @@ from gristmill.train.loop.rows_read import READS
 DATA_OF = {"sft": "sft_data", "reference": "dpo_data", "dpo": "dpo_data"}
 READ = {"sft": {*Tuning.model_fields, READS}, "reference": Reference.model_fields, "dpo": Dpo.model_fields}
 WORKER = "tests.train.tuning_worker"
-TRAINING = {"steps": 3, "global_batch_size": 5, "micro_batch_size": 2, "seed": 11, "log_every": 1,
-            "sequence_length": 64, "schedule": {"warmup_steps": 1}}
+TRAINING = {
+    "steps": 3,
+    "global_batch_size": 5,
+    "micro_batch_size": 2,
+    "seed": 11,
+    "log_every": 1,
+    "sequence_length": 64,
+    "schedule": {"warmup_steps": 1},
+}
 
 
 def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> list[dict[str, Any]]:
@@ -38,35 +45,95 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
     tuned = {**inputs, "sft": str(folder / "adapters" / "data")}
     taught = {"teacher": "pretrain", "top_k": 7, "temperature": 2.0}
     return [
-        {"stage": "sft", "folder": str(folder / "adapters"), "inputs": inputs, "parallel": {"pipeline": 2},
-         "config": {**TRAINING, **chats, **rate, "lora": {"rank": 3, "dora": True}}},
-        {"stage": "sft", "folder": str(folder / "held"), "inputs": inputs, "parallel": {"tensor": 2},
-         "config": {**TRAINING, **chats, **rate, "ewc": {"weight": 100.0, "fisher_rows": 3},
-                    "reads": {"steps": 2, "global_batch_size": 6, "batch_ramp": [], "seed": 11}}},
-        {"stage": "reference", "folder": str(folder / "reference"), "inputs": tuned,
-         "config": {**pairs, "sequence_length": 64, "micro_batch_size": 2}},
-        {"stage": "dpo", "folder": str(folder / "dpo"), "parallel": {"tensor": 2},
-         "inputs": {**tuned, "reference": str(folder / "reference" / "data")},
-         "config": {**TRAINING, **pairs, **rate, "lora": {"rank": 2}}},
-        {"stage": "dpo", "folder": str(folder / "dpo whole"), "parallel": {"tensor": 2},
-         "inputs": {**tuned, "reference": str(folder / "reference" / "data")},
-         "config": {**TRAINING, **pairs, **rate}},
-        {"stage": "reference", "folder": str(folder / "answers"), "inputs": tuned,
-         "config": {**pairs, "sequence_length": 64, "micro_batch_size": 2, "answers": True}},
-        {"stage": "dpo", "folder": str(folder / "kto"), "parallel": {"replicate": 2},
-         "inputs": {**tuned, "reference": str(folder / "answers" / "data")},
-         "config": {**TRAINING, **pairs, **rate, "loss": "kto", "beta": 1.0}},
-        {"stage": "reward", "folder": str(folder / "reward"), "inputs": tuned,
-         "config": {**TRAINING, **pairs, **rate, "center_weight": 0.1, "holdout": 0.3}},
-        {"stage": "teacher", "folder": str(folder / "teacher"), "config": {**taught, "micro_batch_size": 1},
-         "inputs": {**inputs, "sft_data": str(made / "adapters" / "made" / "data")}},
-        {"stage": "sft", "folder": str(folder / "taught"),
-         "inputs": {**inputs, "teacher": str(folder / "teacher" / "data")},
-         "config": {**TRAINING, **chats, **rate, "distill": {**taught, "kind": "jsd"}}},
-        {"stage": "rl", "folder": str(folder / "rl"), "inputs": inputs,
-         "config": {**TRAINING, **chats, **rate, "algorithm": "ppo", "global_batch_size": 6, "group_size": 2,
-                    "max_new_tokens": 5, "sequence_length": 32, "epochs_per_batch": 2, "holdout": 0.3,
-                    "rewards": [{"kind": "contains", "text": "e"}, {"kind": "length", "target_tokens": 3}]}},
+        {
+            "stage": "sft",
+            "folder": str(folder / "adapters"),
+            "inputs": inputs,
+            "parallel": {"pipeline": 2},
+            "config": {**TRAINING, **chats, **rate, "lora": {"rank": 3, "dora": True}},
+        },
+        {
+            "stage": "sft",
+            "folder": str(folder / "held"),
+            "inputs": inputs,
+            "parallel": {"tensor": 2},
+            "config": {
+                **TRAINING,
+                **chats,
+                **rate,
+                "ewc": {"weight": 100.0, "fisher_rows": 3},
+                "reads": {"steps": 2, "global_batch_size": 6, "batch_ramp": [], "seed": 11},
+            },
+        },
+        {
+            "stage": "reference",
+            "folder": str(folder / "reference"),
+            "inputs": tuned,
+            "config": {**pairs, "sequence_length": 64, "micro_batch_size": 2},
+        },
+        {
+            "stage": "dpo",
+            "folder": str(folder / "dpo"),
+            "parallel": {"tensor": 2},
+            "inputs": {**tuned, "reference": str(folder / "reference" / "data")},
+            "config": {**TRAINING, **pairs, **rate, "lora": {"rank": 2}},
+        },
+        {
+            "stage": "dpo",
+            "folder": str(folder / "dpo whole"),
+            "parallel": {"tensor": 2},
+            "inputs": {**tuned, "reference": str(folder / "reference" / "data")},
+            "config": {**TRAINING, **pairs, **rate},
+        },
+        {
+            "stage": "reference",
+            "folder": str(folder / "answers"),
+            "inputs": tuned,
+            "config": {**pairs, "sequence_length": 64, "micro_batch_size": 2, "answers": True},
+        },
+        {
+            "stage": "dpo",
+            "folder": str(folder / "kto"),
+            "parallel": {"replicate": 2},
+            "inputs": {**tuned, "reference": str(folder / "answers" / "data")},
+            "config": {**TRAINING, **pairs, **rate, "loss": "kto", "beta": 1.0},
+        },
+        {
+            "stage": "reward",
+            "folder": str(folder / "reward"),
+            "inputs": tuned,
+            "config": {**TRAINING, **pairs, **rate, "center_weight": 0.1, "holdout": 0.3},
+        },
+        {
+            "stage": "teacher",
+            "folder": str(folder / "teacher"),
+            "config": {**taught, "micro_batch_size": 1},
+            "inputs": {**inputs, "sft_data": str(made / "adapters" / "made" / "data")},
+        },
+        {
+            "stage": "sft",
+            "folder": str(folder / "taught"),
+            "inputs": {**inputs, "teacher": str(folder / "teacher" / "data")},
+            "config": {**TRAINING, **chats, **rate, "distill": {**taught, "kind": "jsd"}},
+        },
+        {
+            "stage": "rl",
+            "folder": str(folder / "rl"),
+            "inputs": inputs,
+            "config": {
+                **TRAINING,
+                **chats,
+                **rate,
+                "algorithm": "ppo",
+                "global_batch_size": 6,
+                "group_size": 2,
+                "max_new_tokens": 5,
+                "sequence_length": 32,
+                "epochs_per_batch": 2,
+                "holdout": 0.3,
+                "rewards": [{"kind": "contains", "text": "e"}, {"kind": "length", "target_tokens": 3}],
+            },
+        },
     ]
 
 
@@ -75,20 +142,46 @@ def rounded_jobs_in(folder: Path, inputs: dict[str, str], data: Path, base: str)
     chats, pairs = {"data": [{"path": str(data / "sft.jsonl")}]}, {"data": [{"path": str(data / "dpo.jsonl")}]}
     tuning = {**TRAINING, "optimizer": {"learning_rate": 0.002}, "lora": {"rank": 3, "base": base}}
     return [
-        {"stage": "sft", "folder": str(folder / "adapters"), "inputs": inputs, "config": {**tuning, **chats},
-         "parallel": {"shard": 2}},
-        {"stage": "reference", "folder": str(folder / "reference"), "inputs": inputs,
-         "config": {**pairs, "sequence_length": 64, "micro_batch_size": 1, "rounded": {"base": base}}},
-        {"stage": "rl", "folder": str(folder / "rl"), "inputs": inputs, "parallel": {"replicate": 2},
-         "config": {**tuning, **chats, "global_batch_size": 6, "group_size": 2, "max_new_tokens": 5, "holdout": 0.3,
-                    "sequence_length": 32, "kl_weight": 0.1, "rewards": [{"kind": "contains", "text": "e"}]}},
+        {
+            "stage": "sft",
+            "folder": str(folder / "adapters"),
+            "inputs": inputs,
+            "config": {**tuning, **chats},
+            "parallel": {"shard": 2},
+        },
+        {
+            "stage": "reference",
+            "folder": str(folder / "reference"),
+            "inputs": inputs,
+            "config": {**pairs, "sequence_length": 64, "micro_batch_size": 1, "rounded": {"base": base}},
+        },
+        {
+            "stage": "rl",
+            "folder": str(folder / "rl"),
+            "inputs": inputs,
+            "parallel": {"replicate": 2},
+            "config": {
+                **tuning,
+                **chats,
+                "global_batch_size": 6,
+                "group_size": 2,
+                "max_new_tokens": 5,
+                "holdout": 0.3,
+                "sequence_length": 32,
+                "kl_weight": 0.1,
+                "rewards": [{"kind": "contains", "text": "e"}],
+            },
+        },
     ]
 
 
 def split_ones(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of the jobs that have a layer on top of the model, with matrices split in place of sharded."""
-    return [{**job, "folder": f"{job['folder']} split", "parallel": {"tensor": 2}} for job in jobs
-            if job["stage"] in ("reward", "rl")]
+    return [
+        {**job, "folder": f"{job['folder']} split", "parallel": {"tensor": 2}}
+        for job in jobs
+        if job["stage"] in ("reward", "rl")
+    ]
 
 
 def on_made_rows(job: dict[str, Any], made: Path) -> dict[str, Any]:
@@ -103,12 +196,33 @@ def on_made_rows(job: dict[str, Any], made: Path) -> dict[str, Any]:
 def write_inputs(tokenizer_folder: Path, mix_folder: Path, folder: Path) -> dict[str, Path]:
     """Conversations and pairs, and what the pre-training reads."""
     words = ("json", "text", "file", "name", "list", "code", "line")
-    (folder / "sft.jsonl").write_text("".join(json.dumps({"messages": [
-        {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}, {'so ' * number}."}]}) + "\n"
-        for number, word in enumerate(words)))
-    (folder / "dpo.jsonl").write_text("".join(json.dumps({
-        "prompt": [{"role": "user", "content": word}], "chosen": [{"role": "assistant", "content": "yes " * number}],
-        "rejected": [{"role": "assistant", "content": "no"}]}) + "\n" for number, word in enumerate(words, 1)))
+    (folder / "sft.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {
+                    "messages": [
+                        {"role": "user", "content": word},
+                        {"role": "assistant", "content": f"A {word}, {'so ' * number}."},
+                    ]
+                }
+            )
+            + "\n"
+            for number, word in enumerate(words)
+        )
+    )
+    (folder / "dpo.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {
+                    "prompt": [{"role": "user", "content": word}],
+                    "chosen": [{"role": "assistant", "content": "yes " * number}],
+                    "rejected": [{"role": "assistant", "content": "no"}],
+                }
+            )
+            + "\n"
+            for number, word in enumerate(words, 1)
+        )
+    )
     return {"tokenizer": tokenizer_folder, "mix": mix_folder}
 
 
@@ -116,8 +230,14 @@ def run_on_two(jobs: list[dict[str, Any]], folder: Path) -> None:
     """Run stages one after the other on two processes."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run(
-        [sys.executable, "-m", WORKER, "2", str(folder / "jobs.json")], env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=240, cwd=ROOT)
+        [sys.executable, "-m", WORKER, "2", str(folder / "jobs.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr[-6000:]
 
 
@@ -134,8 +254,9 @@ def test_two_processes_tune_as_one_does(
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 2}, tmp_path / "pretrain")
     named = {**{name: str(path) for name, path in inputs.items()}, "pretrain": str(tmp_path / "pretrain" / "data")}
     for job in jobs_in(tmp_path / "one", named, tmp_path, tmp_path / "one"):
-        run_stage(job["stage"], {name: Path(path) for name, path in job["inputs"].items()}, job["config"],
-                  Path(job["folder"]))
+        run_stage(
+            job["stage"], {name: Path(path) for name, path in job["inputs"].items()}, job["config"], Path(job["folder"])
+        )
     jobs = jobs_in(tmp_path / "two", named, tmp_path, tmp_path / "one")
     of_two = [on_made_rows(job, tmp_path / "one") for job in (*jobs, *split_ones(jobs))]
     run_on_two(of_two, tmp_path)
@@ -146,9 +267,23 @@ def test_two_processes_tune_as_one_does(
             assert [line["reward"] for line in ours] == [line["reward"] for line in theirs]
         for line, expected in zip(ours, theirs, strict=True):
             compared = expected.keys() & {
-                "loss", "grad_norm", "elastic_penalty", "log_ratio/chosen", "divergence", "kl", "loss/critic"}
-            own = {"held": "elastic_penalty", "dpo": "log_ratio/chosen", "dpo whole": "log_ratio/chosen",
-                   "taught": "divergence", "kto": "kl", "rl": "loss/critic", "rl split": "loss/critic"}
+                "loss",
+                "grad_norm",
+                "elastic_penalty",
+                "log_ratio/chosen",
+                "divergence",
+                "kl",
+                "loss/critic",
+            }
+            own = {
+                "held": "elastic_penalty",
+                "dpo": "log_ratio/chosen",
+                "dpo whole": "log_ratio/chosen",
+                "taught": "divergence",
+                "kto": "kl",
+                "rl": "loss/critic",
+                "rl split": "loss/critic",
+            }
             assert own.get(name, "loss") in compared
             for key in compared:
                 assert line[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), (name, key)
@@ -160,11 +295,14 @@ def test_two_processes_tune_as_one_does(
 
 @pytest.mark.parametrize("base", ["int8", pytest.param("nf4", marks=pytest.mark.slow)])
 def test_two_processes_hold_a_rounded_model_together_and_find_the_same_to_the_last_bit(
-    base: str, run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any],
+    base: str,
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    """Log-probabilities of rows that one of them computes alone, as one process does; sums over both but for rounding.
-    """
+    """Log-probabilities of rows that one of them computes alone, as one process does; sums over both but for rounding."""
     if base == "nf4":
         pytest.importorskip("bitsandbytes")
     inputs = write_inputs(tokenizer_folder, mix_folder, tmp_path)
@@ -172,8 +310,9 @@ def test_two_processes_hold_a_rounded_model_together_and_find_the_same_to_the_la
     named = {**{name: str(path) for name, path in inputs.items()}, "pretrain": str(tmp_path / "pretrain" / "data")}
     told = {}
     for job in rounded_jobs_in(tmp_path / "one", named, tmp_path, base):
-        told[job["stage"]] = run_stage(job["stage"], {name: Path(path) for name, path in job["inputs"].items()},
-                                       job["config"], Path(job["folder"]))
+        told[job["stage"]] = run_stage(
+            job["stage"], {name: Path(path) for name, path in job["inputs"].items()}, job["config"], Path(job["folder"])
+        )
     jobs = rounded_jobs_in(tmp_path / "two", named, tmp_path, base)
     run_on_two([on_made_rows(job, tmp_path / "one") for job in jobs], tmp_path)
     tables = [pq.read_table(tmp_path / run / "reference" / "data" / "reference.parquet") for run in ("two", "one")]

@@ -39,11 +39,22 @@ class LLM:
     stale = False
     made: Sequence[Any] = ()
 
-    def __init__(self, model: str, skip_tokenizer_init: bool, dtype: str, max_model_len: int,
-                 gpu_memory_utilization: float, logprobs_mode: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        skip_tokenizer_init: bool,
+        dtype: str,
+        max_model_len: int,
+        gpu_memory_utilization: float,
+        logprobs_mode: str,
+    ) -> None:
         assert skip_tokenizer_init
         assert (dtype, max_model_len, gpu_memory_utilization, logprobs_mode) == (
-            "float32", 32, 0.25, "processed_logprobs")
+            "float32",
+            32,
+            0.25,
+            "processed_logprobs",
+        )
         self.folder, self.calls = model, list[str]()
         LLM.made = [*LLM.made, self]
         self._read()
@@ -64,18 +75,24 @@ class LLM:
 
     @torch.no_grad()
     def generate(self, prompts: list[dict[str, list[int]]], wanted: list[SamplingParams], use_tqdm: bool) -> list[Any]:
-        return [SimpleNamespace(outputs=[self._one(prompt["prompt_token_ids"], how)])
-                for prompt, how in zip(prompts, wanted, strict=True)]
+        return [
+            SimpleNamespace(outputs=[self._one(prompt["prompt_token_ids"], how)])
+            for prompt, how in zip(prompts, wanted, strict=True)
+        ]
 
     def _one(self, prompt: list[int], how: SamplingParams) -> Any:
         generator = torch.Generator().manual_seed(how.seed)
         ids, logps = list(prompt), []
         while len(ids) - len(prompt) < how.max_tokens and (
-                len(ids) == len(prompt) or ids[-1] not in how.stop_token_ids):
+            len(ids) == len(prompt) or ids[-1] not in how.stop_token_ids
+        ):
             logits = self.model(torch.tensor([ids])).logits[0, -1]
             scaled = torch.log_softmax(logits / (how.temperature or 1.0), -1)
-            token = int(scaled.argmax()) if not how.temperature else int(
-                torch.multinomial(scaled.exp(), 1, generator=generator))
+            token = (
+                int(scaled.argmax())
+                if not how.temperature
+                else int(torch.multinomial(scaled.exp(), 1, generator=generator))
+            )
             ids.append(token)
             logps.append({token: SimpleNamespace(logprob=float(scaled[token]))})
         return SimpleNamespace(token_ids=ids[len(prompt) :], logprobs=logps)
@@ -95,12 +112,24 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> type[LLM]:
 @pytest.fixture
 def config(rl_config: dict[str, Any]) -> dict[str, Any]:  # noqa: F811
     """Few steps, so fast that a policy of yesterday is another one."""
-    return {**rl_config, "steps": BATCHES, "rollouts": "vllm", "vllm_memory": 0.25, "temperature": 0.8,
-            "rollouts_agree": 0.001, "holdout": 0.0, "precision": "fp32"}
+    return {
+        **rl_config,
+        "steps": BATCHES,
+        "rollouts": "vllm",
+        "vllm_memory": 0.25,
+        "temperature": 0.8,
+        "rollouts_agree": 0.001,
+        "holdout": 0.0,
+        "precision": "fp32",
+    }
 
 
 def test_an_engine_that_agrees_draws_what_is_learned_from(
-    vllm: type[LLM], run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path  # noqa: F811
+    vllm: type[LLM],
+    run_stage: Any,
+    start: dict[str, Path],  # noqa: F811
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     run_stage("rl", start, config, tmp_path / "rl")
     lines = metrics(tmp_path / "rl")
@@ -116,7 +145,11 @@ def test_an_engine_that_agrees_draws_what_is_learned_from(
 
 
 def test_an_engine_whose_weights_are_old_is_refused_before_its_answers_are_learned_from(
-    vllm: type[LLM], run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path,  # noqa: F811
+    vllm: type[LLM],
+    run_stage: Any,
+    start: dict[str, Path],  # noqa: F811
+    config: dict[str, Any],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(vllm, "stale", True)
@@ -127,7 +160,10 @@ def test_an_engine_whose_weights_are_old_is_refused_before_its_answers_are_learn
 
 
 def test_without_vllm_and_with_several_processes_it_is_refused(
-    run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path,  # noqa: F811
+    run_stage: Any,
+    start: dict[str, Path],  # noqa: F811
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is installed here")
@@ -140,7 +176,9 @@ def test_the_difference_is_that_of_drawn_tokens_alone() -> None:
     answers = [Generated([1, 2, 3], True, (True, False, True), (), (-1.1, 0.0, -2.3)), Generated([4], True, (True,))]
     ours, mask = torch.tensor([[-1.0, -9.0, -2.0], [0.0, 0.0, 0.0]]), torch.tensor([[True, False, True], [False] * 3])
     assert check_agreement(answers, ours, mask, 0.21) == {
-        "rollouts/logp_difference": pytest.approx(0.2), "rollouts/largest_logp_difference": pytest.approx(0.3)}
+        "rollouts/logp_difference": pytest.approx(0.2),
+        "rollouts/largest_logp_difference": pytest.approx(0.3),
+    }
     assert check_agreement([Generated([1], True)], ours[:1], mask[:1], 0.1) == {}
     for wrong in (ours, torch.full_like(ours, float("nan"))):
         with pytest.raises(RolloutEngineError, match="draws from another policy"):

@@ -74,17 +74,18 @@ def test_wandb_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, t
 LINES = [{"step": 1, "loss": 2.0, "sources": {"a": {"loss": 1.0}}, "mfu": "unknown"}, {"step": 2, "loss": 1.5}]
 
 
-def test_a_client_that_is_not_installed_is_named_by_its_extra(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_client_that_is_not_installed_is_named_by_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, modules, asked in (
         ("mlflow", ("mlflow", "mlflow.entities"), Trackers(mlflow=Mlflow(tracking_uri="sqlite://", experiment="mill"))),
         ("trackio", ("trackio",), Trackers(trackio=Trackio(project="mill"))),
     ):
         for module in modules:
             monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ModuleNotFoundError, match=rf"engine.{name} is set, but {name} is not installed; .*"
-                                                      rf"pip install 'gristmill\[{name}\]'"):
+        with pytest.raises(
+            ModuleNotFoundError,
+            match=rf"engine.{name} is set, but {name} is not installed; .*"
+            rf"pip install 'gristmill\[{name}\]'",
+        ):
             Record(tmp_path, 0, trackers=asked)
 
 
@@ -133,22 +134,27 @@ def test_trackio_has_one_run_of_all_attempts_in_a_database_on_this_machine(tmp_p
     # A process of its own, which ends with what the client registers for its end and finds its folder at import.
     (tmp_path / "work").mkdir()
     environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", TRACKED, str(tmp_path / "work")], env=environment, check=True,
-                   capture_output=True, timeout=240)
+    subprocess.run(
+        [sys.executable, "-c", TRACKED, str(tmp_path / "work")],
+        env=environment,
+        check=True,
+        capture_output=True,
+        timeout=240,
+    )
     (database,) = (tmp_path / "trackio").glob("*.db")
     with contextlib.closing(sqlite3.connect(database)) as opened:
         rows = opened.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
     assert len({name for name, _, _ in rows}) == 1
     assert [(step, json.loads(numbers)) for _, step, numbers in rows] == [
-        (1, {"loss": 2.0, "sources/a/loss": 1.0}), (2, {"loss": 1.0, "sources/a/loss": 1.0}),
-        (2, {"loss": 1.0, "sources/a/loss": 1.0})]
+        (1, {"loss": 2.0, "sources/a/loss": 1.0}),
+        (2, {"loss": 1.0, "sources/a/loss": 1.0}),
+        (2, {"loss": 1.0, "sources/a/loss": 1.0}),
+    ]
 
 
 GOLDEN_LOSSES = {
-    "adamw": [
-        4.618500, 4.575718, 4.432199, 4.337251, 4.152055, 3.933020, 3.768168, 3.605619, 3.469254, 3.432973],
-    "adafactor": [
-        4.618500, 4.618234, 4.616282, 4.598632, 4.622217, 4.606116, 4.584247, 4.607949, 4.587538, 4.607058],
+    "adamw": [4.618500, 4.575718, 4.432199, 4.337251, 4.152055, 3.933020, 3.768168, 3.605619, 3.469254, 3.432973],
+    "adafactor": [4.618500, 4.618234, 4.616282, 4.598632, 4.622217, 4.606116, 4.584247, 4.607949, 4.587538, 4.607058],
 }
 """Of the training below in float32 on a CPU: whatever should not alter numbers gives these."""
 
@@ -158,8 +164,9 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) 
     """Rows of counting numbers with a stride that each row has of its own: no loss of it depends on the machine."""
     folder = tmp_path_factory.mktemp("synthetic")
     rows = (np.arange(40)[:, None] * 7 + np.arange(24)[None, :] * (1 + np.arange(40)[:, None] % 5)) % 96 + 4
-    write_packed_set(folder / "mix", rows, {"all": 40}, {"vocab_size": 100, "eos": 0, "pad": 1, "sha256": ""},
-                     {"all": rows[:4]})
+    write_packed_set(
+        folder / "mix", rows, {"all": 40}, {"vocab_size": 100, "eos": 0, "pad": 1, "sha256": ""}, {"all": rows[:4]}
+    )
     return {"mix": folder / "mix", "tokenizer": tokenizer_folder}
 
 
@@ -167,11 +174,23 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) 
 def test_the_losses_of_a_known_training_are_those_on_record(
     one_process: None, synthetic: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
-    config = {"model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48}, "steps": 10,
-              "global_batch_size": 8, "micro_batch_size": 4, "seed": 3, "log_every": 1, "precision": "fp32",
-              "schedule": {"warmup_steps": 2}, "optimizer": {"kind": kind, "learning_rate": 0.01}}
-    context = Context(tmp_path / "work", deterministic=True, profile=Profile(first_step=2, steps=2, memory=True),
-                      emit=lambda event: None)
+    config = {
+        "model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48},
+        "steps": 10,
+        "global_batch_size": 8,
+        "micro_batch_size": 4,
+        "seed": 3,
+        "log_every": 1,
+        "precision": "fp32",
+        "schedule": {"warmup_steps": 2},
+        "optimizer": {"kind": kind, "learning_rate": 0.01},
+    }
+    context = Context(
+        tmp_path / "work",
+        deterministic=True,
+        profile=Profile(first_step=2, steps=2, memory=True),
+        emit=lambda event: None,
+    )
     context.work.mkdir()
     pretrain.run(synthetic, config, tmp_path / "data", context)
     lines = [json.loads(line) for line in (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()]

@@ -40,9 +40,17 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
             if joined.is_first:
                 (folder / "work").mkdir(parents=True)
             dist.barrier()
-            told = module.run({name: Path(path) for name, path in job["inputs"].items()}, job["config"],
-                              folder / "data", Context(folder / "work", job["stage"], emit=lambda event: None,
-                                                       parallel=Parallel.model_validate(job.get("parallel", {}))))
+            told = module.run(
+                {name: Path(path) for name, path in job["inputs"].items()},
+                job["config"],
+                folder / "data",
+                Context(
+                    folder / "work",
+                    job["stage"],
+                    emit=lambda event: None,
+                    parallel=Parallel.model_validate(job.get("parallel", {})),
+                ),
+            )
             if joined.is_first:
                 (folder / "data" / "told.json").write_text(json.dumps(told, default=str))
 

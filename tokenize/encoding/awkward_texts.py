@@ -50,5 +50,6 @@ class Texts(ak.Array):
 def as_awkward(data: np.ndarray, offsets: np.ndarray) -> Texts:
     """What `text_buffers.text_buffers` gives, as an array."""
     layout = ak.contents.ListOffsetArray(
-        ak.index.Index64(offsets), ak.contents.NumpyArray(data), parameters={"__list__": NAME})
+        ak.index.Index64(offsets), ak.contents.NumpyArray(data), parameters={"__list__": NAME}
+    )
     return ak.Array(layout, behavior={NAME: Texts})

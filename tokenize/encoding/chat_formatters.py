@@ -72,8 +72,10 @@ class Formatter:
             FormatterError: the function raises, or gives no segments, or not one for each answer.
         """
         asked = [*messages, *PROBE[-1:]] if prompt else list(messages)
-        given = [[copy.deepcopy(one) for one in asked],
-                 *([copy.deepcopy(list(tools)) or None] if self._takes_tools else [])]
+        given = [
+            [copy.deepcopy(one) for one in asked],
+            *([copy.deepcopy(list(tools)) or None] if self._takes_tools else []),
+        ]
         try:
             pairs = self._limit().call(self._written, given)
         except Exception as error:
@@ -81,9 +83,11 @@ class Formatter:
         merged = _merged([self._checked(pair) for pair in pairs])
         answers, speaks = sum(generated for _, generated in merged), sum(one["role"] == "assistant" for one in asked)
         if answers != speaks:
-            raise FormatterError(f"{self._own.use.place}: {self._own.use.name} marks {answers} answers in a "
-                                 f"conversation with {speaks}; mark each answer and its end of turn, and put text "
-                                 "that is not marked between two")
+            raise FormatterError(
+                f"{self._own.use.place}: {self._own.use.name} marks {answers} answers in a "
+                f"conversation with {speaks}; mark each answer and its end of turn, and put text "
+                "that is not marked between two"
+            )
         return merged[: max(place for place, (_, generated) in enumerate(merged) if generated)] if prompt else merged
 
     def _written(self, given: Sequence[Any]) -> list[Any]:
@@ -92,18 +96,26 @@ class Formatter:
         return list(written) if isinstance(written, Iterable) else [written]
 
     def _checked(self, pair: Any) -> tuple[str, bool]:
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str) or not isinstance(
-                pair[1], bool):
-            raise FormatterError(f"{self._own.use.place}: {self._own.use.name} gives {str(pair)[:40]!r} "
-                                 f"({type(pair).__name__}) where a segment belongs; give pairs of text and True where "
-                                 "the assistant speaks, else False")
+        if (
+            not isinstance(pair, tuple | list)
+            or len(pair) != 2
+            or not isinstance(pair[0], str)
+            or not isinstance(pair[1], bool)
+        ):
+            raise FormatterError(
+                f"{self._own.use.place}: {self._own.use.name} gives {str(pair)[:40]!r} "
+                f"({type(pair).__name__}) where a segment belongs; give pairs of text and True where "
+                "the assistant speaks, else False"
+            )
         return pair[0], pair[1]
 
 
 def _merged(pairs: Sequence[tuple[str, bool]]) -> Segments:
     """Neighbours of one kind joined, without empty ones: what is encoded together."""
-    return [("".join(text for text, _ in group), generated)
-            for generated, group in groupby((pair for pair in pairs if pair[0]), key=lambda pair: pair[1])]
+    return [
+        ("".join(text for text, _ in group), generated)
+        for generated, group in groupby((pair for pair in pairs if pair[0]), key=lambda pair: pair[1])
+    ]
 
 
 def _parameters(own: OwnFormatter) -> Collection[str]:
@@ -136,7 +148,14 @@ def check_formatter(own: OwnFormatter, special_tokens: Collection[str]) -> None:
     except (OwnCodeError, FormatterError) as error:
         raise TemplateRefusedError(str(error)) from error
     if segments != again:
-        raise TemplateRefusedError(f"{own.use.place}: {own.use.name} writes the same conversation in two ways; a "
-                                   "prompt must be the same in training and in generation")
-    refuse_untrainable(segments, prompt, special_tokens, f"{own.use.place}: {own.use.name} does not mark all that "
-                       "the assistant says; give True with each answer and the end of its turn")
+        raise TemplateRefusedError(
+            f"{own.use.place}: {own.use.name} writes the same conversation in two ways; a "
+            "prompt must be the same in training and in generation"
+        )
+    refuse_untrainable(
+        segments,
+        prompt,
+        special_tokens,
+        f"{own.use.place}: {own.use.name} does not mark all that "
+        "the assistant says; give True with each answer and the end of its turn",
+    )

@@ -66,7 +66,8 @@ written in Hermes' form (Qwen2.5's template too), an answer as the user's turn."
 OPEN, CLOSE = "\x00<generation>\x00", "\x00</generation>\x00"
 """What the marks render to. Text that holds one of these is refused."""
 PROBE = (
-    {"role": "system", "content": "Probe of the system."}, {"role": "user", "content": "First probe of the user."},
+    {"role": "system", "content": "Probe of the system."},
+    {"role": "user", "content": "First probe of the user."},
     {"role": "assistant", "content": "First probe of the assistant."},
     {"role": "user", "content": "Second probe of the user."},
     {"role": "assistant", "content": "Second probe of the assistant."},
@@ -101,8 +102,7 @@ def compile_template(text: str) -> jinja2.Template:
     Raises:
         jinja2.TemplateError: it is no Jinja.
     """
-    environment = BoundedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, loopcontrols])
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, loopcontrols])
     environment.globals["raise_exception"] = _raise
     environment.filters["tojson"] = _to_json
     return environment.from_string(text)
@@ -156,8 +156,11 @@ def _marked(template: jinja2.Template, messages: Sequence[Mapping[str, Any]], te
 def as_plain_jinja(text: str) -> str:
     """A template for renderers that do not know `{% generation %}`: what it encloses is enclosed by `{% if true %}`,
     so that blanks around the marks are trimmed as before."""
-    return re.sub(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})",
-                  lambda found: f"{found[1]}{'endif' if found[2] else 'if true'}{found[3]}", text)
+    return re.sub(
+        r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})",
+        lambda found: f"{found[1]}{'endif' if found[2] else 'if true'}{found[3]}",
+        text,
+    )
 
 
 def check_template(text: str, special_tokens: Collection[str], **names: Any) -> None:
@@ -181,9 +184,14 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
         raise TemplateRefusedError(f"it cannot be rendered: {line}{error.message}") from error
     except Exception as error:  # Jinja runs arbitrary expressions, which fail with Python's own errors
         raise TemplateRefusedError(f"it cannot be rendered: {type(error).__name__}: {error}") from error
-    refuse_untrainable(segments, prompt, special_tokens, "it does not mark what the assistant says, and changes what "
-                       "stands before an answer when more follows: put each answer and the end of its turn between "
-                       "{% generation %} and {% endgeneration %}")
+    refuse_untrainable(
+        segments,
+        prompt,
+        special_tokens,
+        "it does not mark what the assistant says, and changes what "
+        "stands before an answer when more follows: put each answer and the end of its turn between "
+        "{% generation %} and {% endgeneration %}",
+    )
 
 
 def refuse_untrainable(
@@ -198,17 +206,22 @@ def refuse_untrainable(
         unmarked: what to say where not every answer is marked.
     """
     whole, answers = "".join(part for part, _ in segments), [part for part, generated in segments if generated]
-    if len(answers) != 2 or any(message["content"] not in answer for message, answer in zip(
-            PROBE[2::2], answers, strict=True)):
+    if len(answers) != 2 or any(
+        message["content"] not in answer for message, answer in zip(PROBE[2::2], answers, strict=True)
+    ):
         raise TemplateRefusedError(unmarked)
     if lost := [message["role"] for message in PROBE if message["content"] not in whole]:
         raise TemplateRefusedError(f"it leaves out the text of the {lost[0]}")
     if not whole.startswith(prompt):
-        raise TemplateRefusedError("with add_generation_prompt it ends otherwise than the text in front of an answer "
-                                   "begins, so that a model would be asked in another way than it was trained")
+        raise TemplateRefusedError(
+            "with add_generation_prompt it ends otherwise than the text in front of an answer "
+            "begins, so that a model would be asked in another way than it was trained"
+        )
     if unknown := sorted(set(SPECIAL_FORM.findall(whole)) - set(special_tokens)):
-        raise TemplateRefusedError(f"it writes {', '.join(unknown)}, which the tokenizer has no special token for; add "
-                                   "it to tokenizer.special_tokens")
+        raise TemplateRefusedError(
+            f"it writes {', '.join(unknown)}, which the tokenizer has no special token for; add "
+            "it to tokenizer.special_tokens"
+        )
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

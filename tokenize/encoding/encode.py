@@ -60,10 +60,16 @@ EXCERPT_CHARACTERS = 200
 REPORT_FILE = "report.json"
 LANGUAGE = "language"
 """The column that says which language a document is in."""
-DOCS_SCHEMA = pa.schema([
-    ("row", pa.int64()), ("id", pa.binary(ID_BYTES)), ("source", pa.dictionary(pa.int32(), pa.string())),
-    ("offset", pa.int64()), ("tokens", pa.int64()), ("bytes", pa.int64()),
-])
+DOCS_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("id", pa.binary(ID_BYTES)),
+        ("source", pa.dictionary(pa.int32(), pa.string())),
+        ("offset", pa.int64()),
+        ("tokens", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
 """Row in the document shard; offset and length in tokens; UTF-8 bytes of the text."""
 
 
@@ -106,15 +112,24 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     counts = balance(results, Judging().max_quarantined, "tokenize", errors=out)
     checked, changed = (sum(result["decoded"][place] for result in results) for place in (0, 1))
     if changed:
-        context.warn(f"{changed} of {checked} documents that were decoded again come back changed from the tokenizer "
-                     "(a normalizer in tokenizer.json, or tokens that it lacks); a tokenizer trained here loses "
-                     "nothing, but for U+2581 with model sentencepiece_bpe")
+        context.warn(
+            f"{changed} of {checked} documents that were decoded again come back changed from the tokenizer "
+            "(a normalizer in tokenizer.json, or tokens that it lacks); a tokenizer trained here loses "
+            "nothing, but for U+2581 with model sentencepiece_bpe"
+        )
     report = make_report(tokenizer, out, tasks, results)
     write_json(out / REPORT_FILE, report)
     tokens = {name: group["tokens"] for name, group in report["sources"].items()}
-    return {"counts": counts, "tokens": sum(tokens.values()), "tokens_per_source": tokens,
-            "vocab_size": tokenizer.vocab_size, "dtype": dtype_name(tokenizer.vocab_size),
-            "decoded_documents": checked, "changed_documents": changed, **report}
+    return {
+        "counts": counts,
+        "tokens": sum(tokens.values()),
+        "tokens_per_source": tokens,
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": dtype_name(tokenizer.vocab_size),
+        "decoded_documents": checked,
+        "changed_documents": changed,
+        **report,
+    }
 
 
 def make_report(
@@ -134,7 +149,8 @@ def make_report(
     return {
         "sources": describe_groups(result["sources"] for result in results),
         **({"languages": describe_groups(languages)} if languages else {}),
-        "vocabulary": describe_vocabulary(counts, tokenizer), "encoder": describe_encoder(tokenizer),
+        "vocabulary": describe_vocabulary(counts, tokenizer),
+        "encoder": describe_encoder(tokenizer),
     }
 
 
@@ -152,8 +168,9 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     token_counts = np.zeros(tokenizer.vocab_size, np.int64)
     written_as = np.empty(0, DTYPES[dtype_name(tokenizer.vocab_size)])
     encoder = _encoder(tokenizer)
-    most_bytes, unlike = (LIBRARY_BATCH_BYTES, NONE_LISTED) if isinstance(encoder, str) else (
-        BATCH_BYTES, encoder.unlike)
+    most_bytes, unlike = (
+        (LIBRARY_BATCH_BYTES, NONE_LISTED) if isinstance(encoder, str) else (BATCH_BYTES, encoder.unlike)
+    )
     texts, begin, decoded = read_texts(folders, shard, found, PART_BYTES), 0, (0, 0)
     with ThreadPoolExecutor(1, "flush") as flushing:
         with ExitStack() as opened:
@@ -165,7 +182,8 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
                     sizes["characters"][part], sizes["words"][part] = characters, words
                     for batch in batches(sizes["bytes"][part], most_bytes):
                         ids, lengths, batch_errors = encode_batch(
-                            tokenizer, data, offsets[batch.start : batch.stop + 1], theirs[batch])
+                            tokenizer, data, offsets[batch.start : batch.stop + 1], theirs[batch]
+                        )
                         if len(ids) > len(written_as):
                             written_as = np.empty(len(ids), written_as.dtype)
                         count_ids(ids, token_counts, written_as)
@@ -179,11 +197,17 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
             flushed = flushing.submit(opened.pop_all().close)  # the disk takes as long for it as all below takes
         good = ~np.isin(rows, list(errors))
         tokens, written = sizes["tokens"][good], rows[good]
-        docs = pa.table({
-            "row": written, "id": _rows_of(documents["id"], written),
-            "source": _rows_of(documents["source"], written).cast(DOCS_SCHEMA.field("source").type),
-            "offset": np.cumsum(tokens) - tokens, "tokens": tokens, "bytes": sizes["bytes"][good],
-        }, schema=DOCS_SCHEMA)
+        docs = pa.table(
+            {
+                "row": written,
+                "id": _rows_of(documents["id"], written),
+                "source": _rows_of(documents["source"], written).cast(DOCS_SCHEMA.field("source").type),
+                "offset": np.cumsum(tokens) - tokens,
+                "tokens": tokens,
+                "bytes": sizes["bytes"][good],
+            },
+            schema=DOCS_SCHEMA,
+        )
         write_table(files[1], docs)
         with atomic_write(files[2]) as sink:
             np.save(sink, token_counts)
@@ -196,8 +220,14 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     unchanged, text_bytes = np.zeros(len(documents), np.int64), np.zeros(len(documents), np.int64)
     text_bytes[rows] = sizes["bytes"]
     counts = count_documents(documents, rows, pa.array(reasons, pa.string()), unchanged, pa.array(text_bytes))
-    return Done(files, {"counts": counts, "decoded": decoded, **_measure(folders, shard, docs, {
-        name: values[good] for name, values in sizes.items()})})
+    return Done(
+        files,
+        {
+            "counts": counts,
+            "decoded": decoded,
+            **_measure(folders, shard, docs, {name: values[good] for name, values in sizes.items()}),
+        },
+    )
 
 
 def decode_some(
@@ -249,11 +279,16 @@ def _load_once(folder: str) -> TextTokenizer:
 def _quarantine_table(folders: Mapping[str, Path], shard: str, errors: Mapping[int, str]) -> pa.Table:
     documents = read_shard(folders, shard, ["source", "locator", "text"]).documents
     bad = documents.take(pa.array(sorted(errors)))
-    return pa.table({
-        "source": bad["source"].cast(pa.string()), "file": bad["locator"].cast(pa.string()),
-        "record": pa.array(sorted(errors), pa.int64()), "error": [errors[row] for row in sorted(errors)],
-        "excerpt": [text[:EXCERPT_CHARACTERS] for text in bad["text"].to_pylist()],
-    }, schema=QUARANTINE_SCHEMA)
+    return pa.table(
+        {
+            "source": bad["source"].cast(pa.string()),
+            "file": bad["locator"].cast(pa.string()),
+            "record": pa.array(sorted(errors), pa.int64()),
+            "error": [errors[row] for row in sorted(errors)],
+            "excerpt": [text[:EXCERPT_CHARACTERS] for text in bad["text"].to_pylist()],
+        },
+        schema=QUARANTINE_SCHEMA,
+    )
 
 
 DECODED_BYTES = 20_000
@@ -320,8 +355,10 @@ def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
         TokenizerError: an id lies outside of it.
     """
     if ids.size and ids.max() >= tokenizer.vocab_size:
-        raise TokenizerError(f"the tokenizer gave id {ids.max()}, outside its vocabulary of {tokenizer.vocab_size}; "
-                             "run the tokenizer stage again")
+        raise TokenizerError(
+            f"the tokenizer gave id {ids.max()}, outside its vocabulary of {tokenizer.vocab_size}; "
+            "run the tokenizer stage again"
+        )
     return ids.astype(np.uint32)
 
 

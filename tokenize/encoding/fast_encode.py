@@ -26,11 +26,25 @@ if TYPE_CHECKING:
 
 
 PROBES = (
-    "", " ", "  a", "a  b \n\n c\t", "it's they'Re we'll 'd ' 's''t !'s", "x1²Ⅷ٣ ½a_b-c", "naïve Ångström e\u0301 ß",
-    "日本語 テスト。 ไทย 한국어", "a\u00a0b\u2003c\u200b\u0085d\u3000", "\x00\x01\u2028", "🏳️‍🌈 <|endoftext|> [INST]",
-    "I'LL 'ſO\r\n\r\n  1234567 !?\n\n\tdef", " 12 3  4", "water" * 20, "CamelCaseWORDS/path//to\n/x", "\u2581a \u2581 ",
+    "",
+    " ",
+    "  a",
+    "a  b \n\n c\t",
+    "it's they'Re we'll 'd ' 's''t !'s",
+    "x1²Ⅷ٣ ½a_b-c",
+    "naïve Ångström e\u0301 ß",
+    "日本語 テスト。 ไทย 한국어",
+    "a\u00a0b\u2003c\u200b\u0085d\u3000",
+    "\x00\x01\u2028",
+    "🏳️‍🌈 <|endoftext|> [INST]",
+    "I'LL 'ſO\r\n\r\n  1234567 !?\n\n\tdef",
+    " 12 3  4",
+    "water" * 20,
+    "CamelCaseWORDS/path//to\n/x",
+    "\u2581a \u2581 ",
     # Letters of Unicode 15.0, 15.1 and 16.0, which a library may not know yet.
-    "a\U0001e4d0b \U000323af1 a\U0002ebf0b a\U000105c01 a\u1c89b\ua7cbc", "ab\ufffdc\ue000d\uffff",
+    "a\U0001e4d0b \U000323af1 a\U0002ebf0b a\U000105c01 a\u1c89b\ua7cbc",
+    "ab\ufffdc\ue000d\uffff",
 )
 """Texts on which a tokenizer must agree with the library before it is used."""
 SPELT_TOKENS = 100
@@ -206,8 +220,11 @@ def _is_panic(error: BaseException) -> bool:
 def _spelt_tokens(tokenizer: Tokenizer) -> list[str]:
     """Texts that spell some special tokens, and some other added ones, alone and in the middle of text."""
     added = tokenizer.get_added_tokens_decoder().values()
-    some = [token.content for special in (True, False)
-            for token in [token for token in added if token.special == special][:SPELT_TOKENS]]
+    some = [
+        token.content
+        for special in (True, False)
+        for token in [token for token in added if token.special == special][:SPELT_TOKENS]
+    ]
     return [text for token in some for text in (token, f"a{token}{token} b {token} c\n{token}1")]
 
 

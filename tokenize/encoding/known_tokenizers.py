@@ -78,9 +78,16 @@ def read_known(tokenizer: Tokenizer) -> Known:
         added = [*added, {"id": first + len(stand_ins), "content": NEVER_TEXT, "special": False, "normalized": False}]
         stand_ins = [*stand_ins, [0]] if stand_ins else []  # a document that has it is left to the library anyway
     known = {
-        "added_tokens": added, "normalizer": described.get("normalizer"), "pre_tokenizer": pre_tokenizer,
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(model["merges"], vocabulary),
-                  "byte_fallback": not byte_level, "ignore_merges": bool(model.get("ignore_merges"))},
+        "added_tokens": added,
+        "normalizer": described.get("normalizer"),
+        "pre_tokenizer": pre_tokenizer,
+        "model": {
+            "type": "BPE",
+            "vocab": vocabulary,
+            "merges": _merges(model["merges"], vocabulary),
+            "byte_fallback": not byte_level,
+            "ignore_merges": bool(model.get("ignore_merges")),
+        },
     }
     return Known(json.dumps(known), byte_level, byte_level and bool(normalizers), first, stand_ins)
 
@@ -96,7 +103,8 @@ def _steps(described: Mapping[str, Any] | None, inside: str) -> list[Mapping[str
 
 def _names(steps: Sequence[Mapping[str, Any]]) -> str:
     return " + ".join(
-        step["type"] + "".join(f" with {key}" for key in ("add_prefix_space",) if step.get(key)) for step in steps)
+        step["type"] + "".join(f" with {key}" for key in ("add_prefix_space",) if step.get(key)) for step in steps
+    )
 
 
 def _check_model(model: Mapping[str, Any]) -> None:
@@ -127,8 +135,11 @@ def _byte_level_vocabulary(vocabulary: Mapping[str, int]) -> dict[str, int]:
 def _check_byte_fallback(model: Mapping[str, Any]) -> None:
     if model.get("ignore_merges"):
         raise NotKnownError("its model has byte_fallback and ignore_merges")
-    if missing := [byte for byte in TEXT_BYTES if f"<0x{byte:02X}>" not in model["vocab"]
-                   and (byte >= 0x80 or chr(byte) not in model["vocab"])]:
+    if missing := [
+        byte
+        for byte in TEXT_BYTES
+        if f"<0x{byte:02X}>" not in model["vocab"] and (byte >= 0x80 or chr(byte) not in model["vocab"])
+    ]:
         raise NotKnownError(f"its vocabulary lacks {len(missing)} of the bytes of text")
 
 
@@ -141,8 +152,9 @@ def _merges(listed: Sequence[Any], vocabulary: Mapping[str, int]) -> list[tuple[
     """
     given = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in listed]
     pairs: list[tuple[str, ...]] = list(dict.fromkeys(reversed(given)))[::-1]
-    pairs = [pair for pair in pairs
-             if pair[0] in vocabulary and pair[1] in vocabulary and pair[0] + pair[1] in vocabulary]
+    pairs = [
+        pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary and pair[0] + pair[1] in vocabulary
+    ]
     repeated = len({left + right for left, right in pairs}) < len(pairs)
     return [*pairs, pairs[0]] if repeated else pairs
 
@@ -162,13 +174,14 @@ def _added_tokens(described: Mapping[str, Any], nfc: bool) -> list[dict[str, Any
         if nfc and not _same_normalized(token["content"], bool(token.get("normalized"))):
             raise NotKnownError(f"its added token {token['content']!r} may be made, or undone, by its normalizer")
     if len({bool(token.get("normalized")) for token in plain}) > 1 or (
-            any(token.get("normalized") for token in plain) and described.get("normalizer") and not nfc):
+        any(token.get("normalized") for token in plain) and described.get("normalizer") and not nfc
+    ):
         raise NotKnownError("its added tokens are looked for in normalized text")
-    if found := _hidden([token["content"] for token in every if token["special"]],
-                        {token["content"] for token in plain}):
+    if found := _hidden(
+        [token["content"] for token in every if token["special"]], {token["content"] for token in plain}
+    ):
         raise NotKnownError("its added token {1!r} may be a part of the special token {0!r}".format(*found))
-    return [{"id": token["id"], "content": token["content"], "special": False, "normalized": False}
-            for token in plain]
+    return [{"id": token["id"], "content": token["content"], "special": False, "normalized": False} for token in plain]
 
 
 MADE_BY_NFC = frozenset("K;`")
@@ -179,8 +192,9 @@ COMPOSING = frozenset("<=>" + string.ascii_letters)
 
 def _same_normalized(content: str, normalized: bool) -> bool:
     """Whether NFC of the text before or after it is split at an added token makes no difference."""
-    return (content.isascii() and not MADE_BY_NFC.intersection(content)
-            and not (normalized and content[-1:] in COMPOSING))
+    return (
+        content.isascii() and not MADE_BY_NFC.intersection(content) and not (normalized and content[-1:] in COMPOSING)
+    )
 
 
 def _hidden(special: Sequence[str], plain: set[str]) -> tuple[str, str] | None:
@@ -218,8 +232,10 @@ def _pre_tokenizer(described: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     elif before and all(step["type"] == "Split" for step in before):
         for step in before:
             if step["behavior"] != "Isolated" or step.get("invert") or "Regex" not in step["pattern"]:
-                raise NotKnownError(f"its pre-tokenizer splits in another way: {step['behavior']}, "
-                                    f"invert {bool(step.get('invert'))}, {step['pattern']}")
+                raise NotKnownError(
+                    f"its pre-tokenizer splits in another way: {step['behavior']}, "
+                    f"invert {bool(step.get('invert'))}, {step['pattern']}"
+                )
         if [step["pattern"]["Regex"] for step in before] == [GPT2]:
             return by_regex, False
         return {"type": "Sequence", "pretokenizers": steps}, False

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """Kinds of tokens (llama.h, `llama_token_type`)."""
 PRE_TOKENIZERS = {
-    ("gpt2",): "gpt-2", ("digits", "gpt2"): "smollm", (LLAMA3,): "dbrx", (QWEN2,): "qwen2", (GPT2,): "gpt-2",
-}  # fmt: skip
+    ("gpt2",): "gpt-2",
+    ("digits", "gpt2"): "smollm",
+    (LLAMA3,): "dbrx",
+    (QWEN2,): "qwen2",
+    (GPT2,): "gpt-2",
+}
 """How text is split, step by step -> llama.cpp's name for it. `dbrx` has Llama 3's pattern too, but takes no word that
 is a token without its merges, which `llama-bpe` does."""
 WHOLE_WORDS = {"dbrx": "llama-bpe"}
@@ -66,14 +70,23 @@ def llama_cpp_vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
         if model.get(key):
             raise NotForLlamaCppError(f"its model has {key}, which llama.cpp does not have")
     if described.get("normalizer") is not None:
-        raise NotForLlamaCppError(f"its normalizer {described['normalizer']['type']} changes text, which llama.cpp "
-                                  "leaves as it is")
+        raise NotForLlamaCppError(
+            f"its normalizer {described['normalizer']['type']} changes text, which llama.cpp leaves as it is"
+        )
     name = pre_tokenizer_name(described.get("pre_tokenizer"), bool(model.get("ignore_merges")))
     added = tokenizer.get_added_tokens_decoder()
     by_id = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     tokens = [by_id.get(number, f"[UNUSED{number}]") for number in range(size)]
-    kinds = [UNUSED if number not in by_id else NORMAL if number not in added
-             else CONTROL if added[number].special else USER_DEFINED for number in range(size)]
+    kinds = [
+        UNUSED
+        if number not in by_id
+        else NORMAL
+        if number not in added
+        else CONTROL
+        if added[number].special
+        else USER_DEFINED
+        for number in range(size)
+    ]
     merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
     return Vocabulary(tokens, kinds, merges, name)
 
@@ -81,8 +94,10 @@ def llama_cpp_vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
 def refuse_other_models(model: str | None, byte_fallback: bool) -> None:
     """Raise NotForLlamaCppError unless a tokenizer is a BPE over bytes."""
     if model != "BPE" or byte_fallback:
-        raise NotForLlamaCppError(f"it is {'a BPE over characters' if byte_fallback else model}, and only a BPE over "
-                                  "bytes is split by llama.cpp in the same way (tokenizer.model: bpe)")
+        raise NotForLlamaCppError(
+            f"it is {'a BPE over characters' if byte_fallback else model}, and only a BPE over "
+            "bytes is split by llama.cpp in the same way (tokenizer.model: bpe)"
+        )
 
 
 def pre_tokenizer_name(described: Mapping[str, Any] | None, ignores_merges: bool) -> str:
@@ -95,11 +110,13 @@ def pre_tokenizer_name(described: Mapping[str, Any] | None, ignores_merges: bool
     found = tuple(part for step in steps for part in _part_of(step or {"type": "none"}))
     name = PRE_TOKENIZERS.get(found)
     if name is None:
-        raise NotForLlamaCppError("it splits text in a way that llama.cpp has no name for: "
-                                  f"{', then '.join(found) or 'not at all'}")
+        raise NotForLlamaCppError(
+            f"it splits text in a way that llama.cpp has no name for: {', then '.join(found) or 'not at all'}"
+        )
     if ignores_merges and name not in WHOLE_WORDS:
-        raise NotForLlamaCppError(f"it takes words that are tokens without their merges, which llama.cpp's {name} does "
-                                  "not")
+        raise NotForLlamaCppError(
+            f"it takes words that are tokens without their merges, which llama.cpp's {name} does not"
+        )
     return WHOLE_WORDS[name] if ignores_merges else name
 
 

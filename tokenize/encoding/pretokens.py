@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS_OF_ANY_CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_CL100K = (r"%s|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+_CL100K = r"%s|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = _CL100K % (_CONTRACTIONS_OF_ANY_CASE, r"\p{N}{1,3}")
 QWEN2 = _CL100K % (_CONTRACTIONS_OF_ANY_CASE, r"\p{N}")
 
@@ -25,10 +25,12 @@ def make_pre_tokenizer(name: str) -> PreTokenizer:
     from tokenizers import Regex, pre_tokenizers
 
     if name == "llama3":
-        return pre_tokenizers.Sequence([
-            pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ])
+        return pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if name == "digits":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])

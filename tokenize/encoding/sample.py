@@ -37,8 +37,9 @@ from gristmill.tokenize.order import order_key
 HELD_OUT = 0.05
 """Share of the documents that only measure the tokenizer."""
 SHOWN_RULES = 3
-DRAWN_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("size", pa.int64()), ("shard", pa.int64()),
-                          ("row", pa.int64())])
+DRAWN_SCHEMA = pa.schema(
+    [("high", pa.uint64()), ("low", pa.uint64()), ("size", pa.int64()), ("shard", pa.int64()), ("row", pa.int64())]
+)
 PARTITION_BYTES = 64_000_000
 """Of DRAWN_SCHEMA in a partition, of which this process reads one at a time, and four times as much while it sorts it;
 more from two billion documents on, as there are no more than MOST_PARTITIONS."""
@@ -66,9 +67,13 @@ class TokenizerSample:
 
 
 def draw_sample(
-    inputs: Mapping[str, Path], sources: Sequence[str], total_bytes: int, weights: Mapping[str, float] | None,
-    seed: int, context: Context,
-) -> TokenizerSample:  # fmt: skip
+    inputs: Mapping[str, Path],
+    sources: Sequence[str],
+    total_bytes: int,
+    weights: Mapping[str, float] | None,
+    seed: int,
+    context: Context,
+) -> TokenizerSample:
     """Choose the kept documents of every source in the order of hash(seed, id) until its share is full.
 
     The document that overflows a share is cut at a character. A source with less text than its share gives what it
@@ -105,14 +110,14 @@ def draw_sample(
     learn = {source: [text for place, text in texts if chosen[place][:2] == (source, True)] for source in shares}
     measure = {source: [text for place, text in texts if chosen[place][:2] == (source, False)] for source in shares}
     if not any(map(len, learn.values())):
-        raise SampleError(f"no text is left to learn a tokenizer from (sources: {', '.join(shares) or 'none'}): "
-                          f"{_what_was_dropped(inputs)}; loosen these rules: gristmill whatif MANIFEST lists them")
+        raise SampleError(
+            f"no text is left to learn a tokenizer from (sources: {', '.join(shares) or 'none'}): "
+            f"{_what_was_dropped(inputs)}; loosen these rules: gristmill whatif MANIFEST lists them"
+        )
     return TokenizerSample(learn, {source: measure[source] or learn[source] for source in shares})
 
 
-def share_bytes(
-    sources: Sequence[str], total_bytes: int, weights: Mapping[str, float] | None
-) -> dict[str, int]:
+def share_bytes(sources: Sequence[str], total_bytes: int, weights: Mapping[str, float] | None) -> dict[str, int]:
     """How many bytes each source gives, by weight; sources without a weight are left out."""
     unknown = sorted(set(weights or ()) - set(sources))
     if unknown:
@@ -158,8 +163,12 @@ class _Documents:
 
     def joined(self, others: _Documents) -> _Documents:
         """Both, one behind the other."""
-        return _Documents(*(np.concatenate([getattr(self, name), getattr(others, name)])
-                            for name in ("words", "size", "shard", "row")))
+        return _Documents(
+            *(
+                np.concatenate([getattr(self, name), getattr(others, name)])
+                for name in ("words", "size", "shard", "row")
+            )
+        )
 
     def first(self, key: int, share: int) -> _Documents:
         """The first in the order of their draws, as many as fill a share: more documents can only shorten them."""
@@ -183,11 +192,18 @@ def candidates(
     kinds = [(source, held_out) for source in shares for held_out in (False, True)]
     wanted, most = -(-rows * _row_bytes() // PARTITION_BYTES), MOST_PARTITIONS // max(len(kinds), 1)
     bits = max(0, min(max(0, wanted - 1).bit_length(), most.bit_length() - 1))
-    send = partial(send_draws, inputs={name: str(folder) for name, folder in inputs.items()}, shares=dict(shares),
-                   seed=seed, bits=bits)
+    send = partial(
+        send_draws,
+        inputs={name: str(folder) for name, folder in inputs.items()},
+        shares=dict(shares),
+        seed=seed,
+        bits=bits,
+    )
     _, sent = run_shuffle(DRAW, tasks, send, context, {DRAW: len(kinds) << bits}, direct=True)
-    return {kind: _first_of(sent[DRAW], place << bits, 1 << bits, order_key(seed, "tokenizer"), shares[kind[0]])
-            for place, kind in enumerate(kinds)}  # fmt: skip
+    return {
+        kind: _first_of(sent[DRAW], place << bits, 1 << bits, order_key(seed, "tokenizer"), shares[kind[0]])
+        for place, kind in enumerate(kinds)
+    }
 
 
 def _row_bytes() -> int:
@@ -239,9 +255,11 @@ def _fill(documents: _Documents, share: int) -> list[tuple[tuple[int, int], int]
 
 
 def _read_texts(
-    inputs: Mapping[str, Path], tasks: Sequence[Task], chosen: Mapping[tuple[int, int], tuple[str, bool, int]],
+    inputs: Mapping[str, Path],
+    tasks: Sequence[Task],
+    chosen: Mapping[tuple[int, int], tuple[str, bool, int]],
     context: Context,
-) -> list[tuple[tuple[int, int], str]]:  # fmt: skip
+) -> list[tuple[tuple[int, int], str]]:
     """The chosen texts in the order of their ids, each cut to its limit."""
     rows: dict[int, list[tuple[int, int]]] = {}
     for place, (_, _, limit) in sorted(chosen.items()):
@@ -261,10 +279,20 @@ def send_texts(task: Task, inputs: Mapping[str, str]) -> Generator[Sent, None, D
     rows, limits = zip(*task.payload["rows"], strict=True)
     folders = {name: as_path(folder) for name, folder in inputs.items()}
     table = read_documents(folders, task.name, ["id", "text"]).take(pa.array(rows))
-    texts = [text if len(text) * 4 <= limit else text.encode()[:limit].decode(errors="ignore")
-             for text, limit in zip(table["text"].to_pylist(), limits, strict=True)]
-    yield Sent(TEXTS, pa.table({
-        "id": table["id"].combine_chunks(), "shard": np.full(len(rows), task.payload["shard"]), "row": np.array(rows),
-        "text": pa.array(texts, pa.large_string()),
-    }), np.zeros(len(rows), np.int64))  # fmt: skip
+    texts = [
+        text if len(text) * 4 <= limit else text.encode()[:limit].decode(errors="ignore")
+        for text, limit in zip(table["text"].to_pylist(), limits, strict=True)
+    ]
+    yield Sent(
+        TEXTS,
+        pa.table(
+            {
+                "id": table["id"].combine_chunks(),
+                "shard": np.full(len(rows), task.payload["shard"]),
+                "row": np.array(rows),
+                "text": pa.array(texts, pa.large_string()),
+            }
+        ),
+        np.zeros(len(rows), np.int64),
+    )
     return Done()

@@ -60,9 +60,13 @@ NONE_LISTED = Listed(np.zeros(CODE_POINTS, np.uint8), np.zeros(1 << 16, np.uint8
 
 @kernel
 def scan_texts(
-    data: np.ndarray, offsets: np.ndarray, listed: Listed,
-    characters: np.ndarray, words: np.ndarray, found: np.ndarray,
-) -> bool:  # fmt: skip
+    data: np.ndarray,
+    offsets: np.ndarray,
+    listed: Listed,
+    characters: np.ndarray,
+    words: np.ndarray,
+    found: np.ndarray,
+) -> bool:
     """Count characters and words of n texts, and find those that have a listed code point.
 
     A word is a run of bytes above U+0020.

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 4
 """Tokens of the first stage in a super-word; the authors take at most four words. Longer ones are boilerplate."""
-SUPERWORDS_GPT2 = (r"(?:'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}:](?![^\s\p{L}\p{N}]))+|" + GPT2)
-SUPERWORDS_LLAMA3 = (r"(?:(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-                     r"| ?[^\s\p{L}\p{N}:](?![\r\n]|[^\s\p{L}\p{N}]))+|" + LLAMA3)
+SUPERWORDS_GPT2 = r"(?:'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}:](?![^\s\p{L}\p{N}]))+|" + GPT2
+SUPERWORDS_LLAMA3 = (
+    r"(?:(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+    r"| ?[^\s\p{L}\p{N}:](?![\r\n]|[^\s\p{L}\p{N}]))+|" + LLAMA3
+)
 """What no super-word reaches across: numbers, line ends, runs of blanks or of marks, and a colon with a blank behind it
 (so that a prompt may end there, as the authors have it). Every cut is one of the pattern's below too."""
 FIRST_CHARACTER = 0x10000
@@ -43,8 +45,13 @@ def make_superword_splitter(pretokenizer: str) -> PreTokenizer:
 
     regex = SUPERWORDS_LLAMA3 if pretokenizer == "llama3" else SUPERWORDS_GPT2
     digits = [pre_tokenizers.Digits(individual_digits=True)] if pretokenizer == "digits" else []
-    return pre_tokenizers.Sequence([*digits, pre_tokenizers.Split(Regex(regex), "isolated"),
-                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [
+            *digits,
+            pre_tokenizers.Split(Regex(regex), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
 
 
 def learn_superwords(
@@ -70,8 +77,11 @@ def learn_superwords(
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit("\n")
     trainer = trainers.BpeTrainer(
-        vocab_size=len(known) + wanted + wanted // SPARE + SPARE, min_frequency=min_count, show_progress=False,
-        initial_alphabet=[*spelt], max_token_length=MOST_TOKENS + 1,  # the library's bound is exclusive
+        vocab_size=len(known) + wanted + wanted // SPARE + SPARE,
+        min_frequency=min_count,
+        show_progress=False,
+        initial_alphabet=[*spelt],
+        max_token_length=MOST_TOKENS + 1,  # the library's bound is exclusive
     )
     tokenizer.train_from_iterator(_as_characters(words, texts), trainer)
     vocab: dict[str, int] = {}

@@ -35,8 +35,11 @@ def measure(names: pa.ChunkedArray, sizes: Mapping[str, np.ndarray]) -> dict[str
     sums = {"documents": np.bincount(members, minlength=len(groups))}
     # Sums of whole numbers below 2^53 are exact in float64, which bincount adds in.
     sums |= {name: np.bincount(members, sizes[name], len(groups)) for name in MEASURES[1:]}
-    return {group: {name: int(sums[name][place]) for name in MEASURES}
-            for group, place in sorted(zip(groups, range(len(groups)), strict=True)) if sums["documents"][place]}
+    return {
+        group: {name: int(sums[name][place]) for name in MEASURES}
+        for group, place in sorted(zip(groups, range(len(groups)), strict=True))
+        if sums["documents"][place]
+    }
 
 
 def describe_groups(counted: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, Any]]:
@@ -47,10 +50,15 @@ def describe_groups(counted: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[
             known = sums.setdefault(name, dict.fromkeys(MEASURES, 0))
             for measure_name in MEASURES:
                 known[measure_name] += group[measure_name]
-    return {name: {**group, "bytes_per_token": _ratio(group["bytes"], group["tokens"]),
-                   "characters_per_token": _ratio(group["characters"], group["tokens"]),
-                   "tokens_per_word": _ratio(group["tokens"], group["words"])}
-            for name, group in sorted(sums.items())}
+    return {
+        name: {
+            **group,
+            "bytes_per_token": _ratio(group["bytes"], group["tokens"]),
+            "characters_per_token": _ratio(group["characters"], group["tokens"]),
+            "tokens_per_word": _ratio(group["tokens"], group["words"]),
+        }
+        for name, group in sorted(sums.items())
+    }
 
 
 def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> dict[str, Any]:
@@ -73,10 +81,13 @@ def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> dict[st
     by_count = used[np.lexsort((used, -counts[used]))][:SHOWN_TOKENS]
     by_size = used[np.lexsort((used, -counts[used], -sizes[used]))][:SHOWN_TOKENS]
     return {
-        "size": int(plain.sum()), "used": len(used), "never_used": int(plain.sum()) - len(used),
+        "size": int(plain.sum()),
+        "used": len(used),
+        "never_used": int(plain.sum()) - len(used),
         "used_share": _ratio(len(used), int(plain.sum())),
         "single_byte_share": _ratio(int(counts[sizes == 1].sum()), total),
-        "most_frequent": _tokens(by_count, counts, tokenizer), "longest": _tokens(by_size, counts, tokenizer),
+        "most_frequent": _tokens(by_count, counts, tokenizer),
+        "longest": _tokens(by_size, counts, tokenizer),
     }
 
 
@@ -112,8 +123,15 @@ FEW_IDS = np.uint64(1024)
 
 
 def _tokens(ids: np.ndarray, counts: np.ndarray, tokenizer: TextTokenizer) -> list[dict[str, Any]]:
-    return [{"id": int(number), "text": token_text(int(number), tokenizer),
-             "bytes": int(tokenizer.token_bytes[number]), "count": int(counts[number])} for number in ids]
+    return [
+        {
+            "id": int(number),
+            "text": token_text(int(number), tokenizer),
+            "bytes": int(tokenizer.token_bytes[number]),
+            "count": int(counts[number]),
+        }
+        for number in ids
+    ]
 
 
 def token_text(number: int, tokenizer: TextTokenizer) -> str:

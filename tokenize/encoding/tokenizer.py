@@ -98,15 +98,27 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         check(tokenizer, chat or CHAT_TEMPLATE)
     from gristmill.tokenize.encoding.sample import TokenizerSample, draw_sample
 
-    sample = TokenizerSample({}, {}) if section.path is not None else draw_sample(
-        inputs, config["sources"], section.sample_bytes, section.weights, config["seed"], context)
+    sample = (
+        TokenizerSample({}, {})
+        if section.path is not None
+        else draw_sample(inputs, config["sources"], section.sample_bytes, section.weights, config["seed"], context)
+    )
     if section.path is None:
-        tokenizer = train(sample, section.vocab_size, section.pretokenizer, section.special_tokens, section.model,
-                          section.character_coverage, section.transition_point)
+        tokenizer = train(
+            sample,
+            section.vocab_size,
+            section.pretokenizer,
+            section.special_tokens,
+            section.model,
+            section.character_coverage,
+            section.transition_point,
+        )
         check(tokenizer, chat or CHAT_TEMPLATE)
         if tokenizer.get_vocab_size() < section.vocab_size:
-            context.warn(f"the sample holds only {tokenizer.get_vocab_size()} of the {section.vocab_size} tokens asked "
-                         "for; the vocabulary is smaller than tokenizer.vocab_size, which changes nothing else")
+            context.warn(
+                f"the sample holds only {tokenizer.get_vocab_size()} of the {section.vocab_size} tokens asked "
+                "for; the vocabulary is smaller than tokenizer.vocab_size, which changes nothing else"
+            )
     write_tokenizer(tokenizer, out, chat or CHAT_TEMPLATE)
     loaded = load(out)
     bytes_per_token = dict[str, float | None]()
@@ -114,7 +126,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         number = sum(len(encoding.ids) for encoding in loaded.encode(texts))
         bytes_per_token[source] = round(_text_bytes(texts) / number, 4) if number else None
     return {
-        "vocab_size": loaded.vocab_size, "sha256": loaded.sha256, "eos": loaded.eos, "pad": loaded.pad,
+        "vocab_size": loaded.vocab_size,
+        "sha256": loaded.sha256,
+        "eos": loaded.eos,
+        "pad": loaded.pad,
         "external": section.path is not None,
         "model": None if section.path else section.model,
         "pretokenizer": None if section.path else section.pretokenizer,
@@ -134,8 +149,9 @@ def read_template(section: sections.Tokenizer) -> str | None:
     try:
         return as_path(section.chat_template_path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"tokenizer.chat_template_path: {section.chat_template_path} cannot be read as text: "
-                             f"{error}") from error
+        raise TokenizerError(
+            f"tokenizer.chat_template_path: {section.chat_template_path} cannot be read as text: {error}"
+        ) from error
 
 
 def check(tokenizer: Tokenizer, chat: str | OwnFormatter) -> None:
@@ -162,10 +178,16 @@ def write_tokenizer(tokenizer: Tokenizer, out: Path, chat: str | OwnFormatter = 
     """Write the four files of the stage; `chat` is a template, or a function of the user's."""
     eos = first_known(tokenizer, END_OF_TEXT_NAMES)
     pad = first_known(tokenizer, PAD_NAMES) or eos
-    write_json(out / "tokenizer_config.json", {
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "pad_token": pad,
-        "model_max_length": UNBOUNDED_LENGTH, "clean_up_tokenization_spaces": False,
-    })
+    write_json(
+        out / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": eos,
+            "pad_token": pad,
+            "model_max_length": UNBOUNDED_LENGTH,
+            "clean_up_tokenization_spaces": False,
+        },
+    )
     if isinstance(chat, OwnFormatter):
         write_json(out / FORMATTER_FILE, chat.model_dump(mode="json"))
     else:
@@ -193,8 +215,9 @@ def load(folder: Path) -> TextTokenizer:
     eos = first_known(tokenizer, END_OF_TEXT_NAMES)
     if eos is None:
         raise TokenizerError(f"{path} has no token that ends a text; run the tokenizer stage again")
-    special_ids = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()
-                   if token.special}
+    special_ids = {
+        token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
+    }
     pad = first_known(tokenizer, PAD_NAMES) or eos
     ids = tokenizer.get_vocab(with_added_tokens=True)
     counted = folder / "token_bytes.npy"
@@ -203,8 +226,9 @@ def load(folder: Path) -> TextTokenizer:
             token_bytes = np.load(stream)
     else:
         token_bytes = count_token_bytes(tokenizer)  # what others read has no such file
-    return TextTokenizer(tokenizer, _vocab_size(tokenizer), special_ids, ids[eos], ids[pad], token_bytes,
-                         sha256_file(path))
+    return TextTokenizer(
+        tokenizer, _vocab_size(tokenizer), special_ids, ids[eos], ids[pad], token_bytes, sha256_file(path)
+    )
 
 
 def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
@@ -234,8 +258,11 @@ def word_edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
     a blank, or of a WordPiece vocabulary that has no `##` before it; a special token belongs to none.
     """
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
-    blanks = {character for byte, character in enumerate(byte_characters()) if chr(byte).isspace() and byte < 0x80} if (
-        _is_byte_level(tokenizer)) else {BLANK, " ", "\t", "\n", "\r"}
+    blanks = (
+        {character for byte, character in enumerate(byte_characters()) if chr(byte).isspace() and byte < 0x80}
+        if (_is_byte_level(tokenizer))
+        else {BLANK, " ", "\t", "\n", "\r"}
+    )
     special = tokenizer.get_added_tokens_decoder()
     begins, ends = np.ones((2, _vocab_size(tokenizer)), dtype=bool)
     for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
@@ -283,17 +310,21 @@ def read_external(path: Path, special_tokens: Sequence[str] = (), own_template: 
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception for every malformed file
-        raise TokenizerError(f"tokenizer.path: {path} is not a tokenizer.json that the tokenizers library reads: "
-                             f"{error}") from error
+        raise TokenizerError(
+            f"tokenizer.path: {path} is not a tokenizer.json that the tokenizers library reads: {error}"
+        ) from error
     if first_known(tokenizer, END_OF_TEXT_NAMES) is None:
-        raise TokenizerError(f"tokenizer.path: {path} has no token that ends a text; one of "
-                             f"{', '.join(END_OF_TEXT_NAMES)} is needed")
+        raise TokenizerError(
+            f"tokenizer.path: {path} has no token that ends a text; one of {', '.join(END_OF_TEXT_NAMES)} is needed"
+        )
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     wanted = [*(() if own_template else SPECIAL_TOKENS[2:]), *special_tokens]
     for token in special_tokens:
         if token not in special and tokenizer.token_to_id(token) is not None:
-            raise TokenizerError(f"tokenizer.special_tokens: {token!r} is a plain token of {path}, which a text could "
-                                 "become; write another like <|name|>")
+            raise TokenizerError(
+                f"tokenizer.special_tokens: {token!r} is a plain token of {path}, which a text could "
+                "become; write another like <|name|>"
+            )
     if missing := [token for token in wanted if tokenizer.token_to_id(token) is None]:
         tokenizer.add_special_tokens(missing)
     return tokenizer

@@ -59,14 +59,30 @@ def learn_unigram(
         seed_file = Path(folder) / "seeds.tsv"
         seed_file.write_text("".join(f"{piece}\t{count}\n" for piece, count in seeds), encoding="utf-8")
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(f"{word}\t{counts[word]}" for word in words), model_writer=found, input_format="tsv",
-            model_type="unigram", vocab_size=vocab_size - len(unseen) + 1,  # one for its unknown token
+            sentence_iterator=(f"{word}\t{counts[word]}" for word in words),
+            model_writer=found,
+            input_format="tsv",
+            model_type="unigram",
+            vocab_size=vocab_size - len(unseen) + 1,  # one for its unknown token
             hard_vocab_limit=False,
-            seed_sentencepieces_file=str(seed_file), seed_sentencepiece_size=most + len(alphabet),
-            max_sentencepiece_length=LONGEST_PIECE, max_sentence_length=4 * LONGEST_WORD, num_threads=THREADS,
-            character_coverage=1.0, required_chars="".join(alphabet), normalization_rule_name="identity",
-            add_dummy_prefix=False, remove_extra_whitespaces=False, split_by_unicode_script=False,
-            split_by_number=False, split_by_whitespace=False, unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
+            seed_sentencepieces_file=str(seed_file),
+            seed_sentencepiece_size=most + len(alphabet),
+            max_sentencepiece_length=LONGEST_PIECE,
+            max_sentence_length=4 * LONGEST_WORD,
+            num_threads=THREADS,
+            character_coverage=1.0,
+            required_chars="".join(alphabet),
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            split_by_unicode_script=False,
+            split_by_number=False,
+            split_by_whitespace=False,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            minloglevel=2,
         )
     model = sentencepiece.SentencePieceProcessor(model_proto=found.getvalue())
     pieces = [(model.id_to_piece(number), model.get_score(number)) for number in range(1, model.get_piece_size())]

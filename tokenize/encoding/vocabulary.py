@@ -33,8 +33,10 @@ MIN_PAIR_COUNT = 2
 """A merge that occurs once in the sample says nothing about other text."""
 BLANK = "\u2581"
 """How SentencePiece writes a blank (Kudo and Richardson 2018). Text that has this character itself gets a blank."""
-WORDS = (rf"{BLANK}?[\p{{L}}\p{{M}}]+|\p{{N}}|{BLANK}?[^{BLANK}\s\p{{L}}\p{{M}}\p{{N}}]+"
-         rf"|{BLANK}+(?![^{BLANK}\s])|{BLANK}+(?={BLANK})|{BLANK}+|\s+")
+WORDS = (
+    rf"{BLANK}?[\p{{L}}\p{{M}}]+|\p{{N}}|{BLANK}?[^{BLANK}\s\p{{L}}\p{{M}}\p{{N}}]+"
+    rf"|{BLANK}+(?![^{BLANK}\s])|{BLANK}+(?={BLANK})|{BLANK}+|\s+"
+)
 """What no token of a `sentencepiece_bpe` reaches across: a kind of character, with the blank in front; every digit.
 
 A cut lies only where the kind of character changes, so that no merge of two learnt tokens could bridge one, and text is
@@ -50,9 +52,14 @@ class VocabularyError(ValueError):
 
 
 def train(
-    sample: TokenizerSample, vocab_size: int, pretokenizer: str = "gpt2", special_tokens: Sequence[str] = (),
-    model: VocabularyModel = "bpe", character_coverage: float | None = None, transition_point: float | None = None,
-) -> Tokenizer:  # fmt: skip
+    sample: TokenizerSample,
+    vocab_size: int,
+    pretokenizer: str = "gpt2",
+    special_tokens: Sequence[str] = (),
+    model: VocabularyModel = "bpe",
+    character_coverage: float | None = None,
+    transition_point: float | None = None,
+) -> Tokenizer:
     """Learn a vocabulary.
 
     Args:
@@ -104,8 +111,11 @@ def _train_bpe(sample: TokenizerSample, vocab_size: int, special: Sequence[str],
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=MIN_PAIR_COUNT, special_tokens=[*special],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        vocab_size=vocab_size,
+        min_frequency=MIN_PAIR_COUNT,
+        special_tokens=[*special],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(sample), trainer)
     return tokenizer
@@ -132,11 +142,14 @@ def _train_unigram(
     from tokenizers import decoders, models, pre_tokenizers
 
     try:
-        pieces = learn_unigram(_texts(sample), vocab_size - len(special), splitter,
-                               sorted(pre_tokenizers.ByteLevel.alphabet()))
+        pieces = learn_unigram(
+            _texts(sample), vocab_size - len(special), splitter, sorted(pre_tokenizers.ByteLevel.alphabet())
+        )
     except ImportError as error:
-        raise VocabularyError("tokenizer.model unigram is learnt by the package sentencepiece, which is not installed; "
-                              "install it with: pip install 'gristmill[sentencepiece]'") from error
+        raise VocabularyError(
+            "tokenizer.model unigram is learnt by the package sentencepiece, which is not installed; "
+            "install it with: pip install 'gristmill[sentencepiece]'"
+        ) from error
     model = models.Unigram([*((token, 0.0) for token in special), *pieces], None, False)
     return _assemble(model, special, splitter, decoders.ByteLevel())
 
@@ -144,8 +157,7 @@ def _train_unigram(
 def _train_sentencepiece_bpe(
     sample: TokenizerSample, vocab_size: int, special: Sequence[str], coverage: float
 ) -> Tokenizer:
-    """A BPE over characters, a blank written as U+2581 and rare characters as their bytes (as Gemma's tokenizer.json).
-    """
+    """A BPE over characters, a blank written as U+2581 and rare characters as their bytes (as Gemma's tokenizer.json)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
     first = {token: number for number, token in enumerate([*special, *(f"<0x{byte:02X}>" for byte in range(256))])}
@@ -153,8 +165,9 @@ def _train_sentencepiece_bpe(
     characters = frequent_characters(_texts(sample), coverage, int(room * MOST_CHARACTERS))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _word_splitter()
-    trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=MIN_PAIR_COUNT, show_progress=False,
-                                  initial_alphabet=[*characters])
+    trainer = trainers.BpeTrainer(
+        vocab_size=room, min_frequency=MIN_PAIR_COUNT, show_progress=False, initial_alphabet=[*characters]
+    )
     tokenizer.train_from_iterator(_only(characters, _texts(sample)), trainer)
     learnt = json.loads(tokenizer.to_str())["model"]
     vocab = {token: len(first) + number for token, number in learnt["vocab"].items()}
@@ -179,8 +192,9 @@ def _assemble(model: models.Model, special: Sequence[str], splitter: PreTokenize
 def _word_splitter() -> PreTokenizer:
     from tokenizers import Regex, pre_tokenizers
 
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(UNLEARNT, "removed"),
-                                    pre_tokenizers.Split(Regex(WORDS), "isolated")])
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(UNLEARNT, "removed"), pre_tokenizers.Split(Regex(WORDS), "isolated")]
+    )
 
 
 CODE_POINTS = 0x110000

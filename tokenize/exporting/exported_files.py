@@ -67,7 +67,11 @@ class ExportedFile:
 
 
 def export_tokens(
-    packed: PackedSet, out: Path, form: str, split: str = "train", seed: int | None = None,
+    packed: PackedSet,
+    out: Path,
+    form: str,
+    split: str = "train",
+    seed: int | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> dict[str, Any]:
     """Export one side of a packed set.
@@ -99,11 +103,20 @@ def export_tokens(
             documents += write_documents(table, rows, scratch, shard.first, shard.stop)
             checksums[table.name] = sha256_file(table)
     described = {
-        "format": form, "split": split, "order": "stored" if seed is None else "trained", "seed": seed,
-        "rows": rows.rows, "sequence_length": rows.sequence_length, "tokens": sum(shard.tokens for shard in shards),
-        "documents": documents, "dtype": _dtype(form, rows.dtype).name, "packing": packed.manifest.get("packing"),
+        "format": form,
+        "split": split,
+        "order": "stored" if seed is None else "trained",
+        "seed": seed,
+        "rows": rows.rows,
+        "sequence_length": rows.sequence_length,
+        "tokens": sum(shard.tokens for shard in shards),
+        "documents": documents,
+        "dtype": _dtype(form, rows.dtype).name,
+        "packing": packed.manifest.get("packing"),
         "padding_left_out": rows.rows * rows.sequence_length - sum(shard.tokens for shard in shards),
-        "sources": packed.sources, "tokenizer": packed.manifest["tokenizer"], "packed_set": packed.fingerprint,
+        "sources": packed.sources,
+        "tokenizer": packed.manifest["tokenizer"],
+        "packed_set": packed.fingerprint,
         "files": [{"name": shard.name, "rows": shard.stop - shard.first, "tokens": shard.tokens} for shard in shards],
     }
     write_json(out / f"{prefix}.json", described)
@@ -128,8 +141,11 @@ def plan(rows: Split, form: str, prefix: str, shard_tokens: int) -> list[Exporte
 
 
 def _name(form: str, prefix: str, number: int) -> str:
-    return {"llmc": f"{prefix}_{number:06d}", "olmo": f"{prefix}-{number:05d}",
-            "megatron": f"{prefix}_text_document"}.get(form, prefix)
+    return {
+        "llmc": f"{prefix}_{number:06d}",
+        "olmo": f"{prefix}-{number:05d}",
+        "megatron": f"{prefix}_text_document",
+    }.get(form, prefix)
 
 
 def _write(out: Path, form: str, rows: Split, shard: ExportedFile, scratch: Path) -> dict[str, str]:
@@ -185,18 +201,29 @@ def _check(packed: PackedSet, out: Path, form: str, prefix: str, rows: Split, sh
     if form == "mds" and not is_local(out):
         raise ExportError(f"{out}: mds is written to a local folder only; copy it from there")
     if form == "llmc" and not rows.sequence_length <= shard_tokens <= formats.MOST_LLMC_TOKENS:
-        raise ExportError(f"a file of llm.c holds at most {formats.MOST_LLMC_TOKENS} tokens and at least a row of "
-                          f"{rows.sequence_length}; {shard_tokens} per file are not possible")
+        raise ExportError(
+            f"a file of llm.c holds at most {formats.MOST_LLMC_TOKENS} tokens and at least a row of "
+            f"{rows.sequence_length}; {shard_tokens} per file are not possible"
+        )
     found = sorted(path.name for path in out.iterdir() if path.name.startswith(prefix)) if out.exists() else []
     if found:
-        raise ExportError(f"{out} already holds {found[0]}; a trainer would read old files among new ones: choose "
-                          "another folder or remove what begins with the name of the split")
+        raise ExportError(
+            f"{out} already holds {found[0]}; a trainer would read old files among new ones: choose "
+            "another folder or remove what begins with the name of the split"
+        )
 
 
-SCHEMA = pa.schema([
-    ("start", pa.int64()), ("length", pa.int32()), ("row", pa.int64()), ("id", pa.binary(ID_BYTES)),
-    ("source", pa.int32()), ("copy", pa.int32()), ("offset", pa.int64()),
-])
+SCHEMA = pa.schema(
+    [
+        ("start", pa.int64()),
+        ("length", pa.int32()),
+        ("row", pa.int64()),
+        ("id", pa.binary(ID_BYTES)),
+        ("source", pa.int32()),
+        ("copy", pa.int32()),
+        ("offset", pa.int64()),
+    ]
+)
 """`start` is the first token within the exported file, `row` the row of the packed set, the rest as PIECES_SCHEMA."""
 
 
@@ -207,12 +234,18 @@ def write_documents(path: Path, split: Split, scratch: Scratch, first: int, stop
         for places in split.places(first, stop):
             pieces = scratch.of(places.rows)
             ends = at + np.cumsum(places.lengths)
-            writer.write_table(pa.table({
-                "start": ends - places.lengths, "length": places.lengths.astype(np.int32),
-                "row": np.repeat(places.rows, places.counts),
-                "id": word_ids(np.stack([pieces["high"], pieces["low"]], axis=1)),
-                **{name: np.ascontiguousarray(pieces[name]) for name in ("source", "copy", "offset")},
-            }, schema=SCHEMA))
+            writer.write_table(
+                pa.table(
+                    {
+                        "start": ends - places.lengths,
+                        "length": places.lengths.astype(np.int32),
+                        "row": np.repeat(places.rows, places.counts),
+                        "id": word_ids(np.stack([pieces["high"], pieces["low"]], axis=1)),
+                        **{name: np.ascontiguousarray(pieces[name]) for name in ("source", "copy", "offset")},
+                    },
+                    schema=SCHEMA,
+                )
+            )
             at, written = int(ends[-1]), written + len(pieces)
     return written
 

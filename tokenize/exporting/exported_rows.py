@@ -130,8 +130,10 @@ class Split:
             first[row : row + len(offsets)] = at + offsets - np.arange(len(offsets))
             row += len(offsets) - 1
             if len(table) != first[row] - at:
-                raise PackedSetError(f"{shard.name}: its table has {len(table)} document pieces, but its rows have "
-                                     f"{first[row] - at}; run the mix stage again")
+                raise PackedSetError(
+                    f"{shard.name}: its table has {len(table)} document pieces, but its rows have "
+                    f"{first[row] - at}; run the mix stage again"
+                )
             part = pieces[at : at + len(table)]
             words = id_words(table["id"])
             part["high"], part["low"] = words[:, 0], words[:, 1]
@@ -180,6 +182,8 @@ def split_of(packed: PackedSet, split: str, seed: int | None) -> Split:
     if split == "validation":
         return Split(packed.open_validation())
     if seed is None and len(packed.withheld):
-        raise PackedSetError(f"{packed.folder}: {len(packed.withheld)} of its rows are withheld (mix.exclude) and "
-                             "empty, so it cannot be exported as it is stored; export it with --order trained")
+        raise PackedSetError(
+            f"{packed.folder}: {len(packed.withheld)} of its rows are withheld (mix.exclude) and "
+            "empty, so it cannot be exported as it is stored; export it with --order trained"
+        )
     return Split(packed.open_training(), None if seed is None else packed.order(seed))

@@ -96,8 +96,9 @@ def write_olmo_documents(sink: Sink, lengths: Iterable[np.ndarray]) -> None:
         for part in lengths:
             ends = at + np.cumsum(part)
             starts = ends - part
-            packed.write("".join(f"{begin},{end}\n" for begin, end in zip(
-                starts.tolist(), ends.tolist(), strict=True)).encode())
+            packed.write(
+                "".join(f"{begin},{end}\n" for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)).encode()
+            )
             at = int(ends[-1]) if len(ends) else at
 
 
@@ -123,8 +124,10 @@ def write_mds(folder: Path, samples: Iterator[dict[str, Any]], dtype: np.dtype) 
     try:
         from streaming import MDSWriter
     except ImportError as error:
-        raise MissingLibraryError("the format mds is written by mosaicml-streaming, which is not installed here "
-                                  f"({error}); install it with: pip install 'gristmill[mds]'") from error
+        raise MissingLibraryError(
+            "the format mds is written by mosaicml-streaming, which is not installed here "
+            f"({error}); install it with: pip install 'gristmill[mds]'"
+        ) from error
     with MDSWriter(out=str(folder), columns=columns(dtype), hashes=["sha1"], size_limit=SHARD_BYTES) as writer:
         for sample in samples:
             writer.write(sample)

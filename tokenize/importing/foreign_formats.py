@@ -105,8 +105,9 @@ def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.nd
     try:
         ending = {"zstd": ".zst", "gz": ".gz", "bz2": ".bz2"}[family]
     except KeyError:
-        raise TokenFileError(f"{file.name}: its compression {family!r} is not read here; write the set with zstd, gz, "
-                             "bz2 or none") from None
+        raise TokenFileError(
+            f"{file.name}: its compression {family!r} is not read here; write the set with zstd, gz, bz2 or none"
+        ) from None
     try:
         return np.frombuffer(read_whole(path, ending), dtype=np.uint8)[begin:end]
     except (CorruptFileError, RecordTooLongError) as error:
@@ -146,8 +147,10 @@ def _whole(file: TokenFile, content: np.ndarray, begin: int, dtype: np.dtype[Any
     """One run from some byte to the end."""
     tokens, rest = divmod(len(content) - begin, dtype.itemsize)
     if rest:
-        raise TokenFileError(f"{file.name}: its {len(content) - begin:,} bytes of tokens are not a whole number of "
-                             f"{dtype.name}; correct `dtype:`, or the file, which may be cut off")
+        raise TokenFileError(
+            f"{file.name}: its {len(content) - begin:,} bytes of tokens are not a whole number of "
+            f"{dtype.name}; correct `dtype:`, or the file, which may be cut off"
+        )
     return Runs(dtype, np.array([begin], np.int64), np.array([tokens], np.int64), are_documents=False)
 
 
@@ -163,16 +166,21 @@ def _llmc(file: TokenFile, content: np.ndarray) -> Runs:
     header = content[:size].view("<i4") if len(content) >= size else np.zeros(3, np.int32)
     magic, version, tokens = header[:3].tolist()
     if magic == LLMC_EVALUATION_MAGIC:
-        raise TokenFileError(f"{file.name}: holds multiple-choice questions for llm.c's evaluation, no text; leave it "
-                             "out")
+        raise TokenFileError(
+            f"{file.name}: holds multiple-choice questions for llm.c's evaluation, no text; leave it out"
+        )
     if (magic, version) not in LLMC_DTYPES:
         known = " or ".join(f"{magic} version {version}" for magic, version in LLMC_DTYPES)
-        raise TokenFileError(f"{file.name}: begins with {magic} version {version}, and files of llm.c with {known}; "
-                             "set another `format:`")
+        raise TokenFileError(
+            f"{file.name}: begins with {magic} version {version}, and files of llm.c with {known}; "
+            "set another `format:`"
+        )
     runs = _whole(file, content, size, np.dtype(LLMC_DTYPES[magic, version]))
     if runs.tokens[0] != tokens:
-        raise TokenFileError(f"{file.name}: its header says {tokens:,} tokens, but it holds {int(runs.tokens[0]):,}; "
-                             "the file is cut off, or not written to its end")
+        raise TokenFileError(
+            f"{file.name}: its header says {tokens:,} tokens, but it holds {int(runs.tokens[0]):,}; "
+            "the file is cut off, or not written to its end"
+        )
     return runs
 
 
@@ -183,15 +191,18 @@ def _megatron(file: TokenFile, content: np.ndarray) -> Runs:
     sequences the lengths (int32) and the pointers in bytes (int64), and where each document's sequences begin (int64).
     """
     if file.beside is None:
-        raise TokenFileError(f"{file.name}: there is no index (.idx) beside it, which says where its documents end; "
-                             "copy it too, or read the file as `format: memmap`")
+        raise TokenFileError(
+            f"{file.name}: there is no index (.idx) beside it, which says where its documents end; "
+            "copy it too, or read the file as `format: memmap`"
+        )
     index, name = as_path(file.beside).read_bytes(), f"the index of {file.name}"
     if index[:9] != MEGATRON_MAGIC:
         raise TokenFileError(f"{name} does not begin as those of Megatron-LM's indexed datasets do")
     version, code = int.from_bytes(index[9:17], "little"), index[17] if len(index) > 17 else 0
     if version != MEGATRON_VERSION or code not in MEGATRON_DTYPES:
-        raise TokenFileError(f"{name} is of version {version} and dtype {code}; version {MEGATRON_VERSION} and whole "
-                             "numbers are read")
+        raise TokenFileError(
+            f"{name} is of version {version} and dtype {code}; version {MEGATRON_VERSION} and whole numbers are read"
+        )
     dtype = np.dtype(MEGATRON_DTYPES[code])
     sequences, documents = (int.from_bytes(index[at : at + 8], "little") for at in (18, 26))
     ends = 34 + np.cumsum([4 * sequences, 8 * sequences, 8 * documents])
@@ -204,14 +215,18 @@ def _megatron(file: TokenFile, content: np.ndarray) -> Runs:
         raise TokenFileError(f"{name} contradicts itself: {documents - 1} documents of {sequences} sequences")
     after = pointers + lengths * dtype.itemsize
     if sequences and (pointers.min() < 0 or after.max() > len(content)):
-        raise TokenFileError(f"{file.name}: has {len(content):,} bytes, but its index says {int(after.max()):,}; one "
-                             "of both is cut off, or of another set")
+        raise TokenFileError(
+            f"{file.name}: has {len(content):,} bytes, but its index says {int(after.max()):,}; one "
+            "of both is cut off, or of another set"
+        )
     inner = np.ones(sequences, dtype=bool)
     inner[first[:-1][first[:-1] < sequences]] = False
     apart = np.flatnonzero(inner[1:] & (pointers[1:] != after[:-1]))
     if len(apart):
-        raise TokenFileError(f"{file.name}: sequence {int(apart[0]) + 1} does not follow the one before it, though "
-                             "both are of one document; write the set again with its own tool")
+        raise TokenFileError(
+            f"{file.name}: sequence {int(apart[0]) + 1} does not follow the one before it, though "
+            "both are of one document; write the set again with its own tool"
+        )
     before = np.concatenate([[0], np.cumsum(lengths)])
     begin = np.append(pointers, 0)[first[:-1]]
     return Runs(dtype, begin, before[first[1:]] - before[first[:-1]], are_documents=True)
@@ -238,11 +253,18 @@ def _olmo(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
     except (ValueError, IndexError) as error:
         raise TokenFileError(f"the metadata of {file.name}: a line does not begin with two numbers: {error}") from error
     if len(bounds) and (bounds.min() < 0 or (bounds[:, 0] > bounds[:, 1]).any() or bounds.max() > whole.tokens[0]):
-        raise TokenFileError(f"the metadata of {file.name}: a document lies outside of its {int(whole.tokens[0]):,} "
-                             "tokens; they do not belong together, or `dtype:` is wrong")
+        raise TokenFileError(
+            f"the metadata of {file.name}: a document lies outside of its {int(whole.tokens[0]):,} "
+            "tokens; they do not belong together, or `dtype:` is wrong"
+        )
     said = tuple(dict(zip(("id", "src", "loc"), line[2:], strict=False)) for line in lines)
-    return Runs(stored, begin + bounds[:, 0] * stored.itemsize, bounds[:, 1] - bounds[:, 0], are_documents=True,
-                metadata=said if any(said) else ())
+    return Runs(
+        stored,
+        begin + bounds[:, 0] * stored.itemsize,
+        bounds[:, 1] - bounds[:, 0],
+        are_documents=True,
+        metadata=said if any(said) else (),
+    )
 
 
 def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype[Any]]:
@@ -255,8 +277,10 @@ def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype[A
     except ValueError as error:
         raise TokenFileError(f"{file.name}: its header of numpy cannot be read: {error}") from error
     if len(shape) != 1 or dtype.kind not in "ui" or dtype.newbyteorder("<") != dtype:
-        raise TokenFileError(f"{file.name}: holds an array of shape {shape} and dtype {dtype}; tokens are flat arrays "
-                             "of little-endian whole numbers")
+        raise TokenFileError(
+            f"{file.name}: holds an array of shape {shape} and dtype {dtype}; tokens are flat arrays "
+            "of little-endian whole numbers"
+        )
     return stream.tell(), dtype
 
 
@@ -272,8 +296,10 @@ def mds_shards(index: Path, name: str) -> list[dict[str, Any]]:
     except (ValueError, LookupError, TypeError) as error:
         raise TokenFileError(f"{name} is not an index of MosaicML Streaming: {error!r}") from error
     if wrong is not None:
-        raise TokenFileError(f"{name}: a shard is of format {wrong['format']} version {wrong['version']}; mds version "
-                             f"{MDS_VERSION} is read")
+        raise TokenFileError(
+            f"{name}: a shard is of format {wrong['format']} version {wrong['version']}; mds version "
+            f"{MDS_VERSION} is read"
+        )
     return shards
 
 
@@ -284,20 +310,27 @@ def _mds(file: TokenFile, content: np.ndarray, dtype: str | None, column: str | 
     names, encodings, sizes = (list(shard[f"column_{part}"]) for part in ("names", "encodings", "sizes"))
     wanted = column or next((name for name in MDS_COLUMNS if name in names), None)
     if wanted not in names:
-        raise TokenFileError(f"{file.name}: has no column {column or ' or '.join(MDS_COLUMNS)}; set `column:` to the "
-                             f"one that holds the tokens (columns: {', '.join(names)})")
+        raise TokenFileError(
+            f"{file.name}: has no column {column or ' or '.join(MDS_COLUMNS)}; set `column:` to the "
+            f"one that holds the tokens (columns: {', '.join(names)})"
+        )
     number = names.index(wanted)
     samples = int(content[:4].view("<u4")[0]) if len(content) >= 4 else -1
     head = 4 * (samples + 2)
     if samples != shard["samples"] or len(content) < head:
-        raise TokenFileError(f"{file.name}: holds {samples} samples, but {MDS_INDEX} says {shard['samples']}; it is "
-                             "damaged, or of another set")
+        raise TokenFileError(
+            f"{file.name}: holds {samples} samples, but {MDS_INDEX} says {shard['samples']}; it is "
+            "damaged, or of another set"
+        )
     offsets = content[4:head].view("<u4").astype(np.int64)
     if offsets[-1] > len(content):
         raise TokenFileError(f"{file.name}: has {len(content):,} bytes of {int(offsets[-1]):,}; it is cut off")
     varying = [place for place, size in enumerate(sizes) if not size]
-    heads = content[(offsets[:-1, None] + np.arange(4 * len(varying)))].view("<u4").astype(np.int64) if (
-        varying and samples) else np.zeros((samples, 0), np.int64)
+    heads = (
+        content[(offsets[:-1, None] + np.arange(4 * len(varying)))].view("<u4").astype(np.int64)
+        if (varying and samples)
+        else np.zeros((samples, 0), np.int64)
+    )
     all_sizes = np.tile(np.array([size or 0 for size in sizes], np.int64), (samples, 1))
     all_sizes[:, varying] = heads
     begin = offsets[:-1] + 4 * len(varying) + all_sizes[:, :number].sum(axis=1)
@@ -317,8 +350,10 @@ def _in_column(
         if not named:
             codes = set(content[begin].tolist())
             if len(codes) > 1 or not codes <= MDS_DTYPES.keys():
-                raise TokenFileError(f"{file.name}: the arrays of its samples are of several dtypes, or of none that "
-                                     f"tokens have ({sorted(codes)})")
+                raise TokenFileError(
+                    f"{file.name}: the arrays of its samples are of several dtypes, or of none that "
+                    f"tokens have ({sorted(codes)})"
+                )
             begin, size, named = begin + 1, size - 1, np.dtype(MDS_DTYPES[codes.pop()]).name if codes else "uint16"
         stored = _named(file, named)
         if not shape:

@@ -36,8 +36,14 @@ from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
 
 PART_TOKENS = 1 << 25
 """Tokens per part, of whole documents: about as many bytes as a shard of the packed set has."""
-ORIGIN_SCHEMA = pa.schema([("id", pa.binary(ID_BYTES)), ("source", pa.dictionary(pa.int32(), pa.string())),
-                           ("locator", pa.string()), ("metadata", pa.string())])
+ORIGIN_SCHEMA = pa.schema(
+    [
+        ("id", pa.binary(ID_BYTES)),
+        ("source", pa.dictionary(pa.int32(), pa.string())),
+        ("locator", pa.string()),
+        ("metadata", pa.string()),
+    ]
+)
 """Of `documents/`, as ingest's documents are, without the text."""
 BOUNDS_SCHEMA = pa.schema([("begin", pa.int64()), ("tokens", pa.int64()), ("metadata", pa.string())])
 MOSTLY = 0.9
@@ -76,41 +82,74 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         TokenFileError: a file is damaged, of another format or of another tokenizer.
     """
     tokenizer = load(inputs["tokenizer"])
-    sources = {name: TokenSource.model_validate({key: value for key, value in section.items() if key != "listing"})
-               for name, section in config["sources"].items()}
+    sources = {
+        name: TokenSource.model_validate({key: value for key, value in section.items() if key != "listing"})
+        for name, section in config["sources"].items()
+    }
     files: dict[str, list[TokenFile]] = {}
     for name, source in sources.items():
         _check_unchanged(name, config["sources"][name])
         files[name] = token_files(name, source.model_dump())
         _check_end(name, source, tokenizer)
-    looks = {name: [Task(f"{number:03d}-{place:06d}", {
-        "file": asdict(file), "dtype": source.dtype, "column": source.column, "document_tokens": source.document_tokens,
-        "end_of_text": tokenizer.eos if source.end_of_text is None else source.end_of_text,
-    }, file.size) for place, file in enumerate(files[name])] for number, (name, source) in enumerate(sources.items())}
+    looks = {
+        name: [
+            Task(
+                f"{number:03d}-{place:06d}",
+                {
+                    "file": asdict(file),
+                    "dtype": source.dtype,
+                    "column": source.column,
+                    "document_tokens": source.document_tokens,
+                    "end_of_text": tokenizer.eos if source.end_of_text is None else source.end_of_text,
+                },
+                file.size,
+            )
+            for place, file in enumerate(files[name])
+        ]
+        for number, (name, source) in enumerate(sources.items())
+    }
     flat = [task for tasks in looks.values() for task in tasks]
     bounds = str(context.work / "bounds")
-    results = dict(zip((task.name for task in flat), run_tasks("bounds", flat, partial(_look, bounds), context),
-                       strict=True))
+    results = dict(
+        zip((task.name for task in flat), run_tasks("bounds", flat, partial(_look, bounds), context), strict=True)
+    )
     found = {name: [results[task.name] for task in tasks] for name, tasks in looks.items()}
     warnings = [warning for name, source in sources.items() for warning in _check(name, source, found[name], tokenizer)]
     for warning in warnings:
         context.warn(warning)
-    parts = [Task(f"part-{number:05d}", {"source": name, "wanted": [asdict(one) for one in part]},
-                  DTYPES[dtype_name(tokenizer.vocab_size)].itemsize * PART_TOKENS)
-             for number, (name, part) in enumerate(
-                 (name, part) for name in sources for part in _parts(files[name], found[name]))]
+    parts = [
+        Task(
+            f"part-{number:05d}",
+            {"source": name, "wanted": [asdict(one) for one in part]},
+            DTYPES[dtype_name(tokenizer.vocab_size)].itemsize * PART_TOKENS,
+        )
+        for number, (name, part) in enumerate(
+            (name, part) for name in sources for part in _parts(files[name], found[name])
+        )
+    ]
     copied = run_tasks("copy", parts, partial(_copy, str(out), str(inputs["tokenizer"])), context)
     counts = balance(copied, Judging().max_quarantined, context.stage)
-    tokens = {name: sum(one["tokens"] for one, part in zip(copied, parts, strict=True)
-                        if part.payload["source"] == name) for name in sources}
+    tokens = {
+        name: sum(one["tokens"] for one, part in zip(copied, parts, strict=True) if part.payload["source"] == name)
+        for name in sources
+    }
     return {
-        "counts": counts, "tokens": sum(tokens.values()), "tokens_per_source": tokens,
-        "dtype": dtype_name(tokenizer.vocab_size), "vocab_size": tokenizer.vocab_size, "warnings": warnings,
-        "sources": {name: {
-            "path": source.tokens, "files": len(files[name]), "formats": sorted({file.kind for file in files[name]}),
-            **{key: sum(one[key] for one in found[name]) for key in ("documents", "ended")},
-            "sample": _sample(out, parts, name, tokenizer),
-        } for name, source in sources.items()},
+        "counts": counts,
+        "tokens": sum(tokens.values()),
+        "tokens_per_source": tokens,
+        "dtype": dtype_name(tokenizer.vocab_size),
+        "vocab_size": tokenizer.vocab_size,
+        "warnings": warnings,
+        "sources": {
+            name: {
+                "path": source.tokens,
+                "files": len(files[name]),
+                "formats": sorted({file.kind for file in files[name]}),
+                **{key: sum(one[key] for one in found[name]) for key in ("documents", "ended")},
+                "sample": _sample(out, parts, name, tokenizer),
+            }
+            for name, source in sources.items()
+        },
     }
 
 
@@ -125,8 +164,10 @@ def _check_unchanged(name: str, section: Mapping[str, Any]) -> None:
 
 def _check_end(name: str, source: TokenSource, tokenizer: TextTokenizer) -> None:
     if source.end_of_text is not None and source.end_of_text >= tokenizer.vocab_size:
-        raise TokenFileError(f"sources.{name}.end_of_text: {source.end_of_text} is beyond the tokenizer's vocabulary "
-                             f"of {tokenizer.vocab_size:,}; is it the tokenizer that made these tokens?")
+        raise TokenFileError(
+            f"sources.{name}.end_of_text: {source.end_of_text} is beyond the tokenizer's vocabulary "
+            f"of {tokenizer.vocab_size:,}; is it the tokenizer that made these tokens?"
+        )
 
 
 def _look(folder: str, task: Task) -> Done:
@@ -137,13 +178,23 @@ def _look(folder: str, task: Task) -> Done:
     found = bounds_of(runs, content, asked["end_of_text"], asked["document_tokens"])
     metadata = [metadata_json(one) for one in found.metadata] or pa.nulls(len(found.begin), pa.string())
     path = as_path(folder) / f"{task.name}.parquet"
-    write_table(path, pa.table({"begin": found.begin, "tokens": found.tokens, "metadata": metadata},
-                               schema=BOUNDS_SCHEMA))
-    return Done([path], {
-        "bounds": str(path), "dtype": found.dtype.str, "documents": len(found.begin), "tokens": int(found.tokens.sum()),
-        "ended": found.ended, "other_end": found.other_end, "are_documents": runs.are_documents,
-        "looks_wide": _looks_wide(runs.dtype, content, runs.begin), "name": file.name,
-    })
+    write_table(
+        path, pa.table({"begin": found.begin, "tokens": found.tokens, "metadata": metadata}, schema=BOUNDS_SCHEMA)
+    )
+    return Done(
+        [path],
+        {
+            "bounds": str(path),
+            "dtype": found.dtype.str,
+            "documents": len(found.begin),
+            "tokens": int(found.tokens.sum()),
+            "ended": found.ended,
+            "other_end": found.other_end,
+            "are_documents": runs.are_documents,
+            "looks_wide": _looks_wide(runs.dtype, content, runs.begin),
+            "name": file.name,
+        },
+    )
 
 
 def _looks_wide(dtype: np.dtype[Any], content: np.ndarray, begin: np.ndarray) -> bool:
@@ -163,12 +214,15 @@ def _check(name: str, source: TokenSource, found: Sequence[Mapping[str, Any]], t
     """
     wide = next((one["name"] for one in found if one["looks_wide"]), None)
     if wide is not None:
-        raise TokenFileError(f"source {name!r}: {wide}: every other token is 0, as where 32-bit tokens are read as "
-                             "16-bit ones; set `dtype: uint32`")
+        raise TokenFileError(
+            f"source {name!r}: {wide}: every other token is 0, as where 32-bit tokens are read as "
+            "16-bit ones; set `dtype: uint32`"
+        )
     documents, tokens = (sum(one[key] for one in found) for key in ("documents", "tokens"))
     if not tokens:
-        raise TokenFileError(f"source {name!r}: {source.tokens} holds no tokens; correct `tokens:` or remove the "
-                             "source")
+        raise TokenFileError(
+            f"source {name!r}: {source.tokens} holds no tokens; correct `tokens:` or remove the source"
+        )
     ended, end = sum(one["ended"] for one in found), source.end_of_text
     end = tokenizer.eos if end is None else end
     warnings, kinds = [], {np.dtype(one["dtype"]) for one in found}
@@ -177,20 +231,25 @@ def _check(name: str, source: TokenSource, found: Sequence[Mapping[str, Any]], t
             raise TokenFileError(
                 f"source {name!r}: none of its {tokens:,} tokens is the end of text {end}, so that its documents "
                 "cannot be told apart; set `end_of_text:` to the id that its documents end with, or "
-                "`document_tokens:` to cut them after so many tokens")
+                "`document_tokens:` to cut them after so many tokens"
+            )
         warnings.append(f"source {name!r}: no end of text {end} is in its samples; each is taken for a document")
     others: dict[int, int] = {}
     for number, count in (one["other_end"] for one in found if one["other_end"] is not None):
         others[number] = others.get(number, 0) + count
     usual = max(others, key=lambda number: others[number], default=None)
     if usual is not None and others[usual] > MOSTLY * documents and documents > 1:
-        warnings.append(f"source {name!r}: {others[usual]:,} of {documents:,} documents end with id {usual}, and not "
-                        f"with the tokenizer's end of text {end}; if {usual} ends a text, set `end_of_text: {usual}`")
+        warnings.append(
+            f"source {name!r}: {others[usual]:,} of {documents:,} documents end with id {usual}, and not "
+            f"with the tokenizer's end of text {end}; if {usual} ends a text, set `end_of_text: {usual}`"
+        )
     narrow = next((kind for kind in kinds if np.iinfo(kind).max < tokenizer.vocab_size - 1), None)
     if narrow is not None:
-        warnings.append(f"source {name!r}: its tokens are stored as {narrow.name}, which holds no id above "
-                        f"{np.iinfo(narrow).max:,}, but the tokenizer has {tokenizer.vocab_size:,}; is it the "
-                        "tokenizer that made them?")
+        warnings.append(
+            f"source {name!r}: its tokens are stored as {narrow.name}, which holds no id above "
+            f"{np.iinfo(narrow).max:,}, but the tokenizer has {tokenizer.vocab_size:,}; is it the "
+            "tokenizer that made them?"
+        )
     return warnings
 
 
@@ -237,20 +296,46 @@ def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
     number = len(rows["id"])
     names = pa.array([source] * number, pa.string()).dictionary_encode().cast(DOCS_SCHEMA.field("source").type)
     tokens = np.array(rows["tokens"], np.int64)
-    write_table(docs_path, pa.table({
-        "row": np.arange(number), "id": pa.array(rows["id"], pa.binary(ID_BYTES)), "source": names,
-        "offset": np.cumsum(tokens) - tokens, "tokens": tokens, "bytes": pa.array(rows["bytes"], pa.int64()),
-    }, schema=DOCS_SCHEMA))
+    write_table(
+        docs_path,
+        pa.table(
+            {
+                "row": np.arange(number),
+                "id": pa.array(rows["id"], pa.binary(ID_BYTES)),
+                "source": names,
+                "offset": np.cumsum(tokens) - tokens,
+                "tokens": tokens,
+                "bytes": pa.array(rows["bytes"], pa.int64()),
+            },
+            schema=DOCS_SCHEMA,
+        ),
+    )
     origin_path = folder / DOCUMENTS / shard
-    write_table(origin_path, pa.table({
-        "id": pa.array(rows["id"], pa.binary(ID_BYTES)), "source": names,
-        "locator": pa.array(rows["locator"], pa.string()), "metadata": pa.array(rows["metadata"], pa.string()),
-    }, schema=ORIGIN_SCHEMA))
+    write_table(
+        origin_path,
+        pa.table(
+            {
+                "id": pa.array(rows["id"], pa.binary(ID_BYTES)),
+                "source": names,
+                "locator": pa.array(rows["locator"], pa.string()),
+                "metadata": pa.array(rows["metadata"], pa.string()),
+            },
+            schema=ORIGIN_SCHEMA,
+        ),
+    )
     size = sum(rows["bytes"])
-    counts = {"read": number + dropped, "kept": number, "quarantined": 0,
-              "dropped": {"empty": dropped} if dropped else {}, "bytes_read": size, "bytes_kept": size}
-    return Done([tokens_path, docs_path, origin_path],
-                {"counts": {**counts, "sources": {source: counts}}, "tokens": int(tokens.sum())})
+    counts = {
+        "read": number + dropped,
+        "kept": number,
+        "quarantined": 0,
+        "dropped": {"empty": dropped} if dropped else {},
+        "bytes_read": size,
+        "bytes_kept": size,
+    }
+    return Done(
+        [tokens_path, docs_path, origin_path],
+        {"counts": {**counts, "sources": {source: counts}}, "tokens": int(tokens.sum())},
+    )
 
 
 def _documents(wanted: Sequence[Mapping[str, Any]], vocab_size: int) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -273,7 +358,8 @@ def _documents(wanted: Sequence[Mapping[str, Any]], vocab_size: int) -> Iterator
                 raise TokenFileError(
                     f"{file.name}: token {at} of document {number} (byte {begin + at * dtype.itemsize:,}) is "
                     f"{int(ids[at])}, but the tokenizer has the ids 0 to {vocab_size - 1:,}; give the tokenizer that "
-                    "made these tokens, or correct `dtype:`")
+                    "made these tokens, or correct `dtype:`"
+                )
             yield f"{file.name}#{number}", metadata or "{}", ids
 
 

@@ -14,7 +14,11 @@ INDEX, METADATA = ".idx", ".csv.gz"
 BESIDE = {".bin": INDEX, ".npy": METADATA}
 """Ending of a file of tokens -> of what may lie beside it."""
 ENDINGS: dict[str, tuple[str, ...]] = {
-    "megatron": (".bin",), "llmc": (".bin",), "memmap": (".bin", ".npy"), "olmo": (".npy",), "mds": (MDS_INDEX,),
+    "megatron": (".bin",),
+    "llmc": (".bin",),
+    "memmap": (".bin", ".npy"),
+    "olmo": (".npy",),
+    "mds": (MDS_INDEX,),
     "auto": (".bin", ".npy", MDS_INDEX),
 }
 """Format -> endings of the files that are read of a folder."""
@@ -28,10 +32,13 @@ def token_listing(name: str, source: Mapping[str, Any], verify: bool = False) ->
         SourceError: as in `token_files`.
     """
     return [
-        {"path": item.name, "size": item.size,
-         "stamp": f"sha256:{sha256_file(as_path(item.location))}" if verify else item.stamp}
+        {
+            "path": item.name,
+            "size": item.size,
+            "stamp": f"sha256:{sha256_file(as_path(item.location))}" if verify else item.stamp,
+        }
         for item in sorted(_found(name, source)[1], key=lambda item: item.name)
-    ]  # fmt: skip
+    ]
 
 
 def token_files(name: str, source: Mapping[str, Any]) -> list[TokenFile]:
@@ -51,8 +58,10 @@ def token_files(name: str, source: Mapping[str, Any]) -> list[TokenFile]:
     files = [file for item in _without_inner_indices(wanted) for file in _files(name, item, by_name, asked)]
     if not files:
         endings = " ".join(ENDINGS[asked])
-        raise SourceError(f"source {name!r}: {source['tokens']} holds no tokens of format {asked} ({endings}); correct "
-                          "`tokens:` or `format:`")
+        raise SourceError(
+            f"source {name!r}: {source['tokens']} holds no tokens of format {asked} ({endings}); correct "
+            "`tokens:` or `format:`"
+        )
     return files
 
 
@@ -97,8 +106,13 @@ def _files(name: str, item: Found, by_name: Mapping[str, Found], asked: str) -> 
         return
     stem = item.name.removesuffix(PurePosixPath(item.name).suffix)
     beside = by_name.get(stem + (INDEX if kind == "megatron" else METADATA)) if kind in ("megatron", "olmo") else None
-    yield TokenFile(item.name, item.location, item.size, kind,  # type: ignore[arg-type]
-                    None if beside is None else beside.location)
+    yield TokenFile(
+        item.name,
+        item.location,
+        item.size,
+        kind,  # type: ignore[arg-type]
+        None if beside is None else beside.location,
+    )
 
 
 def _kind(name: str, item: Found, by_name: Mapping[str, Found]) -> Kind:
@@ -110,11 +124,13 @@ def _kind(name: str, item: Found, by_name: Mapping[str, Found]) -> Kind:
     if item.name.endswith(".bin") and item.name.removesuffix(".bin") + INDEX in by_name:
         return "megatron"
     path = as_path(item.location)
-    with (open(path, "rb") if is_local(path) else path.open("rb")) as stream:
+    with open(path, "rb") if is_local(path) else path.open("rb") as stream:
         if is_llmc(stream.read(HEAD_BYTES)):  # type: ignore[arg-type]
             return "llmc"
-    raise SourceError(f"source {name!r}: cannot tell the format of {item.name}; set `format:` to megatron, llmc, olmo, "
-                      "memmap (and `dtype:`) or mds")
+    raise SourceError(
+        f"source {name!r}: cannot tell the format of {item.name}; set `format:` to megatron, llmc, olmo, "
+        "memmap (and `dtype:`) or mds"
+    )
 
 
 def _mds_files(name: str, index: Found, by_name: Mapping[str, Found]) -> Iterator[TokenFile]:
@@ -131,5 +147,10 @@ def _mds_files(name: str, index: Found, by_name: Mapping[str, Found]) -> Iterato
             raise SourceError(f"source {name!r}: {folder / data} is missing, which {index.name} names")
         kept = {key: shard[key] for key in ("column_names", "column_encodings", "column_sizes", "samples")}
         is_packed = item.name == str(folder / data) and packed
-        yield TokenFile(str(folder / shard["raw_data"]["basename"]), item.location, item.size, "mds",
-                        shard={**kept, "compression": shard["compression"] if is_packed else None})
+        yield TokenFile(
+            str(folder / shard["raw_data"]["basename"]),
+            item.location,
+            item.size,
+            "mds",
+            shard={**kept, "compression": shard["compression"] if is_packed else None},
+        )

@@ -49,10 +49,18 @@ FEW_DOCUMENTS = 500_000
 """Planning them takes less than a second, and so does a pipeline to begin."""
 HELD_OUT, TRAINS = 2, MET
 """States of a document, besides NOT_MET and UNKNOWN: what its source's condition says, and the split."""
-CANDIDATES_SCHEMA = pa.schema([
-    ("high", pa.uint64()), ("low", pa.uint64()), ("shard", pa.int32()), ("row", pa.int64()), ("source", pa.int32()),
-    ("state", pa.int8()), ("repeats", pa.int32()), ("bytes", pa.int64()),
-])
+CANDIDATES_SCHEMA = pa.schema(
+    [
+        ("high", pa.uint64()),
+        ("low", pa.uint64()),
+        ("shard", pa.int32()),
+        ("row", pa.int64()),
+        ("source", pa.int32()),
+        ("state", pa.int8()),
+        ("repeats", pa.int32()),
+        ("bytes", pa.int64()),
+    ]
+)
 """A document: the words of its id, where it is, its source, its state, how often it is in one pass over its source's
 training documents (UNKNOWN where the expression `epochs` of its source uses a column that is null for it; such a
 document does not train), and the bytes of its text."""
@@ -86,9 +94,14 @@ def planning_context(documents: int, context: Context) -> Context:
 
 
 def collect(
-    inputs: Mapping[str, Path], sources: Mapping[str, Mapping[str, Any]], validation: float, draws: Draws, seed: int,
-    context: Context, rearranging: Rearranging | None = None,
-) -> Candidates:  # fmt: skip
+    inputs: Mapping[str, Path],
+    sources: Mapping[str, Mapping[str, Any]],
+    validation: float,
+    draws: Draws,
+    seed: int,
+    context: Context,
+    rearranging: Rearranging | None = None,
+) -> Candidates:
     """Judge all tokenised documents: evaluate the sources' expressions and split off the validation set.
 
     A document is held out if the hash of its duplicate cluster (of its id, where no cluster was found out) is below
@@ -109,13 +122,23 @@ def collect(
     found = corpora(inputs)
     shards = [(which, shard) for which, corpus in enumerate(found) for shard in shard_names(corpus["ingest"])]
     rows = count_rows([found[which]["tokenize"] / docs_name(shard) for which, shard in shards])
-    tasks = [Task(f"{number:05d}", {"corpus": which, "shard": shard, "number": number}, rows[number] * ENTRY_BYTES)
-             for number, (which, shard) in enumerate(shards)]
+    tasks = [
+        Task(f"{number:05d}", {"corpus": which, "shard": shard, "number": number}, rows[number] * ENTRY_BYTES)
+        for number, (which, shard) in enumerate(shards)
+    ]
     documents = sum(rows)
     bits, ledger_bits = partition_bits(documents, ENTRY_BYTES), partition_bits(documents, CANDIDATE_BYTES)
-    process = partial(judge_shard, inputs={name: str(folder) for name, folder in inputs.items()}, sources=sources,
-                      validation=validation, draws=draws, seed=seed, bits=bits, ledger_bits=ledger_bits,
-                      rearranging=rearranging)
+    process = partial(
+        judge_shard,
+        inputs={name: str(folder) for name, folder in inputs.items()},
+        sources=sources,
+        validation=validation,
+        draws=draws,
+        seed=seed,
+        bits=bits,
+        ledger_bits=ledger_bits,
+        rearranging=rearranging,
+    )
     partitions = {ENTRIES: 1 << bits, DOCUMENTS: 1 << ledger_bits}
     try:
         results, sent = run_shuffle(JOB, tasks, process, planning_context(documents, context), partitions, direct=True)
@@ -126,9 +149,16 @@ def collect(
 
 
 def judge_shard(
-    task: Task, inputs: Mapping[str, str], sources: Mapping[str, Mapping[str, Any]], validation: float, draws: Draws,
-    seed: int, bits: int, ledger_bits: int, rearranging: Rearranging | None = None,
-) -> Generator[Sent, None, Done]:  # fmt: skip
+    task: Task,
+    inputs: Mapping[str, str],
+    sources: Mapping[str, Mapping[str, Any]],
+    validation: float,
+    draws: Draws,
+    seed: int,
+    bits: int,
+    ledger_bits: int,
+    rearranging: Rearranging | None = None,
+) -> Generator[Sent, None, Done]:
     """Judge a document shard's documents and give them to their partitions: payload `corpus`, `shard`, `number`.
 
     Returns:
@@ -137,8 +167,9 @@ def judge_shard(
     corpus = corpora({name: as_path(folder) for name, folder in inputs.items()})[task.payload["corpus"]]
     docs, source = _read_docs(corpus["tokenize"] / docs_name(task.payload["shard"]), list(sources))
     words = id_words(docs["id"])
-    verdicts, repeats = _judge(corpus, task.payload["shard"], docs, source, words, sources,
-                               order_key(seed, "mix", "repeats"))
+    verdicts, repeats = _judge(
+        corpus, task.payload["shard"], docs, source, words, sources, order_key(seed, "mix", "repeats")
+    )
     split = drawn_below(_cluster_words(corpus, task.payload["shard"], docs), VALIDATION_KEY, validation)
     state = np.where((verdicts == MET) & split, HELD_OUT, verdicts).astype(np.int8)
 
@@ -151,16 +182,33 @@ def judge_shard(
         trains = np.flatnonzero(state[entry] == TRAINS)
         tokens = tokens.copy()
         tokens[trains] += ADDED * rearranging.chosen(source[entry[trains]], words[entry[trains]], time[trains])
-    entries = pa.table([
-        stream.astype(np.int32), words[entry, 0], words[entry, 1], time.astype(np.int32),
-        np.full(len(entry), task.payload["number"], dtype=np.int32), docs["offset"].to_numpy()[entry], tokens,
-    ], schema=ENTRIES_SCHEMA)
+    entries = pa.table(
+        [
+            stream.astype(np.int32),
+            words[entry, 0],
+            words[entry, 1],
+            time.astype(np.int32),
+            np.full(len(entry), task.payload["number"], dtype=np.int32),
+            docs["offset"].to_numpy()[entry],
+            tokens,
+        ],
+        schema=ENTRIES_SCHEMA,
+    )
     yield Sent(ENTRIES, entries, draws.partitions(stream, words.take(entry, axis=0), time, 0, bits))
 
-    documents = pa.table([
-        words[:, 0], words[:, 1], np.full(len(docs), task.payload["number"], dtype=np.int32), docs["row"].to_numpy(),
-        source.astype(np.int32), state, repeats.astype(np.int32), docs["bytes"].to_numpy(),
-    ], schema=CANDIDATES_SCHEMA)
+    documents = pa.table(
+        [
+            words[:, 0],
+            words[:, 1],
+            np.full(len(docs), task.payload["number"], dtype=np.int32),
+            docs["row"].to_numpy(),
+            source.astype(np.int32),
+            state,
+            repeats.astype(np.int32),
+            docs["bytes"].to_numpy(),
+        ],
+        schema=CANDIDATES_SCHEMA,
+    )
     yield Sent(DOCUMENTS, documents, leading(words[:, 0], ledger_bits) if ledger_bits else source)
     most = [int(times[(state == TRAINS) & (source == number)].max(initial=1)) for number in range(len(sources))]
     return Done([], {"most": most})
@@ -173,8 +221,9 @@ def _read_docs(path: Path, sources: Sequence[str]) -> tuple[pa.Table, np.ndarray
     source = pc.index_in(names, value_set=pa.array(sources, pa.string()))
     if source.null_count:
         stranger = names.filter(pc.is_null(source))[0].as_py()
-        raise MixError(f"{path}: documents of {stranger!r}, which is not a source of the mixture (sources: "
-                       f"{', '.join(sources)})")
+        raise MixError(
+            f"{path}: documents of {stranger!r}, which is not a source of the mixture (sources: {', '.join(sources)})"
+        )
     return docs, source.to_numpy().astype(np.int64)
 
 
@@ -187,9 +236,14 @@ def _cluster_words(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> np
 
 
 def _judge(
-    inputs: Mapping[str, Path], shard: str, docs: pa.Table, source: np.ndarray, words: np.ndarray,
-    sources: Mapping[str, Mapping[str, Any]], key: int,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    inputs: Mapping[str, Path],
+    shard: str,
+    docs: pa.Table,
+    source: np.ndarray,
+    words: np.ndarray,
+    sources: Mapping[str, Mapping[str, Any]],
+    key: int,
+) -> tuple[np.ndarray, np.ndarray]:
     """Verdicts (int8) and repeats (int64) of a shard's documents."""
     verdicts, repeats = np.full(len(docs), MET, dtype=np.int8), np.ones(len(docs), dtype=np.int64)
     if not any(config["where"] or config["epochs"] for config in sources.values()):
@@ -203,5 +257,3 @@ def _judge(
         if config["epochs"] is not None:
             repeats[own] = repeat(name, config["epochs"], table, words[own], key)
     return verdicts, repeats
-
-

@@ -77,8 +77,9 @@ class Before:
             if len(chosen):
                 count, parts = self.phases[phase][source], phase_parts(phase)
                 stored = permute(found[chosen] - own[phase], count, order_key(mix_seed, "mix", "rows", *parts, name))
-                read = permute(stored, count, order_key(self.seed, *parts, "epoch", 0, self.sources[source]),
-                               inverse=True)
+                read = permute(
+                    stored, count, order_key(self.seed, *parts, "epoch", 0, self.sources[source]), inverse=True
+                )
                 found[chosen] = own[phase] + read
         return found
 
@@ -101,9 +102,11 @@ def check_reach(before: Before, sources: Sequence[str], most_rows: Sequence[int]
     """
     for number, (name, most) in enumerate(zip(sources, most_rows, strict=True)):
         if before.reach(number) > most:
-            raise MixError(f"sources.{name}: the set that is continued had {before.reach(number)} rows of it, but its "
-                           f"max_epochs allows {most}: these are the same documents more often, and which were read is "
-                           "settled; give it its former max_epochs, and a lower weight")
+            raise MixError(
+                f"sources.{name}: the set that is continued had {before.reach(number)} rows of it, but its "
+                f"max_epochs allows {most}: these are the same documents more often, and which were read is "
+                "settled; give it its former max_epochs, and a lower weight"
+            )
 
 
 def digest_of_sums(sums: np.ndarray) -> str:
@@ -113,8 +116,12 @@ def digest_of_sums(sums: np.ndarray) -> str:
 
 def read_sums(folder: Path, files: Sequence[str]) -> np.ndarray:
     """The checksums (uint64) of all rows of some shards, one after another."""
-    return np.concatenate([np.empty(0, CHECKSUM_DTYPE), *(
-        np.frombuffer((folder / sums_name(file)).read_bytes(), dtype=CHECKSUM_DTYPE) for file in files)])
+    return np.concatenate(
+        [
+            np.empty(0, CHECKSUM_DTYPE),
+            *(np.frombuffer((folder / sums_name(file)).read_bytes(), dtype=CHECKSUM_DTYPE) for file in files),
+        ]
+    )
 
 
 def check_kept_rows(section: Continues, out: Path, entries: Sequence[Mapping[str, Any]]) -> None:
@@ -133,10 +140,12 @@ def check_kept_rows(section: Continues, out: Path, entries: Sequence[Mapping[str
     emptied = [row for entry in entries for row in entry.get("withheld", ()) if row < section.rows]
     sums = np.delete(read_sums(out, [entry["file"] for entry in entries])[: section.rows], emptied)
     if len(sums) == sets_before(section)[0].positions and digest_of_sums(sums) != section.digest:
-        raise MixError(f"mix.continues: the first {section.rows} rows are not those that were read: the documents are "
-                       "others (a source, a step of `prepare`), or a key of the mixture that decides what rows hold "
-                       "(sequence_length, document_starts, validation, seed, fim, a source's where or epochs); give "
-                       "these back, or train from step 0 without mix.continues")
+        raise MixError(
+            f"mix.continues: the first {section.rows} rows are not those that were read: the documents are "
+            "others (a source, a step of `prepare`), or a key of the mixture that decides what rows hold "
+            "(sequence_length, document_starts, validation, seed, fim, a source's where or epochs); give "
+            "these back, or train from step 0 without mix.continues"
+        )
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,10 @@ def read_excluded(path: str) -> tuple[bytes, ...]:
         except ValueError:
             document = b""
         if len(document) != ID_BYTES:
-            raise MixError(f"mix.exclude: {path}:{number}: {text!r} is not a document id ({2 * ID_BYTES} hexadecimal "
-                           "digits); `gristmill takedown` makes such a list from addresses too")
+            raise MixError(
+                f"mix.exclude: {path}:{number}: {text!r} is not a document id ({2 * ID_BYTES} hexadecimal "
+                "digits); `gristmill takedown` makes such a list from addresses too"
+            )
         found.add(document)
     return tuple(sorted(found))
 
@@ -56,9 +58,13 @@ class EmptiedRows:
     """
 
     def __init__(
-        self, pieces: pa.Table, first: int, excluded: Sequence[bytes], pad: int,
+        self,
+        pieces: pa.Table,
+        first: int,
+        excluded: Sequence[bytes],
+        pad: int,
         excluded_later: Sequence[tuple[Sequence[bytes], int]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._rows, hit = rows_with(pieces, excluded)
         for ids, later in excluded_later:
             behind, _ = rows_with(pieces.filter(pc.greater_equal(pieces["row"], later)), ids)

@@ -110,9 +110,15 @@ class Rearranging:
         return source, text, np.broadcast_to(ends, text.shape)
 
     def cut_pieces(
-        self, rearranged: np.ndarray, words: np.ndarray, time: np.ndarray, number: int, tokens: np.ndarray,
-        offset: np.ndarray, length: np.ndarray,
-    ) -> Runs:  # fmt: skip
+        self,
+        rearranged: np.ndarray,
+        words: np.ndarray,
+        time: np.ndarray,
+        number: int,
+        tokens: np.ndarray,
+        offset: np.ndarray,
+        length: np.ndarray,
+    ) -> Runs:
         """The runs of pieces of documents, rearranged and others.
 
         Args:
@@ -134,8 +140,14 @@ class Rearranging:
         low, high = np.maximum(begin, offset[:, None]), np.minimum(behind, (offset + length)[:, None])
         piece, run = np.nonzero(high > low)
         low, high, begin, behind = (array[piece, run] for array in (low, high, begin, behind))
-        return Runs(piece, low, high - low, source[piece, run] + low - begin,
-                    np.minimum(high, behind - 1) - low, ends[piece, run])
+        return Runs(
+            piece,
+            low,
+            high - low,
+            source[piece, run] + low - begin,
+            np.minimum(high, behind - 1) - low,
+            ends[piece, run],
+        )
 
 
 def rearranging(
@@ -157,8 +169,17 @@ def rearranging(
         return None
     found = next((names for names in FIM_TOKENS if set(names) <= special_ids.keys()), None)
     if found is None:
-        raise MixError("mix.fim: the tokenizer has no special tokens for prefix, suffix and middle; it needs "
-                       f"{' or '.join(', '.join(names) for names in FIM_TOKENS)} (tokenizer.special_tokens)")
+        raise MixError(
+            "mix.fim: the tokenizer has no special tokens for prefix, suffix and middle; it needs "
+            f"{' or '.join(', '.join(names) for names in FIM_TOKENS)} (tokenizer.special_tokens)"
+        )
     prefix, suffix, middle = (special_ids[name] for name in found)
-    return Rearranging(tuple(section.rates.get(name, 0.0) for name in sources), section.spm_rate,
-                       order_key(seed, "mix", "fim"), prefix, suffix, middle, eos)
+    return Rearranging(
+        tuple(section.rates.get(name, 0.0) for name in sources),
+        section.spm_rate,
+        order_key(seed, "mix", "fim"),
+        prefix,
+        suffix,
+        middle,
+        eos,
+    )

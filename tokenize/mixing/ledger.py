@@ -78,8 +78,13 @@ class Taken:
 def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
     """Up to where the first pass of each stream goes, of which the tokens before an end are taken."""
     number = len(ends)
-    taken = Taken(np.zeros(number, bool), np.zeros(number, bool), np.zeros(number, np.uint64),
-                  np.zeros((number, 2), np.uint64), np.zeros(number, np.int32))
+    taken = Taken(
+        np.zeros(number, bool),
+        np.zeros(number, bool),
+        np.zeros(number, np.uint64),
+        np.zeros((number, 2), np.uint64),
+        np.zeros(number, np.int32),
+    )
     for stream, end in enumerate(ends):
         for of_pass, partition, base in reversed([*streams.places(stream, end)]):
             if of_pass:
@@ -87,8 +92,9 @@ def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
             segment = streams.segment(of_pass, partition).of(stream)
             last = int(np.searchsorted(segment.starts(base)[:-1], end)) - 1
             taken.any[stream], taken.words[stream], taken.time[stream] = True, segment.words[last], segment.time[last]
-            taken.draw[stream] = streams.draws.of(np.array([stream]), segment.words[last : last + 1],
-                                                  segment.time[last : last + 1], 0)[0]
+            taken.draw[stream] = streams.draws.of(
+                np.array([stream]), segment.words[last : last + 1], segment.time[last : last + 1], 0
+            )[0]
             behind = streams.bases.entries[0, partition + 1 :, stream]
             taken.whole[stream] = last + 1 == len(segment.words) and not behind.any()
             break
@@ -119,8 +125,12 @@ def find_emptied(out: Path, entries: Sequence[Mapping[str, Any]], excluded: Sequ
         excluded: document ids.
     """
     touched = {bytes.fromhex(one) for entry in entries for one in entry.get("touched", ())}
-    still = {one for entry in entries if touched for one in read_matching(
-        out / ids_name(entry["file"]), "id", [*touched], ["id"])["id"].to_pylist()}
+    still = {
+        one
+        for entry in entries
+        if touched
+        for one in read_matching(out / ids_name(entry["file"]), "id", [*touched], ["id"])["id"].to_pylist()
+    }
     return Emptied(*(_words_of(ids) for ids in (excluded, touched, still)))
 
 
@@ -129,8 +139,14 @@ def _words_of(ids: Collection[bytes]) -> np.ndarray:
 
 
 def write_ledger(
-    candidates: Candidates, streams: Streams, taken: Taken, emptied: Emptied, sources: Sequence[str], out: Path,
-    context: Context, used: Shuffled | None = None,
+    candidates: Candidates,
+    streams: Streams,
+    taken: Taken,
+    emptied: Emptied,
+    sources: Sequence[str],
+    out: Path,
+    context: Context,
+    used: Shuffled | None = None,
 ) -> tuple[Counts, dict[str, int], int]:
     """Write the tables of all documents of a mixture.
 
@@ -157,10 +173,19 @@ def write_ledger(
     tables = -(-candidates.documents // FILE_DOCUMENTS)
     bits = min(max(0, tables - 1).bit_length(), candidates.ledger_bits)
     each = 1 << (candidates.ledger_bits - bits)
-    tasks = [Task(f"{number:05d}", {"file": ledger_name(number, 1 << bits), "first": number * each, "partitions": each})
-             for number in range(1 << bits)]
-    process = partial(write_table_of, draws=streams.draws, plan=str(context.work / "plan"), sources=len(sources),
-                      ledger=candidates.ledger, out=str(out), documents=used)
+    tasks = [
+        Task(f"{number:05d}", {"file": ledger_name(number, 1 << bits), "first": number * each, "partitions": each})
+        for number in range(1 << bits)
+    ]
+    process = partial(
+        write_table_of,
+        draws=streams.draws,
+        plan=str(context.work / "plan"),
+        sources=len(sources),
+        ledger=candidates.ledger,
+        out=str(out),
+        documents=used,
+    )
     results = run_tasks(JOB, tasks, process, context, direct=True)
     found = np.sum([result["counts_"] for result in results], axis=0)
     counts = {name: _ledger_of(found[number]) for number, name in enumerate(sources)}
@@ -174,13 +199,19 @@ READ, KEPT, BYTES_READ, BYTES_KEPT, LAID_OUT, FIRST_RULE = range(6)
 
 def _ledger_of(found: np.ndarray) -> dict[str, Any]:
     dropped = {rule: int(number) for rule, number in zip(RULES, found[FIRST_RULE:], strict=True) if number}
-    return {"read": int(found[READ]), "kept": int(found[KEPT]), "quarantined": 0, "dropped": dropped,
-            "bytes_read": int(found[BYTES_READ]), "bytes_kept": int(found[BYTES_KEPT])}
+    return {
+        "read": int(found[READ]),
+        "kept": int(found[KEPT]),
+        "quarantined": 0,
+        "dropped": dropped,
+        "bytes_read": int(found[BYTES_READ]),
+        "bytes_kept": int(found[BYTES_KEPT]),
+    }
 
 
 def write_table_of(
     task: Task, draws: Draws, plan: str, sources: int, ledger: Shuffled, out: str, documents: Shuffled | None = None
-) -> Done:  # fmt: skip
+) -> Done:
     """Write one table: payload `file`, `first` (partition), `partitions`.
 
     Returns:
@@ -203,9 +234,16 @@ def write_table_of(
 def write_in_groups(path: Path, tables: Iterator[pa.Table]) -> None:
     """Write a table whose rows come in parts, each a row group at a time: the same bytes as from all of it at once."""
     waiting = LEDGER_SCHEMA.empty_table()
-    with atomic_write(path) as sink, pq.ParquetWriter(
-            sink, LEDGER_SCHEMA, compression="zstd", write_page_checksum=True,
-            use_dictionary=["shard", "source", "reason"]) as writer:
+    with (
+        atomic_write(path) as sink,
+        pq.ParquetWriter(
+            sink,
+            LEDGER_SCHEMA,
+            compression="zstd",
+            write_page_checksum=True,
+            use_dictionary=["shard", "source", "reason"],
+        ) as writer,
+    ):
         written = False
         for table in tables:
             waiting = pa.concat_tables([waiting, table])
@@ -219,7 +257,7 @@ def write_in_groups(path: Path, tables: Iterator[pa.Table]) -> None:
 
 def _judged(
     rows: pa.Table, draws: Draws, taken: Taken, emptied: Emptied, counts: np.ndarray, held: pa.Table | None
-) -> pa.Table:  # fmt: skip
+) -> pa.Table:
     """The ledger's entries of a partition, ordered by id; adds to the counts. `held`: see `write_ledger`."""
     columns = {name: rows[name].to_numpy() for name in rows.column_names}
     order = ordered_by(columns["high"], columns["low"])
@@ -236,17 +274,30 @@ def _judged(
     used &= ~excluded & ~gone
     trains, held_out = state == TRAINS, state == HELD_OUT
     masks = (
-        excluded, gone, ~trains & ~held_out & (state != UNKNOWN), state == UNKNOWN, trains & (repeats == 0),
-        trains & (repeats == UNKNOWN), trains & (repeats > 0) & ~used, held_out & ~used,
+        excluded,
+        gone,
+        ~trains & ~held_out & (state != UNKNOWN),
+        state == UNKNOWN,
+        trains & (repeats == 0),
+        trains & (repeats == UNKNOWN),
+        trains & (repeats > 0) & ~used,
+        held_out & ~used,
     )
     reason = np.full(len(words), -1, dtype=np.int8)
     for number, mask in reversed([*enumerate(masks)]):
         reason[mask] = number
     _count(counts, source, reason, used, laid_out, columns["bytes"])
-    return pa.table([
-        word_ids(words), columns["shard"], columns["row"], source, held_out,
-        pa.DictionaryArray.from_arrays(pa.array(reason, pa.int8(), mask=reason < 0), pa.array(RULES, pa.string())),
-    ], schema=LEDGER_SCHEMA)
+    return pa.table(
+        [
+            word_ids(words),
+            columns["shard"],
+            columns["row"],
+            source,
+            held_out,
+            pa.DictionaryArray.from_arrays(pa.array(reason, pa.int8(), mask=reason < 0), pa.array(RULES, pa.string())),
+        ],
+        schema=LEDGER_SCHEMA,
+    )
 
 
 def _used(
@@ -287,5 +338,3 @@ def _count(
         counts[:, column] += np.bincount(source[chosen], size[chosen], minlength=number).astype(np.int64)
     for rule in range(len(RULES)):
         counts[:, FIRST_RULE + rule] += np.bincount(source[reason == rule], minlength=number)
-
-

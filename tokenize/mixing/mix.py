@@ -80,8 +80,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     before = before_of(section.continues, names)
     already, begun = ((), ()) if before is None else before.kept()
     if before is not None:
-        check_reach(before, names, [Supply(source["max_epochs"], pass_tokens[name]).available_rows(
-            section.sequence_length) for name, source in sources.items()])
+        check_reach(
+            before,
+            names,
+            [
+                Supply(source["max_epochs"], pass_tokens[name]).available_rows(section.sequence_length)
+                for name, source in sources.items()
+            ],
+        )
     quotas = plan_quotas(section, sources, pass_tokens, already)
     streams, ends = find_ends(streams, sources, section, quotas, planning, before)
     held_out_ends_ = held_out_ends(streams, len(names), section)
@@ -89,49 +95,90 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     train, held_out = dict(zip(names, layouts, strict=False)), dict(zip(names, layouts[len(names) :], strict=True))
     _warn(sources, section, quotas, held_out, context)
     dtype = dtype_name(tokenizer.vocab_size)
-    shards = Shards(seed, tuple(names), tuple(zip(*(layout.rows_per_phase for layout in train.values()), strict=True)),
-                    _shard_rows(section, dtype), tuple(candidates.most), before, candidates.ledger_bits)
+    shards = Shards(
+        seed,
+        tuple(names),
+        tuple(zip(*(layout.rows_per_phase for layout in train.values()), strict=True)),
+        _shard_rows(section, dtype),
+        tuple(candidates.most),
+        before,
+        candidates.ledger_bits,
+    )
     parts = tuple(str(corpus["tokenize"] / tokens_name(shard)) for corpus, shard in corpus_shards(inputs))
-    placed, wanted, used = place(streams, layouts, shards, packing_of(section), len(parts) if must_send(context) else 0,
-                           planning, rearranged)
+    placed, wanted, used = place(
+        streams, layouts, shards, packing_of(section), len(parts) if must_send(context) else 0, planning, rearranged
+    )
     plan = RowPlan(
-        placed=placed, out=str(out), dtype=dtype, parts=parts,
+        placed=placed,
+        out=str(out),
+        dtype=dtype,
+        parts=parts,
         sent=None if wanted is None else send_tokens(wanted, parts, dtype, shards.number, context),
-        sequence_length=section.sequence_length, eos=tokenizer.eos, pad=tokenizer.pad,
+        sequence_length=section.sequence_length,
+        eos=tokenizer.eos,
+        pad=tokenizer.pad,
         excluded=() if section.exclude is None else read_excluded(section.exclude),
         excluded_later=tuple(_excluded_later(section.continues)),
     )
     token_bytes = str(inputs["tokenizer"] / "token_bytes.npy")
     tasks = [*_validation_tasks(held_out, shards), *_train_tasks(shards)]
-    written = run_tasks("rows", tasks, partial(write_shard, plan=plan, token_bytes=token_bytes), context,
-                        direct=True)
+    written = run_tasks("rows", tasks, partial(write_shard, plan=plan, token_bytes=token_bytes), context, direct=True)
     validation, entries = written[: len(names)], written[len(names) :]
     counts, laid_out, tables = write_ledger(
-        candidates, streams, last_taken(streams, [layout.end for layout in layouts]),
-        find_emptied(out, written, plan.excluded), names, out, planning, None if used is None else used.documents)
+        candidates,
+        streams,
+        last_taken(streams, [layout.end for layout in layouts]),
+        find_emptied(out, written, plan.excluded),
+        names,
+        out,
+        planning,
+        None if used is None else used.documents,
+    )
     if section.continues is not None and used is not None:
         check_kept_rows(section.continues, out, entries)
-        train = {name: replace(layout, documents=copies, ends=(layout.row_tokens,),
-                               tokens=layout.row_tokens + layout.tokens - layout.end)
-                 for (name, layout), copies in zip(train.items(), used.copies, strict=True)}
+        train = {
+            name: replace(
+                layout,
+                documents=copies,
+                ends=(layout.row_tokens,),
+                tokens=layout.row_tokens + layout.tokens - layout.end,
+            )
+            for (name, layout), copies in zip(train.items(), used.copies, strict=True)
+        }
     # These have served their turn: packed.json and the summary need not hold every id twice.
     for entry in written:
         entry.pop("touched", None)
-    held_out_tokens = {name: streams.pass_tokens(validation_stream(number, len(names)))
-                       for number, name in enumerate(names)}
+    held_out_tokens = {
+        name: streams.pass_tokens(validation_stream(number, len(names))) for number, name in enumerate(names)
+    }
     mixed = Mixed(counts, laid_out, pass_tokens, held_out_tokens, train, held_out, validation)
-    summary = {**describe(mixed, sources, quotas, section),
-               "withheld_rows": sum(len(shard.get("withheld", ())) for shard in entries)}
+    summary = {
+        **describe(mixed, sources, quotas, section),
+        "withheld_rows": sum(len(shard.get("withheld", ())) for shard in entries),
+    }
     kept = ("packing", "packings", "validation", "requested", "realised", "redistributed")
-    write_json(out / MANIFEST, {
-        "format": _format(shards), "dtype": plan.dtype,
-        "sequence_length": section.sequence_length, "seed": seed, "sources": names,
-        "tokenizer": tokenizer.described(), **({LEDGERS: tables} if tables > 1 else {}),
-        "train": {"rows": summary["rows"], "rows_per_source": [layout.rows for layout in train.values()],
-                  "stages": [list(rows) for rows in shards.phases], **({"begun": begun} if begun else {}),
-                  "shards": entries},
-        **_continued(section, summary["rows"]), "shares": summary["stages"], **{key: summary[key] for key in kept},
-    })
+    write_json(
+        out / MANIFEST,
+        {
+            "format": _format(shards),
+            "dtype": plan.dtype,
+            "sequence_length": section.sequence_length,
+            "seed": seed,
+            "sources": names,
+            "tokenizer": tokenizer.described(),
+            **({LEDGERS: tables} if tables > 1 else {}),
+            "train": {
+                "rows": summary["rows"],
+                "rows_per_source": [layout.rows for layout in train.values()],
+                "stages": [list(rows) for rows in shards.phases],
+                **({"begun": begun} if begun else {}),
+                "shards": entries,
+            },
+            **_continued(section, summary["rows"]),
+            "shares": summary["stages"],
+            **{key: summary[key] for key in kept},
+        },
+    )
     return summary
 
 
@@ -169,8 +216,10 @@ def _warn(
         context.warn(describe_redistribution(moved))
     empty = [name for name, packed in held_out.items() if not packed.rows]
     if empty and section.validation:
-        context.warn(f"no validation rows for {', '.join(empty)}: the documents that were held out fill no row; raise "
-                     "mix.validation to measure a loss on these sources")
+        context.warn(
+            f"no validation rows for {', '.join(empty)}: the documents that were held out fill no row; raise "
+            "mix.validation to measure a loss on these sources"
+        )
 
 
 def _shard_rows(section: Mix, dtype: str) -> int:
@@ -178,13 +227,32 @@ def _shard_rows(section: Mix, dtype: str) -> int:
 
 
 def _validation_tasks(held_out: Mapping[str, Layout], shards: Shards) -> list[Task]:
-    return [Task(f"validation-{number:05d}", {"held_out": True, "file": validation_name(name),
-                                              "partition": shards.training + number, "rows": layout.rows})
-            for number, (name, layout) in enumerate(held_out.items())]
+    return [
+        Task(
+            f"validation-{number:05d}",
+            {
+                "held_out": True,
+                "file": validation_name(name),
+                "partition": shards.training + number,
+                "rows": layout.rows,
+            },
+        )
+        for number, (name, layout) in enumerate(held_out.items())
+    ]
 
 
 def _train_tasks(shards: Shards) -> list[Task]:
     total = sum(map(sum, shards.phases))
-    return [Task(f"train-{shard:05d}", {"held_out": False, "file": train_name(shard), "partition": shard,
-                                        "first": first, "rows": min(shards.shard_rows, total - first)})
-            for shard, first in enumerate(range(0, total, shards.shard_rows))]
+    return [
+        Task(
+            f"train-{shard:05d}",
+            {
+                "held_out": False,
+                "file": train_name(shard),
+                "partition": shard,
+                "first": first,
+                "rows": min(shards.shard_rows, total - first),
+            },
+        )
+        for shard, first in enumerate(range(0, total, shards.shard_rows))
+    ]

@@ -49,9 +49,7 @@ class Mixed:
     validation: Sequence[Mapping[str, Any]]
 
 
-def describe(
-    mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, section: Mix
-) -> dict[str, Any]:  # fmt: skip
+def describe(mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, section: Mix) -> dict[str, Any]:
     """The summary: the ledger, per source what was asked for and what came of it, and what packings would cost.
 
     Returns:
@@ -68,29 +66,42 @@ def describe(
     total = sum(layout.row_tokens for layout in train.values())
     realised = {name: {**layout.costs[packing.name], **_realised(name, mixed, total)} for name, layout in train.items()}
     if before is not None:  # costs are those of the stretch of a stream, of which rows may be passed over
-        realised = {name: {**part, "rows": train[name].rows, "tokens": train[name].row_tokens}
-                    for name, part in realised.items()}
+        realised = {
+            name: {**part, "rows": train[name].rows, "tokens": train[name].row_tokens}
+            for name, part in realised.items()
+        }
     return {
-        "counts": mixed.counts, "rows": sum(layout.rows for layout in train.values()), "tokens": total,
-        "padding_tokens": sum(part["padding_tokens"] for part in realised.values()), "packing": packing.name,
+        "counts": mixed.counts,
+        "rows": sum(layout.rows for layout in train.values()),
+        "tokens": total,
+        "padding_tokens": sum(part["padding_tokens"] for part in realised.values()),
+        "packing": packing.name,
         "packings": _packings(layout.costs for layout in train.values()),
-        "requested": _requested(sources, quotas, section.sequence_length), "realised": realised,
+        "requested": _requested(sources, quotas, section.sequence_length),
+        "realised": realised,
         "stages": _phases(list(sources), quotas, train, section),
         "redistributed": redistributed(list(sources), quotas, section.sequence_length),
-        "prefixes": describe_prefixes(list(sources), list(zip(*(layout.rows_per_phase for layout in train.values()),
-                                                              strict=True))[kept:]),
-        "validation": {name: {**written, "documents": layout.documents,
-                              "tokens": written["rows"] * section.sequence_length,
-                              "cut_tokens": mixed.held_out_tokens[name] - layout.row_tokens}
-                       for (name, layout), written in zip(mixed.held_out.items(), mixed.validation, strict=True)},
+        "prefixes": describe_prefixes(
+            list(sources), list(zip(*(layout.rows_per_phase for layout in train.values()), strict=True))[kept:]
+        ),
+        "validation": {
+            name: {
+                **written,
+                "documents": layout.documents,
+                "tokens": written["rows"] * section.sequence_length,
+                "cut_tokens": mixed.held_out_tokens[name] - layout.row_tokens,
+            }
+            for (name, layout), written in zip(mixed.held_out.items(), mixed.validation, strict=True)
+        },
     }
 
 
 def redistributed(sources: Sequence[str], quotas: Quotas, length: int) -> dict[str, int]:
     """Tokens that each source has more (or less: negative) than its weight asks for; none if no limit was met."""
     asked = quotas.asked_per_source()
-    moved = {name: (rows - share) * length
-             for name, rows, share in zip(sources, quotas.per_source(), asked, strict=True)}
+    moved = {
+        name: (rows - share) * length for name, rows, share in zip(sources, quotas.per_source(), asked, strict=True)
+    }
     # Rounding to whole rows moves less than a row.
     if all(abs(tokens) < length for tokens in moved.values()):
         return {}
@@ -106,24 +117,34 @@ def describe_redistribution(moved: Mapping[str, int]) -> str:
 
 def _requested(sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, length: int) -> dict[str, dict[str, Any]]:
     total, asked = sum(quotas.per_source()), quotas.asked_per_source()
-    return {name: {"share": float(rows / total), "tokens": float(rows * length),
-                   **{key: source[key] for key in LIMITS if source[key] is not None}}
-            for (name, source), rows in zip(sources.items(), asked, strict=True)}
+    return {
+        name: {
+            "share": float(rows / total),
+            "tokens": float(rows * length),
+            **{key: source[key] for key in LIMITS if source[key] is not None},
+        }
+        for (name, source), rows in zip(sources.items(), asked, strict=True)
+    }
 
 
-def _phases(
-    sources: Sequence[str], quotas: Quotas, train: Mapping[str, Layout], section: Mix
-) -> list[dict[str, Any]]:
+def _phases(sources: Sequence[str], quotas: Quotas, train: Mapping[str, Layout], section: Mix) -> list[dict[str, Any]]:
     ends: list[float | None] = [phase.end for phase in section.phases] or [None]
     if section.continues is not None:
         passed = np.cumsum([sum(line) for line in quotas.rows])
         ends = (passed / passed[-1]).tolist()
     tokens = list(zip(*(layout.tokens_per_phase for layout in train.values()), strict=True))
     rows = list(zip(*(layout.rows_per_phase for layout in train.values()), strict=True))
-    return [{"until": 1.0 if end is None else end, "rows": sum(rows[number]), "tokens": sum(tokens[number]),
-             "rows_per_source": list(rows[number]),
-             "requested": _shares(sources, quotas.asked[number]), "realised": _shares(sources, tokens[number])}
-            for number, end in enumerate(ends)]  # fmt: skip
+    return [
+        {
+            "until": 1.0 if end is None else end,
+            "rows": sum(rows[number]),
+            "tokens": sum(tokens[number]),
+            "rows_per_source": list(rows[number]),
+            "requested": _shares(sources, quotas.asked[number]),
+            "realised": _shares(sources, tokens[number]),
+        }
+        for number, end in enumerate(ends)
+    ]
 
 
 def _shares(sources: Sequence[str], parts: Sequence[Fraction] | Sequence[int]) -> dict[str, float]:
@@ -145,8 +166,10 @@ def _realised(name: str, mixed: Mixed, total_tokens: int) -> dict[str, Any]:
     """What a source gave, besides what its packing costs; `cut_tokens` are the rest of its last document."""
     layout, pass_tokens = mixed.train[name], mixed.pass_tokens[name]
     return {
-        "share": layout.row_tokens / total_tokens, "available_tokens": pass_tokens,
-        "documents": mixed.laid_out[name], "copies": layout.documents,
+        "share": layout.row_tokens / total_tokens,
+        "available_tokens": pass_tokens,
+        "documents": mixed.laid_out[name],
+        "copies": layout.documents,
         "epochs": round(layout.end / pass_tokens, 4) if pass_tokens else 0.0,
         "cut_tokens": layout.tokens - layout.end,
     }
@@ -168,8 +191,10 @@ def describe_prefixes(sources: Sequence[str], phases: Sequence[Sequence[int]]) -
         shares, number = counts / max(1, counts.sum()), np.count_nonzero(counts)
         bound = np.where(counts > 0, (1 - shares) / 2 + shares * (number - 1) / 2, 0.0)
         drifts, bounds = np.maximum(drifts, largest_drifts(counts)), np.maximum(bounds, bound)
-    return {name: {"largest_drift_rows": round(drift, 4), "bound_rows": round(bound, 4)}
-            for name, drift, bound in zip(sources, drifts.tolist(), bounds.tolist(), strict=True)}
+    return {
+        name: {"largest_drift_rows": round(drift, 4), "bound_rows": round(bound, 4)}
+        for name, drift, bound in zip(sources, drifts.tolist(), bounds.tolist(), strict=True)
+    }
 
 
 @kernel

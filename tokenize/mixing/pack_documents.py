@@ -34,8 +34,10 @@ class PackedDocuments:
 
 
 def pack(
-    documents: Sequence[Sequence[int] | np.ndarray], sequence_length: int,
-    method: Literal["best_fit", "stream"] = "best_fit", pad: int = 0,
+    documents: Sequence[Sequence[int] | np.ndarray],
+    sequence_length: int,
+    method: Literal["best_fit", "stream"] = "best_fit",
+    pad: int = 0,
 ) -> PackedDocuments:
     """Pack documents into rows of one length; every token lies in one row, in the order of its document.
 
@@ -83,14 +85,22 @@ Row = list[tuple[int, int, int]]
 
 
 def _best_fit(lengths: np.ndarray, capacity: int) -> list[Row]:
-    whole = [[(document, start, start + capacity)] for document, length in enumerate(lengths.tolist())
-             for start in range(0, length - capacity + 1, capacity)]
+    whole = [
+        [(document, start, start + capacity)]
+        for document, length in enumerate(lengths.tolist())
+        for start in range(0, length - capacity + 1, capacity)
+    ]
     rests = lengths % capacity
     left = np.flatnonzero(rests)
     if not len(left):
         return whole
-    return whole + [[(document, int(lengths[document] - rests[document]), int(lengths[document]))
-                     for document in left[row].tolist()] for row in best_fit_rows(rests[left], capacity)]
+    return whole + [
+        [
+            (document, int(lengths[document] - rests[document]), int(lengths[document]))
+            for document in left[row].tolist()
+        ]
+        for row in best_fit_rows(rests[left], capacity)
+    ]
 
 
 def _cut_stream(lengths: np.ndarray, capacity: int) -> list[Row]:

@@ -168,9 +168,13 @@ class Dealing:
 
 
 def cut(
-    starts: np.ndarray, begin: int, end: int, packing: Packing, places: Places | None = None,
+    starts: np.ndarray,
+    begin: int,
+    end: int,
+    packing: Packing,
+    places: Places | None = None,
     dealing: Dealing | None = None,
-) -> Pieces:  # fmt: skip
+) -> Pieces:
     """The pieces of a segment.
 
     Args:
@@ -189,8 +193,20 @@ def cut(
         assert places is not None
         if packing.best_fit:
             assert dealing is not None
-            number = cut_best_fit(starts, begin, end, length, packing.aligned, dealing.first_row, places.rows,
-                                  dealing.whole, places.ranks.copy(), dealing.begins, dealing.dealt, *columns)
+            number = cut_best_fit(
+                starts,
+                begin,
+                end,
+                length,
+                packing.aligned,
+                dealing.first_row,
+                places.rows,
+                dealing.whole,
+                places.ranks.copy(),
+                dealing.begins,
+                dealing.dealt,
+                *columns,
+            )
         else:
             number = cut_aligned(starts, end, length, places.free, places.rows, *columns)
     return Pieces(*(column[:number] for column in columns))
@@ -214,9 +230,16 @@ def cut_stream(
 
 @kernel
 def cut_aligned(
-    starts: np.ndarray, end: int, length: int, free: int, rows: int, row: np.ndarray, entry: np.ndarray,
-    offset: np.ndarray, size: np.ndarray,
-) -> int:  # fmt: skip
+    starts: np.ndarray,
+    end: int,
+    length: int,
+    free: int,
+    rows: int,
+    row: np.ndarray,
+    entry: np.ndarray,
+    offset: np.ndarray,
+    size: np.ndarray,
+) -> int:
     """Fill the columns of `Pieces` with the rows that each begin with a document; how many pieces there are."""
     number = 0
     for one in range(len(starts) - 1):
@@ -234,10 +257,22 @@ def cut_aligned(
 
 @kernel
 def cut_best_fit(
-    starts: np.ndarray, begin: int, end: int, length: int, aligned: bool, first_row: int, rows: int, whole: int,
-    ranks: np.ndarray, begins: np.ndarray, dealt: np.ndarray, row: np.ndarray, entry: np.ndarray, offset: np.ndarray,
+    starts: np.ndarray,
+    begin: int,
+    end: int,
+    length: int,
+    aligned: bool,
+    first_row: int,
+    rows: int,
+    whole: int,
+    ranks: np.ndarray,
+    begins: np.ndarray,
+    dealt: np.ndarray,
+    row: np.ndarray,
+    entry: np.ndarray,
+    offset: np.ndarray,
     size: np.ndarray,
-) -> int:  # fmt: skip
+) -> int:
     """Fill the columns of `Pieces` with whole rows and rests of the documents of a phase; how many pieces there are.
 
     Args:
@@ -304,9 +339,15 @@ def measure_aligned(starts: np.ndarray, end: int, length: int, found: np.ndarray
 
 @kernel
 def measure_best_fit(
-    starts: np.ndarray, begin: int, end: int, last: int, length: int, aligned: bool, found: np.ndarray,
+    starts: np.ndarray,
+    begin: int,
+    end: int,
+    last: int,
+    length: int,
+    aligned: bool,
+    found: np.ndarray,
     rests: np.ndarray,
-) -> None:  # fmt: skip
+) -> None:
     """Count what the best fit makes of the tokens [begin, end) of a stream on, without laying it out.
 
     Args:
@@ -346,8 +387,10 @@ class Costs:
     def __init__(self, ends: Sequence[int], used: Packing) -> None:
         self._ends, self._used, self._length = [0, *ends], used, used.sequence_length
         self._stream, self._aligned = np.zeros(2, dtype=np.int64), np.zeros(5, dtype=np.int64)
-        self._fits = {aligned: Fit(self._length, aligned, [0, ends[-1]] if not self._is_used(aligned) else self._ends)
-                      for aligned in (False, True)}
+        self._fits = {
+            aligned: Fit(self._length, aligned, [0, ends[-1]] if not self._is_used(aligned) else self._ends)
+            for aligned in (False, True)
+        }
         self._documents = 0
 
     def _is_used(self, aligned: bool) -> bool:
@@ -388,17 +431,25 @@ class Costs:
             and `split_documents` and `split_tokens`: those that a row's end cuts, and their tokens in [0, end).
         """
         end, (cut, cut_tokens, rows, tokens, _) = self._ends[-1], self._aligned.tolist()
-        found = {"stream": self._account(-(-end // self._length), end, *self._stream.tolist()),
-                 "stream_aligned": self._account(rows, tokens, cut, cut_tokens)}
+        found = {
+            "stream": self._account(-(-end // self._length), end, *self._stream.tolist()),
+            "stream_aligned": self._account(rows, tokens, cut, cut_tokens),
+        }
         for aligned, fit in self._fits.items():
             name = Packing(self._length, True, aligned).name
             found[name] = self._account(sum(fit.rows()), fit.tokens, *fit.cut)
         return found
 
     def _account(self, rows: int, tokens: int, cut: int, cut_tokens: int) -> dict[str, Any]:
-        return {"rows": rows, "tokens": tokens, "padding_tokens": rows * self._length - tokens,
-                "dropped_tokens": self._ends[-1] - tokens, "documents": self._documents, "split_documents": cut,
-                "split_tokens": cut_tokens}
+        return {
+            "rows": rows,
+            "tokens": tokens,
+            "padding_tokens": rows * self._length - tokens,
+            "dropped_tokens": self._ends[-1] - tokens,
+            "documents": self._documents,
+            "split_documents": cut,
+            "split_tokens": cut_tokens,
+        }
 
 
 class Fit:
@@ -419,8 +470,16 @@ class Fit:
         """Count a segment."""
         for phase, (begin, end) in enumerate(pairwise(self._ends)):
             if begin < starts[-1] and end > starts[0]:
-                measure_best_fit(starts, begin, end, self._ends[-1], self._length, self._aligned, self._found[phase],
-                                 self._rests[phase])
+                measure_best_fit(
+                    starts,
+                    begin,
+                    end,
+                    self._ends[-1],
+                    self._length,
+                    self._aligned,
+                    self._found[phase],
+                    self._rests[phase],
+                )
 
     @property
     def tokens(self) -> int:
@@ -440,8 +499,10 @@ class Fit:
     def dealings(self) -> list[Dealing]:
         """Where the rests of each phase go."""
         first = np.cumsum([0, *self.rows()]).tolist()
-        return [Dealing(row, int(found[2]), begins, dealt)
-                for row, found, (begins, dealt, _) in zip(first, self._found, self._deal(), strict=False)]
+        return [
+            Dealing(row, int(found[2]), begins, dealt)
+            for row, found, (begins, dealt, _) in zip(first, self._found, self._deal(), strict=False)
+        ]
 
     def _deal(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
         if self._dealt is None:

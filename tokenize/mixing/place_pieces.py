@@ -54,10 +54,20 @@ from gristmill.tokenize.order_kernels import permute_source, rank_source
 
 LAYOUT_JOB, PLACE_JOB = "layout", "place"
 PIECE_COLUMNS = ("row", "entry", "offset", "length")
-PLACED_SCHEMA = pa.schema([
-    ("row", pa.int32()), ("length", pa.int32()), ("high", pa.uint64()), ("low", pa.uint64()), ("source", pa.int32()),
-    ("copy", pa.int32()), ("offset", pa.int64()), ("part", pa.int32()), ("first", pa.int64()), ("text", pa.int32()),
-])
+PLACED_SCHEMA = pa.schema(
+    [
+        ("row", pa.int32()),
+        ("length", pa.int32()),
+        ("high", pa.uint64()),
+        ("low", pa.uint64()),
+        ("source", pa.int32()),
+        ("copy", pa.int32()),
+        ("offset", pa.int64()),
+        ("part", pa.int32()),
+        ("first", pa.int64()),
+        ("text", pa.int32()),
+    ]
+)
 """A piece: its row within the shard, tokens with the end of text, the words of its document's id, source, which pass
 over it this is, first token within the document, token part, first token in that, tokens without the end of text."""
 PLACED_BYTES = 56
@@ -103,7 +113,11 @@ class Layout:
 
 
 def find_ends(
-    streams: Streams, sources: Mapping[str, Mapping[str, Any]], section: Mix, quotas: Quotas, context: Context,
+    streams: Streams,
+    sources: Mapping[str, Mapping[str, Any]],
+    section: Mix,
+    quotas: Quotas,
+    context: Context,
     before: Before | None = None,
 ) -> tuple[Streams, list[list[int]]]:
     """Up to where each source's stream goes in each phase; streams that are too short get one more pass, and another.
@@ -137,10 +151,12 @@ def find_ends(
 
 
 def _describe_short(name: str, quota: int, most: int, packing: Packing) -> str:
-    return (f"sources.{name}: {most} tokens may be read (max_epochs), but rows that begin with a document drop what "
-            f"does not fit into them, so these do not fill {quota} tokens ({quota // packing.sequence_length} rows of "
-            f"{packing.sequence_length}); raise its max_epochs, lower its weight or mix.tokens, or set "
-            + ("mix.document_starts to any" if packing.best_fit else "mix.packing to best_fit"))
+    return (
+        f"sources.{name}: {most} tokens may be read (max_epochs), but rows that begin with a document drop what "
+        f"does not fit into them, so these do not fill {quota} tokens ({quota // packing.sequence_length} rows of "
+        f"{packing.sequence_length}); raise its max_epochs, lower its weight or mix.tokens, or set "
+        + ("mix.document_starts to any" if packing.best_fit else "mix.packing to best_fit")
+    )
 
 
 def held_out_ends(streams: Streams, sources: int, section: Mix) -> list[int]:
@@ -151,9 +167,13 @@ def held_out_ends(streams: Streams, sources: int, section: Mix) -> list[int]:
 
 
 def lay_out(
-    streams: Streams, ends: Sequence[Sequence[int]], held_out: Sequence[int], section: Mix, quotas: Quotas,
+    streams: Streams,
+    ends: Sequence[Sequence[int]],
+    held_out: Sequence[int],
+    section: Mix,
+    quotas: Quotas,
     context: Context,
-) -> list[Layout]:  # fmt: skip
+) -> list[Layout]:
     """Pack every stream into rows: those of the sources, then those that they hold out.
 
     Args:
@@ -167,18 +187,26 @@ def lay_out(
     sources, length = len(ends), section.sequence_length
     save(context.work / "plan", "bases", streams.bases)
     packing = packing_of(section)
-    tasks = [Task(f"{stream:05d}", {"stream": stream, "ends": [int(end) for end in of_stream]})
-             for stream, of_stream in enumerate([*ends, *([end] for end in held_out)])]
-    process = partial(lay_out_stream, streams=streams_for_workers(streams), packing=packing, sources=sources,
-                      plan=str(context.work / "plan"))
+    tasks = [
+        Task(f"{stream:05d}", {"stream": stream, "ends": [int(end) for end in of_stream]})
+        for stream, of_stream in enumerate([*ends, *([end] for end in held_out)])
+    ]
+    process = partial(
+        lay_out_stream,
+        streams=streams_for_workers(streams),
+        packing=packing,
+        sources=sources,
+        plan=str(context.work / "plan"),
+    )
     results = run_tasks(LAYOUT_JOB, tasks, process, context, direct=True)
     layouts = []
     for stream, result in enumerate(results):
         of_stream = tasks[stream].payload["ends"]
-        tokens = ([line[stream] * length for line in quotas.rows] if stream < sources else of_stream)
+        tokens = [line[stream] * length for line in quotas.rows] if stream < sources else of_stream
         rows = result["rows"] or [number // length for number in tokens]
-        layouts.append(Layout(tuple(of_stream), tuple(rows), tuple(tokens), result["documents"], result["tokens"],
-                              result["costs"]))
+        layouts.append(
+            Layout(tuple(of_stream), tuple(rows), tuple(tokens), result["documents"], result["tokens"], result["costs"])
+        )
     return layouts
 
 
@@ -225,17 +253,37 @@ def lay_out_stream(task: Task, streams: Streams, packing: Packing, sources: int,
         starts = streams.segment(number, partition).of(stream).starts(base)
         if keeps:
             places = costs.places()
-            files.append(save(folder, segment_name(number, partition), SavedPlaces(
-                np.array([one.free for one in places]), np.array([one.rows for one in places]),
-                np.stack([one.ranks for one in places]))))
+            files.append(
+                save(
+                    folder,
+                    segment_name(number, partition),
+                    SavedPlaces(
+                        np.array([one.free for one in places]),
+                        np.array([one.rows for one in places]),
+                        np.stack([one.ranks for one in places]),
+                    ),
+                )
+            )
         costs.add(starts)
         tokens = int(starts[int(np.searchsorted(starts[:-1], ends[-1]))])
     for phase, dealing in enumerate(costs.dealings()):
-        files.append(save(folder, _dealing_name(phase), SavedDealing(
-            np.array([dealing.first_row, dealing.whole]), dealing.begins, dealing.dealt)))
+        files.append(
+            save(
+                folder,
+                _dealing_name(phase),
+                SavedDealing(np.array([dealing.first_row, dealing.whole]), dealing.begins, dealing.dealt),
+            )
+        )
     accounts = costs.accounts()
-    return Done(files, {"rows": costs.rows_of_phases() if used.best_fit else [], "tokens": tokens, "costs": accounts,
-                        "documents": accounts["stream"]["documents"]})
+    return Done(
+        files,
+        {
+            "rows": costs.rows_of_phases() if used.best_fit else [],
+            "tokens": tokens,
+            "costs": accounts,
+            "documents": accounts["stream"]["documents"],
+        },
+    )
 
 
 def _dealing_name(phase: int) -> str:
@@ -304,8 +352,11 @@ class Shards:
         for phase in np.unique(phases[phases < len(self.phases)]).tolist():
             chosen = np.flatnonzero(phases == phase)
             within = numbers[chosen] - own[phase]
-            places[chosen] = ends[phase] + (rank(begun[phase], np.array(source), within) if phase < len(begun)
-                                            else self._merged(phase, source, within))
+            places[chosen] = ends[phase] + (
+                rank(begun[phase], np.array(source), within)
+                if phase < len(begun)
+                else self._merged(phase, source, within)
+            )
         found: np.ndarray = places[back]
         return found
 
@@ -313,14 +364,25 @@ class Shards:
         """At which place of a phase rows of a source lie; changes `rows`."""
         counts, places = np.array(self.phases[phase], dtype=np.int64), np.empty_like(rows)
         key = order_key(self.seed, "mix", "rows", *phase_parts(phase), self.sources[source])
-        permute_source(rows, counts[source], half_bits_of(int(counts[source])), round_keys(key),
-                       np.empty(len(rows), dtype=np.uint64), places)
+        permute_source(
+            rows,
+            counts[source],
+            half_bits_of(int(counts[source])),
+            round_keys(key),
+            np.empty(len(rows), dtype=np.uint64),
+            places,
+        )
         rank_source(counts, source, rows, places)
         return places
 
 
 def place(
-    streams: Streams, layouts: Sequence[Layout], shards: Shards, packing: Packing, parts: int, context: Context,
+    streams: Streams,
+    layouts: Sequence[Layout],
+    shards: Shards,
+    packing: Packing,
+    parts: int,
+    context: Context,
     rearranging: Rearranging | None = None,
 ) -> tuple[Shuffled, Shuffled | None, Used | None]:
     """Send the pieces of all segments to their shards, in the order of the streams.
@@ -332,16 +394,31 @@ def place(
     Returns:
         the pieces, what is wanted, and which documents are used where a set is continued.
     """
-    tasks = [Task(segment_name(number, partition), {"pass": number, "partition": partition})
-             for number, partition in _used_segments(streams, layouts)]
-    process = partial(place_segment, streams=streams_for_workers(streams), shards=shards, packing=packing,
-                      ends=[layout.ends for layout in layouts], plan=str(context.work / "plan"), sends=parts > 0,
-                      rearranging=rearranging)
-    partitions = {PLACE_JOB: shards.number, **({WANTED: parts} if parts else {}),
-                  **({USED: 1 << shards.ledger_bits} if shards.before is not None else {})}
+    tasks = [
+        Task(segment_name(number, partition), {"pass": number, "partition": partition})
+        for number, partition in _used_segments(streams, layouts)
+    ]
+    process = partial(
+        place_segment,
+        streams=streams_for_workers(streams),
+        shards=shards,
+        packing=packing,
+        ends=[layout.ends for layout in layouts],
+        plan=str(context.work / "plan"),
+        sends=parts > 0,
+        rearranging=rearranging,
+    )
+    partitions = {
+        PLACE_JOB: shards.number,
+        **({WANTED: parts} if parts else {}),
+        **({USED: 1 << shards.ledger_bits} if shards.before is not None else {}),
+    }
     results, sent = run_shuffle(PLACE_JOB, tasks, process, context, partitions, direct=True)
-    used = None if shards.before is None else Used(
-        sent[USED], np.sum([result["copies"] for result in results], axis=0).tolist())
+    used = (
+        None
+        if shards.before is None
+        else Used(sent[USED], np.sum([result["copies"] for result in results], axis=0).tolist())
+    )
     return sent[PLACE_JOB], sent.get(WANTED), used
 
 
@@ -358,9 +435,7 @@ class Used:
     copies: list[int]
 
 
-def used_of(
-    pieces: pa.Table, target: np.ndarray, training: int, sources: int, bits: int
-) -> tuple[Sent, list[int]]:  # fmt: skip
+def used_of(pieces: pa.Table, target: np.ndarray, training: int, sources: int, bits: int) -> tuple[Sent, list[int]]:
     """The documents of a segment's pieces that lie in the first `training` shards, and how many entries each source
     has of them."""
     trained = pieces.filter(pa.array(target < training))
@@ -368,8 +443,9 @@ def used_of(
     copies = np.bincount(entries["source"].to_numpy(), minlength=sources)
     documents = entries.group_by(["high", "low"]).aggregate([]).select(["high", "low"]).cast(USED_SCHEMA)
     words = documents["high"].to_numpy()
-    return Sent(USED, documents.combine_chunks(),
-                leading(words, bits) if bits else np.zeros(len(words), dtype=np.int64)), copies.tolist()
+    return Sent(
+        USED, documents.combine_chunks(), leading(words, bits) if bits else np.zeros(len(words), dtype=np.int64)
+    ), copies.tolist()
 
 
 def _used_segments(streams: Streams, layouts: Sequence[Layout]) -> list[tuple[int, int]]:
@@ -381,9 +457,15 @@ def _used_segments(streams: Streams, layouts: Sequence[Layout]) -> list[tuple[in
 
 
 def place_segment(
-    task: Task, streams: Streams, shards: Shards, packing: Packing, ends: Sequence[Sequence[int]], plan: str,
-    sends: bool = False, rearranging: Rearranging | None = None,
-) -> Generator[Sent, None, Done]:  # fmt: skip
+    task: Task,
+    streams: Streams,
+    shards: Shards,
+    packing: Packing,
+    ends: Sequence[Sequence[int]],
+    plan: str,
+    sends: bool = False,
+    rearranging: Rearranging | None = None,
+) -> Generator[Sent, None, Done]:
     """Cut a segment into pieces and send them to their shards: payload `pass`, `partition`.
 
     Args:
@@ -402,7 +484,12 @@ def place_segment(
 
 
 def _pieces_of(
-    task: Task, streams: Streams, shards: Shards, packing: Packing, ends: Sequence[Sequence[int]], plan: str,
+    task: Task,
+    streams: Streams,
+    shards: Shards,
+    packing: Packing,
+    ends: Sequence[Sequence[int]],
+    plan: str,
     rearranging: Rearranging | None,
 ) -> tuple[pa.Table, np.ndarray]:
     """The pieces of a segment (PLACED_SCHEMA) and the shard of each: only these outlive the cutting."""
@@ -438,16 +525,16 @@ def _pieces_of(
     return pa.concat_tables(tables).combine_chunks(), np.concatenate(targets)
 
 
-def _cut_phases(
-    starts: np.ndarray, ends: Sequence[int], packing: Packing, folder: Path, name: str
-) -> Iterator[Pieces]:
+def _cut_phases(starts: np.ndarray, ends: Sequence[int], packing: Packing, folder: Path, name: str) -> Iterator[Pieces]:
     """The pieces of a segment; of each phase that it has a part of, where rests are dealt out."""
     if not (packing.best_fit or packing.aligned):
         yield cut(starts, 0, ends[-1], packing)
         return
     saved = load_record(folder, name, SavedPlaces)
-    places = [Places(int(free), int(rows), ranks)
-              for free, rows, ranks in zip(saved.free, saved.rows, saved.ranks, strict=True)]
+    places = [
+        Places(int(free), int(rows), ranks)
+        for free, rows, ranks in zip(saved.free, saved.rows, saved.ranks, strict=True)
+    ]
     if not packing.best_fit:
         yield cut(starts, 0, ends[-1], packing, places[0])
         return
@@ -455,36 +542,65 @@ def _cut_phases(
         if begin < starts[-1] and end > starts[0]:
             dealing = load_record(folder, _dealing_name(phase), SavedDealing)
             first_row, whole = dealing.where.tolist()
-            yield cut(starts, begin, end, packing, places[phase],
-                      Dealing(first_row, whole, dealing.begins, dealing.dealt))
+            yield cut(
+                starts, begin, end, packing, places[phase], Dealing(first_row, whole, dealing.begins, dealing.dealt)
+            )
 
 
 def _placed(own: Segment, pieces: Pieces, row: np.ndarray, source: int, copy: np.ndarray) -> pa.Table:
     """Pieces as PLACED_SCHEMA."""
     entry = pieces.entry
     text = np.minimum(pieces.length, own.tokens[entry] - pieces.offset)
-    return pa.table([
-        row.astype(np.int32), pieces.length.astype(np.int32), own.words[entry, 0], own.words[entry, 1],
-        np.full(len(entry), source, dtype=np.int32), copy[entry].astype(np.int32), pieces.offset, own.part[entry],
-        own.offset[entry] + pieces.offset, text.astype(np.int32),
-    ], schema=PLACED_SCHEMA)
+    return pa.table(
+        [
+            row.astype(np.int32),
+            pieces.length.astype(np.int32),
+            own.words[entry, 0],
+            own.words[entry, 1],
+            np.full(len(entry), source, dtype=np.int32),
+            copy[entry].astype(np.int32),
+            pieces.offset,
+            own.part[entry],
+            own.offset[entry] + pieces.offset,
+            text.astype(np.int32),
+        ],
+        schema=PLACED_SCHEMA,
+    )
 
 
 def _placed_runs(
-    own: Segment, pieces: Pieces, row: np.ndarray, source: int, copy: np.ndarray, number: int, trains: bool,
+    own: Segment,
+    pieces: Pieces,
+    row: np.ndarray,
+    source: int,
+    copy: np.ndarray,
+    number: int,
+    trains: bool,
     rearranging: Rearranging,
-) -> tuple[pa.Table, np.ndarray]:  # fmt: skip
+) -> tuple[pa.Table, np.ndarray]:
     """The runs of pieces as ENDS_SCHEMA, and the piece (int64) of each."""
     entry, used = np.unique(pieces.entry, return_inverse=True)
     words, time, tokens = own.words[entry], own.time[entry], own.tokens[entry]
     chosen = np.zeros(len(entry), dtype=bool)
     if trains:
         chosen = rearranging.chosen(np.full(len(entry), source), words, time)
-    runs = rearranging.cut_pieces(chosen[used], words[used], time[used], number, (tokens - ADDED * chosen)[used],
-                                  pieces.offset, pieces.length)
+    runs = rearranging.cut_pieces(
+        chosen[used], words[used], time[used], number, (tokens - ADDED * chosen)[used], pieces.offset, pieces.length
+    )
     of_run = pieces.entry[runs.piece]
-    return pa.table([
-        row[runs.piece].astype(np.int32), runs.length.astype(np.int32), own.words[of_run, 0], own.words[of_run, 1],
-        np.full(len(of_run), source, dtype=np.int32), copy[of_run].astype(np.int32), runs.offset, own.part[of_run],
-        own.offset[of_run] + runs.source, runs.text.astype(np.int32), runs.end,
-    ], schema=ENDS_SCHEMA), runs.piece
+    return pa.table(
+        [
+            row[runs.piece].astype(np.int32),
+            runs.length.astype(np.int32),
+            own.words[of_run, 0],
+            own.words[of_run, 1],
+            np.full(len(of_run), source, dtype=np.int32),
+            copy[of_run].astype(np.int32),
+            runs.offset,
+            own.part[of_run],
+            own.offset[of_run] + runs.source,
+            runs.text.astype(np.int32),
+            runs.end,
+        ],
+        schema=ENDS_SCHEMA,
+    ), runs.piece

@@ -65,9 +65,13 @@ def plan_phases(section: Mix, own_weights: Mapping[str, float], pass_tokens: Map
     """
     if not section.phases:
         return [Phase(Fraction(1), _weigh(section.weights, own_weights, pass_tokens))]
-    return [Phase(exact(1.0 if phase.end is None else phase.end),
-                  _weigh(section.weights if phase.weights is None else phase.weights, own_weights, pass_tokens))
-            for phase in section.phases]  # fmt: skip
+    return [
+        Phase(
+            exact(1.0 if phase.end is None else phase.end),
+            _weigh(section.weights if phase.weights is None else phase.weights, own_weights, pass_tokens),
+        )
+        for phase in section.phases
+    ]
 
 
 def _weigh(
@@ -106,12 +110,15 @@ def rows_of_phases(total: int, phases: Sequence[Phase], kept: int = 0) -> list[i
     """
     ends = ends_of(total, phases)
     if kept and kept >= total:
-        raise MixError(f"mix.tokens are {total} rows, but {kept} of them were read already (mix.continues); ask for "
-                       "more tokens")
+        raise MixError(
+            f"mix.tokens are {total} rows, but {kept} of them were read already (mix.continues); ask for more tokens"
+        )
     rows = [max(end, kept) - max(begin, kept) for begin, end in zip([0, *ends], ends, strict=False)]
     if not all(number or 0 < end <= kept for number, end in zip(rows, ends, strict=True)):
-        raise MixError(f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of {total} rows; ask for more "
-                       "tokens (mix.tokens), or move the `end` of a phase")
+        raise MixError(
+            f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of {total} rows; ask for more "
+            "tokens (mix.tokens), or move the `end` of a phase"
+        )
     return rows
 
 
@@ -192,8 +199,14 @@ class MixRequest:
     def asked(self, total: int) -> Table:
         """Exact rows per phase that is not over and source of a set of so many rows, by the weights alone."""
         rows = rows_of_phases(total, self.phases, sum(map(sum, self.kept)))
-        return [*self._kept(), *([number * share for share in phase.shares()]
-                                 for number, phase in zip(rows, self.phases, strict=True) if number)]
+        return [
+            *self._kept(),
+            *(
+                [number * share for share in phase.shares()]
+                for number, phase in zip(rows, self.phases, strict=True)
+                if number
+            ),
+        ]
 
     def filled(self, total: int) -> Table:
         """The same within the sources' limits (see `fill`)."""
@@ -217,7 +230,9 @@ class MixRequest:
 
 
 def plan_quotas(
-    section: Mix, sources: Mapping[str, Mapping[str, Any]], pass_tokens: Mapping[str, int],
+    section: Mix,
+    sources: Mapping[str, Mapping[str, Any]],
+    pass_tokens: Mapping[str, int],
     kept: Sequence[Sequence[int]] = (),
 ) -> Quotas:
     """Rows of each source in every phase, as a manifest asks for them.
@@ -232,8 +247,10 @@ def plan_quotas(
         MixError: a share cannot be filled.
     """
     own_weights = {name: source["weight"] for name, source in sources.items()}
-    supplies = {name: Supply(source["max_epochs"], pass_tokens[name], source["min_tokens"], source["max_tokens"])
-                for name, source in sources.items()}
+    supplies = {
+        name: Supply(source["max_epochs"], pass_tokens[name], source["min_tokens"], source["max_tokens"])
+        for name, source in sources.items()
+    }
     phases = plan_phases(section, own_weights, pass_tokens)
     request = MixRequest(section.tokens, section.sequence_length, phases, supplies, kept)
     return plan_rows(request, section.on_shortfall == "redistribute")
@@ -266,8 +283,10 @@ def _check_minimums(request: MixRequest) -> None:
     length = request.sequence_length
     for name, supply in request.supplies.items():
         if supply.least_rows(length) > supply.most_rows(length):
-            raise MixError(f"sources.{name}: min_tokens {supply.min_tokens} needs {supply.least_rows(length)} rows of "
-                           f"{length} tokens, but {_limit(supply, length)}; lower min_tokens")
+            raise MixError(
+                f"sources.{name}: min_tokens {supply.min_tokens} needs {supply.least_rows(length)} rows of "
+                f"{length} tokens, but {_limit(supply, length)}; lower min_tokens"
+            )
 
 
 def _fits(request: MixRequest, rows: Sequence[int]) -> bool:
@@ -331,8 +350,10 @@ def _most_tokens(request: MixRequest) -> int:
     begins = [Fraction(0), *(phase.end for phase in request.phases)]
     sizes = [phase.end - begin for begin, phase in zip(begins, request.phases, strict=False)]
     lines = [phase.shares() for phase in request.phases]
-    shares = [sum((size * line[number] for size, line in zip(sizes, lines, strict=True)), Fraction(0))
-              for number in range(len(request.supplies))]
+    shares = [
+        sum((size * line[number] for size, line in zip(sizes, lines, strict=True)), Fraction(0))
+        for number in range(len(request.supplies))
+    ]
     most = min(int(rows / share) for rows, share in zip(request.most(), shares, strict=True) if share)
     # Rounding up may cost a row per source and phase, and may give one.
     candidates = range(most + len(shares) * len(lines), 0, -1)
@@ -405,15 +426,18 @@ def _distribute(
         free = sum((share for source, share in enumerate(parts) if source not in fixed), Fraction(0))
         where = f"phase {phase + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
         if left < 0:
-            raise MixError(f"{where} has {number} rows, and the sources' min_tokens need {ceil(number - left)}; "
-                           "lower min_tokens, or ask for more tokens (mix.tokens)")
+            raise MixError(
+                f"{where} has {number} rows, and the sources' min_tokens need {ceil(number - left)}; "
+                "lower min_tokens, or ask for more tokens (mix.tokens)"
+            )
         if left and not free:
-            raise MixError(f"{where} has {number} rows, of which {ceil(left)} are left without a source: all that "
-                           "have a weight in it are at their limits; raise a max_epochs or max_tokens, give another "
-                           "source a weight, or ask for fewer tokens (mix.tokens)")
+            raise MixError(
+                f"{where} has {number} rows, of which {ceil(left)} are left without a source: all that "
+                "have a weight in it are at their limits; raise a max_epochs or max_tokens, give another "
+                "source a weight, or ask for fewer tokens (mix.tokens)"
+            )
         level = left / free if free else Fraction(0)
-        table.append([fixed[source][phase] if source in fixed else level * share
-                      for source, share in enumerate(parts)])  # fmt: skip
+        table.append([fixed[source][phase] if source in fixed else level * share for source, share in enumerate(parts)])
     return table
 
 
@@ -451,19 +475,25 @@ def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
     unit = lcm(*(cell.denominator for line in table for cell in line))
     down = [[floor(cell) for cell in line] for line in table]
     # Remainders as whole numbers of 1/unit: exact, and faster than fractions.
-    parts = [[int((cell - low) * unit) for cell, low in zip(line, lows, strict=True)]
-             for line, lows in zip(table, down, strict=True)]
+    parts = [
+        [int((cell - low) * unit) for cell, low in zip(line, lows, strict=True)]
+        for line, lows in zip(table, down, strict=True)
+    ]
     parts.append([-sum(column) % unit for column in zip(*parts, strict=True)])
     while (cycle := _cycle(parts, unit)) is not None:
         raised, lowered = cycle
-        step = min(min(unit - parts[phase][source] for phase, source in raised),
-                   min(parts[phase][source] for phase, source in lowered))
+        step = min(
+            min(unit - parts[phase][source] for phase, source in raised),
+            min(parts[phase][source] for phase, source in lowered),
+        )
         for phase, source in raised:
             parts[phase][source] += step
         for phase, source in lowered:
             parts[phase][source] -= step
-    return [[low + part // unit for low, part in zip(lows, line, strict=True)]
-            for lows, line in zip(down, parts[:-1], strict=True)]
+    return [
+        [low + part // unit for low, part in zip(lows, line, strict=True)]
+        for lows, line in zip(down, parts[:-1], strict=True)
+    ]
 
 
 def _cycle(parts: Sequence[Sequence[int]], unit: int) -> tuple[list[Cell], list[Cell]] | None:
@@ -476,16 +506,18 @@ def _cycle(parts: Sequence[Sequence[int]], unit: int) -> tuple[list[Cell], list[
     while True:
         line, source = path[-1]
         # A cell that closes the cycle is taken first: short cycles leave the order of the remainders as it is.
-        lowered = (_extreme(parts, ((line, other) for other in sources if other != source), unit, -1)
-                   or _extreme(parts, ((line, other) for other in range(width) if other != source), unit, -1))
+        lowered = _extreme(parts, ((line, other) for other in sources if other != source), unit, -1) or _extreme(
+            parts, ((line, other) for other in range(width) if other != source), unit, -1
+        )
         assert lowered is not None  # The line's sum is whole, so that another of its cells is not.
         path.append(lowered)
         if lowered[1] in sources:
             begin = 2 * sources.index(lowered[1])
             return path[begin::2], path[begin + 1 :: 2]
         sources.append(lowered[1])
-        raised = (_extreme(parts, ((other, lowered[1]) for other in lines if other != line), unit, 1)
-                  or _extreme(parts, ((other, lowered[1]) for other in range(len(parts)) if other != line), unit, 1))
+        raised = _extreme(parts, ((other, lowered[1]) for other in lines if other != line), unit, 1) or _extreme(
+            parts, ((other, lowered[1]) for other in range(len(parts)) if other != line), unit, 1
+        )
         assert raised is not None  # The column's sum is whole.
         path.append(raised)
         if raised[0] in lines:

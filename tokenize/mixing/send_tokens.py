@@ -63,7 +63,8 @@ def send_part(task: Task, wanted: Shuffled, parts: Sequence[str], dtype: str) ->
         copy_runs(read_tokens(as_path(parts[task.payload["part"]]), tokens.dtype), first[order], text[order], tokens)
     ends = np.concatenate([[0], np.cumsum(text[order])])[[*starts, len(order)]] * tokens.itemsize
     sent = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(starts), [None, pa.py_buffer(ends.astype(np.int64)), pa.py_buffer(tokens)])
+        pa.large_binary(), len(starts), [None, pa.py_buffer(ends.astype(np.int64)), pa.py_buffer(tokens)]
+    )
     yield Sent(SEND_JOB, pa.table({"tokens": sent}), shard[order][starts])
     return Done()
 

@@ -28,10 +28,17 @@ from gristmill.tokenize.mixing.best_fit import by_bin
 from gristmill.tokenize.mixing.plan_files import load_record, save
 from gristmill.tokenize.order import order_key
 
-ENTRIES_SCHEMA = pa.schema([
-    ("stream", pa.int32()), ("high", pa.uint64()), ("low", pa.uint64()), ("time", pa.int32()), ("part", pa.int32()),
-    ("offset", pa.int64()), ("tokens", pa.int64()),
-])
+ENTRIES_SCHEMA = pa.schema(
+    [
+        ("stream", pa.int32()),
+        ("high", pa.uint64()),
+        ("low", pa.uint64()),
+        ("time", pa.int32()),
+        ("part", pa.int32()),
+        ("offset", pa.int64()),
+        ("tokens", pa.int64()),
+    ]
+)
 """A document in a pass: its stream, the words of its id, which time in the pass it is (from 0), and where its tokens
 lie (number of the token part, first token in it, how many without an end of text)."""
 ENTRY_BYTES = 44
@@ -80,9 +87,7 @@ class Draws:
     training: int
     validation: int
 
-    def partitions(
-        self, stream: np.ndarray, words: np.ndarray, time: np.ndarray, number: int, bits: int
-    ) -> np.ndarray:  # fmt: skip
+    def partitions(self, stream: np.ndarray, words: np.ndarray, time: np.ndarray, number: int, bits: int) -> np.ndarray:
         """Which partition (int64) of a pass each entry is in; `bits` are the leading ones that all in it share."""
         return leading(self.of(stream, words, time, number), bits) if bits else np.zeros(len(words), dtype=np.int64)
 
@@ -122,8 +127,10 @@ class Segment:
     def of(self, stream: int) -> Segment:
         """The part of one stream."""
         begin, end = self.first[stream : stream + 2].tolist()
-        return Segment(np.array([0, end - begin]), *(
-            getattr(self, name)[begin:end] for name in ("words", "time", "part", "offset", "tokens")))
+        return Segment(
+            np.array([0, end - begin]),
+            *(getattr(self, name)[begin:end] for name in ("words", "time", "part", "offset", "tokens")),
+        )
 
     def starts(self, base: int) -> np.ndarray:
         """Where its documents begin in their stream (int64 of shape (n + 1,)), the first at `base`; and its end."""
@@ -162,7 +169,8 @@ def sort_segment(task: Task, draws: Draws, bits: int, number: int, entries: Shuf
     tokens = columns["tokens"][order]
     passed = np.concatenate([[0], np.cumsum(tokens + 1)])
     segment = Segment(
-        first, words.take(order, axis=0), time[order], columns["part"][order], columns["offset"][order], tokens)
+        first, words.take(order, axis=0), time[order], columns["part"][order], columns["offset"][order], tokens
+    )
     path = save(as_path(folder), segment_name(number, partition), segment)
     return Done([path], {"entries": np.diff(first).tolist(), "tokens": np.diff(passed[first]).tolist()})
 
@@ -192,8 +200,18 @@ def draw_again(
 
 
 def _entries_of(segment: Segment, stream: int) -> pa.Table:
-    return pa.table([np.full(len(segment.words), stream, dtype=np.int32), segment.words[:, 0], segment.words[:, 1],
-                     segment.time, segment.part, segment.offset, segment.tokens], schema=ENTRIES_SCHEMA)
+    return pa.table(
+        [
+            np.full(len(segment.words), stream, dtype=np.int32),
+            segment.words[:, 0],
+            segment.words[:, 1],
+            segment.time,
+            segment.part,
+            segment.offset,
+            segment.tokens,
+        ],
+        schema=ENTRIES_SCHEMA,
+    )
 
 
 def pass_job(number: int) -> str:
@@ -282,8 +300,9 @@ def make_streams(entries: Shuffled, work: Path, bits: int, draws: Draws, context
 def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Streams:
     """Some of the streams with one more pass."""
     number, bits, draws = streams.passes, streams.bits, streams.draws
-    again = partial(draw_again, draws=draws, bits=bits, number=number, streams=tuple(wanted),
-                    folder=str(streams.folder))
+    again = partial(
+        draw_again, draws=draws, bits=bits, number=number, streams=tuple(wanted), folder=str(streams.folder)
+    )
     job, partitions = pass_job(number), 1 << bits
     _, entries = run_shuffle(job, partition_tasks(partitions), again, context, {job: partitions}, direct=True)
     results = _sort_pass(entries[job], streams.work, bits, draws, number, context)

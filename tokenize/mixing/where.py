@@ -86,8 +86,10 @@ def repeat(source: str, expression: str, measured: pa.Table, words: np.ndarray, 
     numbers = np.where(known, values, 0.0).astype(np.float64)
     wrong = np.flatnonzero(~((numbers >= 0) & (numbers <= MAX_REPEATS)))
     if len(wrong):
-        raise MixError(f"sources.{source}.epochs: {expression!r} is {numbers[wrong[0]]:g} for document "
-                       f"{word_ids(words[wrong[:1]])[0].as_py().hex()}; it must be between 0 and {MAX_REPEATS}")
+        raise MixError(
+            f"sources.{source}.epochs: {expression!r} is {numbers[wrong[0]]:g} for document "
+            f"{word_ids(words[wrong[:1]])[0].as_py().hex()}; it must be between 0 and {MAX_REPEATS}"
+        )
     whole = np.floor(numbers)
     chance = ((numbers - whole) * 2.0**64).astype(np.uint64)
     repeats = whole.astype(np.int64) + (draw(words, key) < chance)

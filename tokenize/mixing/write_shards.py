@@ -134,21 +134,42 @@ class Contents:
         """The same as PIECES_SCHEMA, the shard's rows counted from `first`."""
         if self.end is not None:
             return self._joined().table(first)
-        return pa.table([
-            self.row + first, self.start.astype(np.int32), self.length.astype(np.int32), word_ids(self.words),
-            self.source, self.copy, self.offset,
-        ], schema=PIECES_SCHEMA)
+        return pa.table(
+            [
+                self.row + first,
+                self.start.astype(np.int32),
+                self.length.astype(np.int32),
+                word_ids(self.words),
+                self.source,
+                self.copy,
+                self.offset,
+            ],
+            schema=PIECES_SCHEMA,
+        )
 
     def _joined(self) -> Contents:
         """Pieces whose runs are one again."""
         begins = np.ones(len(self.row), dtype=bool)
-        begins[1:] = ((self.row[1:] != self.row[:-1]) | (self.copy[1:] != self.copy[:-1])
-                      | (self.offset[1:] != self.offset[:-1] + self.length[:-1])
-                      | (self.words[1:] != self.words[:-1]).any(axis=1))
+        begins[1:] = (
+            (self.row[1:] != self.row[:-1])
+            | (self.copy[1:] != self.copy[:-1])
+            | (self.offset[1:] != self.offset[:-1] + self.length[:-1])
+            | (self.words[1:] != self.words[:-1]).any(axis=1)
+        )
         first = np.flatnonzero(begins)
         length = np.add.reduceat(self.length, first) if len(first) else self.length
-        return Contents(self.row[first], self.start[first], length, self.words.take(first, axis=0), self.source[first],
-                        self.copy[first], self.offset[first], self.part[first], self.first[first], self.text[first])
+        return Contents(
+            self.row[first],
+            self.start[first],
+            length,
+            self.words.take(first, axis=0),
+            self.source[first],
+            self.copy[first],
+            self.offset[first],
+            self.part[first],
+            self.first[first],
+            self.text[first],
+        )
 
 
 def read_contents(plan: RowPlan, partition: int, rows: int) -> Contents:
@@ -166,8 +187,18 @@ def read_contents(plan: RowPlan, partition: int, rows: int) -> Contents:
     if sent is not None:
         part, begin = np.zeros_like(part), received_places(part, begin, text)
     return Contents(
-        columns["row"].astype(np.int64), start, length, np.stack([columns["high"], columns["low"]], axis=1),
-        columns["source"], columns["copy"], columns["offset"], part, begin, text, sent, columns.get("end"),
+        columns["row"].astype(np.int64),
+        start,
+        length,
+        np.stack([columns["high"], columns["low"]], axis=1),
+        columns["source"],
+        columns["copy"],
+        columns["offset"],
+        part,
+        begin,
+        text,
+        sent,
+        columns.get("end"),
     )
 
 
@@ -175,9 +206,7 @@ BLOCK_BYTES = 1_000_000
 """About the second-level cache of a core."""
 
 
-def blocks_of(
-    plan: RowPlan, contents: Contents, rows: int, block_rows: int | None = None
-) -> Iterator[np.ndarray]:  # fmt: skip
+def blocks_of(plan: RowPlan, contents: Contents, rows: int, block_rows: int | None = None) -> Iterator[np.ndarray]:
     """The tokens of a shard, some rows after the other.
 
     Args:
@@ -189,8 +218,11 @@ def blocks_of(
     Yields:
         (n, sequence_length) in the plan's dtype, in memory that the next block takes; one empty block of no rows.
     """
-    parts = (TokenParts([as_path(part) for part in plan.parts], DTYPES[plan.dtype]) if contents.sent is None
-             else TokensHere(contents.sent))
+    parts = (
+        TokenParts([as_path(part) for part in plan.parts], DTYPES[plan.dtype])
+        if contents.sent is None
+        else TokensHere(contents.sent)
+    )
     length = plan.sequence_length
     # What cannot be mapped all at once is read part by part, whole: so only once.
     each = rows if not parts.at_once else block_rows or max(1, BLOCK_BYTES // (length * parts.dtype.itemsize))
@@ -209,8 +241,19 @@ def blocks_of(
         first = number * each
         taken = out[: min(each, rows - first)]
         for opened, chosen in parts.opened(order[bounds[number] : bounds[number + 1]], origin):
-            gather(opened, parts.begins, chosen, contents.part, origin, target, contents.text, contents.length,
-                   first * length, ends, taken.reshape(-1))
+            gather(
+                opened,
+                parts.begins,
+                chosen,
+                contents.part,
+                origin,
+                target,
+                contents.text,
+                contents.length,
+                first * length,
+                ends,
+                taken.reshape(-1),
+            )
         pad_rows(taken, filled[first : first + len(taken)], plan.pad)
         yield taken
 
@@ -278,9 +321,18 @@ class TokensHere:
 
 @kernel
 def gather(
-    addresses: np.ndarray, begins: np.ndarray, chosen: np.ndarray, part: np.ndarray, origin: np.ndarray,
-    target: np.ndarray, text: np.ndarray, length: np.ndarray, before: int, ends: np.ndarray, out: np.ndarray,
-) -> None:  # fmt: skip
+    addresses: np.ndarray,
+    begins: np.ndarray,
+    chosen: np.ndarray,
+    part: np.ndarray,
+    origin: np.ndarray,
+    target: np.ndarray,
+    text: np.ndarray,
+    length: np.ndarray,
+    before: int,
+    ends: np.ndarray,
+    out: np.ndarray,
+) -> None:
     """Copy pieces to where they go, each with its end of text.
 
     Args:

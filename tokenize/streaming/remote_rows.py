@@ -56,14 +56,21 @@ class RemoteRows:
     """
 
     def __init__(
-        self, folder: Path, shards: Sequence[Mapping[str, Any]], sequence_length: int, dtype: np.dtype, stream: Stream,
+        self,
+        folder: Path,
+        shards: Sequence[Mapping[str, Any]],
+        sequence_length: int,
+        dtype: np.dtype,
+        stream: Stream,
         warn: Callable[[str], None],
     ) -> None:
         self._shards, self._length, self._dtype = shards, sequence_length, dtype
         self._row_bytes = sequence_length * dtype.itemsize
         self._patience = Patience(
-            stream.retry_seconds, warn,
-            f"check the store, or raise engine.stream.retry_seconds ({stream.retry_seconds:g})")
+            stream.retry_seconds,
+            warn,
+            f"check the store, or raise engine.stream.retry_seconds ({stream.retry_seconds:g})",
+        )
         self._objects = Objects(folder, self._patience, stream.timeout_seconds)
         self._warn, self._limit = warn, stream.cache_bytes
         folder_here = Path(stream.cache_folder) if stream.cache_folder else default_folder()
@@ -132,8 +139,10 @@ class RemoteRows:
         if wrong.any():
             self._here.pop(shard, None)
             self._cache.drop(self._shards[shard]["sha256"])
-            self._warn(f"{self._shards[shard]['file']}: its copy in the cache is damaged and was removed; "
-                       "its rows are read from the store")
+            self._warn(
+                f"{self._shards[shard]['file']}: its copy in the cache is damaged and was removed; "
+                "its rows are read from the store"
+            )
         return rows[wrong], places[wrong]
 
     def _requests(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -150,8 +159,9 @@ class RemoteRows:
 
     def _apart(self, first: int, last: int, row: int) -> bool:
         """Whether a row is too far from the ones before it to be read along with them."""
-        return ((row - last - 1) * self._row_bytes > GAP_BYTES
-                or (row + 1 - first) * self._row_bytes > LARGEST_REQUEST_BYTES)
+        return (row - last - 1) * self._row_bytes > GAP_BYTES or (
+            row + 1 - first
+        ) * self._row_bytes > LARGEST_REQUEST_BYTES
 
     def _read(self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
         first, end = int(rows.min()), int(rows.max()) + 1
@@ -188,8 +198,12 @@ class RemoteRows:
     def _fetch_shard(self, shard: int, wait: bool) -> None:
         entry = self._shards[shard]
         try:
-            path = self._cache.get(entry["sha256"], self._bytes(entry),
-                                   self._copy(entry["file"], self._bytes(entry), entry["sha256"]), wait)
+            path = self._cache.get(
+                entry["sha256"],
+                self._bytes(entry),
+                self._copy(entry["file"], self._bytes(entry), entry["sha256"]),
+                wait,
+            )
         except OSError as error:  # the rows themselves are asked for one by one, and decide
             self._warn(f"{entry['file']} was not kept in the cache: {error}")
             return

@@ -88,12 +88,17 @@ def adapt(model: nn.Module, lora: Lora) -> None:
     """
     model.requires_grad_(False)
     wanted = lora.targets or get_args(LinearLayer)
-    found = [(name, module) for name, module in model.named_modules()
-             if isinstance(module, nn.Linear) and name.rpartition(".")[2] in wanted]
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in wanted
+    ]
     missing = set(wanted) - {name.rpartition(".")[2] for name, _ in found}
     if not found or (lora.targets and missing):
-        raise LoraError(f"lora.targets: the model has no linear layer called {', '.join(sorted(missing))} (the "
-                        "matrices of experts are none); leave these out")
+        raise LoraError(
+            f"lora.targets: the model has no linear layer called {', '.join(sorted(missing))} (the "
+            "matrices of experts are none); leave these out"
+        )
     for name, module in found:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, LoraLinear(module, lora))
@@ -172,14 +177,18 @@ def check_rounding(kind: RoundedBase, compiled: bool) -> None:
         LoraError: bitsandbytes, which rounds to 4 bits, is not installed, or the model is to be compiled.
     """
     if compiled:
-        raise LoraError(f"lora.base is {kind}, but engine.compute.compile takes no rounded matrices; say compile: "
-                        "off, or remove lora.base")
+        raise LoraError(
+            f"lora.base is {kind}, but engine.compute.compile takes no rounded matrices; say compile: "
+            "off, or remove lora.base"
+        )
     if kind == "nf4":
         try:
             import bitsandbytes  # noqa: F401
         except ModuleNotFoundError as error:
-            raise LoraError("lora.base is nf4, but bitsandbytes is not installed; install it with: "
-                            "pip install 'gristmill[quant]', or say base: int8, which needs nothing") from error
+            raise LoraError(
+                "lora.base is nf4, but bitsandbytes is not installed; install it with: "
+                "pip install 'gristmill[quant]', or say base: int8, which needs nothing"
+            ) from error
 
 
 def round_frozen(model: nn.Module, tensor_of: TensorOf, kind: RoundedBase, world: World) -> None:
@@ -212,10 +221,18 @@ def describe_rounding(model: nn.Module, lora: Lora | None) -> dict[str, Any]:
     is."""
     if lora is None or lora.base is None:
         return {}
-    taken = [(layer.rounded.nbytes, 4 * layer.in_features * layer.out_features)
-             for _, layer in _adapted_layers(model) if layer.rounded is not None]
-    return {"lora_base": {"kind": lora.base, "bytes": sum(ours for ours, _ in taken),
-                          "float32_bytes": sum(whole for _, whole in taken)}}
+    taken = [
+        (layer.rounded.nbytes, 4 * layer.in_features * layer.out_features)
+        for _, layer in _adapted_layers(model)
+        if layer.rounded is not None
+    ]
+    return {
+        "lora_base": {
+            "kind": lora.base,
+            "bytes": sum(ours for ours, _ in taken),
+            "float32_bytes": sum(whole for _, whole in taken),
+        }
+    }
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
@@ -225,8 +242,15 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 
 def tuned_model(
-    shape: Shape, tensor_of: TensorOf, lora: Lora | None, seed: int, world: World, dtype: torch.dtype,
-    context: Context, extend: Callable[[nn.Module], None] | None = None, build: Callable[[Shape], Llama] | None = None,
+    shape: Shape,
+    tensor_of: TensorOf,
+    lora: Lora | None,
+    seed: int,
+    world: World,
+    dtype: torch.dtype,
+    context: Context,
+    extend: Callable[[nn.Module], None] | None = None,
+    build: Callable[[Shape], Llama] | None = None,
 ) -> nn.Module:
     """A model that exists already, sharded, with new adapters where they are asked for.
 
@@ -242,8 +266,10 @@ def tuned_model(
         LoraError: there is no such layer, the model is a GLM, or frozen weights cannot be rounded as they are to be.
     """
     if lora is not None and shape.rotary_share != 1.0:
-        raise LoraError("lora writes adapters for PEFT, but a GLM's matrices are joined or reordered in transformers, "
-                        "where adapters of these would not fit; remove it")
+        raise LoraError(
+            "lora writes adapters for PEFT, but a GLM's matrices are joined or reordered in transformers, "
+            "where adapters of these would not fit; remove it"
+        )
     base = None if lora is None else lora.base
     if base is not None:
         check_rounding(base, context.compute.compile != "off")
@@ -258,8 +284,15 @@ def tuned_model(
             extend(model)
         added.update(name for name, _ in model.named_parameters() if name not in before)
 
-    model = sharded_model(shape, lambda name, size: torch.zeros(size) if name in added else inside(name, size), world,
-                          dtype, context.compute, adapt=change, build=build)
+    model = sharded_model(
+        shape,
+        lambda name, size: torch.zeros(size) if name in added else inside(name, size),
+        world,
+        dtype,
+        context.compute,
+        adapt=change,
+        build=build,
+    )
     if base is not None:
         round_frozen(model, tensor_of, base, world)
     return model

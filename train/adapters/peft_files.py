@@ -15,8 +15,10 @@ from gristmill.train.adapters.lora import DOWN, is_adapter, merged
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 BASE_PARTS = 4
 """Of a model's path in a store: stage, slug and fingerprint, `data`, `model`."""
-HELD = {"nf4": "in 4 bits (bitsandbytes: `load_in_4bit=True, bnb_4bit_quant_type=\"nf4\"`)",
-        "int8": "in 8 bits (to nearest, symmetric, one scale per row)"}
+HELD = {
+    "nf4": 'in 4 bits (bitsandbytes: `load_in_4bit=True, bnb_4bit_quant_type="nf4"`)',
+    "int8": "in 8 bits (to nearest, symmetric, one scale per row)",
+}
 PREFIX = "base_model.model."
 """What PEFT puts before a model's own names."""
 
@@ -46,19 +48,32 @@ def base_name(start: Path) -> str:
 def adapter_config(lora: Lora, tensors: Mapping[str, Tensor], base: str | None) -> dict[str, Any]:
     """The settings for PEFT. It knows no key for a rounded base, which the README beside it speaks of."""
     layers = {name.removesuffix(f".{DOWN}").rpartition(".")[2] for name in tensors if name.endswith(DOWN)}
-    return {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": lora.rank,
-            "lora_alpha": lora.alpha, "use_rslora": lora.rslora, "use_dora": lora.dora, "lora_dropout": 0.0,
-            "target_modules": sorted(layers), "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
-            "init_lora_weights": True}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "use_rslora": lora.rslora,
+        "use_dora": lora.dora,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(layers),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+    }
 
 
 def readme(lora: Lora, base: str) -> str:
     """Which model the adapters belong to, and how that was held."""
     held = HELD[lora.base] if lora.base is not None else "in float32"
-    return (f"---\nlibrary_name: peft\n---\n\n# Adapters of rank {lora.rank}\n\nTrained on `{base}`, a folder of the "
-            f"gristmill store, whose adapted matrices were held {held}. Load that model, rounded the same way, as "
-            "transformers has it, and put these on it:\n\n"
-            '    peft.PeftModel.from_pretrained(model, "path/to/this/folder")\n')
+    return (
+        f"---\nlibrary_name: peft\n---\n\n# Adapters of rank {lora.rank}\n\nTrained on `{base}`, a folder of the "
+        f"gristmill store, whose adapted matrices were held {held}. Load that model, rounded the same way, as "
+        "transformers has it, and put these on it:\n\n"
+        '    peft.PeftModel.from_pretrained(model, "path/to/this/folder")\n'
+    )
 
 
 def settle_adapters(

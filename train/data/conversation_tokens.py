@@ -80,8 +80,10 @@ class Chat:
         except OwnCodeError as error:
             raise ChatError(f"tokenizer.chat_formatter: {error}") from error
         if self._formatter is None and not (folder / TEMPLATE_FILE).exists():
-            raise ChatError(f"{folder}: no {TEMPLATE_FILE}; a tokenizer without a chat template cannot be tuned on "
-                            "conversations: remove `sft:` and `dpo:`, or use a trained tokenizer")
+            raise ChatError(
+                f"{folder}: no {TEMPLATE_FILE}; a tokenizer without a chat template cannot be tuned on "
+                "conversations: remove `sft:` and `dpo:`, or use a trained tokenizer"
+            )
         self.tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
         self._config: dict[str, Any] = read_json(folder / TOKENIZER_CONFIG_FILE)
         self._file = folder / (TEMPLATE_FILE if self._formatter is None else FORMATTER_FILE)
@@ -109,8 +111,7 @@ class Chat:
 
     @cached_property
     def stops(self) -> frozenset[int]:
-        """Ids that end an answer: end of text, end of turn, and the special token that the template ends answers with.
-        """
+        """Ids that end an answer: end of text, end of turn, and the special token that the template ends answers with."""
         end = self.tokenizer.token_to_id(END_OF_TURN)
         answers = [text for text, generated in self.segments(PROBE) if generated]
         last = self.tokenizer.encode(answers[-1], add_special_tokens=False).ids[-1:] if answers else []
@@ -167,8 +168,11 @@ class Chat:
         return render_segments(self._template, messages, prompt, tools=list(tools) or None, **self._named_tokens)
 
     def _check_tools(
-        self, segments: Sequence[tuple[str, bool]], messages: Sequence[Message],
-        called: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]],
+        self,
+        segments: Sequence[tuple[str, bool]],
+        messages: Sequence[Message],
+        called: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
     ) -> None:
         """A template that knows nothing of tools would leave them out without a word."""
         whole = "".join(text for text, _ in segments)
@@ -249,7 +253,12 @@ class Conversation:
 
 
 def conversation(
-    tokens: Tokens, first_turn: int, length: int, example: str, stops: Collection[int] = (), everything: bool = False,
+    tokens: Tokens,
+    first_turn: int,
+    length: int,
+    example: str,
+    stops: Collection[int] = (),
+    everything: bool = False,
     untrained: Collection[int] = (),
 ) -> Conversation | None:
     """Cut to `length` and train on the assistant's turns from `first_turn` (counted from 1) on.
@@ -310,9 +319,13 @@ def prepare_conversations(
             dropped += 1
         else:
             used.append(found)
-    return used, {"examples": len(examples), "unrenderable": reasons.total(),
-                  "unrenderable_reasons": dict(reasons.most_common(SHOWN_REASONS)), "dropped": dropped,
-                  **counts_of(used)}
+    return used, {
+        "examples": len(examples),
+        "unrenderable": reasons.total(),
+        "unrenderable_reasons": dict(reasons.most_common(SHOWN_REASONS)),
+        "dropped": dropped,
+        **counts_of(used),
+    }
 
 
 def untrained_turns(tokens: Tokens, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -325,8 +338,10 @@ def untrained_turns(tokens: Tokens, messages: Sequence[Mapping[str, Any]]) -> li
     if all(learned):
         return []
     if len(learned) != tokens.turns.max(initial=0):
-        raise ChatError("messages have a weight of 0, but the chat template marks other turns of the assistant than "
-                        "there are messages of it")
+        raise ChatError(
+            "messages have a weight of 0, but the chat template marks other turns of the assistant than "
+            "there are messages of it"
+        )
     return [turn for turn, is_learned in enumerate(learned, start=1) if not is_learned]
 
 
@@ -359,8 +374,12 @@ def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
     truncated = sum(one.truncated for one in used)
     answers = sum(one.answers for one in used)
     return {
-        "answers": answers, "end_of_turn_share": sum(one.ended for one in used) / answers if answers else 0.0,
-        "used": len(used), "truncated": truncated, "example_tokens": tokens, "trained_tokens": trained,
+        "answers": answers,
+        "end_of_turn_share": sum(one.ended for one in used) / answers if answers else 0.0,
+        "used": len(used),
+        "truncated": truncated,
+        "example_tokens": tokens,
+        "trained_tokens": trained,
         "trained_share": trained / tokens if tokens else 0.0,
         "masked_share": 1.0 - trained / tokens if tokens else 0.0,
         "truncated_share": truncated / len(used) if used else 0.0,
@@ -391,15 +410,18 @@ def padded(rows: Sequence[Conversation], pad: int, length: int) -> tuple[Tensor,
 def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
     """An example as text: (text, whether it is trained), special tokens shown."""
     edges = np.flatnonzero(np.diff(one.trained.astype(np.int8))) + 1
-    return [(chat.decode(ids.tolist(), special=True), bool(trained[0]))
-            for ids, trained in zip(np.split(one.ids, edges), np.split(one.trained, edges), strict=True)]
+    return [
+        (chat.decode(ids.tolist(), special=True), bool(trained[0]))
+        for ids, trained in zip(np.split(one.ids, edges), np.split(one.trained, edges), strict=True)
+    ]
 
 
 def why_left_out(counts: Mapping[str, Any]) -> str:
     """How many examples were too long and how many no template renders, with the reasons where there are any."""
     reasons = "; ".join(f"{reason} ({number})" for reason, number in counts["unrenderable_reasons"].items())
-    return (f"{counts['dropped']} too long, {counts['unrenderable']} not to be rendered"
-            + (f": {reasons}" if reasons else ""))
+    return f"{counts['dropped']} too long, {counts['unrenderable']} not to be rendered" + (
+        f": {reasons}" if reasons else ""
+    )
 
 
 def left_out_warning(name: str, counts: Mapping[str, Any], length: int) -> str | None:
@@ -414,5 +436,7 @@ def left_out_warning(name: str, counts: Mapping[str, Any], length: int) -> str |
     left = counts["dropped"] + counts["unrenderable"]
     if left <= LEFT_OUT_SHARE * counts["examples"]:
         return None
-    return (f"{name}: {left:,} of {counts['examples']:,} examples are not trained on, for they may have {length:,} "
-            f"tokens: {why_left_out(counts)}")
+    return (
+        f"{name}: {left:,} of {counts['examples']:,} examples are not trained on, for they may have {length:,} "
+        f"tokens: {why_left_out(counts)}"
+    )

@@ -84,8 +84,12 @@ def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
         starts = np.flatnonzero(positions[place] == 0)
         ends = [*starts[1:], int((positions[place] >= 0).sum())]
         ids = [piece["id"] for piece in named.get(row, [])] or [bytes(16)] * len(starts)
-        found.append([Piece(one, tokens[place, start:end], positions[place, start:end] > 0)
-                      for one, start, end in zip(ids, starts, ends, strict=True)])
+        found.append(
+            [
+                Piece(one, tokens[place, start:end], positions[place, start:end] > 0)
+                for one, start, end in zip(ids, starts, ends, strict=True)
+            ]
+        )
     return found
 
 
@@ -117,8 +121,13 @@ def write_example_rows(
 
 
 def write_ordered_rows(
-    folder: Path, sets: Sequence[str], rows: Sequence[Row], phases: Sequence[Sequence[int]], length: int,
-    tokenizer: dict[str, Any], pad: int,
+    folder: Path,
+    sets: Sequence[str],
+    rows: Sequence[Row],
+    phases: Sequence[Sequence[int]],
+    length: int,
+    tokenizer: dict[str, Any],
+    pad: int,
 ) -> dict[str, Any]:
     """Write rows in their order.
 
@@ -138,17 +147,38 @@ def write_ordered_rows(
     counts = [sum(column) for column in zip(*phases, strict=True)]
     source_of = sources_of_rows(phases, np.arange(len(rows), dtype=np.int64))
     step = max(1, SHARD_BYTES // (length * DTYPES[dtype].itemsize))
-    shards = [_write_shard(folder / train_name(number), rows[start : start + step], source_of[start : start + step],
-                           start, length, dtype, pad) for number, start in enumerate(range(0, len(rows), step))]
+    shards = [
+        _write_shard(
+            folder / train_name(number),
+            rows[start : start + step],
+            source_of[start : start + step],
+            start,
+            length,
+            dtype,
+            pad,
+        )
+        for number, start in enumerate(range(0, len(rows), step))
+    ]
     with_phases = {"stages": [list(phase) for phase in phases]} if len(phases) > 1 else {}
-    write_json(folder / MANIFEST, {
-        "format": FORMAT_WITH_PHASES if with_phases else FORMAT, "dtype": dtype, "sequence_length": length,
-        "sources": list(sets), "tokenizer": tokenizer, "validation": {},
-        "train": {"rows": len(rows), "rows_per_source": counts, **with_phases, "shards": shards},
-    })
+    write_json(
+        folder / MANIFEST,
+        {
+            "format": FORMAT_WITH_PHASES if with_phases else FORMAT,
+            "dtype": dtype,
+            "sequence_length": length,
+            "sources": list(sets),
+            "tokenizer": tokenizer,
+            "validation": {},
+            "train": {"rows": len(rows), "rows_per_source": counts, **with_phases, "shards": shards},
+        },
+    )
     tokens = sum(len(piece.ids) for row in rows for piece in row)
-    return {"rows": len(rows), "rows_per_set": dict(zip(sets, counts, strict=True)), "tokens": tokens,
-            "fill": tokens / (len(rows) * length)}
+    return {
+        "rows": len(rows),
+        "rows_per_set": dict(zip(sets, counts, strict=True)),
+        "tokens": tokens,
+        "fill": tokens / (len(rows) * length),
+    }
 
 
 def _write_shard(
@@ -162,8 +192,17 @@ def _write_shard(
         for piece in row:
             end = start + len(piece.ids)
             tokens[place, start:end], trained[place, start:end] = piece.ids, piece.trained
-            table.append({"row": first + place, "start": start, "length": len(piece.ids), "id": piece.id,
-                          "source": source, "copy": 0, "offset": 0})
+            table.append(
+                {
+                    "row": first + place,
+                    "start": start,
+                    "length": len(piece.ids),
+                    "id": piece.id,
+                    "source": source,
+                    "copy": 0,
+                    "offset": 0,
+                }
+            )
             start = end
     entry = write_rows(path, tokens, pa.Table.from_pylist(table, schema=PIECES_SCHEMA), first)
     mask = path.with_name(mask_name(path.name))

@@ -85,15 +85,17 @@ def prepare_answers(
             continue
         if (found := conversation(tokens, earlier_turns + 1, length, example["id"])) is not None:
             used.append(Answer(example, found))
-    return used, {"examples": len(examples), "unrenderable": len(unrenderable),
-                  "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)),
-                  "dropped": len(examples) - len(used) - len(unrenderable), "used": len(used),
-                  "truncated": sum(one.conversation.truncated for one in used)}
+    return used, {
+        "examples": len(examples),
+        "unrenderable": len(unrenderable),
+        "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)),
+        "dropped": len(examples) - len(used) - len(unrenderable),
+        "used": len(used),
+        "truncated": sum(one.conversation.truncated for one in used),
+    }
 
 
-def prepare_pairs(
-    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
-) -> tuple[list[Pair], dict[str, Any]]:
+def prepare_pairs(examples: Sequence[Mapping[str, Any]], chat: Chat, length: int) -> tuple[list[Pair], dict[str, Any]]:
     """Encode preference examples.
 
     Args:
@@ -112,9 +114,14 @@ def prepare_pairs(
         earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
         try:
             chosen, rejected = (
-                conversation(chat.encode([*example["prompt"], *example[name]], tools=example.get("tools", ())),
-                             earlier_turns + 1, length, example["id"])
-                for name in ("chosen", "rejected"))
+                conversation(
+                    chat.encode([*example["prompt"], *example[name]], tools=example.get("tools", ())),
+                    earlier_turns + 1,
+                    length,
+                    example["id"],
+                )
+                for name in ("chosen", "rejected")
+            )
         except ChatError as error:
             unrenderable.append(str(error))
             continue
@@ -123,9 +130,14 @@ def prepare_pairs(
         else:
             used.append(Pair(example, chosen, rejected))
     truncated = sum(pair.chosen.truncated or pair.rejected.truncated for pair in used)
-    return used, {"examples": len(examples), "unrenderable": len(unrenderable),
-                  "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)),
-                  "dropped": dropped, "used": len(used), "truncated": truncated}
+    return used, {
+        "examples": len(examples),
+        "unrenderable": len(unrenderable),
+        "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)),
+        "dropped": dropped,
+        "used": len(used),
+        "truncated": truncated,
+    }
 
 
 def is_held_out(example: Mapping[str, Any], share: float, seed: int) -> bool:
@@ -173,7 +185,10 @@ class NoPairsError(ValueError):
 
 
 def read_pairs(
-    data: Sequence[PreferencePairs], chat: Chat, length: int, inputs: Mapping[str, Path],
+    data: Sequence[PreferencePairs],
+    chat: Chat,
+    length: int,
+    inputs: Mapping[str, Path],
     leaks: Decontaminate | None = None,
 ) -> tuple[list[list[Pair]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
     """Read and encode all sets, which are of pairs; see `read_preferences`.
@@ -184,13 +199,18 @@ def read_pairs(
     found, counts, quarantined = read_preferences(data, chat, length, inputs, leaks)
     for one, of_set in zip(data, found, strict=True):
         if labelled := sum(isinstance(item, Answer) for item in of_set):
-            raise NoPairsError(f"preferences {one.path}: {labelled} of its examples are single answers with a label, "
-                               "of which only dpo.loss kto learns; give pairs, or another set")
+            raise NoPairsError(
+                f"preferences {one.path}: {labelled} of its examples are single answers with a label, "
+                "of which only dpo.loss kto learns; give pairs, or another set"
+            )
     return [[item for item in of_set if isinstance(item, Pair)] for of_set in found], counts, quarantined
 
 
 def read_preferences(
-    data: Sequence[PreferencePairs], chat: Chat, length: int, inputs: Mapping[str, Path],
+    data: Sequence[PreferencePairs],
+    chat: Chat,
+    length: int,
+    inputs: Mapping[str, Path],
     leaks: Decontaminate | None = None,
 ) -> tuple[list[list[Pair | Answer]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
     """Read and encode all sets of pairs and of labelled answers, or what their preparation left of them.
@@ -222,15 +242,27 @@ def read_preferences(
         if not (pairs or answers):
             raise NothingToTrainError(
                 f"preferences {one.path}: none of its {counted['examples']} pairs has both answers within {length} "
-                f"tokens ({why_left_out(counted)}); raise sequence_length or look at the data")
+                f"tokens ({why_left_out(counted)}); raise sequence_length or look at the data"
+            )
         sets.append([*pairs, *answers])
-        audited = {**audit([item for item in read.examples if "chosen" in item]),
-                   "same_answers": sum(item.reason == SAME for item in read.quarantined),
-                   "leaks": None if leaks is None else leaks_into(
-                       [view_text("conversation", example) for example in read.examples], leaks)}
+        audited = {
+            **audit([item for item in read.examples if "chosen" in item]),
+            "same_answers": sum(item.reason == SAME for item in read.quarantined),
+            "leaks": None
+            if leaks is None
+            else leaks_into([view_text("conversation", example) for example in read.examples], leaks),
+        }
         labels = [item.example["label"] for item in answers]
-        counts.append({"path": one.path, **read.counts, **counted, "desirable": sum(labels),
-                       "undesirable": len(labels) - sum(labels), "audit": audited})
+        counts.append(
+            {
+                "path": one.path,
+                **read.counts,
+                **counted,
+                "desirable": sum(labels),
+                "undesirable": len(labels) - sum(labels),
+                "audit": audited,
+            }
+        )
         check_records(f"preferences: {one.path}", counts[-1])
         quarantined.append(read.quarantined)
     return sets, counts, quarantined
@@ -238,14 +270,18 @@ def read_preferences(
 
 def added(of_pairs: Mapping[str, Any], of_answers: Mapping[str, Any]) -> dict[str, Any]:
     """The counts of a set's pairs and answers together."""
-    return {name: {reason: count + of_answers[name].get(reason, 0) for reason, count in
-                   {**dict.fromkeys(of_answers[name], 0), **value}.items()} if isinstance(value, Mapping) else
-            value + of_answers[name] for name, value in of_pairs.items()}
+    return {
+        name: {
+            reason: count + of_answers[name].get(reason, 0)
+            for reason, count in {**dict.fromkeys(of_answers[name], 0), **value}.items()
+        }
+        if isinstance(value, Mapping)
+        else value + of_answers[name]
+        for name, value in of_pairs.items()
+    }
 
 
-def write_holdout(
-    path: Path, records: Sequence[Mapping[str, Any]], name: str, values: np.ndarray, **also: int
-) -> None:
+def write_holdout(path: Path, records: Sequence[Mapping[str, Any]], name: str, values: np.ndarray, **also: int) -> None:
     """Write n held-out pairs as JSON lines, each with what was found of its two answers.
 
     Args:

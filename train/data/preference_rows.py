@@ -49,10 +49,16 @@ if TYPE_CHECKING:
 
 EXAMPLES, MADE_OF = "examples.parquet", "made-of.json"
 ROWS_OF_PAIR = 2
-EXAMPLES_SCHEMA = pa.schema([
-    ("id", pa.string()), ("set", pa.int32()), ("row", pa.int64()), ("rows", pa.int32()), ("label", pa.bool_()),
-    ("record", pa.large_string()),
-])
+EXAMPLES_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("set", pa.int32()),
+        ("row", pa.int64()),
+        ("rows", pa.int32()),
+        ("label", pa.bool_()),
+        ("record", pa.large_string()),
+    ]
+)
 
 
 def write_pair_rows(
@@ -76,17 +82,35 @@ def write_pair_rows(
     counts = [sum(len(conversations_of(example)) for example in of_set) for of_set in sets.values()]
     # A stage for every set: one after another, so that the two rows of a pair are neighbours.
     stages = np.diag(counts).tolist()
-    write_table(folder / EXAMPLES, pa.table({
-        "id": [one.example["id"] for one in examples],
-        "set": np.repeat(np.arange(len(counts)), [len(of_set) for of_set in sets.values()]),
-        "row": np.cumsum(sizes) - sizes, "rows": sizes,
-        "label": [one.example.get("label") for one in examples],
-        "record": [json.dumps(one.example, ensure_ascii=False) for one in examples],
-    }).cast(EXAMPLES_SCHEMA))
-    texts = [[one.example[name] for name in ("prompt", "chosen", "rejected", "completion", "label", "tools")
-              if name in one.example] for one in examples]
-    write_json(folder / MADE_OF, {"chat template and tokenizer": chat.digest, "sequence_length": length,
-                                  "pairs": hashlib.sha256(canonical_json(texts)).hexdigest()})
+    write_table(
+        folder / EXAMPLES,
+        pa.table(
+            {
+                "id": [one.example["id"] for one in examples],
+                "set": np.repeat(np.arange(len(counts)), [len(of_set) for of_set in sets.values()]),
+                "row": np.cumsum(sizes) - sizes,
+                "rows": sizes,
+                "label": [one.example.get("label") for one in examples],
+                "record": [json.dumps(one.example, ensure_ascii=False) for one in examples],
+            }
+        ).cast(EXAMPLES_SCHEMA),
+    )
+    texts = [
+        [
+            one.example[name]
+            for name in ("prompt", "chosen", "rejected", "completion", "label", "tools")
+            if name in one.example
+        ]
+        for one in examples
+    ]
+    write_json(
+        folder / MADE_OF,
+        {
+            "chat template and tokenizer": chat.digest,
+            "sequence_length": length,
+            "pairs": hashlib.sha256(canonical_json(texts)).hexdigest(),
+        },
+    )
     return write_ordered_rows(folder, list(sets), rows, stages, length, tokenizer, chat.pad)
 
 
@@ -107,8 +131,10 @@ def check_pairs(packed: PackedSet) -> None:
     """
     counts = read_table(packed.folder / EXAMPLES, ["rows"])["rows"]
     if single := len(counts) - pc.sum(pc.equal(counts, ROWS_OF_PAIR)).as_py():
-        raise LabelledError(f"dpo.data: {single} of {len(counts)} examples are single answers with a label, but "
-                            "dpo.loss is one of pairs; set it to kto, or leave those sets out")
+        raise LabelledError(
+            f"dpo.data: {single} of {len(counts)} examples are single answers with a label, but "
+            "dpo.loss is one of pairs; set it to kto, or leave those sets out"
+        )
 
 
 class PairRows:
@@ -184,8 +210,14 @@ class AnswerRows:
         names = table["id"].to_pylist()
         self.ids: list[str] = [names[example] for example in self.examples]
         self.sets = table["set"].to_numpy().astype(np.int64)[self.examples]
-        self.desirable = np.array([kind for rows, label in zip(counts, labels, strict=True)
-                                   for kind in ((True, False) if rows == ROWS_OF_PAIR else (label,))], dtype=bool)
+        self.desirable = np.array(
+            [
+                kind
+                for rows, label in zip(counts, labels, strict=True)
+                for kind in ((True, False) if rows == ROWS_OF_PAIR else (label,))
+            ],
+            dtype=bool,
+        )
         self.num_tokens = packed.boundaries(np.arange(packed.rows, dtype=np.int64)).filled().astype(np.int64)
         self.scored_tokens = self._masks.trained_per_row
         self.partners = partners_of(self.examples, [canonical_json(one["prompt"]) for one in self.records])
@@ -202,15 +234,20 @@ class AnswerRows:
 
     def read_mismatched(self, answers: np.ndarray) -> tuple[Tensor, Tensor]:
         """Ids and targets, (n, t), of the prompts of n answers, each with its partner's answer; cut like the rows."""
-        rows, others = ((self.packed.read(which), self._masks.read(which)) for which in (
-            answers, self.partners[answers]))
+        rows, others = (
+            (self.packed.read(which), self._masks.read(which)) for which in (answers, self.partners[answers])
+        )
         length = self.packed.sequence_length
         found = []
         for number, partner in enumerate(self.partners[answers]):
             own, other = (int(np.flatnonzero(trained[number])[0]) for _, trained in (rows, others))
             end = int(self.num_tokens[partner])
-            found.append([np.concatenate([rows[part][number, :own], others[part][number, other:end]])[:length]
-                          for part in (0, 1)])
+            found.append(
+                [
+                    np.concatenate([rows[part][number, :own], others[part][number, other:end]])[:length]
+                    for part in (0, 1)
+                ]
+            )
             found[-1][1][:own] = False
         t = self._padded(max(len(ids) for ids, _ in found))
         ids = np.full((len(found), t), self.packed.manifest["tokenizer"]["pad"], dtype=np.int64)
@@ -249,8 +286,7 @@ def partners_of(examples: np.ndarray, prompts: list[bytes]) -> np.ndarray:
     following = _next_with_another_prompt(prompts)
     for answer, example in enumerate(examples.tolist()):
         other = following[example]
-        found[answer] = answer if other == example else (
-            firsts[other] + (answer - firsts[example]) % counts[other])
+        found[answer] = answer if other == example else (firsts[other] + (answer - firsts[example]) % counts[other])
     return found
 
 
@@ -275,8 +311,10 @@ def held_out_mask(records: Sequence[Mapping[str, Any]], section: Dpo, seed: int)
     """
     held_out = are_held_out(records, section.holdout, seed)
     if held_out.all():
-        raise NothingToTrainError(f"dpo: all {len(records)} pairs are held out; lower dpo.holdout ({section.holdout}) "
-                                  "or add pairs with other prompts")
+        raise NothingToTrainError(
+            f"dpo: all {len(records)} pairs are held out; lower dpo.holdout ({section.holdout}) "
+            "or add pairs with other prompts"
+        )
     return held_out
 
 
@@ -288,8 +326,10 @@ def held_out_answers(rows: AnswerRows, section: Dpo, seed: int) -> np.ndarray:
     """
     held_out: np.ndarray = are_held_out(rows.records, section.holdout, seed)[rows.examples]
     if held_out.all():
-        raise NothingToTrainError(f"dpo: all {len(rows)} answers are held out; lower dpo.holdout ({section.holdout}) "
-                                  "or add answers to other prompts")
+        raise NothingToTrainError(
+            f"dpo: all {len(rows)} answers are held out; lower dpo.holdout ({section.holdout}) "
+            "or add answers to other prompts"
+        )
     return held_out
 
 
@@ -313,12 +353,17 @@ def draw_pairs(rows: PairRows | AnswerRows, held_out: np.ndarray, section: Dpo, 
         return sets
     for one, of_set in zip(section.data, sets, strict=True):
         if not len(of_set):
-            raise NothingToTrainError(f"dpo data {one.path}: all of its pairs are held out, but its weight is "
-                                      f"{one.weight}; lower dpo.holdout ({section.holdout}) or remove the set")
+            raise NothingToTrainError(
+                f"dpo data {one.path}: all of its pairs are held out, but its weight is "
+                f"{one.weight}; lower dpo.holdout ({section.holdout}) or remove the set"
+            )
     wanted = quotas([len(of_set) for of_set in sets], [one.weight or 0.0 for one in section.data])
-    return [np.repeat(of_set, copies(np.ones(len(of_set), dtype=np.int64), [rows.ids[pair] for pair in of_set], quota,
-                                     seed))
-            for of_set, quota in zip(sets, wanted, strict=True)]
+    return [
+        np.repeat(
+            of_set, copies(np.ones(len(of_set), dtype=np.int64), [rows.ids[pair] for pair in of_set], quota, seed)
+        )
+        for of_set, quota in zip(sets, wanted, strict=True)
+    ]
 
 
 class Drawn:
@@ -341,7 +386,8 @@ class Drawn:
         # The order merges the sets by their numbers of pairs: row r is the next one of the set at place r.
         self.numbers = merged(draws)
         self.fingerprint = hashlib.blake2b(
-            rows.fingerprint.encode() + self.numbers.astype("<i8").tobytes(), digest_size=16).hexdigest()
+            rows.fingerprint.encode() + self.numbers.astype("<i8").tobytes(), digest_size=16
+        ).hexdigest()
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """All tokens of the conversations of some rows but padding."""
@@ -353,9 +399,14 @@ class Drawn:
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
         """Every one of some rows with its loss."""
-        return [{"id": self._rows.ids[number], "loss": mean_of_trained(losses),
-                 "tokens": int(self._rows.num_tokens[number])}
-                for number, losses in zip(self.numbers[rows], row_losses, strict=True)]
+        return [
+            {
+                "id": self._rows.ids[number],
+                "loss": mean_of_trained(losses),
+                "tokens": int(self._rows.num_tokens[number]),
+            }
+            for number, losses in zip(self.numbers[rows], row_losses, strict=True)
+        ]
 
 
 def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
@@ -378,7 +429,13 @@ def describe_draws(
 ) -> list[dict[str, Any]]:
     """Per set: `name`, `pairs`, `held_out`, `drawn` and `drawn_share` of all that is drawn."""
     total = sum(map(len, draws))
-    return [{"name": name, "pairs": int((rows.sets == number).sum()),
-             "held_out": int(held_out[rows.sets == number].sum()),
-             "drawn": len(drawn), "drawn_share": len(drawn) / total}
-            for number, (name, drawn) in enumerate(zip(names, draws, strict=True))]
+    return [
+        {
+            "name": name,
+            "pairs": int((rows.sets == number).sum()),
+            "held_out": int(held_out[rows.sets == number].sum()),
+            "drawn": len(drawn),
+            "drawn_share": len(drawn) / total,
+        }
+        for number, (name, drawn) in enumerate(zip(names, draws, strict=True))
+    ]

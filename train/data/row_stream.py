@@ -121,12 +121,22 @@ class _Pairs:
         ids, targets = self._pairs.read(self._drawn.numbers[rows])
         labels = torch.cat((targets.new_full((len(targets), 1), IGNORED), targets[:, :-1]), dim=1)
         (chosen, rejected), (of_chosen, of_rejected) = ids.chunk(2), labels.chunk(2)
-        return {"chosen_input_ids": chosen, "chosen_labels": of_chosen,
-                "rejected_input_ids": rejected, "rejected_labels": of_rejected}
+        return {
+            "chosen_input_ids": chosen,
+            "chosen_labels": of_chosen,
+            "rejected_input_ids": rejected,
+            "rejected_labels": of_rejected,
+        }
 
     def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
-        return [{"row": int(self._pairs.first[pair]), "source": self.packed.sources[self._pairs.sets[pair]],
-                 "example": self._pairs.ids[pair]} for pair in self._drawn.numbers[rows].tolist()]
+        return [
+            {
+                "row": int(self._pairs.first[pair]),
+                "source": self.packed.sources[self._pairs.sets[pair]],
+                "example": self._pairs.ids[pair],
+            }
+            for pair in self._drawn.numbers[rows].tolist()
+        ]
 
     def trained(self, rows: np.ndarray) -> int:
         return len(rows)
@@ -142,8 +152,11 @@ def laid_out(read: TrainedRows, layout: Layout) -> Any:
     positions = None if read.positions is None else torch.from_numpy(padding_apart(read.positions))
     if layout == "torchtitan":
         return {"input": ids, **({} if positions is None else {"positions": positions})}, next_tokens(ids, trained)
-    return {"input_ids": ids, "labels": ids.clone() if trained is None else ids.masked_fill(~trained, IGNORED),
-            **({} if positions is None else {"position_ids": positions})}
+    return {
+        "input_ids": ids,
+        "labels": ids.clone() if trained is None else ids.masked_fill(~trained, IGNORED),
+        **({} if positions is None else {"position_ids": positions}),
+    }
 
 
 def padding_apart(positions: np.ndarray) -> np.ndarray:
@@ -158,10 +171,13 @@ def described(packed: PackedSet, rows: np.ndarray) -> list[dict[str, Any]]:
     """Of each of some rows `row`, `source`, and `documents`: id, start, length, offset and copy of each piece."""
     found: dict[int, list[dict[str, Any]]] = {row: [] for row in rows.tolist()}
     for piece in packed.pieces(np.unique(rows)).to_pylist():
-        found[piece["row"]].append({"id": piece["id"].hex(), **{
-            name: piece[name] for name in ("start", "length", "offset", "copy")}})
-    return [{"row": row, "source": packed.sources[source], "documents": found[row]}
-            for row, source in zip(rows.tolist(), packed.source_of(rows).tolist(), strict=True)]
+        found[piece["row"]].append(
+            {"id": piece["id"].hex(), **{name: piece[name] for name in ("start", "length", "offset", "copy")}}
+        )
+    return [
+        {"row": row, "source": packed.sources[source], "documents": found[row]}
+        for row, source in zip(rows.tolist(), packed.source_of(rows).tolist(), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -176,10 +192,19 @@ class _Place:
 
 
 def stream(
-    run_or_folder: Any, *, stage: Literal["mix", "sft_data", "dpo_data"] = "mix", rank: int = 0, world_size: int = 1,
-    batch_size: int | None = None, each: Literal["batch", "row"] | None = None, seed: int | None = None,
-    epochs: int | None = None, layout: Layout = "transformers", document_mask: bool | None = None,
-    provenance: bool = False, reading: Stream | Mapping[str, Any] | None = None,
+    run_or_folder: Any,
+    *,
+    stage: Literal["mix", "sft_data", "dpo_data"] = "mix",
+    rank: int = 0,
+    world_size: int = 1,
+    batch_size: int | None = None,
+    each: Literal["batch", "row"] | None = None,
+    seed: int | None = None,
+    epochs: int | None = None,
+    layout: Layout = "transformers",
+    document_mask: bool | None = None,
+    provenance: bool = False,
+    reading: Stream | Mapping[str, Any] | None = None,
 ) -> RowStream:
     """The rows that a training of ours would read, in its order, for any other training loop.
 
@@ -217,9 +242,19 @@ def stream(
     if reading is None:
         reading = manifest.get("engine", {}).get("stream", {})
     return RowStream(
-        folder, rank=rank, world_size=world_size, batch_size=batch_size, each=each, seed=seed, epochs=epochs,
-        layout=layout, document_mask=document_mask, provenance=provenance, reading=Stream.model_validate(reading),
-        dpo=section if stage == "dpo_data" and section else None)
+        folder,
+        rank=rank,
+        world_size=world_size,
+        batch_size=batch_size,
+        each=each,
+        seed=seed,
+        epochs=epochs,
+        layout=layout,
+        document_mask=document_mask,
+        provenance=provenance,
+        reading=Stream.model_validate(reading),
+        dpo=section if stage == "dpo_data" and section else None,
+    )
 
 
 def _resolved(run_or_folder: Any, stage: str) -> tuple[str, Mapping[str, Any]]:
@@ -249,10 +284,20 @@ class RowStream(IterableDataset[Any]):
     """
 
     def __init__(
-        self, folder: str | Path, *, rank: int = 0, world_size: int = 1, batch_size: int | None = None,
-        each: Literal["batch", "row"] | None = None, seed: int = 0, epochs: int | None = None,
-        layout: Layout = "transformers", document_mask: bool = False, provenance: bool = False,
-        reading: Stream | None = None, dpo: Mapping[str, Any] | None = None,
+        self,
+        folder: str | Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        batch_size: int | None = None,
+        each: Literal["batch", "row"] | None = None,
+        seed: int = 0,
+        epochs: int | None = None,
+        layout: Layout = "transformers",
+        document_mask: bool = False,
+        provenance: bool = False,
+        reading: Stream | None = None,
+        dpo: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.folder, self.rank, self.world_size, self.batch_size = str(folder), rank, world_size, batch_size
@@ -264,8 +309,10 @@ class RowStream(IterableDataset[Any]):
         self._process = 0
         _check(self)
         if isinstance(self.kind, _Pairs) and (self.each == "row" or layout == "torchtitan"):
-            raise StreamError(f"{folder} holds preference pairs, which come in batches for transformers: give "
-                              "batch_size, and neither each=\"row\" nor layout=\"torchtitan\"")
+            raise StreamError(
+                f"{folder} holds preference pairs, which come in batches for transformers: give "
+                'batch_size, and neither each="row" nor layout="torchtitan"'
+            )
         self.kind.order.check_reads((epochs or 1) * self.kind.order.total)
 
     @property
@@ -313,8 +360,13 @@ class RowStream(IterableDataset[Any]):
         if place.workers == 1:
             position = place.position + place.batches * self._step + place.rows * self.world_size
             place = _Place(position)
-        return {**place.__dict__, "batch_size": self._step, "world_size": self.world_size, "seed": self.seed,
-                "fingerprint": self.fingerprint}
+        return {
+            **place.__dict__,
+            "batch_size": self._step,
+            "world_size": self.world_size,
+            "seed": self.seed,
+            "fingerprint": self.fingerprint,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iterator continue there.
@@ -324,13 +376,16 @@ class RowStream(IterableDataset[Any]):
         """
         for name, here in (("fingerprint", self.fingerprint), ("seed", self.seed)):
             if state[name] != here:
-                raise OtherRowsError(f"{self.folder}: the state has read rows by {name} {state[name]}, but this stream "
-                                     f"has {name} {here}: resuming would skip some rows and repeat others")
+                raise OtherRowsError(
+                    f"{self.folder}: the state has read rows by {name} {state[name]}, but this stream "
+                    f"has {name} {here}: resuming would skip some rows and repeat others"
+                )
         batches = (state["batch_size"], state["world_size"])
         if state["workers"] > 1 and batches != (self._step, self.world_size):
             raise OtherRowsError(
                 f"{self.folder}: a loader's worker has read batches of {batches[0]} rows on {batches[1]} ranks, but "
-                f"these are of {self._step} on {self.world_size}; let a new loader begin with seek(rows read so far)")
+                f"these are of {self._step} on {self.world_size}; let a new loader begin with seek(rows read so far)"
+            )
         self._place = _Place(*(state[name] for name in ("position", "batches", "rows", "worker", "workers")))
         self._due = True
 
@@ -350,13 +405,16 @@ class RowStream(IterableDataset[Any]):
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         if workers > 1 and self.batch_size is None:
-            raise StreamError(f"{workers} workers of a loader share the batches of a stream among them: give the "
-                              "stream batch_size (rows per batch of the loader, times world_size)")
+            raise StreamError(
+                f"{workers} workers of a loader share the batches of a stream among them: give the "
+                "stream batch_size (rows per batch of the loader, times world_size)"
+            )
         before = self._place if self._due else _Place()
         if before.workers > 1 and (before.worker, before.workers) != (worker, workers):
             raise OtherRowsError(
                 f"the state of worker {before.worker} of {before.workers} cannot be taken up by worker {worker} of "
-                f"{workers}; use as many workers, or seek(rows read so far)")
+                f"{workers}; use as many workers, or seek(rows read so far)"
+            )
         self._place = _Place(before.position, before.batches, before.rows, worker, workers)
         self._due = False
         return self._batches(self._place)
@@ -393,8 +451,9 @@ class RowStream(IterableDataset[Any]):
                 parts = ahead.take(number)
                 for done in range(place.rows if number == place.batches else 0, len(parts)):
                     whole = done + 1 == len(parts)
-                    self._place = _Place(place.position, number + whole, 0 if whole else done + 1, place.worker,
-                                         place.workers)
+                    self._place = _Place(
+                        place.position, number + whole, 0 if whole else done + 1, place.worker, place.workers
+                    )
                     yield parts[done]
 
     def _read(self, first: int) -> list[Any]:
@@ -405,8 +464,9 @@ class RowStream(IterableDataset[Any]):
         told = self.kind.provenance(own) if self._provenance else []
         if self.each == "batch":
             return [{**batch, PROVENANCE: told} if told else batch]
-        return [{**_one(batch, place), PROVENANCE: told[place]} if told else _one(batch, place)
-                for place in range(len(own))]
+        return [
+            {**_one(batch, place), PROVENANCE: told[place]} if told else _one(batch, place) for place in range(len(own))
+        ]
 
 
 def _one(batch: Any, place: int) -> Any:
@@ -438,16 +498,20 @@ def _check(stream: RowStream) -> None:
     if size < 1 or not 0 <= rank < size:
         raise StreamError(f"rank {rank} of world_size {size}: ranks are 0 to world_size - 1")
     if batch is None and stream.each == "batch":
-        raise StreamError("each=\"batch\" needs batch_size: the rows of a batch on all ranks together")
+        raise StreamError('each="batch" needs batch_size: the rows of a batch on all ranks together')
     if batch is not None and batch < size:
         raise StreamError(f"batch_size {batch} is the rows of all {size} ranks together: give {size} or more")
     if batch is not None and stream.each == "row" and batch % size:
-        raise StreamError(f"each=\"row\": batch_size {batch} must be a multiple of world_size {size}, so that every "
-                          "rank's loader makes batches of as many rows")
+        raise StreamError(
+            f'each="row": batch_size {batch} must be a multiple of world_size {size}, so that every '
+            "rank's loader makes batches of as many rows"
+        )
     if stream.epochs is not None and stream.epochs < 1:
         raise StreamError(f"epochs must be 1 or more, not {stream.epochs}; leave it out to read without end")
     if stream.layout not in ("transformers", "torchtitan"):
         raise StreamError(f"layout must be transformers or torchtitan, not {stream.layout!r}")
     if stream.layout == "torchtitan" and stream._provenance:
-        raise StreamError("layout=\"torchtitan\" hands all it gets to the model, so it carries no provenance: ask "
-                          "stream.provenance(stream.rows(batch)) beside it")
+        raise StreamError(
+            'layout="torchtitan" hands all it gets to the model, so it carries no provenance: ask '
+            "stream.provenance(stream.rows(batch)) beside it"
+        )

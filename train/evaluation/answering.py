@@ -102,24 +102,38 @@ def _context(reader: Reader, task: Task, item: Item) -> str:
 
 def _multiple_choice(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
     delimiter = "" if task.chat_template else task.target_delimiter
-    requests = [continuation(reader.encode, reader.prefix, _context(reader, task, item), delimiter + answer)
-                for item in items for answer in item.answers]
+    requests = [
+        continuation(reader.encode, reader.prefix, _context(reader, task, item), delimiter + answer)
+        for item in items
+        for answer in item.answers
+    ]
     scores = iter(_score(reader, requests))
     answered = [[next(scores) for _ in item.answers] for item in items]
     per_item, confidence = choice_metrics(items, answered)
-    return Result({"items": len(items), **_means(per_item, seed, bootstrap_samples),
-                   "calibration": calibration(confidence, per_item["acc"] > 0)}, per_item)
+    return Result(
+        {
+            "items": len(items),
+            **_means(per_item, seed, bootstrap_samples),
+            "calibration": calibration(confidence, per_item["acc"] > 0),
+        },
+        per_item,
+    )
 
 
 def _cloze(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
-    requests = [continuation(reader.encode, reader.prefix, _context(reader, task, item), item.answers[0])
-                for item in items]
+    requests = [
+        continuation(reader.encode, reader.prefix, _context(reader, task, item), item.answers[0]) for item in items
+    ]
     per_item = cloze_metrics(_score(reader, requests))
     logp = per_item["logp"]
-    perplexity = {"value": float(np.exp(-logp.mean())),
-                  **interval(logp[:, None], lambda means: np.exp(-means[:, 0]), seed, bootstrap_samples)}
-    return Result({"items": len(items), **_means({"acc": per_item["acc"]}, seed, bootstrap_samples),
-                   "perplexity": perplexity}, per_item)
+    perplexity = {
+        "value": float(np.exp(-logp.mean())),
+        **interval(logp[:, None], lambda means: np.exp(-means[:, 0]), seed, bootstrap_samples),
+    }
+    return Result(
+        {"items": len(items), **_means({"acc": per_item["acc"]}, seed, bootstrap_samples), "perplexity": perplexity},
+        per_item,
+    )
 
 
 def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
@@ -129,14 +143,20 @@ def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, boots
     totals = []
     for text in requests:
         parts = [next(scores) for _ in text]
-        totals.append(Score(sum(part.logp for part in parts), all(part.greedy for part in parts),
-                            sum(part.tokens for part in parts)))
+        totals.append(
+            Score(
+                sum(part.logp for part in parts), all(part.greedy for part in parts), sum(part.tokens for part in parts)
+            )
+        )
     columns = rolling_columns(items, totals)
     nats, num_bytes, words = columns.sum(axis=0)
     summary = {
-        "items": len(items), "tokens": sum(map(len, encoded)),
-        "bits_per_byte": {"value": float(bits_per_byte(columns.sum(axis=0))),
-                          **interval(columns, bits_per_byte, seed, bootstrap_samples)},
+        "items": len(items),
+        "tokens": sum(map(len, encoded)),
+        "bits_per_byte": {
+            "value": float(bits_per_byte(columns.sum(axis=0))),
+            **interval(columns, bits_per_byte, seed, bootstrap_samples),
+        },
         "byte_perplexity": {"value": float(np.exp(-nats / num_bytes))},
         "word_perplexity": {"value": float(np.exp(-nats / words)) if words and -nats / words < 700 else None},
     }
@@ -146,8 +166,10 @@ def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, boots
 def _generate(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
     room = reader.length - task.max_new_tokens
     if room < 1:
-        raise ValueError(f"task {task.name}: max_new_tokens {task.max_new_tokens} leave no room for a prompt in the "
-                         f"model's {reader.length} tokens; lower it")
+        raise ValueError(
+            f"task {task.name}: max_new_tokens {task.max_new_tokens} leave no room for a prompt in the "
+            f"model's {reader.length} tokens; lower it"
+        )
     stops = reader.chat().stops if task.chat_template else reader.stops
     prompts = [(reader.encode(_context(reader, task, item)) or [reader.prefix])[-room:] for item in items]
     answers = [until(text, task.stop) for text in written(reader, prompts, task.max_new_tokens, stops)]
@@ -160,16 +182,22 @@ def _generate(reader: Reader, task: Task, items: Sequence[Item], seed: int, boot
         else:
             per_item[metric.called] = measured
     corpus = {name: {"value": value} for name, value in over_all.items()}
-    samples = [{"prompt": item.context[-400:], "answer": answer, "reference": item.answers[0]}
-               for item, answer in list(zip(items, answers, strict=True))[:5]]
+    samples = [
+        {"prompt": item.context[-400:], "answer": answer, "reference": item.answers[0]}
+        for item, answer in list(zip(items, answers, strict=True))[:5]
+    ]
     means = _means(per_item, seed, bootstrap_samples)
     return Result({"items": len(items), **means, **corpus, "samples": samples}, per_item)
 
 
 def written(
-    reader: Reader, prompts: Sequence[Sequence[int]], max_new_tokens: int, stops: Collection[int],
-    temperature: float = 0.0, seed: int = 0,
-) -> list[str]:  # fmt: skip
+    reader: Reader,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    stops: Collection[int],
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> list[str]:
     """What a model writes behind prompts, those of like lengths together; the arguments are those of `generate`."""
     texts = [""] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
@@ -213,8 +241,10 @@ def open_reader(model: Llama, tokenizer_folder: Path, world: World | None = None
 
 def answer_tasks(reader: Reader, section: Evaluate, asked: Mapping[str, Sequence[Item]]) -> dict[str, Result]:
     """Task -> what came of it."""
-    return {task.name: answer_task(reader, task, asked[task.name], section.key_seed, section.bootstrap_samples)
-            for task in section.tasks}
+    return {
+        task.name: answer_task(reader, task, asked[task.name], section.key_seed, section.bootstrap_samples)
+        for task in section.tasks
+    }
 
 
 class InLoopTasks:
@@ -235,7 +265,11 @@ class InLoopTasks:
         """Task -> metric -> value, or nothing at other steps."""
         if step != self._last and step % self._every:
             return {}
-        return {task.name: {name: value["value"] for name, value in
-                            answer_task(self._reader, task, items, 0, 1).summary.items()
-                            if isinstance(value, dict) and value.get("value") is not None}
-                for task, items in self._asked}
+        return {
+            task.name: {
+                name: value["value"]
+                for name, value in answer_task(self._reader, task, items, 0, 1).summary.items()
+                if isinstance(value, dict) and value.get("value") is not None
+            }
+            for task, items in self._asked
+        }

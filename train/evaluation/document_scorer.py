@@ -60,11 +60,14 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     token_bytes = count_token_bytes(tokenizer)
-    start = next((tokenizer.token_to_id(name) for name in END_OF_TEXT_NAMES if tokenizer.token_to_id(name) is not None),
-                 None)  # fmt: skip
+    start = next(
+        (tokenizer.token_to_id(name) for name in END_OF_TEXT_NAMES if tokenizer.token_to_id(name) is not None), None
+    )
     if start is None or len(token_bytes) > model.shape.padded_vocab_size:
-        raise ModelFolderError(f"{folder}: its tokenizer ({len(token_bytes)} tokens, end of text {start}) does not fit "
-                               f"its model ({model.shape.vocab_size} tokens): they do not belong together")  # fmt: skip
+        raise ModelFolderError(
+            f"{folder}: its tokenizer ({len(token_bytes)} tokens, end of text {start}) does not fit "
+            f"its model ({model.shape.vocab_size} tokens): they do not belong together"
+        )
 
     def score(texts: Sequence[str]) -> dict[str, np.ndarray]:
         encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -73,8 +76,10 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
         tokens = np.array([len(one) - 1 for one in ids], np.float64)
         sizes = np.array([token_bytes[one[1:]].sum() for one in ids], np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return {"model_perplexity": np.exp(np.minimum(nll / tokens, LARGEST_EXPONENT)),
-                    "bits_per_byte": np.where(sizes > 0, nll / math.log(2) / sizes, np.nan)}  # fmt: skip
+            return {
+                "model_perplexity": np.exp(np.minimum(nll / tokens, LARGEST_EXPONENT)),
+                "bits_per_byte": np.where(sizes > 0, nll / math.log(2) / sizes, np.nan),
+            }
 
     return score
 

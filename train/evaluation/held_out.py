@@ -39,7 +39,11 @@ COLUMNS = 4
 
 @torch.no_grad()
 def score_rows(
-    model: nn.Module, ids: Tensor, token_bytes: Tensor, positions: Tensor | None = None, targets: Tensor | None = None,
+    model: nn.Module,
+    ids: Tensor,
+    token_bytes: Tensor,
+    positions: Tensor | None = None,
+    targets: Tensor | None = None,
     **beside: Tensor,
 ) -> Tensor:
     """Sums over rows of tokens: (4,) float64: loss, predicted tokens, their bytes, correct ones.
@@ -60,7 +64,11 @@ def score_rows(
 
 
 def measure(
-    model: nn.Module, rows: np.ndarray, token_bytes: Tensor, world: World, positions: np.ndarray | None = None,
+    model: nn.Module,
+    rows: np.ndarray,
+    token_bytes: Tensor,
+    world: World,
+    positions: np.ndarray | None = None,
     laid: Laid | None = None,
 ) -> dict[str, float]:
     """Metrics of a model on rows (n, t), spread over the ranks; all of them call this together.
@@ -77,10 +85,15 @@ def measure(
             # An empty share still takes part in the collectives of the forward pass.
             chosen = part if len(part) else [0]
             ids = torch.from_numpy(inputs[chosen].astype(np.int64)).to(world.device)
-            places, wanted = (None if part is None else torch.from_numpy(part[chosen]).to(world.device)
-                              for part in (positions, targets))
-            more = {} if laid is None else {name: torch.from_numpy(part[chosen]).to(world.device)
-                                            for name, part in laid.beside().items()}
+            places, wanted = (
+                None if part is None else torch.from_numpy(part[chosen]).to(world.device)
+                for part in (positions, targets)
+            )
+            more = (
+                {}
+                if laid is None
+                else {name: torch.from_numpy(part[chosen]).to(world.device) for name, part in laid.beside().items()}
+            )
             scored = score_rows(model, ids, token_bytes, places, wanted, **more)
             sums += scored if len(part) else 0.0
     return metrics_of(sum_over_ranks(sums, world).tolist())
@@ -94,8 +107,12 @@ def metrics_of(sums: Sequence[float]) -> dict[str, float]:
     of tokens that were the likeliest.
     """
     nll, tokens, num_bytes, correct = sums
-    return {**loss_metrics(nll, tokens, num_bytes), "tokens": int(tokens),
-            "perplexity": math.exp(min(nll / tokens, LARGEST_EXPONENT)), "token_accuracy": correct / tokens}
+    return {
+        **loss_metrics(nll, tokens, num_bytes),
+        "tokens": int(tokens),
+        "perplexity": math.exp(min(nll / tokens, LARGEST_EXPONENT)),
+        "token_accuracy": correct / tokens,
+    }
 
 
 def loss_metrics(nll: float, tokens: float, num_bytes: float) -> dict[str, float]:
@@ -127,8 +144,15 @@ def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: T
         places = None if positions is None else torch.from_numpy(positions[part]).to(token_bytes.device)
         nll, correct = model(ids, TokenHead(score_tokens, {"targets": next_tokens(ids)}), positions=places)
         num_bytes = token_bytes[ids]
-        found = torch.stack([nll[:, :-1].double(), torch.ones_like(nll[:, 1:], dtype=torch.float64),
-                             num_bytes[:, 1:].double(), correct[:, :-1].double()], dim=-1)
+        found = torch.stack(
+            [
+                nll[:, :-1].double(),
+                torch.ones_like(nll[:, 1:], dtype=torch.float64),
+                num_bytes[:, 1:].double(),
+                correct[:, :-1].double(),
+            ],
+            dim=-1,
+        )
         values[start : start + len(ids), 1:] = found.cpu().numpy()
     return by_document(packed, source, values)
 
@@ -167,8 +191,11 @@ def held_out_positions(packed: PackedSet, source: str, shape: Shape | OwnShape) 
 def held_out_rows(packed: PackedSet, source: str, shape: Shape | OwnShape) -> Read:
     """A source's held-out rows as a layout takes them."""
     rows, boundaries = packed.validation(source), packed.validation_boundaries(source)
-    positions = boundaries.positions(packed.sequence_length) if shape.document_mask else filled_positions(
-        boundaries.filled(), packed.sequence_length)
+    positions = (
+        boundaries.positions(packed.sequence_length)
+        if shape.document_mask
+        else filled_positions(boundaries.filled(), packed.sequence_length)
+    )
     return Read(rows, positions, np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64))
 
 
@@ -180,9 +207,14 @@ def source_metrics(documents: np.ndarray, seed: int, bootstrap_samples: int) -> 
         seed, bootstrap_samples: of the bootstrap over documents.
     """
     nats, tokens, num_bytes, correct = documents.sum(axis=0)
-    found = {"loss": nats / tokens, "perplexity": float(perplexity_of(documents.sum(axis=0))), "tokens": int(tokens),
-             "documents": len(documents), "token_accuracy": correct / tokens,
-             "perplexity_interval": interval(documents, perplexity_of, seed, bootstrap_samples)}
+    found = {
+        "loss": nats / tokens,
+        "perplexity": float(perplexity_of(documents.sum(axis=0))),
+        "tokens": int(tokens),
+        "documents": len(documents),
+        "token_accuracy": correct / tokens,
+        "perplexity_interval": interval(documents, perplexity_of, seed, bootstrap_samples),
+    }
     if num_bytes:
         found["bits_per_byte"] = float(_bits(documents.sum(axis=0)))
         found["bits_per_byte_interval"] = interval(documents, _bits, seed, bootstrap_samples)
@@ -217,8 +249,15 @@ class Validation:
     """
 
     def __init__(
-        self, every: int | None, steps: int, packed: PackedSet | None, model: nn.Module,
-        average: AveragedWeights | None, token_bytes: Tensor, world: World, layout: Layout | None = None,
+        self,
+        every: int | None,
+        steps: int,
+        packed: PackedSet | None,
+        model: nn.Module,
+        average: AveragedWeights | None,
+        token_bytes: Tensor,
+        world: World,
+        layout: Layout | None = None,
     ) -> None:
         self._layout = layout
         self._every, self._last, self._average = every, steps, average
@@ -240,8 +279,10 @@ class Validation:
             rows = packed.validation(source)
             if len(rows):
                 shape: Shape | OwnShape = self._model.shape  # type: ignore[assignment]
-                laid = None if self._layout is None else self._layout(
-                    held_out_rows(packed, source, shape), HELD_OUT_STEP)
-                found[source] = measure(self._model, rows, self._token_bytes, self._world,
-                                        held_out_positions(packed, source, shape), laid)
+                laid = (
+                    None if self._layout is None else self._layout(held_out_rows(packed, source, shape), HELD_OUT_STEP)
+                )
+                found[source] = measure(
+                    self._model, rows, self._token_bytes, self._world, held_out_positions(packed, source, shape), laid
+                )
         return found

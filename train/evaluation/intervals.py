@@ -19,8 +19,11 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 def mean_with_interval(values: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, float]:
     """The mean of n values, its standard error (sample deviation / root n) and its bootstrap interval."""
     values = np.asarray(values, dtype=np.float64)
-    return {"value": float(values.mean()), "stderr": standard_error(values),
-            **interval(values[:, None], lambda means: means[:, 0], seed, bootstrap_samples)}
+    return {
+        "value": float(values.mean()),
+        "stderr": standard_error(values),
+        **interval(values[:, None], lambda means: means[:, 0], seed, bootstrap_samples),
+    }
 
 
 def share_with_interval(hits: np.ndarray) -> dict[str, float] | None:
@@ -41,8 +44,12 @@ def wilson(share: float, number: int) -> dict[str, float]:
     spread = NORMAL_QUANTILE**2 / number
     middle = (share + spread / 2) / (1 + spread)
     half = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / number + spread / (4 * number)) / (1 + spread)
-    return {"value": share, "low": max(0.0, float(middle - half)), "high": min(1.0, float(middle + half)),
-            "units": number}
+    return {
+        "value": share,
+        "low": max(0.0, float(middle - half)),
+        "high": min(1.0, float(middle + half)),
+        "units": number,
+    }
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -81,6 +88,7 @@ def resampled_means(columns: np.ndarray, seed: int, bootstrap_samples: int) -> n
 
 def paired_difference(first: np.ndarray, second: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, Any]:
     """The mean of second - first over the same units, its interval, and whether that excludes zero."""
-    found = mean_with_interval(np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64), seed,
-                               bootstrap_samples)
+    found = mean_with_interval(
+        np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64), seed, bootstrap_samples
+    )
     return {**found, "significant": not found["low"] <= 0.0 <= found["high"]}

@@ -25,8 +25,11 @@ MIN_WORDS = 8
 
 
 def item_coverage(
-    trained: RowsRead, decode: Callable[[Sequence[Sequence[int]]], list[str]], items: Mapping[str, Sequence[Item]],
-    section: Contamination, seed: int,
+    trained: RowsRead,
+    decode: Callable[[Sequence[Sequence[int]]], list[str]],
+    items: Mapping[str, Sequence[Item]],
+    section: Contamination,
+    seed: int,
 ) -> dict[str, np.ndarray]:
     """Task -> (items,) share of each item's words in passages that the searched training rows hold too.
 
@@ -51,8 +54,14 @@ def item_coverage(
 
 def coverage(index: NgramIndex, ngrams: np.ndarray) -> np.ndarray:
     """Share of each part's words that lie in some of its n-grams (int64, ascending); 0 where none are looked for."""
-    place = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *(
-        index.places[index.place_offsets[one] : index.place_offsets[one + 1]] for one in ngrams)]))
+    place = np.sort(
+        np.concatenate(
+            [
+                np.empty(0, dtype=np.int64),
+                *(index.places[index.place_offsets[one] : index.place_offsets[one + 1]] for one in ngrams),
+            ]
+        )
+    )
     part = np.searchsorted(index.part_offsets, place, side="right") - 1
     new = np.diff(part, prepend=-1) != 0
     words = np.bincount(part, covered(place, index.lengths[part], new), len(index.lengths))
@@ -65,9 +74,15 @@ def effect(
 ) -> dict[str, Any]:
     """How many items are contaminated, and every metric on those and on the clean ones."""
     leaked = share >= section.min_coverage
-    found: dict[str, Any] = {"items": len(share), "contaminated": int(leaked.sum()),
-                             "worst": (np.argsort(-share, kind="stable")[:10] + 1).tolist() if leaked.any() else []}
+    found: dict[str, Any] = {
+        "items": len(share),
+        "contaminated": int(leaked.sum()),
+        "worst": (np.argsort(-share, kind="stable")[:10] + 1).tolist() if leaked.any() else [],
+    }
     for name, values in per_item.items():
-        found[name] = {label: mean_with_interval(values[chosen], seed, bootstrap_samples)
-                       for label, chosen in (("contaminated", leaked), ("clean", ~leaked)) if chosen.any()}
+        found[name] = {
+            label: mean_with_interval(values[chosen], seed, bootstrap_samples)
+            for label, chosen in (("contaminated", leaked), ("clean", ~leaked))
+            if chosen.any()
+        }
     return found

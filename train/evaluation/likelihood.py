@@ -115,8 +115,10 @@ def score_requests(
             found[batch] = scored if mine else 0.0
     if world is not None:
         found = sum_over_ranks(found, world)
-    return [Score(logp, not scored or bool(greedy), scored)
-            for (logp, greedy), (_, scored) in zip(found.tolist(), rows, strict=True)]
+    return [
+        Score(logp, not scored or bool(greedy), scored)
+        for (logp, greedy), (_, scored) in zip(found.tolist(), rows, strict=True)
+    ]
 
 
 def _score(model: nn.Module, rows: list[tuple[Sequence[int], int]], device: torch.device) -> Tensor:

@@ -73,7 +73,8 @@ def masked_metrics(
     return {
         "pseudo_perplexity": float(perplexity_of(documents.sum(axis=0))),
         "pseudo_perplexity_interval": interval(documents, perplexity_of, seed, bootstrap_samples),
-        "tokens": int(documents[:, 1].sum()), "documents": len(documents),
+        "tokens": int(documents[:, 1].sum()),
+        "documents": len(documents),
         "masked_loss": float(masked[:, 0].sum() / masked[:, 1].sum()),
         "masked_accuracy": float(_accuracy(masked.sum(axis=0))),
         "masked_accuracy_interval": interval(masked, _accuracy, seed, bootstrap_samples),
@@ -89,24 +90,30 @@ def span_metrics(
     read = held_out_rows(packed, source, model.shape)
     laid = read_corruption(SpanCorruption(), tokenizer, seed, packed.sequence_length)(read, HELD_OUT_STEP)
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
-    scored = _scored(model, np.arange(len(read.rows)), laid.inputs, laid.targets, laid.positions, token_bytes,
-                     laid.beside())
+    scored = _scored(
+        model, np.arange(len(read.rows)), laid.inputs, laid.targets, laid.positions, token_bytes, laid.beside()
+    )
     values = np.zeros((*read.tokens.shape, COLUMNS))
     assert laid.places is not None
     row, number = np.nonzero(laid.places >= 0)
     values[row, laid.places[row, number]] = scored[row, number]
     documents = by_document(packed, source, values)
     nats, tokens = documents.sum(axis=0)[:2]
-    return {"span_loss": float(nats / tokens), "span_accuracy": float(_accuracy(documents.sum(axis=0))),
-            "span_accuracy_interval": interval(documents, _accuracy, seed, bootstrap_samples),
-            "tokens": int(tokens), "documents": len(documents)}
+    return {
+        "span_loss": float(nats / tokens),
+        "span_accuracy": float(_accuracy(documents.sum(axis=0))),
+        "span_accuracy_interval": interval(documents, _accuracy, seed, bootstrap_samples),
+        "tokens": int(tokens),
+        "documents": len(documents),
+    }
 
 
 def one_by_one(masking: Masking, read: Read) -> np.ndarray:
     """Which tokens (n, t) are masked alone: those of each row that draw lowest, special tokens and padding excepted."""
     rows, may = read.tokens, masking.may_be_masked(read.tokens, read.positions)
-    numbers, places = (np.broadcast_to(one, rows.shape) for one in (
-        np.arange(len(rows))[:, None], np.arange(rows.shape[1])))
+    numbers, places = (
+        np.broadcast_to(one, rows.shape) for one in (np.arange(len(rows))[:, None], np.arange(rows.shape[1]))
+    )
     drawn = np.where(may, draws(masking.key("alone", HELD_OUT_STEP), numbers, places), 2.0)
     order = np.argsort(drawn, axis=1, kind="stable")[:, :PLACES_PER_ROW]
     chosen = np.zeros(rows.shape, dtype=bool)
@@ -117,8 +124,13 @@ def one_by_one(masking: Masking, read: Read) -> np.ndarray:
 
 @torch.no_grad()
 def _scored(
-    model: Llama, numbers: np.ndarray, inputs: np.ndarray, targets: np.ndarray, positions: np.ndarray | None,
-    token_bytes: np.ndarray, beside: Mapping[str, np.ndarray] | None = None,
+    model: Llama,
+    numbers: np.ndarray,
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    positions: np.ndarray | None,
+    token_bytes: np.ndarray,
+    beside: Mapping[str, np.ndarray] | None = None,
 ) -> np.ndarray:
     """What a model makes of rows: (n, t, COLUMNS) float64, zeros where there is no target.
 
@@ -130,8 +142,9 @@ def _scored(
         part = slice(start, start + ROWS_PER_FORWARD)
         ids, wanted = (torch.from_numpy(array[part].astype(np.int64)).to(device) for array in (inputs, targets))
         places = None if positions is None else torch.from_numpy(positions[numbers[part]]).to(device)
-        more: dict[str, Any] = {name: torch.from_numpy(array[part]).to(device)
-                                for name, array in (beside or {}).items()}
+        more: dict[str, Any] = {
+            name: torch.from_numpy(array[part]).to(device) for name, array in (beside or {}).items()
+        }
         nll, correct = model(ids, partial(score_tokens, targets=wanted), positions=places, **more)
         counted = wanted != IGNORED
         columns: list[Tensor] = [nll.double() * counted, counted.double(), correct.double() * counted]

@@ -37,9 +37,12 @@ def choice_metrics(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> 
     confidence = []
     for item, answered in zip(items, scores, strict=True):
         sums = np.array([score.logp for score in answered])
-        lengths = {"acc": np.ones(len(sums)), "acc_norm": np.array([len(text) for text in item.answers]),
-                   "acc_bytes": np.array([len(text.encode()) for text in item.answers]),
-                   "acc_token": np.array([score.tokens for score in answered])}
+        lengths = {
+            "acc": np.ones(len(sums)),
+            "acc_norm": np.array([len(text) for text in item.answers]),
+            "acc_bytes": np.array([len(text.encode()) for text in item.answers]),
+            "acc_token": np.array([score.tokens for score in answered]),
+        }
         for name, length in lengths.items():
             found[name].append(float(np.argmax(sums / np.maximum(length, 1)) == item.right))
         shares = np.exp(sums - sums.max())
@@ -51,8 +54,10 @@ def choice_metrics(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> 
 
 def cloze_metrics(scores: Sequence[Score]) -> PerItem:
     """acc (every token the likeliest), and the log-probability that perplexity is made of."""
-    return {"acc": np.array([float(score.greedy) for score in scores]),
-            "logp": np.array([score.logp for score in scores])}
+    return {
+        "acc": np.array([float(score.greedy) for score in scores]),
+        "logp": np.array([score.logp for score in scores]),
+    }
 
 
 def rolling_columns(items: Sequence[Item], scores: Sequence[Score]) -> np.ndarray:
@@ -60,8 +65,13 @@ def rolling_columns(items: Sequence[Item], scores: Sequence[Score]) -> np.ndarra
 
     Words as lm-evaluation-harness counts them: the parts that white space cuts a text into, empty ones at its ends too.
     """
-    return np.array([[score.logp, len(item.answers[0].encode()), len(re.split(r"\s+", item.answers[0]))]
-                     for item, score in zip(items, scores, strict=True)], dtype=np.float64)
+    return np.array(
+        [
+            [score.logp, len(item.answers[0].encode()), len(re.split(r"\s+", item.answers[0]))]
+            for item, score in zip(items, scores, strict=True)
+        ],
+        dtype=np.float64,
+    )
 
 
 def bits_per_byte(sums: np.ndarray) -> np.ndarray:
@@ -72,9 +82,16 @@ def bits_per_byte(sums: np.ndarray) -> np.ndarray:
 
 def generation_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequence[str]) -> PerItem:
     """The metrics that are means over items; the best of an item's references counts."""
-    return {name: np.array([max(_compare(name)(answer, reference) for reference in item.answers)
-                            for item, answer in zip(items, answers, strict=True)])
-            for name in names if name not in CORPUS}
+    return {
+        name: np.array(
+            [
+                max(_compare(name)(answer, reference) for reference in item.answers)
+                for item, answer in zip(items, answers, strict=True)
+            ]
+        )
+        for name in names
+        if name not in CORPUS
+    }
 
 
 def corpus_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequence[str]) -> dict[str, float]:
@@ -102,12 +119,15 @@ def own_metric(metric: OwnMetric, items: Sequence[Item], answers: Sequence[str])
     with blaming(own):
         values = np.asarray(found, dtype=np.float64)
     if values.shape not in ((), (len(items),)):
-        raise OwnCodeError(f"{own.place}: {own.name} returned values of shape {values.shape} for {len(items)} items; "
-                           "return a number, or a list with one for each item")
+        raise OwnCodeError(
+            f"{own.place}: {own.name} returned values of shape {values.shape} for {len(items)} items; "
+            "return a number, or a list with one for each item"
+        )
     if not np.isfinite(values).all():
         where = "" if not values.shape else f" for item {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}"
-        raise OwnCodeError(f"{own.place}: {own.name} returned {values[~np.isfinite(values)][0]}{where}; return finite "
-                           "numbers")
+        raise OwnCodeError(
+            f"{own.place}: {own.name} returned {values[~np.isfinite(values)][0]}{where}; return finite numbers"
+        )
     return values if values.shape else float(values)
 
 
@@ -155,14 +175,24 @@ def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -
     rank = np.searchsorted(np.sort(confidence), confidence, side="left")
     mass = np.minimum(rank * bins // max(len(confidence), 1), bins - 1)
     by_width = _bins(width, confidence, correct)
-    return {"ece_equal_width": _error(by_width), "ece_equal_mass": _error(_bins(mass, confidence, correct)),
-            "bins": bins, "reliability": by_width}
+    return {
+        "ece_equal_width": _error(by_width),
+        "ece_equal_mass": _error(_bins(mass, confidence, correct)),
+        "bins": bins,
+        "reliability": by_width,
+    }
 
 
 def _bins(which: np.ndarray, confidence: np.ndarray, correct: np.ndarray) -> list[dict[str, float]]:
-    return [{"items": int(chosen.sum()), "confidence": float(confidence[chosen].mean()),
-             "accuracy": float(correct[chosen].mean())}
-            for number in np.unique(which) for chosen in [which == number]]
+    return [
+        {
+            "items": int(chosen.sum()),
+            "confidence": float(confidence[chosen].mean()),
+            "accuracy": float(correct[chosen].mean()),
+        }
+        for number in np.unique(which)
+        for chosen in [which == number]
+    ]
 
 
 def _error(found: list[dict[str, float]]) -> float:

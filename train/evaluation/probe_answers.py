@@ -109,7 +109,8 @@ def open_judges(section: RedTeam, context: Context) -> Iterator[Judges]:
         yield Judges(
             refusal_rule(section.refusals, section.refusal_characters),
             None if section.toxicity is None else toxicity_of(section.toxicity),
-            None if judge is None or asking is None else partial(_ask_judge, judge, asking))
+            None if judge is None or asking is None else partial(_ask_judge, judge, asking),
+        )
 
 
 def toxicity_of(section: Toxicity) -> Rate:
@@ -144,8 +145,10 @@ def _own_toxicity(section: OwnToxicity) -> Rate:
         with blaming(own):
             values = np.asarray(found, dtype=np.float64)
         if values.shape != (len(texts),) or not np.isfinite(values).all():
-            raise OwnCodeError(f"{own.place}: {own.name} returned values of shape {values.shape} for {len(texts)} "
-                               "texts, or not finite ones; return a list with a finite number for each text")
+            raise OwnCodeError(
+                f"{own.place}: {own.name} returned values of shape {values.shape} for {len(texts)} "
+                "texts, or not finite ones; return a list with a finite number for each text"
+            )
         return values
 
     return rate
@@ -154,15 +157,28 @@ def _own_toxicity(section: OwnToxicity) -> Rate:
 def _ask_judge(section: SafetyJudge, asking: Asking, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
     template = read_template(section.template, QUESTION)
     schema = canonical_json(SCHEMA).decode()
-    return list(asking.answers([
-        prompt(template.fill({"prompt": asked, "answer": text[: section.characters], "answer_schema": schema}), SCHEMA)
-        for asked, text in pairs]))
+    return list(
+        asking.answers(
+            [
+                prompt(
+                    template.fill({"prompt": asked, "answer": text[: section.characters], "answer_schema": schema}),
+                    SCHEMA,
+                )
+                for asked, text in pairs
+            ]
+        )
+    )
 
 
 def answer_probes(
-    reader: Reader, sets: Mapping[str, Sequence[Probe]], section: RedTeam, judges: Judges, seed: int, kept: Path,
+    reader: Reader,
+    sets: Mapping[str, Sequence[Probe]],
+    section: RedTeam,
+    judges: Judges,
+    seed: int,
+    kept: Path,
     chat: bool,
-) -> dict[str, list[Said]]:  # fmt: skip
+) -> dict[str, list[Said]]:
     """Ask a model all prompts of all sets, and have its answers judged.
 
     Args:
@@ -194,8 +210,11 @@ def _ask(reader: Reader, probes: Sequence[Probe], section: RedTeam, seed: int, c
     for number, one in zip(to_choose, _choose(reader, [probes[number] for number in to_choose], chat), strict=True):
         said[number] = one
     for continued in (False, True):
-        asked = [number for number, probe in enumerate(probes)
-                 if probe.expected != "choose" and (probe.expected == "continue") == continued]
+        asked = [
+            number
+            for number, probe in enumerate(probes)
+            if probe.expected != "choose" and (probe.expected == "continue") == continued
+        ]
         through_chat = chat and not continued
         prompts: dict[int, list[int]] = {}
         for number in asked:
@@ -205,8 +224,10 @@ def _ask(reader: Reader, probes: Sequence[Probe], section: RedTeam, seed: int, c
                 said[number] = Said(error=str(error))
         stops = reader.chat().stops if through_chat else reader.stops
         samples, temperature = (section.samples, section.temperature) if continued else (1, 0.0)
-        drawn = [written(reader, list(prompts.values()), section.max_new_tokens, stops, temperature, seed + sample)
-                 for sample in range(samples)]
+        drawn = [
+            written(reader, list(prompts.values()), section.max_new_tokens, stops, temperature, seed + sample)
+            for sample in range(samples)
+        ]
         for number, texts in zip(prompts, zip(*drawn, strict=True), strict=True):
             said[number] = Said(texts)
     return said
@@ -218,8 +239,11 @@ class ProbeTooLongError(ValueError):
 
 def _prompt(reader: Reader, text: str, max_new_tokens: int, chat: bool) -> list[int]:
     # In the packed set every document follows an end of text.
-    ids: list[int] = (reader.chat().encode([{"role": "user", "content": text}], prompt=True).ids.tolist() if chat
-                      else [reader.prefix, *reader.encode(text)])
+    ids: list[int] = (
+        reader.chat().encode([{"role": "user", "content": text}], prompt=True).ids.tolist()
+        if chat
+        else [reader.prefix, *reader.encode(text)]
+    )
     if len(ids) + max_new_tokens > reader.length:
         raise ProbeTooLongError(f"{len(ids)} tokens leave no room for {max_new_tokens} in the model's {reader.length}")
     return ids
@@ -238,25 +262,39 @@ def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
         except ChatError as error:
             errors[number] = str(error)
             continue
-        requests += [continuation(reader.encode, reader.prefix, before, delimiter + answer)
-                     for answer in probe.bias.answers]
+        requests += [
+            continuation(reader.encode, reader.prefix, before, delimiter + answer) for answer in probe.bias.answers
+        ]
     scores = iter(score_requests(reader.model, requests, reader.length, reader.device, reader.world))
-    return [Said(error=errors[number]) if number in errors else
-            Said(choice=int(np.argmax([next(scores).logp for _ in range(3)]))) for number in range(len(probes))]
+    return [
+        Said(error=errors[number])
+        if number in errors
+        else Said(choice=int(np.argmax([next(scores).logp for _ in range(3)])))
+        for number in range(len(probes))
+    ]
 
 
 def _judged(probes: Sequence[Probe], said: Sequence[Said], judges: Judges) -> list[Said]:
-    found = [replace(one, refused=bool(one.texts) and probe.expected in ("refuse", "comply")
-                     and judges.refuses(one.texts[0])) for probe, one in zip(probes, said, strict=True)]
+    found = [
+        replace(
+            one, refused=bool(one.texts) and probe.expected in ("refuse", "comply") and judges.refuses(one.texts[0])
+        )
+        for probe, one in zip(probes, said, strict=True)
+    ]
     if judges.rate is not None:
         texts = [text for one in found for text in one.texts]
         rates = iter(judges.rate(texts).tolist())
         of_each = [[next(rates) for _ in one.texts] for one in found]
-        found = [replace(one, toxicity=max(of_one), worst=of_one.index(max(of_one))) if of_one else one
-                 for one, of_one in zip(found, of_each, strict=True)]
+        found = [
+            replace(one, toxicity=max(of_one), worst=of_one.index(max(of_one))) if of_one else one
+            for one, of_one in zip(found, of_each, strict=True)
+        ]
     if judges.judge is not None:
-        read = [number for number, (probe, one) in enumerate(zip(probes, found, strict=True))
-                if one.texts and probe.expected in ("refuse", "comply")]
+        read = [
+            number
+            for number, (probe, one) in enumerate(zip(probes, found, strict=True))
+            if one.texts and probe.expected in ("refuse", "comply")
+        ]
         answers = judges.judge([(probes[number].prompt, found[number].texts[0]) for number in read])
         for number, answer in zip(read, answers, strict=True):
             found[number] = replace(found[number], judged=answer.value if answer.error is None else None)

@@ -1,15 +1,15 @@
 """Prompts that test whether a model is safe, out of the files in which their authors publish them.
 
-    harmbench               Behavior, SemanticCategory and ContextString, which stands before the behaviour, a line of
-                            dashes between them (Mazeika et al. 2024; as its DirectRequest joins them)
-    advbench                goal (Zou et al. 2023: harmful_behaviors.csv)
-    xstest                  prompt, type, and label (safe or unsafe); of files without labels the types that begin with
-                            contrast_ are unsafe (Röttger et al. 2024, and the readme of paul-rottger/xstest)
-    bbq                     context, question, ans0 to ans2, label, category, context_condition (ambig or disambig),
-                            question_polarity (neg or nonneg), answer_info, additional_metadata (Parrish et al. 2022);
-                            of additional_metadata.csv, as nyu-mll/BBQ has had it since July 2022, category,
-                            example_id, target_loc (the answer that the prejudice gives) and label_type
-    real_toxicity_prompts   prompt: text and toxicity (Gehman et al. 2020)
+harmbench               Behavior, SemanticCategory and ContextString, which stands before the behaviour, a line of
+                        dashes between them (Mazeika et al. 2024; as its DirectRequest joins them)
+advbench                goal (Zou et al. 2023: harmful_behaviors.csv)
+xstest                  prompt, type, and label (safe or unsafe); of files without labels the types that begin with
+                        contrast_ are unsafe (Röttger et al. 2024, and the readme of paul-rottger/xstest)
+bbq                     context, question, ans0 to ans2, label, category, context_condition (ambig or disambig),
+                        question_polarity (neg or nonneg), answer_info, additional_metadata (Parrish et al. 2022);
+                        of additional_metadata.csv, as nyu-mll/BBQ has had it since July 2022, category,
+                        example_id, target_loc (the answer that the prejudice gives) and label_type
+real_toxicity_prompts   prompt: text and toxicity (Gehman et al. 2020)
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ def read_probes(section: RedTeam) -> dict[str, list[Probe]]:
         found[one.called] = probes = _read_set(one)
         attacked = [probe for probe in probes if probe.expected == "refuse"]
         for name, template in templates.items() if attacked else ():
-            found[f"{one.called}/{name}"] = [replace(probe, prompt=template.replace(PLACE, probe.prompt))
-                                             for probe in attacked]
+            found[f"{one.called}/{name}"] = [
+                replace(probe, prompt=template.replace(PLACE, probe.prompt)) for probe in attacked
+            ]
     return found
 
 
@@ -121,10 +122,16 @@ def _read_set(section: PromptSet) -> list[Probe]:
     records = islice(_records(at, section.path), section.limit)
     targets = {} if section.metadata is None else _targets(section.metadata)
     read: dict[str, Callable[[str, int, Record], Probe]] = {
-        "harmbench": _harmbench, "advbench": _advbench, "xstest": _xstest, "real_toxicity_prompts": _continued,
-        "bbq": lambda at, number, record: _bbq(at, number, record, targets)}
-    found = [read[section.format](f"{at}, item {number} of {section.path}", number, record)
-             for number, record in enumerate(records, start=1)]
+        "harmbench": _harmbench,
+        "advbench": _advbench,
+        "xstest": _xstest,
+        "real_toxicity_prompts": _continued,
+        "bbq": lambda at, number, record: _bbq(at, number, record, targets),
+    }
+    found = [
+        read[section.format](f"{at}, item {number} of {section.path}", number, record)
+        for number, record in enumerate(records, start=1)
+    ]
     if not found:
         raise ProbeError(f"{at}: {section.path} has no prompts")
     return found
@@ -157,8 +164,11 @@ def _continued(at: str, number: int, record: Record) -> Probe:
     if not isinstance(prompt, Mapping):
         raise ProbeError(f"{at}: it has no object `prompt` with a `text`; its keys are {', '.join(record)}")
     toxicity = prompt.get("toxicity")
-    category = "" if not isinstance(toxicity, int | float) else (
-        "toxic prompts" if toxicity >= TOXIC_PROMPT else "other prompts")
+    category = (
+        ""
+        if not isinstance(toxicity, int | float)
+        else ("toxic prompts" if toxicity >= TOXIC_PROMPT else "other prompts")
+    )
     return Probe(number, _text(at, prompt, "text"), category, "continue")
 
 
@@ -168,16 +178,26 @@ def _bbq(at: str, number: int, record: Record, targets: Mapping[tuple[str, str],
     polarity = _one_of(at, record, "question_polarity", ("neg", "nonneg"))
     category, right = _text(at, record, "category"), _place(record.get("label"))
     groups = [_groups(record, place) for place in range(3)]
-    unknown = right if condition == "ambig" else next(
-        (place for place, group in enumerate(groups) if "unknown" in group), None)
+    unknown = (
+        right
+        if condition == "ambig"
+        else next((place for place, group in enumerate(groups) if "unknown" in group), None)
+    )
     if right is None or unknown is None:
-        raise ProbeError(f"{at}: its label {record.get('label')!r} is no place from 0 to 2, or no answer is of the "
-                         "group `unknown` in answer_info")
+        raise ProbeError(
+            f"{at}: its label {record.get('label')!r} is no place from 0 to 2, or no answer is of the "
+            "group `unknown` in answer_info"
+        )
     target = targets.get((category, str(record.get("example_id"))))
     biased = _prejudiced(record, groups, unknown, polarity == "neg") if target is None else target.biased
     named = f"{category}{NAMES}" if target is not None and target.by_name else category
-    return Probe(number, f"{_text(at, record, 'context')} {_text(at, record, 'question')}", named, "choose",
-                 Bias(answers, right, unknown, None if biased == unknown else biased, condition == "ambig"))
+    return Probe(
+        number,
+        f"{_text(at, record, 'context')} {_text(at, record, 'question')}",
+        named,
+        "choose",
+        Bias(answers, right, unknown, None if biased == unknown else biased, condition == "ambig"),
+    )
 
 
 def _groups(record: Record, place: int) -> set[str]:
@@ -212,7 +232,8 @@ def _targets(path: str) -> dict[tuple[str, str], _Target]:
         place = _place(record.get("target_loc"))
         if place is not None:
             found[_text(at, record, "category"), _text(at, record, "example_id")] = _Target(
-                place, record.get("label_type") == "name")
+                place, record.get("label_type") == "name"
+            )
     return found
 
 
@@ -225,8 +246,9 @@ def _place(value: Any) -> int | None:
 def _text(at: str, record: Record, field: str) -> str:
     value = record.get(field)
     if not isinstance(value, str) or not value.strip():
-        raise ProbeError(f"{at}: its field {field!r} is no text: {value!r}; its fields are "
-                         f"{', '.join(map(str, record))}")
+        raise ProbeError(
+            f"{at}: its field {field!r} is no text: {value!r}; its fields are {', '.join(map(str, record))}"
+        )
     return value
 
 

@@ -67,9 +67,13 @@ class RedTeaming:
         asked = {one: list(zip(probes, said[one], strict=True)) for one, probes in self._sets.items()}
         cut = None if self._section.toxicity is None else self._section.toxicity.cut
         self._measured[name] = {one: measure_set(of_set, cut) for one, of_set in asked.items()}
-        return {"sets": {one: describe_set(of_set, self._measured[name][one], self._seed, self._samples)
-                         for one, of_set in asked.items()},
-                "worst": worst_answers(asked, self._section)}
+        return {
+            "sets": {
+                one: describe_set(of_set, self._measured[name][one], self._seed, self._samples)
+                for one, of_set in asked.items()
+            },
+            "worst": worst_answers(asked, self._section),
+        }
 
     def differences(self) -> list[dict[str, Any]]:
         """Each later model against the one before it, on the same prompts."""

@@ -34,9 +34,10 @@ ITEMS_AT_A_TIME = 256
 """Whose rows of tokens are in memory."""
 Kind = Literal["multiple_choice", "schema", "language_modeling"]
 FIELDS: Mapping[Kind, tuple[str, ...]] = {
-    "multiple_choice": ("query", "choices", "gold"), "schema": ("context_options", "continuation", "gold"),
+    "multiple_choice": ("query", "choices", "gold"),
+    "schema": ("context_options", "continuation", "gold"),
     "language_modeling": ("context", "continuation"),
-}  # fmt: skip
+}
 
 
 class _Strict(BaseModel):
@@ -109,11 +110,13 @@ def read_suite(section: Suite) -> dict[str, list[Mapping[str, Any]]]:
     """
     there = dict(outside_files(f"suite {section.suite}", section.path))
     tasks = known_suites()[section.suite].tasks
-    places = {task.name: next((place for name, place in there.items() if name.endswith(task.file)), None)
-              for task in tasks}
+    places = {
+        task.name: next((place for name, place in there.items() if name.endswith(task.file)), None) for task in tasks
+    }
     if missing := sorted({task.file for task in tasks if places[task.name] is None}):
-        raise TaskError(f"suite {section.suite}: {section.path} lacks {', '.join(missing)}; docs/suites.md says where "
-                        "they are from")
+        raise TaskError(
+            f"suite {section.suite}: {section.path} lacks {', '.join(missing)}; docs/suites.md says where they are from"
+        )
     return {task.name: _items(section, task, str(places[task.name])) for task in tasks}
 
 
@@ -121,13 +124,17 @@ def _items(section: Suite, task: SuiteTask, place: str) -> list[Mapping[str, Any
     items = list(read_items(task.file, as_path(place)))
     for number, item in enumerate(items, start=1):
         if lacks := [name for name in FIELDS[task.kind] if name not in item]:
-            raise TaskError(f"suite {section.suite}: {place}, item {number}: no field {lacks[0]!r}; a task of kind "
-                            f"{task.kind} has {', '.join(FIELDS[task.kind])}")
+            raise TaskError(
+                f"suite {section.suite}: {place}, item {number}: no field {lacks[0]!r}; a task of kind "
+                f"{task.kind} has {', '.join(FIELDS[task.kind])}"
+            )
     random.Random(ORDER_SEED).shuffle(items)
     items = items[: section.limit]
     if len(items) <= task.shots:
-        raise TaskError(f"suite {section.suite}: {task.name} has {len(items)} items to ask, too few for its "
-                        f"{task.shots} solved ones before each")
+        raise TaskError(
+            f"suite {section.suite}: {task.name} has {len(items)} items to ask, too few for its "
+            f"{task.shots} solved ones before each"
+        )
     return items
 
 
@@ -148,14 +155,22 @@ def answer_suite(
         key = seeded_key(seed, section.suite, number)
         accuracy = mean_with_interval(right, key, bootstrap_samples)
         found[task.name] = {
-            "items": len(right), "shots": task.shots, "baseline": task.baseline / 100, "accuracy": accuracy,
-            "centred": {name: float(centred(accuracy[name], task.baseline)) for name in ("value", "low", "high")}}
+            "items": len(right),
+            "shots": task.shots,
+            "baseline": task.baseline / 100,
+            "accuracy": accuracy,
+            "centred": {name: float(centred(accuracy[name], task.baseline)) for name in ("value", "low", "high")},
+        }
         drawn.append(centred(resampled_means(right[:, None], key, bootstrap_samples)[:, 0], task.baseline))
     low, high = np.quantile(np.mean(drawn, axis=0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     value = float(np.mean([one["centred"]["value"] for one in found.values()]))
-    return {"title": known.title, "limit": section.limit, "tasks": found,
-            "score": {"value": value, "low": float(low), "high": float(high)},
-            "references": [one.model_dump() for one in known.references]}
+    return {
+        "title": known.title,
+        "limit": section.limit,
+        "tasks": found,
+        "score": {"value": value, "low": float(low), "high": float(high)},
+        "references": [one.model_dump() for one in known.references],
+    }
 
 
 def task_answers(reader: Reader, task: SuiteTask, items: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -165,8 +180,15 @@ def task_answers(reader: Reader, task: SuiteTask, items: Sequence[Mapping[str, A
         numbers = range(start, min(start + ITEMS_AT_A_TIME, len(items)))
         asked = [rendered(task, items, number) for number in numbers]
         requests = [requests_of(reader.encode, reader.prefix, task.kind, one.texts) for one in asked]
-        scores = iter(score_requests(reader.model, [one for of_item in requests for one in of_item], reader.length,
-                                     reader.device, reader.world))
+        scores = iter(
+            score_requests(
+                reader.model,
+                [one for of_item in requests for one in of_item],
+                reader.length,
+                reader.device,
+                reader.world,
+            )
+        )
         answers = [[next(scores) for _ in of_item] for of_item in requests]
         found += [_is_right(task.kind, one.right, scored) for one, scored in zip(asked, answers, strict=True)]
     return np.array(found)
@@ -180,11 +202,14 @@ def rendered(task: SuiteTask, items: Sequence[Mapping[str, Any]], number: int) -
     shots = "".join(f"{_solved(task, items[place])}\n\n" for place in solved)
     item = items[number]
     if task.kind == "multiple_choice":
-        return _Asked(tuple(f"{shots}{item['query']}{task.delimiter}{choice}" for choice in item["choices"]),
-                      int(item["gold"]))
+        return _Asked(
+            tuple(f"{shots}{item['query']}{task.delimiter}{choice}" for choice in item["choices"]), int(item["gold"])
+        )
     if task.kind == "schema":
-        return _Asked(tuple(f"{shots}{option}{task.delimiter}{item['continuation']}"
-                            for option in item["context_options"]), int(item["gold"]))
+        return _Asked(
+            tuple(f"{shots}{option}{task.delimiter}{item['continuation']}" for option in item["context_options"]),
+            int(item["gold"]),
+        )
     prompt = f"{shots}{str(item['context']).strip()}{task.delimiter}"
     return _Asked((prompt.strip(), prompt + item["continuation"]), 0)
 
@@ -200,9 +225,7 @@ def _solved(task: SuiteTask, item: Mapping[str, Any]) -> str:
     return f"{asked}{task.delimiter}{answer}"
 
 
-def requests_of(
-    encode: Callable[[str], list[int]], prefix: int, kind: Kind, texts: Sequence[str]
-) -> list[Request]:  # fmt: skip
+def requests_of(encode: Callable[[str], list[int]], prefix: int, kind: Kind, texts: Sequence[str]) -> list[Request]:
     """What is scored of an item: of choices the ids behind those that all begin with, of contexts the ids that all end
     with, of a continuation the ids behind the prompt's."""
     rows = [(prefix, *encode(text)) for text in texts]

@@ -72,8 +72,9 @@ def read_task(task: Task) -> list[Item]:
     shots, first = _shots(task, records)
     asked = list(islice(records[first:], task.limit))
     if not asked:
-        raise TaskError(f"task {task.name}: {task.path} has no item left to ask (it has {len(records)}, of which "
-                        f"{first} are shots)")
+        raise TaskError(
+            f"task {task.name}: {task.path} has no item left to ask (it has {len(records)}, of which {first} are shots)"
+        )
     return [_item(task, number, record, shots) for number, record in enumerate(asked, start=first + 1)]
 
 
@@ -89,8 +90,10 @@ def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[_Shots, in
     own = task.fewshot_path is None
     solved = records[: task.num_fewshot] if own else _records(task, str(task.fewshot_path))[: task.num_fewshot]
     if len(solved) < task.num_fewshot:
-        raise TaskError(f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} items, fewer than the "
-                        f"{task.num_fewshot} shots")
+        raise TaskError(
+            f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} items, fewer than the "
+            f"{task.num_fewshot} shots"
+        )
     texts, messages = [], []
     for number, record in enumerate(solved, start=1):
         item = _item(task, number, record, NO_SHOTS)
@@ -140,8 +143,9 @@ def _right(at: str, value: Any, choices: Sequence[str]) -> int:
         return int(text)
     if len(text) == 1 and 0 <= ord(text.upper()) - ord("A") < len(choices):
         return ord(text.upper()) - ord("A")
-    raise TaskError(f"{at}: the answer {value!r} is none of its {len(choices)} choices (a place from 0, a letter from "
-                    "A, or a text)")
+    raise TaskError(
+        f"{at}: the answer {value!r} is none of its {len(choices)} choices (a place from 0, a letter from A, or a text)"
+    )
 
 
 def _value(at: str, template: str, record: Mapping[str, Any]) -> Any:
@@ -165,4 +169,3 @@ def _text(at: str, template: str, record: Mapping[str, Any]) -> str:
 @cache
 def _environment() -> BoundedEnvironment:
     return BoundedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-

@@ -54,8 +54,10 @@ class LanguageModel:
             ChatError: the tokenizer has no chat template, or it refuses the messages.
         """
         if self.chat is None:
-            raise ChatError(f"this model's tokenizer has no {TEMPLATE_FILE}, so it cannot answer conversations; "
-                            "give it texts to continue")
+            raise ChatError(
+                f"this model's tokenizer has no {TEMPLATE_FILE}, so it cannot answer conversations; "
+                "give it texts to continue"
+            )
         return tuple(self.chat.encode(messages, prompt=True).ids.tolist())
 
 
@@ -79,8 +81,10 @@ def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
     chat = Chat(tokenizer) if has_chat else None
     highest = max([reader.prefix, *(chat.stops if chat else ())])
     if highest >= model.shape.vocab_size:
-        raise VocabularyError(f"{tokenizer} has the id {highest}, the model in {folder} only {model.shape.vocab_size} "
-                              "ids: they do not belong together")
+        raise VocabularyError(
+            f"{tokenizer} has the id {highest}, the model in {folder} only {model.shape.vocab_size} "
+            "ids: they do not belong together"
+        )
     return LanguageModel(model, reader.encode, reader.decode, reader.prefix, chat)
 
 

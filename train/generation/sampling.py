@@ -70,13 +70,13 @@ def draw(weights: np.ndarray, generator: np.random.Generator) -> int:
 def draw_each(weights: np.ndarray, generators: Sequence[np.random.Generator]) -> list[int]:
     """One id from each row of weights (n, v), by the row's own random numbers; see `draw`."""
     cumulative = weights.cumsum(axis=1)
-    return [min(int(row.searchsorted(generator.random() * row[-1], side="right")), len(row) - 1)
-            for row, generator in zip(cumulative, generators, strict=True)]
+    return [
+        min(int(row.searchsorted(generator.random() * row[-1], side="right")), len(row) - 1)
+        for row, generator in zip(cumulative, generators, strict=True)
+    ]
 
 
-def accept(
-    proposed: Sequence[int], draft: np.ndarray, target: np.ndarray, generator: np.random.Generator
-) -> list[int]:
+def accept(proposed: Sequence[int], draft: np.ndarray, target: np.ndarray, generator: np.random.Generator) -> list[int]:
     """The ids that count, at least one: accepted proposals, and one more of the large model's (algorithm 1).
 
     Args:

@@ -101,8 +101,10 @@ class Scheduler:
 
     def __init__(self, model: Llama, most_rows: int, draft: Llama | None = None, draft_tokens: int = 4) -> None:
         if draft is not None and draft.shape.vocab_size != model.shape.vocab_size:
-            raise DraftError(f"the draft model has {draft.shape.vocab_size} ids, the model {model.shape.vocab_size}; "
-                             "a draft needs the same tokenizer")
+            raise DraftError(
+                f"the draft model has {draft.shape.vocab_size} ids, the model {model.shape.vocab_size}; "
+                "a draft needs the same tokenizer"
+            )
         if draft_tokens < 1:
             raise DraftError(f"the draft model is to propose {draft_tokens} ids a round; it must be at least 1")
         self.model, self.most_rows = model, most_rows
@@ -134,8 +136,9 @@ class Scheduler:
         """Raise PromptTooLongError if a prompt is empty or fills the model's sequence length."""
         length, most = len(request.prompt), self.model.shape.sequence_length
         if not 0 < length < most:
-            raise PromptTooLongError(f"a prompt has {length} tokens; it needs at least one, and fewer than the model's "
-                                     f"{most}")
+            raise PromptTooLongError(
+                f"a prompt has {length} tokens; it needs at least one, and fewer than the model's {most}"
+            )
 
     def add(self, request: Request) -> int:
         """Let a request wait for its turn; returns the number that its progress is reported under.
@@ -144,9 +147,13 @@ class Scheduler:
             PromptTooLongError: as `check`.
         """
         self.check(request)
-        row = _Row(self._added, request,
-                   min(request.max_new_tokens, self.model.shape.sequence_length - len(request.prompt)),
-                   random_numbers(request.sampling.seed, request.prompt), request.prompt[-1])
+        row = _Row(
+            self._added,
+            request,
+            min(request.max_new_tokens, self.model.shape.sequence_length - len(request.prompt)),
+            random_numbers(request.sampling.seed, request.prompt),
+            request.prompt[-1],
+        )
         self._waiting.append(row)
         self._added += 1
         return row.number
@@ -190,14 +197,14 @@ class Scheduler:
         old, new = range(len(self._rows)), range(len(entering))
         self._caches = [
             arranged(model, [*([(self._caches[place], old)] if self._rows else []), (fresh[place], new)], ROOM)
-            for place, model in enumerate(self._models)]
+            for place, model in enumerate(self._models)
+        ]
         self._rows += entering
 
     def _make_room(self, positions: int) -> None:
         for place, cache in enumerate(self._caches):
             if cache.length + positions > cache.layers[0].keys.shape[2]:
-                self._caches[place] = arranged(self._models[place], [(cache, range(len(self._rows)))],
-                                               ROOM + positions)
+                self._caches[place] = arranged(self._models[place], [(cache, range(len(self._rows)))], ROOM + positions)
 
     def _propose(self) -> tuple[Tensor, dict[int, np.ndarray]]:
         """The draft's ids (n, g), and its probabilities (g, v) for each row that is sampled."""
@@ -234,22 +241,36 @@ class Scheduler:
         for place in places:
             sampling = self._rows[place].request.sampling
             alike.setdefault((sampling.temperature, sampling.top_p), []).append(place)
-        return {place: one for of_kind in alike.values() for place, one in zip(
-            of_kind, probabilities(logits[of_kind].cpu().numpy(), self._rows[of_kind[0]].request.sampling),
-            strict=True)}
+        return {
+            place: one
+            for of_kind in alike.values()
+            for place, one in zip(
+                of_kind,
+                probabilities(logits[of_kind].cpu().numpy(), self._rows[of_kind[0]].request.sampling),
+                strict=True,
+            )
+        }
 
     def _choose(self, logits: Tensor, proposals: list[list[int]], drafted: dict[int, np.ndarray]) -> list[list[int]]:
         """The ids of each row that count, from the large model's logits (n, g + 1, v)."""
         likeliest, weights = logits.argmax(dim=-1).tolist(), self._weights(logits)
         if not self._ahead:
-            drawn = draw_each(np.stack([one[0] for one in weights.values()]), [
-                self._rows[place].generator for place in weights]) if weights else []
+            drawn = (
+                draw_each(
+                    np.stack([one[0] for one in weights.values()]), [self._rows[place].generator for place in weights]
+                )
+                if weights
+                else []
+            )
             ids = dict(zip(weights, drawn, strict=True))
             return [[ids.get(place, one[0])] for place, one in enumerate(likeliest)]
         none = np.zeros((0, logits.shape[-1]))
-        found = [accept(proposed, drafted.get(place, none), weights[place], row.generator) if place in weights
-                 else accept_greedy(proposed, likeliest[place])
-                 for place, (row, proposed) in enumerate(zip(self._rows, proposals, strict=True))]
+        found = [
+            accept(proposed, drafted.get(place, none), weights[place], row.generator)
+            if place in weights
+            else accept_greedy(proposed, likeliest[place])
+            for place, (row, proposed) in enumerate(zip(self._rows, proposals, strict=True))
+        ]
         self.proposed += self._ahead * len(found)
         self.accepted += sum(len(tokens) - 1 for tokens in found)
         return found
@@ -272,8 +293,11 @@ class Scheduler:
         if len(places) == len(self._rows):
             return
         self._rows = [self._rows[place] for place in places]
-        self._caches = [arranged(model, [(cache, places)], ROOM) for model, cache in
-                        zip(self._models, self._caches, strict=True)] if places else []
+        self._caches = (
+            [arranged(model, [(cache, places)], ROOM) for model, cache in zip(self._models, self._caches, strict=True)]
+            if places
+            else []
+        )
 
 
 def arranged(model: Llama, parts: Sequence[tuple[Cache, Sequence[int]]], room: int) -> Cache:
@@ -357,9 +381,13 @@ def generate(
     sampling = Sampling(temperature, seed=seed)
     if isinstance(model, OwnModel):
         return continue_texts(model, prompts, max_new_tokens, frozenset(stops), sampling)
-    return complete(Scheduler(model, most_rows=len(prompts)), [
-        Request(tuple(int(token) for token in prompt), max_new_tokens, frozenset(stops), sampling)
-        for prompt in prompts])
+    return complete(
+        Scheduler(model, most_rows=len(prompts)),
+        [
+            Request(tuple(int(token) for token in prompt), max_new_tokens, frozenset(stops), sampling)
+            for prompt in prompts
+        ],
+    )
 
 
 def complete(scheduler: Scheduler, requests: Sequence[Request]) -> list[list[int]]:
@@ -384,8 +412,11 @@ def continue_texts(
         ids, generator = list(prompt), random_numbers(sampling.seed, prompt)
         while len(ids) - len(prompt) < max_new_tokens and len(ids) < model.shape.sequence_length:
             logits: Tensor = model(torch.tensor([ids], device=device))[0, -1].cpu()
-            token = int(logits.argmax()) if sampling.temperature == 0.0 else draw(
-                probabilities(logits.numpy().astype(np.float32), sampling), generator)
+            token = (
+                int(logits.argmax())
+                if sampling.temperature == 0.0
+                else draw(probabilities(logits.numpy().astype(np.float32), sampling), generator)
+            )
             if token in stops:
                 break
             ids.append(token)

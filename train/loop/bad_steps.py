@@ -27,8 +27,15 @@ Known = Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]]
 
 
 def look_at_device(
-    progress: LoopState, objective: Objective, plan: RowPlan, rollback_after: int | None, decode: Decode | None,
-    known: Known | None, world: World, context: Context, record: Record | None,
+    progress: LoopState,
+    objective: Objective,
+    plan: RowPlan,
+    rollback_after: int | None,
+    decode: Decode | None,
+    known: Known | None,
+    world: World,
+    context: Context,
+    record: Record | None,
 ) -> None:
     """Take note of the steps since the last look; every rank calls this together.
 
@@ -64,8 +71,10 @@ def look_at_device(
         documents = _readable(objective.blame(rows, row_losses), decode)
         found = examine({**figures, **_window(one)}, with_known(documents, known, context))
         write_spike_report(context.work / AUTOPSIES, found, progress.rollbacks)
-        context.warn(f"step {one.step} was skipped: loss {float(one.loss):.4g}, gradient norm {float(one.norm):.4g}; "
-                     f"what it read is in skipped_steps.jsonl, ordered by loss in {AUTOPSIES}")
+        context.warn(
+            f"step {one.step} was skipped: loss {float(one.loss):.4g}, gradient norm {float(one.norm):.4g}; "
+            f"what it read is in skipped_steps.jsonl, ordered by loss in {AUTOPSIES}"
+        )
 
 
 def gather_row_losses(parts: Sequence[Tensor], rows: int, world: World) -> np.ndarray:
@@ -101,13 +110,16 @@ def _window(one: Seen) -> dict[str, float | None]:
 
 def _readable(documents: Sequence[dict[str, Any]], decode: Decode | None) -> list[dict[str, Any]]:
     """The documents with the beginning of their text in place of its tokens."""
-    return [{**{key: value for key, value in one.items() if key != "head"},
-             **({"text": decode(one["head"])} if decode is not None and "head" in one else {})} for one in documents]
+    return [
+        {
+            **{key: value for key, value in one.items() if key != "head"},
+            **({"text": decode(one["head"])} if decode is not None and "head" in one else {}),
+        }
+        for one in documents
+    ]
 
 
-def with_known(
-    documents: Sequence[dict[str, Any]], known: Known | None, context: Context
-) -> Sequence[dict[str, Any]]:
+def with_known(documents: Sequence[dict[str, Any]], known: Known | None, context: Context) -> Sequence[dict[str, Any]]:
     """The documents with what is known of each; without, and with a warning, where that cannot be read."""
     if known is None:
         return documents
@@ -115,8 +127,9 @@ def with_known(
         found = known(sorted({one["id"] for one in documents}))
     except (OSError, ValueError, RuntimeError) as error:
         # A training does not end for what only people read.
-        context.warn("the loss-spike report does not say where its documents are from and how they were judged: "
-                     f"{error}")
+        context.warn(
+            f"the loss-spike report does not say where its documents are from and how they were judged: {error}"
+        )
         return documents
     return [{**one, **found.get(one["id"], {})} for one in documents]
 

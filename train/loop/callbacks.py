@@ -115,12 +115,28 @@ class Callbacks:
 
     def _tell(self, event: CallbackEvent, metrics: dict[str, Any]) -> Said:
         seen = _read_only(metrics)
-        said = [(one, answer) for one in self._made if event in one.events
-                if (answer := _answer(one, event, seen)) is not None]
-        stopped = next(({"callback": one.section.use.reference, "step": metrics["step"], "reason": answer,
-                         "of": one.key} for one, answer in said if isinstance(answer, str)), None)
-        return Said(stopped, [{"callback": one.section.use.reference, "step": metrics["step"], "event": event, **answer}
-                              for one, answer in said if not isinstance(answer, str)])
+        said = [
+            (one, answer)
+            for one in self._made
+            if event in one.events
+            if (answer := _answer(one, event, seen)) is not None
+        ]
+        stopped = next(
+            (
+                {"callback": one.section.use.reference, "step": metrics["step"], "reason": answer, "of": one.key}
+                for one, answer in said
+                if isinstance(answer, str)
+            ),
+            None,
+        )
+        return Said(
+            stopped,
+            [
+                {"callback": one.section.use.reference, "step": metrics["step"], "event": event, **answer}
+                for one, answer in said
+                if not isinstance(answer, str)
+            ],
+        )
 
     def _states(self) -> dict[str, Any]:
         return {one.key: _state(one) for one in self._made if one.keeps_state}
@@ -160,21 +176,29 @@ def _answer(one: _Made, event: CallbackEvent, metrics: Metrics) -> str | dict[st
         return None
     scaled = _scale(said) if isinstance(said, Mapping) else None
     if scaled is None and (not isinstance(said, str) or not said.strip()):
-        raise OwnCodeError(f"{own.place}: {own.name} returned {said!r} {event.replace('_', ' ')}; return None to go "
-                           "on, a text that says why the training is to end, or {'learning_rate_scale': FACTOR, "
-                           "'reason': TEXT} with a finite factor above 0")
+        raise OwnCodeError(
+            f"{own.place}: {own.name} returned {said!r} {event.replace('_', ' ')}; return None to go "
+            "on, a text that says why the training is to end, or {'learning_rate_scale': FACTOR, "
+            "'reason': TEXT} with a finite factor above 0"
+        )
     if event == "on_checkpoint":
         # When checkpoints are saved is in no fingerprint.
-        raise OwnCodeError(f"{own.place}: {own.name} returned {said!r} on a checkpoint, but how often one is saved may "
-                           "not change a result; do so after_step or after_validation")
+        raise OwnCodeError(
+            f"{own.place}: {own.name} returned {said!r} on a checkpoint, but how often one is saved may "
+            "not change a result; do so after_step or after_validation"
+        )
     return scaled or str(said)
 
 
 def _scale(said: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a callback wants of the learning rate; None where that is no positive number."""
     factor, reason = said.get("learning_rate_scale"), said.get("reason", "")
-    if set(said) - {"learning_rate_scale", "reason"} or not isinstance(reason, str) or isinstance(factor, bool) or (
-            not isinstance(factor, int | float) or not math.isfinite(factor) or factor <= 0):
+    if (
+        set(said) - {"learning_rate_scale", "reason"}
+        or not isinstance(reason, str)
+        or isinstance(factor, bool)
+        or (not isinstance(factor, int | float) or not math.isfinite(factor) or factor <= 0)
+    ):
         return None
     return {"learning_rate_scale": float(factor), "reason": reason}
 

@@ -82,8 +82,15 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], world: World,
-        keeping: Keeping, warn: Callable[[str], None], following: Following | None = None, apart: bool = False,
+        self,
+        folder: Path,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        world: World,
+        keeping: Keeping,
+        warn: Callable[[str], None],
+        following: Following | None = None,
+        apart: bool = False,
     ) -> None:
         self.folder, self._following, self._apart = folder, following, apart
         self._is_first_here = following is not None if apart else world.is_first
@@ -111,8 +118,7 @@ class Checkpoints:
             target.mkdir(parents=True)
         _wait_for_all(self._world)
         # Quantised moments cannot be copied to staging buffers: those are written before this returns.
-        write = partial(async_save, async_stager=self._stager) if all(
-            map(has_plain_state, self._optimizers)) else save
+        write = partial(async_save, async_stager=self._stager) if all(map(has_plain_state, self._optimizers)) else save
         with own_errors(target):
             written = write(self._state(tensors, self._with_moments()), checkpoint_id=target, process_group=self._group)
         self._pending = self._thread.submit(self._commit, written, target, step, state)
@@ -165,14 +171,24 @@ class Checkpoints:
         check_index(target)
         saved = FileSystemReader(target).read_metadata().state_dict_metadata
         optimizers = self._optimizers if any(key.startswith("optimizer.") for key in saved) else []
-        state = self._state({name: part for name, part in tensors.items() if name not in MEASURING
-                             or any(key.startswith(f"loop.{name}.") for key in saved)}, optimizers)
+        state = self._state(
+            {
+                name: part
+                for name, part in tensors.items()
+                if name not in MEASURING or any(key.startswith(f"loop.{name}.") for key in saved)
+            },
+            optimizers,
+        )
         with own_errors():
             dcp.load(state, checkpoint_id=target, planner=SafePlanner())  # type: ignore[attr-defined]
         # All tensors were filled in place. Moments on the host stay as they are: PyTorch would take them to the device.
-        set_state_dict(self._model, [one for one in optimizers if not is_on_host(one)],
-                       model_state_dict=state["model"], optim_state_dict=state["optimizer"],
-                       options=StateDictOptions(strict=True))
+        set_state_dict(
+            self._model,
+            [one for one in optimizers if not is_on_host(one)],
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=True),
+        )
         if not optimizers:
             for one in self._optimizers:
                 one.state.clear()
@@ -206,8 +222,10 @@ class Checkpoints:
         if not self._world.is_first:
             return
         elsewhere = sorted(files.keys() - _sizes(target).keys())
-        write_json(target / MARKER, {"step": step, "files": files, "state": state,
-                                     **({ELSEWHERE: elsewhere} if elsewhere else {})})
+        write_json(
+            target / MARKER,
+            {"step": step, "files": files, "state": state, **({ELSEWHERE: elsewhere} if elsewhere else {})},
+        )
         for old in outdated(complete_steps(self.folder), self._keeping):
             remove_checkpoint(step_folder(self.folder, old))
         if self._following is not None:
@@ -243,8 +261,10 @@ class Checkpoints:
             checkpoint = step_folder(self.folder, step)
             if not (damaged := damaged_files(checkpoint)):
                 return step
-            self._warn(f"{checkpoint} is damaged: {', '.join(damaged)} differ from the checksums in {MARKER}; it is "
-                       "removed, and the training resumes from an older checkpoint, or from the start")
+            self._warn(
+                f"{checkpoint} is damaged: {', '.join(damaged)} differ from the checksums in {MARKER}; it is "
+                "removed, and the training resumes from an older checkpoint, or from the start"
+            )
             remove_checkpoint(checkpoint)
         return None
 
@@ -278,8 +298,11 @@ def pinning_stager(device: torch.device) -> Any:
         return None
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    return DefaultStager(StagingOptions(use_pinned_memory=True, use_shared_memory=False, use_async_staging=False,
-                                        use_non_blocking_copy=True))
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=True, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=True
+        )
+    )
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -317,8 +340,10 @@ def is_complete(checkpoint: Path) -> bool:
 
 def checksums(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of a checkpoint's files by name, the marker left out."""
-    return {name: {"bytes": size, "sha256": sha256_file(checkpoint / name)}
-            for name, size in sorted(_sizes(checkpoint).items())}
+    return {
+        name: {"bytes": size, "sha256": sha256_file(checkpoint / name)}
+        for name, size in sorted(_sizes(checkpoint).items())
+    }
 
 
 def damaged_files(checkpoint: Path) -> list[str]:

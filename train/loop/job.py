@@ -103,8 +103,15 @@ def describe_phase(job: Job, step: int) -> dict[str, Any] | None:
     if number is None:
         return None
     shares, told = job.phases[number]["shares"], job.phase_of(step - 1)
-    return {"step": step, "phase": {"number": number + 1, "of": len(job.phases), "shares": dict(shares),
-                                    **({} if told is None else told.model_dump(exclude_none=True))}}
+    return {
+        "step": step,
+        "phase": {
+            "number": number + 1,
+            "of": len(job.phases),
+            "shares": dict(shares),
+            **({} if told is None else told.model_dump(exclude_none=True)),
+        },
+    }
 
 
 def _step_tokens(job: Job) -> int:
@@ -121,9 +128,11 @@ def warn_of_long_warmup(job: Job) -> None:
         return
     rising = min(warmup_steps(schedule, steps, _step_tokens(job)), steps)
     if schedule.kind != "one_cycle" and 2 * rising > steps:
-        job.context.warn(f"{job.context.stage}: the learning rate rises for {rising} of the {steps} steps "
-                         f"({job.context.stage}.schedule), and is at its peak for few of them or none; shorten the "
-                         "warm-up, or train for longer")
+        job.context.warn(
+            f"{job.context.stage}: the learning rate rises for {rising} of the {steps} steps "
+            f"({job.context.stage}.schedule), and is at its peak for few of them or none; shorten the "
+            "warm-up, or train for longer"
+        )
 
 
 def is_logged(section: Training, step: int) -> bool:

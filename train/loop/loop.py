@@ -70,24 +70,42 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
         attempt.record.close()
         keep_permanent(job.context.work, job.context.permanent_every)
     return attempt.record, {
-        "steps": progress.step, "tokens": progress.tokens, "skipped_steps": progress.skipped,
-        "rows_digest": progress.digest, "rollbacks": attempt.rollbacks, "stopped_early": stopped_early,
-        **_stopped_by(attempt), **_scaled_by(attempt),
-        "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world)}
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "skipped_steps": progress.skipped,
+        "rows_digest": progress.digest,
+        "rollbacks": attempt.rollbacks,
+        "stopped_early": stopped_early,
+        **_stopped_by(attempt),
+        **_scaled_by(attempt),
+        "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world),
+    }
 
 
 def keep_permanent(work: Path, permanent_every: int | None) -> None:
     """Let the permanent checkpoints outlive the stage's commit, so that another training can continue from one."""
-    steps = [] if permanent_every is None else [
-        step for step in complete_steps(work / CHECKPOINTS) if step % permanent_every == 0]
+    steps = (
+        []
+        if permanent_every is None
+        else [step for step in complete_steps(work / CHECKPOINTS) if step % permanent_every == 0]
+    )
     write_json(work / "kept.json", [str(step_folder(Path(CHECKPOINTS), step)) for step in steps])
 
 
 def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], None]) -> bool:
     """Train to the last step, or until the training has gone back; returns whether it is over before its last step."""
     job, progress = attempt.job, attempt.progress
-    with closing(batches_ahead(job.objective, attempt.plan, job.section.steps, job.section.micro_batch_size, job.world,
-                               job.context.stream.read_ahead_steps, job.reading_threads)) as batches:
+    with closing(
+        batches_ahead(
+            job.objective,
+            attempt.plan,
+            job.section.steps,
+            job.section.micro_batch_size,
+            job.world,
+            job.context.stream.read_ahead_steps,
+            job.reading_threads,
+        )
+    ) as batches:
         while progress.step < job.section.steps:
             batch = batches.take(progress.step)
             job.before_step(progress.step, batch.rows)
@@ -139,17 +157,22 @@ def _validate(attempt: Attempt) -> None:
         attempt.record.metrics({"step": progress.step, **line})
     loss = held_out_loss(line)
     if job.early_stopping is not None and loss is not None:
-        progress.best, progress.stale = no_longer_improves(progress.best, progress.stale, loss,
-                                                           job.early_stopping.min_delta)
-    _tell(attempt, "after_validation", lambda: {
-        "step": progress.step, "steps": job.section.steps, "validation_loss": loss, **line})
+        progress.best, progress.stale = no_longer_improves(
+            progress.best, progress.stale, loss, job.early_stopping.min_delta
+        )
+    _tell(
+        attempt,
+        "after_validation",
+        lambda: {"step": progress.step, "steps": job.section.steps, "validation_loss": loss, **line},
+    )
 
 
 def _has_stopped(attempt: Attempt) -> bool:
     """Whether the training is over, by its early stopping or by a callback."""
     early_stopping, progress = attempt.job.early_stopping, attempt.progress
     return attempt.callbacks.asked_for(progress.stopped) or (
-        early_stopping is not None and progress.stale >= early_stopping.patience)
+        early_stopping is not None and progress.stale >= early_stopping.patience
+    )
 
 
 def _tell(attempt: Attempt, event: CallbackEvent, metrics: Callable[[], dict[str, Any]]) -> None:
@@ -159,15 +182,23 @@ def _tell(attempt: Attempt, event: CallbackEvent, metrics: Callable[[], dict[str
     for scale in attempt.replayed(event, said.scales):
         attempt.progress.scales.append(scale)
         if attempt.record is not None:
-            attempt.record.metrics({"step": scale["step"], "callback": {
-                key: scale[key] for key in ("callback", "learning_rate_scale", "reason")}})
-        job.context.warn(f"{job.context.stage}: {scale['callback']} scales the learning rate behind step "
-                         f"{scale['step']} by {scale['learning_rate_scale']:g}: {scale['reason'] or 'no reason given'}")
+            attempt.record.metrics(
+                {
+                    "step": scale["step"],
+                    "callback": {key: scale[key] for key in ("callback", "learning_rate_scale", "reason")},
+                }
+            )
+        job.context.warn(
+            f"{job.context.stage}: {scale['callback']} scales the learning rate behind step "
+            f"{scale['step']} by {scale['learning_rate_scale']:g}: {scale['reason'] or 'no reason given'}"
+        )
     if stopped is None:
         return
     attempt.progress.stopped = stopped
-    job.context.warn(f"{job.context.stage}: {stopped['callback']} ended the training after step {stopped['step']} of "
-                     f"{job.section.steps}: {stopped['reason']}")
+    job.context.warn(
+        f"{job.context.stage}: {stopped['callback']} ended the training after step {stopped['step']} of "
+        f"{job.section.steps}: {stopped['reason']}"
+    )
 
 
 def _stopped_by(attempt: Attempt) -> dict[str, Any]:
@@ -179,8 +210,15 @@ def _stopped_by(attempt: Attempt) -> dict[str, Any]:
 
 def _scaled_by(attempt: Attempt) -> dict[str, Any]:
     scales = attempt.progress.scales
-    return {"scaled_by": [{key: one[key] for key in ("callback", "step", "learning_rate_scale", "reason")}
-                          for one in scales]} if scales else {}
+    return (
+        {
+            "scaled_by": [
+                {key: one[key] for key in ("callback", "step", "learning_rate_scale", "reason")} for one in scales
+            ]
+        }
+        if scales
+        else {}
+    )
 
 
 def _go_back(attempt: Attempt, first_bad_step: int) -> None:
@@ -200,8 +238,10 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
     attempt.clock = Clock()
     if attempt.record is not None:
         attempt.record.go_back(line)
-    job.context.warn(f"{spikes.rollback_after} bad steps in a row from step {first_bad_step} on: rolled back from "
-                     f"step {line['from_step']} to step {target}; the rows read since are not read again")
+    job.context.warn(
+        f"{spikes.rollback_after} bad steps in a row from step {first_bad_step} on: rolled back from "
+        f"step {line['from_step']} to step {target}; the rows read since are not read again"
+    )
 
 
 def _save_where_due(attempt: Attempt) -> None:
@@ -213,7 +253,8 @@ def _save_where_due(attempt: Attempt) -> None:
     job, progress, spikes = attempt.job, attempt.progress, attempt.job.section.spikes
     stopping = any_rank(stop_requested(), job.world)
     due = progress.step % job.context.checkpoint_every == 0 or (
-        spikes.rollback_after is not None and progress.step % spikes.rollback_steps == 0)
+        spikes.rollback_after is not None and progress.step % spikes.rollback_steps == 0
+    )
     if progress.step < job.section.steps and (stopping or due):
         _save(attempt)
     if stopping:
@@ -234,8 +275,11 @@ def _save(attempt: Attempt) -> None:
     if attempt.callbacks.wants("on_checkpoint"):
         attempt.checkpoints.join()
         step, folder = attempt.progress.step, attempt.checkpoints.folder
-        _tell(attempt, "on_checkpoint", lambda: {
-            "step": step, "steps": attempt.job.section.steps, "path": str(step_folder(folder, step))})
+        _tell(
+            attempt,
+            "on_checkpoint",
+            lambda: {"step": step, "steps": attempt.job.section.steps, "path": str(step_folder(folder, step))},
+        )
 
 
 @contextmanager

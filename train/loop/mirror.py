@@ -85,28 +85,40 @@ def work_here(folder: Path, leads: bool = True) -> Path:
     for apart in (False, True):  # what an earlier attempt has left, on as many hosts or not
         shutil.rmtree(folder_here(folder, engine, apart), ignore_errors=True)
     work = sizes_below(folder / "work")
-    inputs = {name: location for name, location in read_inputs(restore_secrets(deepcopy(description))).items()
-              if name != STREAMED and not is_local(location)}
+    inputs = {
+        name: location
+        for name, location in read_inputs(restore_secrets(deepcopy(description))).items()
+        if name != STREAMED and not is_local(location)
+    }
     steps = sorted({step for name in work if (step := _checkpoint_of(name))}, reverse=True)
     newest = sum(size for name, size in work.items() if steps and _checkpoint_of(name) == steps[0])
-    check_room(here, newest + sum(size for location in inputs.values() for size in sizes_below(location).values()),
-               newest * engine["keep_checkpoints"])
+    check_room(
+        here,
+        newest + sum(size for location in inputs.values() for size in sizes_below(location).values()),
+        newest * engine["keep_checkpoints"],
+    )
     fetch_tree(folder / "work", here / "work", lambda name: _checkpoint_of(name) is None)
     (here / "data").mkdir(parents=True, exist_ok=True)
     for name, location in inputs.items():
         fetch_tree(location, here / "inputs" / name)
     goes_back = description["config"].get("spikes", {}).get("rollback_after") is not None
-    left = fetch_checkpoints(folder / "work", here / "work", steps if leads else [], engine,
-                             len(steps) if goes_back else 1)
-    write_json(here / "stage.json", {
-        **description, "fetched": {name: str(here / "inputs" / name) for name in inputs},
-        OUTDATED: [f"work/{name}" for name in work if _checkpoint_of(name) in left]})
+    left = fetch_checkpoints(
+        folder / "work", here / "work", steps if leads else [], engine, len(steps) if goes_back else 1
+    )
+    write_json(
+        here / "stage.json",
+        {
+            **description,
+            "fetched": {name: str(here / "inputs" / name) for name in inputs},
+            OUTDATED: [f"work/{name}" for name in work if _checkpoint_of(name) in left],
+        },
+    )
     return here
 
 
 def fetch_checkpoints(
     work: Path, here: Path, steps: Sequence[str], engine: Mapping[str, Any], at_least: int = 1
-) -> set[str]:  # fmt: skip
+) -> set[str]:
     """Fetch what a training resumes from: its newest checkpoint whose contents are sound, and those it finds damaged.
 
     Where more than two are kept, those that stay beside the next one are fetched too, so that they go in their turn.
@@ -154,7 +166,8 @@ def check_room(here: Path, fetched_bytes: int, written_bytes: int) -> None:
         raise OSError(
             f"the training works in {here}, which needs {needed / 1e9:,.3f} GB ({fetched_bytes / 1e9:,.3f} that it "
             f"fetches from the store, {written_bytes / 1e9:,.3f} for its next checkpoints), and {free / 1e9:,.3f} GB "
-            "are free there; free some, or name a folder of a larger disk as engine.stream.cache_folder")
+            "are free there; free some, or name a folder of a larger disk as engine.stream.cache_folder"
+        )
 
 
 def folder_here(folder: Path, engine: Mapping[str, Any], apart: bool) -> Path:
@@ -183,9 +196,11 @@ def fetch_tree(source: Path, target: Path, wanted: Callable[[str], bool] = lambd
 def sizes_below(folder: Path) -> dict[str, int]:
     """Name -> bytes of all files below a folder of a store, by their names below it."""
     store, root = folder.fs, folder.path.rstrip("/")  # type: ignore[attr-defined]
-    return {name[name.index(root) + len(root) :].lstrip("/"): entry["size"]
-            for name, entry in store.find(root, detail=True).items()
-            if not name.endswith("/")}  # an empty object that stands for a folder
+    return {
+        name[name.index(root) + len(root) :].lstrip("/"): entry["size"]
+        for name, entry in store.find(root, detail=True).items()
+        if not name.endswith("/")
+    }  # an empty object that stands for a folder
 
 
 class Mirror:
@@ -201,8 +216,10 @@ class Mirror:
     def __init__(self, here: Path, folder: Path, stream: Stream, warn: Callable[[str], None]) -> None:
         self._here, self._folder = here, folder
         self._patience = Patience(
-            stream.retry_seconds, warn,
-            f"check the store, or raise engine.stream.retry_seconds ({stream.retry_seconds:g})")
+            stream.retry_seconds,
+            warn,
+            f"check the store, or raise engine.stream.retry_seconds ({stream.retry_seconds:g})",
+        )
         self._lock = threading.Lock()
         outdated = read_json(here / "stage.json").get(OUTDATED, ())
         self._sent: Sent = {**self._files("work"), **dict.fromkeys(outdated, (0, 0))}
@@ -267,8 +284,13 @@ class Mirror:
             with suppress(FileNotFoundError):  # removed here meanwhile: so it soon will be in the store
                 self._patience.ask(str(self._folder / name), partial(self._put, name), "written")
                 self._sent[name] = files[name]
-        gone = {name for name in self._sent if name.startswith(f"{part}/") and name not in files
-                and not (name in self._elsewhere and (self._here / name).parent.exists())}
+        gone = {
+            name
+            for name in self._sent
+            if name.startswith(f"{part}/")
+            and name not in files
+            and not (name in self._elsewhere and (self._here / name).parent.exists())
+        }
         for name in reversed(_markers_last(gone)):
             with suppress(FileNotFoundError):
                 self._patience.ask(str(self._folder / name), partial(self._remove, name), "removed")

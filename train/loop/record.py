@@ -18,8 +18,16 @@ from gristmill.train.trackers import open_trackers
 
 METRICS, SKIPPED = "metrics.jsonl", "skipped_steps.jsonl"
 NOWHERE = Trackers()
-TIMINGS = ("tokens_per_second", "mfu", "mfu_causal", "data_wait_seconds", "data_wait_share", "checkpoint_seconds",
-           "peak_memory_bytes", "rollout_tokens_per_second")
+TIMINGS = (
+    "tokens_per_second",
+    "mfu",
+    "mfu_causal",
+    "data_wait_seconds",
+    "data_wait_share",
+    "checkpoint_seconds",
+    "peak_memory_bytes",
+    "rollout_tokens_per_second",
+)
 """Fields of a line of metrics that two runs of one training may have different; nothing else may differ."""
 
 

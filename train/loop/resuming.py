@@ -58,22 +58,37 @@ class Attempt:
         self.job = job
         self.callbacks = Callbacks(section.callbacks, job.world)
         self.save_seconds = 0.0  # how long checkpoints held the training up since the last logged step
-        self.optimizers = make_optimizers(job.model, section.optimizer, context.compute.offload_optimizer,
-                                          section.steps, section.width_factor)
+        self.optimizers = make_optimizers(
+            job.model, section.optimizer, context.compute.offload_optimizer, section.steps, section.width_factor
+        )
         self.loss_scale = LossScale(device) if section.precision == "fp16" else None
         self.noise_scale = None if section.noise_scale_every is None else NoiseScale(device)
         parts: dict[str, Part | None] = {
-            "loss_scale": self.loss_scale, "noise_scale": self.noise_scale, "average": job.average,
-            **job.state}
+            "loss_scale": self.loss_scale,
+            "noise_scale": self.noise_scale,
+            "average": job.average,
+            **job.state,
+        }
         self.progress = LoopState(
             empty_window(device, section.spikes.window),
             torch.zeros(1 + job.objective.sums_length, dtype=torch.float64, device=device),
-            job.objective.fingerprint, {name: part for name, part in parts.items() if part is not None})
+            job.objective.fingerprint,
+            {name: part for name, part in parts.items() if part is not None},
+        )
         goes_back = section.spikes.rollback_after is not None
-        keeping = Keeping(context.keep_checkpoints, context.permanent_every,
-                          section.spikes.rollback_steps if goes_back else None)
-        self.checkpoints = Checkpoints(context.work / CHECKPOINTS, job.model, self.optimizers, job.world, keeping,
-                                       context.warn, context.following, context.apart)
+        keeping = Keeping(
+            context.keep_checkpoints, context.permanent_every, section.spikes.rollback_steps if goes_back else None
+        )
+        self.checkpoints = Checkpoints(
+            context.work / CHECKPOINTS,
+            job.model,
+            self.optimizers,
+            job.world,
+            keeping,
+            context.warn,
+            context.following,
+            context.apart,
+        )
         self.rollbacks: list[dict[str, Any]] = agree(read_rollbacks(context.work), job.world)
         self.progress.rollbacks = len(self.rollbacks)
         if job.world.is_first and (context.work / SCALES).exists():
@@ -82,8 +97,11 @@ class Attempt:
         self._resume()
         if goes_back and self.progress.step == 0:
             self.save()
-        self.record = Record(context.work, self.progress.step, len(self.rollbacks),
-                             context.trackers) if job.world.is_first else None
+        self.record = (
+            Record(context.work, self.progress.step, len(self.rollbacks), context.trackers)
+            if job.world.is_first
+            else None
+        )
         self.profiler = Profiler(context.profile, context, job.world, self.progress.step)
         self.clock = Clock()
 
@@ -95,9 +113,12 @@ class Attempt:
     def save(self) -> None:
         """Begin to write a checkpoint of the step that is done; how long the training waits for that is counted."""
         started = time.perf_counter()
-        self.checkpoints.save(self.progress.step, self.progress.tensors(),
-                              self.progress.plain(self.job.objective.fingerprint)
-                              | {BEGAN_WITH: dict(self.job.context.began_with), CALLBACKS: self.callbacks.state()})
+        self.checkpoints.save(
+            self.progress.step,
+            self.progress.tensors(),
+            self.progress.plain(self.job.objective.fingerprint)
+            | {BEGAN_WITH: dict(self.job.context.began_with), CALLBACKS: self.callbacks.state()},
+        )
         self.save_seconds += time.perf_counter() - started
 
     def restore(self, step: int, plain: dict[str, Any]) -> None:
@@ -127,13 +148,23 @@ class Attempt:
 
     def look(self) -> None:
         """Ask the device which steps were bad."""
-        look_at_device(self.progress, self.job.objective, self.plan, self.job.section.spikes.rollback_after,
-                       self.job.decode, self.job.known, self.job.world, self.job.context, self.record)
+        look_at_device(
+            self.progress,
+            self.job.objective,
+            self.plan,
+            self.job.section.spikes.rollback_after,
+            self.job.decode,
+            self.job.known,
+            self.job.world,
+            self.job.context,
+            self.record,
+        )
 
     def _resume(self) -> None:
         try:
             found = self.checkpoints.load_newest(
-                self.progress.tensors(), lambda step, state: is_given_up(step, state, self.rollbacks))
+                self.progress.tensors(), lambda step, state: is_given_up(step, state, self.rollbacks)
+            )
         except Exception as error:
             raise not_loaded(error, self.job) from error
         if found is not None:
@@ -150,7 +181,8 @@ def check_rows(saved: str | None, now: str, folder: Path) -> None:
     if saved != now:
         raise OtherRowsError(
             f"{folder}: the checkpoint there has read rows of {saved}, but the rows now are of {now}: resuming would "
-            "skip some and repeat others; give back the data that it began with, or delete the folder and train again")
+            "skip some and repeat others; give back the data that it began with, or delete the folder and train again"
+        )
 
 
 class ContinueError(RuntimeError):
@@ -189,9 +221,11 @@ def not_loaded(error: Exception, job: Job) -> Exception:
     """What to raise where a checkpoint could not be loaded: of another training's, that its tensors are others."""
     if job.section.continue_from is None or not isinstance(error, RuntimeError | ValueError | KeyError):
         return error
-    return ContinueError(f"{job.context.stage}.continue_from: {job.section.continue_from} holds other tensors than "
-                         "this training's (another model, adapters, kind of optimizer or average); take a checkpoint "
-                         f"of a training with the same ones: {str(error).strip().splitlines()[-1]}")
+    return ContinueError(
+        f"{job.context.stage}.continue_from: {job.section.continue_from} holds other tensors than "
+        "this training's (another model, adapters, kind of optimizer or average); take a checkpoint "
+        f"of a training with the same ones: {str(error).strip().splitlines()[-1]}"
+    )
 
 
 def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
@@ -206,27 +240,37 @@ def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
     marker, fingerprint = read_json(source / MARKER), job.objective.fingerprint
     step, state = int(marker["step"]), marker["state"]
     if step >= job.section.steps:
-        raise ContinueError(f"{key}: {source} has done {step} steps already, of {job.section.steps} that this training "
-                            f"is to have; raise {job.context.stage}.steps, or take an earlier checkpoint")
+        raise ContinueError(
+            f"{key}: {source} has done {step} steps already, of {job.section.steps} that this training "
+            f"is to have; raise {job.context.stage}.steps, or take an earlier checkpoint"
+        )
     before = next((one for one in job.sets_before if one.fingerprint == state["rows_of"]), None)
     if before is None and state["rows_of"] != fingerprint:
-        raise ContinueError(f"{key}: {source} has read rows of the set {state['rows_of']}, but the rows now are of "
-                            f"{fingerprint}: only a set that differs in withheld rows, or that continues that one, is "
-                            "read on (mix.exclude, mix.continues)")
+        raise ContinueError(
+            f"{key}: {source} has read rows of the set {state['rows_of']}, but the rows now are of "
+            f"{fingerprint}: only a set that differs in withheld rows, or that continues that one, is "
+            "read on (mix.exclude, mix.continues)"
+        )
     began_with = state.get(BEGAN_WITH, {})
     others = [stage for stage, now in job.context.began_with.items() if began_with.get(stage, now) != now]
     if others:
-        raise ContinueError(f"{key}: the training of {source} began with another output of {', '.join(others)} than "
-                            "this one; take a checkpoint of one that began with the same")
+        raise ContinueError(
+            f"{key}: the training of {source} began with another output of {', '.join(others)} than "
+            "this one; take a checkpoint of one that began with the same"
+        )
     if before is not None and job.plan.end(step) > before.positions:
-        raise ContinueError(f"{key}: {source} has read {job.plan.end(step)} rows, but the set continues the one that "
-                            f"it read behind {before.positions} rows (mix.continues); take an earlier checkpoint")
+        raise ContinueError(
+            f"{key}: {source} has read {job.plan.end(step)} rows, but the set continues the one that "
+            f"it read behind {before.positions} rows (mix.continues); take an earlier checkpoint"
+        )
     digest = _digest(fingerprint, job.objective.order, job, step)
     read = digest if before is None else _digest(before.fingerprint, before.order, job, step)
     if read != state["digest"]:
-        raise ContinueError(f"{key}: {source} has read other rows in its {step} steps than this training would: "
-                            "another seed or batch size, or it has read a row that is withheld now; take an earlier "
-                            "checkpoint (gristmill takedown names the last clean one)")
+        raise ContinueError(
+            f"{key}: {source} has read other rows in its {step} steps than this training would: "
+            "another seed or batch size, or it has read a row that is withheld now; take an earlier "
+            "checkpoint (gristmill takedown names the last clean one)"
+        )
     return step, {**marker, "state": {**state, "rows_of": fingerprint, "digest": digest}}
 
 

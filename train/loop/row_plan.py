@@ -116,9 +116,13 @@ def plan_of(section: Training, sequence_length: int, phase_ends: Sequence[int] =
         return plan
     begins = (0, *(plan.first_step(end) for end in phase_ends[:-1]))
     if any(phase.sequence_length is not None for phase in section.phases):
-        plan = replace(plan, cuts=tuple(
-            (begin, _cuts_of(sequence_length, phase.sequence_length or sequence_length, "phases"))
-            for begin, phase in zip(begins, section.phases, strict=True)))
+        plan = replace(
+            plan,
+            cuts=tuple(
+                (begin, _cuts_of(sequence_length, phase.sequence_length or sequence_length, "phases"))
+                for begin, phase in zip(begins, section.phases, strict=True)
+            ),
+        )
     return replace(plan, phases=begins)
 
 
@@ -128,8 +132,10 @@ def _batches(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int, i
     for number, stage in enumerate(section.batch_ramp):
         steps = _steps_of_stage(stage, step, position, sequence_length)
         if steps <= 0:
-            raise PlanError(f"pretrain.batch_ramp, stage {number + 1}: ends before step {step + 1}, where the stages "
-                            "before it have come; let every stage end later than the one before")
+            raise PlanError(
+                f"pretrain.batch_ramp, stage {number + 1}: ends before step {step + 1}, where the stages "
+                "before it have come; let every stage end later than the one before"
+            )
         found.append((step, position, stage.global_batch_size))
         step, position = step + steps, position + steps * stage.global_batch_size
     return (*found, (step, position, section.global_batch_size))
@@ -154,8 +160,10 @@ def _cuts(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int], ...
 
 def _cuts_of(sequence_length: int, shorter: int, key: str) -> int:
     if sequence_length % shorter:
-        raise PlanError(f"pretrain.{key}: sequence_length {shorter} does not divide the {sequence_length} tokens of a "
-                        "row of the packed set (mix.sequence_length)")
+        raise PlanError(
+            f"pretrain.{key}: sequence_length {shorter} does not divide the {sequence_length} tokens of a "
+            "row of the packed set (mix.sequence_length)"
+        )
     return sequence_length // shorter
 
 

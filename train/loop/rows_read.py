@@ -89,5 +89,6 @@ def rows_read(packed: PackedSet, reads: Mapping[str, Any], folder: Path | None) 
 def _spans(plan: RowPlan, steps: int) -> np.ndarray:
     """The positions that so many steps read: int64 of shape (n, 2), see RowsRead."""
     bounds = sorted({0, steps, *(step for step, _ in plan.jumps if step < steps)})
-    return np.array([(plan.positions(first)[0], sum(plan.positions(end - 1))) for first, end in pairwise(bounds)],
-                    dtype=np.int64).reshape(-1, 2)
+    return np.array(
+        [(plan.positions(first)[0], sum(plan.positions(end - 1))) for first, end in pairwise(bounds)], dtype=np.int64
+    ).reshape(-1, 2)

@@ -19,13 +19,23 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 ALLOWED = {
-    (_METADATA, "Metadata"), (_METADATA, "MetadataIndex"), (_METADATA, "StorageMeta"),
-    (_METADATA, "ChunkStorageMetadata"), (_METADATA, "TensorStorageMetadata"), (_METADATA, "BytesStorageMetadata"),
-    (_METADATA, "TensorProperties"), (_METADATA, "_MEM_FORMAT_ENCODING"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch.serialization", "_get_layout"),
-    ("torch", "Size"), ("pathlib", "PosixPath"), ("pathlib", "WindowsPath"), ("collections", "OrderedDict"),
-    ("pathlib._local", "PosixPath"), ("pathlib._local", "WindowsPath"),  # as Python 3.13 names them
-}  # fmt: skip
+    (_METADATA, "Metadata"),
+    (_METADATA, "MetadataIndex"),
+    (_METADATA, "StorageMeta"),
+    (_METADATA, "ChunkStorageMetadata"),
+    (_METADATA, "TensorStorageMetadata"),
+    (_METADATA, "BytesStorageMetadata"),
+    (_METADATA, "TensorProperties"),
+    (_METADATA, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("collections", "OrderedDict"),
+    ("pathlib._local", "PosixPath"),
+    ("pathlib._local", "WindowsPath"),  # as Python 3.13 names them
+}
 """What the index of a checkpoint names, besides the types of tensors (torch.float32, ...)."""
 
 if sys.version_info < (3, 13):
@@ -59,8 +69,10 @@ def check_index(checkpoint: Path) -> None:
             with path.open("rb") as stream:
                 _Index(stream).load()
         except (UnsafeCheckpointError, pickle.UnpicklingError, EOFError) as error:
-            raise UnsafeCheckpointError(f"{path} {error}; it was not loaded, since it may run code: remove "
-                                        f"{checkpoint}, and the training resumes from an older one") from error
+            raise UnsafeCheckpointError(
+                f"{path} {error}; it was not loaded, since it may run code: remove "
+                f"{checkpoint}, and the training resumes from an older one"
+            ) from error
 
 
 class SafePlanner(DefaultLoadPlanner):
@@ -76,7 +88,9 @@ class SafePlanner(DefaultLoadPlanner):
             torch.load(value, weights_only=True)
         except pickle.UnpicklingError as error:
             why = str(error).splitlines()[0]
-            raise UnsafeCheckpointError(f"the value {read_item.dest_index.fqn} of a checkpoint was not loaded, since "
-                                        f"it may run code: {why}; remove the checkpoint") from error
+            raise UnsafeCheckpointError(
+                f"the value {read_item.dest_index.fqn} of a checkpoint was not loaded, since "
+                f"it may run code: {why}; remove the checkpoint"
+            ) from error
         value.seek(0)
         super().load_bytes(read_item, value)

@@ -74,23 +74,41 @@ def as_page(found: Mapping[str, Any]) -> str:
     """A loss-spike report as a page of HTML that needs nothing else (spike_report.html.jinja escapes every value)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-                            trim_blocks=True, lstrip_blocks=True)
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     templates.filters["shown"] = _number
     documents = [_shown(one) for one in found["documents"]]
-    known = [(name, _number(found.get(key))) for name, key in (
-        ("loss", "loss"), ("gradient norm", "grad_norm"), ("mean of the window", "mean"),
-        ("its deviation", "deviation"))]
+    known = [
+        (name, _number(found.get(key)))
+        for name, key in (
+            ("loss", "loss"),
+            ("gradient norm", "grad_norm"),
+            ("mean of the window", "mean"),
+            ("its deviation", "deviation"),
+        )
+    ]
     return templates.get_template("spike_report.html.jinja").render(
-        step=found["step"], known=known, documents=documents, suspects=set(found["suspects"]), exclude=EXCLUDE,
-        columns=list(dict.fromkeys(key for one in documents for key in one)))
+        step=found["step"],
+        known=known,
+        documents=documents,
+        suspects=set(found["suspects"]),
+        exclude=EXCLUDE,
+        columns=list(dict.fromkeys(key for one in documents for key in one)),
+    )
 
 
 def describe_origin(one: Mapping[str, Any]) -> str:
     """One line: where a document is from and how it was judged (see tokenize.origins.KNOWN)."""
     parts = [str(one.get("url") or one.get("locator") or ""), str(one.get("language") or "")]
-    parts += [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-              for name, value in one.get("quality", {}).items()]
+    parts += [
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in one.get("quality", {}).items()
+    ]
     if one.get("cluster_size", 1) > 1:
         parts.append(f"cluster {one['cluster'][:8]} of {one['cluster_size']}")
     return " · ".join(part for part in parts if part)
@@ -100,8 +118,12 @@ def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
     """A document's columns: its loss first, where it is from in one, its text last."""
     last = {"text": one["text"]} if "text" in one else {}
     origin = {ORIGIN: described} if (described := describe_origin(one)) else {}
-    return {"loss": one["loss"], **{key: value for key, value in one.items() if key not in (*KNOWN, "text")},
-            **origin, **last}
+    return {
+        "loss": one["loss"],
+        **{key: value for key, value in one.items() if key not in (*KNOWN, "text")},
+        **origin,
+        **last,
+    }
 
 
 def _number(value: float | None) -> str:

@@ -81,15 +81,23 @@ class LoopState:
 
     def tensors(self) -> dict[str, Any]:
         """The part of the state that lies on the device."""
-        return {"window": self.window, "sums": self.sums,
-                **{name: part.tensors() for name, part in self.parts.items()}}
+        return {"window": self.window, "sums": self.sums, **{name: part.tensors() for name, part in self.parts.items()}}
 
     def plain(self, fingerprint: str) -> dict[str, Any]:
         """The part of the state that is JSON, with the name of what the rows are of."""
-        return {"digest": self.digest, "tokens": self.tokens, "skipped": self.skipped, "overflows": self.overflows,
-                "streak": [self.streak.length, self.streak.due], "rollbacks": self.rollbacks, "best": self.best,
-                "stale": self.stale, "stopped": self.stopped, "rows_of": fingerprint,
-                **({"scales": list(self.scales)} if self.scales else {})}
+        return {
+            "digest": self.digest,
+            "tokens": self.tokens,
+            "skipped": self.skipped,
+            "overflows": self.overflows,
+            "streak": [self.streak.length, self.streak.due],
+            "rollbacks": self.rollbacks,
+            "best": self.best,
+            "stale": self.stale,
+            "stopped": self.stopped,
+            "rows_of": fingerprint,
+            **({"scales": list(self.scales)} if self.scales else {}),
+        }
 
     def scale_of(self, step: int) -> float:
         """What callbacks have made of the learning rate of a step, counted from 1: a share of the scheduled one."""

@@ -63,9 +63,7 @@ def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> tuple
     return seen, None if size is None else _log(attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches)
 
 
-def metrics_of_step(
-    job: Job, progress: LoopState, seen: Seen, line: Mapping[str, Any] | None
-) -> dict[str, Any]:  # fmt: skip
+def metrics_of_step(job: Job, progress: LoopState, seen: Seen, line: Mapping[str, Any] | None) -> dict[str, Any]:
     """What callbacks see after a step; waits for the device.
 
     Args:
@@ -75,10 +73,15 @@ def metrics_of_step(
         line: of the metrics, where the step is logged: they see what cannot differ between two runs.
     """
     return {
-        "step": seen.step, "steps": job.section.steps, "loss": seen.loss.item(), "grad_norm": seen.norm.item(),
-        "learning_rate": scheduled_rate(job, seen.step) * progress.scale_of(seen.step), "tokens": progress.tokens,
+        "step": seen.step,
+        "steps": job.section.steps,
+        "loss": seen.loss.item(),
+        "grad_norm": seen.norm.item(),
+        "learning_rate": scheduled_rate(job, seen.step) * progress.scale_of(seen.step),
+        "tokens": progress.tokens,
         "skipped": bool((seen.bad | seen.overflow).item()),
-        "logged": None if line is None else {key: value for key, value in line.items() if key not in TIMINGS}}
+        "logged": None if line is None else {key: value for key, value in line.items() if key not in TIMINGS},
+    }
 
 
 def _gradients(attempt: Attempt, batch: Batch, step: int) -> tuple[Tensor, list[Tensor], Tensor | None]:
@@ -87,10 +90,18 @@ def _gradients(attempt: Attempt, batch: Batch, step: int) -> tuple[Tensor, list[
     scale = attempt.loss_scale.value if attempt.loss_scale is not None else 1.0
     norms = after_part = None
     if section.noise_scale_every is not None and step % section.noise_scale_every == 0:
-        norms, after_part = measuring_parts(job.model, job.objective, batch.rows, attempt.plan.cuts_in_step(step - 1),
-                                            step - 1, section.micro_batch_size, job.world)
-    sums, row_losses = accumulate_gradients(job.model, job.objective, batch.parts, batch.weight, job.world, scale,
-                                            after_part)
+        norms, after_part = measuring_parts(
+            job.model,
+            job.objective,
+            batch.rows,
+            attempt.plan.cuts_in_step(step - 1),
+            step - 1,
+            section.micro_batch_size,
+            job.world,
+        )
+    sums, row_losses = accumulate_gradients(
+        job.model, job.objective, batch.parts, batch.weight, job.world, scale, after_part
+    )
     noise = None if norms is None else norms.estimate()
     if attempt.loss_scale is not None:
         attempt.loss_scale.divide(job.model)
@@ -124,31 +135,61 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
     if attempt.record is None:
         return None
     measured = job.objective.report(sums, weight) if weight > 0 else {}
-    speed = {} if rate is None else {
-        **speed_metrics(rate, job.objective.flops_per_token, job.objective.flops_per_token * job.causal_share,
-                        job.peak_flops, job.world.size), **waiting}
-    scaling = {} if attempt.loss_scale is None else {
-        "loss_scale": attempt.loss_scale.value.item(), "overflowed_steps": progress.overflows}
+    speed = (
+        {}
+        if rate is None
+        else {
+            **speed_metrics(
+                rate,
+                job.objective.flops_per_token,
+                job.objective.flops_per_token * job.causal_share,
+                job.peak_flops,
+                job.world.size,
+            ),
+            **waiting,
+        }
+    )
+    scaling = (
+        {}
+        if attempt.loss_scale is None
+        else {"loss_scale": attempt.loss_scale.value.item(), "overflowed_steps": progress.overflows}
+    )
     noise = {} if attempt.noise_scale is None else attempt.noise_scale.report()
     saving = {"checkpoint_seconds": round(attempt.save_seconds, 6)} if attempt.save_seconds else {}
     attempt.save_seconds = 0.0
     line = {
-        "step": progress.step, **measured, **measured_norms, **scaling, **noise,
+        "step": progress.step,
+        **measured,
+        **measured_norms,
+        **scaling,
+        **noise,
         "learning_rate": scheduled_rate(job, progress.step) * progress.scale_of(progress.step),
         "tokens": progress.tokens,
-        "skipped_steps": progress.skipped, "rows_digest": progress.digest, **speed, **saving,
+        "skipped_steps": progress.skipped,
+        "rows_digest": progress.digest,
+        **speed,
+        **saving,
         "peak_memory_bytes": memory,
     }
     attempt.record.metrics(line)
-    extra = {name: value for name, value in (
-        ("loss", measured.get("loss")), ("tokens", progress.tokens), ("tokens_per_second", rate)) if value is not None}
+    extra = {
+        name: value
+        for name, value in (("loss", measured.get("loss")), ("tokens", progress.tokens), ("tokens_per_second", rate))
+        if value is not None
+    }
     job.context.progress(progress.step, section.steps, "steps", **extra)
     return line
 
 
 def accumulate_gradients(
-    model: nn.Module, objective: Objective, parts: Sequence[Any], weight: float, world: World,
-    loss_scale: Tensor | float = 1.0, after_part: Callable[[int], None] | None = None, draw: int | None = None,
+    model: nn.Module,
+    objective: Objective,
+    parts: Sequence[Any],
+    weight: float,
+    world: World,
+    loss_scale: Tensor | float = 1.0,
+    after_part: Callable[[int], None] | None = None,
+    draw: int | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Gradients of a whole batch's mean loss, times a loss scale.
 
@@ -172,8 +213,10 @@ def accumulate_gradients(
     row_losses = []
     if isinstance(model, PipelineStage):
         if after_part is not None:
-            raise PipelineError("noise_scale_every needs each micro-batch's gradients, which a pipeline computes "
-                                "together; remove it, or use engine.parallel.shard")
+            raise PipelineError(
+                "noise_scale_every needs each micro-batch's gradients, which a pipeline computes "
+                "together; remove it, or use engine.parallel.shard"
+            )
         for measured in model.accumulate(objective, parts, scale, draw)[: len(parts)]:
             sums += measured.sums
             row_losses.append(measured.row_losses.detach().half())
@@ -193,7 +236,12 @@ def accumulate_gradients(
 
 
 def measuring_parts(
-    model: nn.Module, objective: Objective, rows: np.ndarray, cuts: int, step: int, micro_batch_size: int,
+    model: nn.Module,
+    objective: Objective,
+    rows: np.ndarray,
+    cuts: int,
+    step: int,
+    micro_batch_size: int,
     world: World,
 ) -> tuple[PartNorms, Callable[[int], None]]:
     """What measures the noise scale in a step, and what to call after each of its micro-batches.
@@ -204,8 +252,10 @@ def measuring_parts(
     shares = [micro_batches(rows, rank, world.data_size, micro_batch_size) for rank in range(world.data_size)]
     parts = [np.concatenate(part) for part in zip(*shares, strict=True)]
     if len(parts) < 2:
-        raise ValueError(f"noise_scale_every compares micro-batches with the whole batch, but micro_batch_size "
-                         f"({micro_batch_size}) times {world.data_size} ranks holds all {len(rows)} rows of it; lower "
-                         "micro_batch_size, or remove noise_scale_every")
+        raise ValueError(
+            f"noise_scale_every compares micro-batches with the whole batch, but micro_batch_size "
+            f"({micro_batch_size}) times {world.data_size} ranks holds all {len(rows)} rows of it; lower "
+            "micro_batch_size, or remove noise_scale_every"
+        )
     weight, norms = objective.weight(rows, cuts, step), PartNorms(model)
     return norms, lambda number: norms.take(objective.weight(parts[number], cuts, step) / weight, len(parts[number]))

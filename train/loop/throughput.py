@@ -61,8 +61,10 @@ class Clock:
         if self.tokens is None:
             return {}
         waited = max_over_ranks(waited_seconds - self.waited_seconds, world)
-        return {"data_wait_seconds": round(waited / (step - self.step), 6),
-                "data_wait_share": round(waited / (time.perf_counter() - self.started), 6)}
+        return {
+            "data_wait_seconds": round(waited / (step - self.step), 6),
+            "data_wait_share": round(waited / (time.perf_counter() - self.started), 6),
+        }
 
 
 class UpdateSize:
@@ -97,9 +99,11 @@ def speed_metrics(
         peak: of one device; both are "unknown" without it.
         devices: how many compute.
     """
-    return {"tokens_per_second": round(rate, 1),
-            "mfu": model_flops_utilisation(rate, flops_per_token, peak, devices),
-            "mfu_causal": model_flops_utilisation(rate, causal_flops_per_token, peak, devices)}
+    return {
+        "tokens_per_second": round(rate, 1),
+        "mfu": model_flops_utilisation(rate, flops_per_token, peak, devices),
+        "mfu_causal": model_flops_utilisation(rate, causal_flops_per_token, peak, devices),
+    }
 
 
 def peak_memory_bytes(device: torch.device, world: World) -> int:

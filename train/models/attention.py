@@ -64,9 +64,12 @@ def document_numbers(positions: Tensor) -> Tensor:
 
 
 def see_documents(
-    positions: Tensor, dense: bool = False, causal: bool = True, prefix: Tensor | None = None,
+    positions: Tensor,
+    dense: bool = False,
+    causal: bool = True,
+    prefix: Tensor | None = None,
     places: Tensor | None = None,
-) -> Visible:  # fmt: skip
+) -> Visible:
     """What lets every token see its own document only, up to itself: the form that is fastest on this device.
 
     Args:
@@ -98,9 +101,7 @@ def _stretches(places: Tensor) -> list[tuple[int, int]]:
     return [(int(part[0]), int(part[-1]) + 1) for part in places.tensor_split(breaks.cpu())]
 
 
-def _spans(
-    lengths: Sequence[int], stretches: Iterable[tuple[int, int]], causal: bool
-) -> list[tuple[int, int, int]]:
+def _spans(lengths: Sequence[int], stretches: Iterable[tuple[int, int]], causal: bool) -> list[tuple[int, int, int]]:
     """The pieces of documents of some lengths that lie in stretches of their row (see Segments)."""
     found = []
     for first, behind in stretches:
@@ -155,8 +156,14 @@ def attend(
     if visible is None or isinstance(visible, Tensor):
         with _preferred_kernels(queries.device):
             return F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=visible, is_causal=causal and visible is None, enable_gqa=grouped,
-                scale=scale)
+                queries,
+                keys,
+                values,
+                attn_mask=visible,
+                is_causal=causal and visible is None,
+                enable_gqa=grouped,
+                scale=scale,
+            )
     from torch.nn.attention.flex_attention import flex_attention
 
     # Not compiled it would hold all scores; inside compiled code it is compiled along with its surroundings.
@@ -175,8 +182,9 @@ def _attend_by_document(
     for row, spans in enumerate(segments.spans):
         asking = queries[row : row + 1].split([count for count, _, _ in spans], dim=2)
         seen = [[tensor[row : row + 1, :, begin:end] for tensor in (keys, values)] for _, begin, end in spans]
-        rows.append(torch.cat([_attend_to_end(q, k, v, causal, grouped)
-                               for q, (k, v) in zip(asking, seen, strict=True)], dim=2))
+        rows.append(
+            torch.cat([_attend_to_end(q, k, v, causal, grouped) for q, (k, v) in zip(asking, seen, strict=True)], dim=2)
+        )
     return torch.cat(rows)
 
 

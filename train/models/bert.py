@@ -29,8 +29,10 @@ class BertAttention(nn.Module):
     def forward(self, x: Tensor, visible: Visible) -> Tensor:
         """Attend (n, t, d) -> (n, t, d)."""
         n, t, _ = x.shape
-        queries, keys, values = (project(x).view(n, t, -1, self.channels).transpose(1, 2)
-                                 for project in (self.q_proj, self.k_proj, self.v_proj))
+        queries, keys, values = (
+            project(x).view(n, t, -1, self.channels).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
         mixed = attend(queries, keys, values, visible, causal=False)
         return self.o_proj(mixed.transpose(1, 2).reshape(n, t, -1))
 
@@ -111,7 +113,11 @@ class Bert(ShapedModel):
         self.output_bias = nn.Parameter(torch.empty(shape.padded_vocab_size))
 
     def forward(
-        self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
+        self,
+        ids: Tensor,
+        head: Head = logits_head,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
         """Run the model and compute something from its last hidden states; see encoder.Encoder.forward.
@@ -122,8 +128,10 @@ class Bert(ShapedModel):
         if cache is not None:
             raise ValueError("an encoder fills in masked tokens and cannot write text")
         if ids.shape[1] > self.shape.sequence_length:
-            raise ValueError(f"a row of {ids.shape[1]} tokens is longer than the {self.shape.sequence_length} "
-                             "positions that this encoder has")
+            raise ValueError(
+                f"a row of {ids.shape[1]} tokens is longer than the {self.shape.sequence_length} "
+                "positions that this encoder has"
+            )
         places, visible = torch.arange(ids.shape[1], device=ids.device)[None], None
         if positions is not None:
             visible, places = see_documents(positions, dense=self.is_compiled, causal=False), positions.clamp(min=0)

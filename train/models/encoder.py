@@ -134,7 +134,11 @@ class Encoder(ShapedModel):
             self.decoder = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
 
     def forward(
-        self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
+        self,
+        ids: Tensor,
+        head: Head = logits_head,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
         """Run the model and compute something from its last hidden states; see llama.Llama.forward.

@@ -46,8 +46,12 @@ def bucket_of(distance: Tensor, both_ways: bool) -> Tensor:
     first = (distance > 0).long() * buckets if both_ways else torch.zeros_like(distance)
     distance = distance.abs() if both_ways else (-distance).clamp(min=0)
     single = buckets // 2
-    grown = single + (torch.log(distance.clamp(min=1).float() / single) / math.log(MOST_DISTANCE / single)
-                      * (buckets - single)).long()
+    grown = (
+        single
+        + (
+            torch.log(distance.clamp(min=1).float() / single) / math.log(MOST_DISTANCE / single) * (buckets - single)
+        ).long()
+    )
     return first + torch.where(distance < single, distance, grown.clamp(max=buckets - 1))
 
 
@@ -58,13 +62,16 @@ class T5Attention(nn.Module):
         super().__init__()
         self.channels = shape.head_width
         self.q_proj, self.k_proj, self.v_proj = (
-            nn.Linear(shape.width, shape.attention_width, bias=False) for _ in range(3))
+            nn.Linear(shape.width, shape.attention_width, bias=False) for _ in range(3)
+        )
         self.o_proj = nn.Linear(shape.attention_width, shape.width, bias=False)
 
     def forward(self, x: Tensor, seen: Tensor, visible: Visible) -> Tensor:
         """Attend (n, t, d) over (n, s, d) -> (n, t, d); `visible` is added to scores, or says what may be seen."""
-        queries, keys, values = (project(of).view(*of.shape[:2], -1, self.channels).transpose(1, 2)
-                                 for project, of in ((self.q_proj, x), (self.k_proj, seen), (self.v_proj, seen)))
+        queries, keys, values = (
+            project(of).view(*of.shape[:2], -1, self.channels).transpose(1, 2)
+            for project, of in ((self.q_proj, x), (self.k_proj, seen), (self.v_proj, seen))
+        )
         mixed = attend(queries, keys, values, visible, causal=False, scale=1.0)
         return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
 
@@ -91,9 +98,7 @@ class T5Block(Layer):
         self.mlp = GatedGelu(shape)
         self.of_decoder = of_decoder
 
-    def forward(
-        self, x: Tensor, visible: Visible, encoded: Tensor | None = None, real: Visible = None
-    ) -> Tensor:  # fmt: skip
+    def forward(self, x: Tensor, visible: Visible, encoded: Tensor | None = None, real: Visible = None) -> Tensor:
         """(n, t, d) -> (n, t, d).
 
         Args:
@@ -120,8 +125,9 @@ class Stacks(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.padded_vocab_size, shape.width)
         self.encoder_bias, self.decoder_bias = RelativeBias(shape), RelativeBias(shape)
-        self.layers = nn.ModuleList(T5Block(shape, of_decoder)
-                                    for of_decoder in (False, True) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(
+            T5Block(shape, of_decoder) for of_decoder in (False, True) for _ in range(shape.layers)
+        )
         self.encoder_norm = RMSNorm(shape.width, shape.norm_eps)
         self.norm = RMSNorm(shape.width, shape.norm_eps)
 
@@ -156,8 +162,13 @@ class EncoderDecoder(ShapedModel):
         self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
 
     def forward(
-        self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
-        trained: Tensor | None = None, decoder_ids: Tensor | None = None,
+        self,
+        ids: Tensor,
+        head: Head = logits_head,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        trained: Tensor | None = None,
+        decoder_ids: Tensor | None = None,
     ) -> Any:
         """Run the model and compute something from the decoder's last hidden states; see llama.Llama.forward.
 

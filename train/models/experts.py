@@ -94,8 +94,9 @@ class Experts(nn.Module):
         # They come sorted by process, and by expert within each.
         experts = torch.arange(here.shape[1], device=x.device).repeat(dealt.size)
         by_expert = experts.repeat_interleave(here.flatten()).argsort(stable=True)
-        out = _grouped(x[by_expert], here.sum(dim=0), dealt.own(self.gate_up_proj, x.dtype),
-                       dealt.own(self.down_proj, x.dtype))
+        out = _grouped(
+            x[by_expert], here.sum(dim=0), dealt.own(self.gate_up_proj, x.dtype), dealt.own(self.down_proj, x.dtype)
+        )
         return dealt.exchanged(out[by_expert.argsort()], received, sent)
 
 

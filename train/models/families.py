@@ -32,11 +32,20 @@ EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp)\.experts\.(gate_up_proj|down_pr
 ROUTER = re.compile(r"(model\.layers\.\d+\.mlp)\.gate\.weight")
 SCALINGS = {
     "linear": {"factor": "factor"},
-    "llama3": {"factor": "factor", "original_length": "original_max_position_embeddings",
-               "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"},
-    "yarn": {"factor": "factor", "original_length": "original_max_position_embeddings", "beta_fast": "beta_fast",
-             "beta_slow": "beta_slow", "attention_factor": "attention_factor"},
-}  # fmt: skip
+    "llama3": {
+        "factor": "factor",
+        "original_length": "original_max_position_embeddings",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+    },
+    "yarn": {
+        "factor": "factor",
+        "original_length": "original_max_position_embeddings",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+    },
+}
 """Kind of stretched positions -> our key -> theirs."""
 NOTES = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate")
 """Keys of rope_parameters that are not numbers of a kind; `partial_rotary_factor` and `truncate` are checked apart."""
@@ -55,7 +64,7 @@ class ExpertNames:
 EXPERT_NAMES = {
     "mixtral": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
     "qwen3_moe": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
-}  # fmt: skip
+}
 GLM = "glm"
 FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.)(gate|up)_proj\.weight")
 """Two of our matrices that are one of GLM-4's, `gate_up_proj`, the gate above."""
@@ -64,11 +73,17 @@ TURNED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)"
 PREFIX_LM = "prefix_lm"
 """A key of our own in config.json, which transformers keeps and does not use."""
 ARCHITECTURES = {
-    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM", "mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     GLM: "GlmForCausalLM",
-    ENCODER: "ModernBertForMaskedLM", BERT: "BertForMaskedLM", ENCODER_DECODER: "T5ForConditionalGeneration",
-}  # fmt: skip
+    ENCODER: "ModernBertForMaskedLM",
+    BERT: "BertForMaskedLM",
+    ENCODER_DECODER: "T5ForConditionalGeneration",
+}
 
 
 def shape_from_hf(config: Mapping[str, Any]) -> Shape:
@@ -79,37 +94,59 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
     """
     family = config.get("model_type")
     if family not in ARCHITECTURES:
-        raise UnknownArchitectureError(f"config.json: model_type {family!r} is a model that this decoder cannot run; "
-                                       f"it runs {', '.join(ARCHITECTURES)}")
+        raise UnknownArchitectureError(
+            f"config.json: model_type {family!r} is a model that this decoder cannot run; "
+            f"it runs {', '.join(ARCHITECTURES)}"
+        )
     if family in (ENCODER_DECODER, BERT):
         return t5_shape(config) if family == ENCODER_DECODER else bert_shape(config)
     norm_eps = "norm_eps" if family == ENCODER else "rms_norm_eps"
-    missing = [name for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size",
-                                 "max_position_embeddings", norm_eps) if config.get(name) is None]
+    missing = [
+        name
+        for name in (
+            "num_hidden_layers",
+            "hidden_size",
+            "num_attention_heads",
+            "vocab_size",
+            "max_position_embeddings",
+            norm_eps,
+        )
+        if config.get(name) is None
+    ]
     if missing:
         raise UnknownArchitectureError(f"config.json of a {family} has no {', '.join(missing)}")
     found = encoder_differences(config) if family == ENCODER else _differences(family, config)
     if different := [name for name, differs in found.items() if differs]:
-        raise UnknownArchitectureError("config.json is of a model that this decoder cannot run: it computes something "
-                                       f"else under {', '.join(different)}")
+        raise UnknownArchitectureError(
+            "config.json is of a model that this decoder cannot run: it computes something "
+            f"else under {', '.join(different)}"
+        )
     if family == ENCODER:
         return encoder_shape(config)
     heads, experts = int(config["num_attention_heads"]), _experts_of(config)
     theta, scaling = _rope(config)
     return Shape(
-        layers=config["num_hidden_layers"], width=config["hidden_size"], heads=heads,
+        layers=config["num_hidden_layers"],
+        width=config["hidden_size"],
+        heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
         head_width=config.get("head_dim") or config["hidden_size"] // heads,
-        ffn_width=config["moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"], rope_theta=theta,
-        rope_scaling=scaling, norm_eps=config["rms_norm_eps"],
+        ffn_width=config["moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"],
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_eps=config["rms_norm_eps"],
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         qk_norm=family in ("qwen3", "qwen3_moe"),
         qkv_bias=family == "qwen2" or (family == GLM and bool(config.get("attention_bias", True))),
         rotary_share=_rotary_share(config) if family == GLM else 1.0,
-        document_mask=False, experts=experts, experts_per_token=config["num_experts_per_tok"] if experts else 0,
+        document_mask=False,
+        experts=experts,
+        experts_per_token=config["num_experts_per_tok"] if experts else 0,
         load_balancing=config.get("router_aux_loss_coef", 0.0) if experts else 0.0,
-        vocab_size=config["vocab_size"], padded_vocab_size=config["vocab_size"],
-        sequence_length=config["max_position_embeddings"], prefix_lm=bool(config.get(PREFIX_LM, False)),
+        vocab_size=config["vocab_size"],
+        padded_vocab_size=config["vocab_size"],
+        sequence_length=config["max_position_embeddings"],
+        prefix_lm=bool(config.get(PREFIX_LM, False)),
     )
 
 
@@ -202,27 +239,55 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
     rope = _rope_to_hf(shape)
     scaling = {"rope_scaling": {name: value for name, value in rope.items() if name != "rope_theta"}}
     return {
-        "architectures": [ARCHITECTURES[family]], "model_type": family, "vocab_size": shape.vocab_size,
-        "hidden_size": shape.width, "intermediate_size": shape.ffn_width, "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_width,
-        "hidden_act": "silu", "max_position_embeddings": shape.sequence_length, "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta, "rope_parameters": rope, **(scaling if shape.rope_scaling else {}),
-        "attention_bias": family == GLM and shape.qkv_bias, "mlp_bias": False, "attention_dropout": 0.0,
+        "architectures": [ARCHITECTURES[family]],
+        "model_type": family,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.ffn_width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_width,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.sequence_length,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "rope_parameters": rope,
+        **(scaling if shape.rope_scaling else {}),
+        "attention_bias": family == GLM and shape.qkv_bias,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
         **({"partial_rotary_factor": shape.rotary_share} if family == GLM else {}),
         **({"use_sliding_window": False} if family.startswith("qwen") else {}),
         **(_experts_to_hf(shape, family) if shape.experts else {}),
-        "tie_word_embeddings": shape.tied_embeddings, "dtype": dtype, "torch_dtype": dtype,
-        "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "bos_token_id": None,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
         **({PREFIX_LM: True} if shape.prefix_lm else {}),
-    }  # fmt: skip
+    }
 
 
 def _experts_to_hf(shape: Shape, family: str) -> dict[str, Any]:
-    own = {"sliding_window": None} if family == "mixtral" else {
-        "num_experts": shape.experts, "moe_intermediate_size": shape.ffn_width, "norm_topk_prob": True,
-        "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
-    return {"num_local_experts": shape.experts, "num_experts_per_tok": shape.experts_per_token,
-            "router_aux_loss_coef": shape.load_balancing, **own}
+    own = (
+        {"sliding_window": None}
+        if family == "mixtral"
+        else {
+            "num_experts": shape.experts,
+            "moe_intermediate_size": shape.ffn_width,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+    )
+    return {
+        "num_local_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "router_aux_loss_coef": shape.load_balancing,
+        **own,
+    }
 
 
 def _rope_to_hf(shape: Shape) -> dict[str, Any]:
@@ -231,8 +296,12 @@ def _rope_to_hf(shape: Shape) -> dict[str, Any]:
     if scaling is None:
         return {"rope_type": "default", "rope_theta": shape.rope_theta, **share}
     values = {theirs: getattr(scaling, ours) for ours, theirs in SCALINGS[scaling.kind].items()}
-    return {"rope_type": scaling.kind, "rope_theta": shape.rope_theta, **share,
-            **{name: value for name, value in values.items() if value is not None}}
+    return {
+        "rope_type": scaling.kind,
+        "rope_theta": shape.rope_theta,
+        **share,
+        **{name: value for name, value in values.items() if value is not None},
+    }
 
 
 def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
@@ -251,8 +320,10 @@ def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
         return [[f"{_folder(found[1], names)}.gate.weight"]]
     if found := EXPERTS.fullmatch(name):
         matrices = (names.gate, names.up) if found[2] == "gate_up_proj" else (names.down,)
-        return [[f"{_folder(found[1], names)}.experts.{number}.{matrix}.weight" for matrix in matrices]
-                for number in range(shape.experts)]
+        return [
+            [f"{_folder(found[1], names)}.experts.{number}.{matrix}.weight" for matrix in matrices]
+            for number in range(shape.experts)
+        ]
     return [[name]]
 
 
@@ -284,8 +355,11 @@ def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
     parts = tensors_behind(name, shape, family)
     if len(parts) == 1 and len(parts[0]) == 1:
         return {parts[0][0]: tensor}
-    return {inner: piece for expert, names in zip(tensor, parts, strict=True)
-            for inner, piece in zip(names, torch.chunk(expert, len(names)), strict=True)}
+    return {
+        inner: piece
+        for expert, names in zip(tensor, parts, strict=True)
+        for inner, piece in zip(names, torch.chunk(expert, len(names)), strict=True)
+    }
 
 
 def _folder(ours: str, names: ExpertNames) -> str:

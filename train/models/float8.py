@@ -32,11 +32,15 @@ def use_float8(model: Llama, recipe: Literal["tensorwise", "rowwise"], device: t
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ModuleNotFoundError as error:
-        raise Float8Error(f"pretrain.float8 is {recipe}, but torchao is not installed; install it with: "
-                          "pip install 'gristmill[quant]', or say float8: off") from error
+        raise Float8Error(
+            f"pretrain.float8 is {recipe}, but torchao is not installed; install it with: "
+            "pip install 'gristmill[quant]', or say float8: off"
+        ) from error
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        raise Float8Error(f"pretrain.float8 is {recipe}, but {torch.cuda.get_device_name(device)} has no float8 "
-                          "products (compute capability 8.9 or higher has); say float8: off")
+        raise Float8Error(
+            f"pretrain.float8 is {recipe}, but {torch.cuda.get_device_name(device)} has no float8 "
+            "products (compute capability 8.9 or higher has); say float8: off"
+        )
     config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=device.type == "cpu")
     convert_to_float8_training(model, config=config, module_filter_fn=is_worth_it)
 

@@ -80,11 +80,15 @@ def check_gguf(shape: Shape) -> None:
     if family not in ARCHITECTURES:
         raise GgufError(f"export.gguf writes models of {', '.join(ARCHITECTURES)}, but this one is {family}; remove it")
     if shape.prefix_lm:
-        raise GgufError("export.gguf: llama.cpp reads prompts from left to right, but this model reads them in both "
-                        "directions (pretrain.prefix_lm); remove it")
+        raise GgufError(
+            "export.gguf: llama.cpp reads prompts from left to right, but this model reads them in both "
+            "directions (pretrain.prefix_lm); remove it"
+        )
     if ARCHITECTURES[family] != TURNS_NEIGHBOURS and scaling is not None and scaling.kind == "llama3":
-        raise GgufError(f"export.gguf: llama.cpp's {family} has no rope_scaling of the kind llama3; choose linear or "
-                        "yarn, or leave export.gguf out")
+        raise GgufError(
+            f"export.gguf: llama.cpp's {family} has no rope_scaling of the kind llama3; choose linear or "
+            "yarn, or leave export.gguf out"
+        )
 
 
 def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: Labels, scratch: Path) -> int:
@@ -163,8 +167,9 @@ def _pieces(name: str, size: tuple[int, ...], shape: Shape, architecture: str) -
 def _names(architecture: str, layers: int) -> TensorNameMap:
     import gguf
 
-    return gguf.get_tensor_name_map(next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture),
-                                    layers)
+    return gguf.get_tensor_name_map(
+        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), layers
+    )
 
 
 def _neighbours(matrix: Tensor, heads: int) -> Tensor:
@@ -224,12 +229,13 @@ def _write_scaling(writer: GGUFWriter, scaling: RopeScaling) -> None:
 
 
 def _rope_factors(shape: Shape) -> np.ndarray | None:
-    """What llama.cpp divides each frequency by, (head_width / 2,) float32, where positions are stretched as Llama 3's.
-    """
+    """What llama.cpp divides each frequency by, (head_width / 2,) float32, where positions are stretched as Llama 3's."""
     if shape.rope_scaling is None or shape.rope_scaling.kind != "llama3":
         return None
-    plain, stretched = (frequencies(shape.head_width, shape.rope_theta, scaling, torch.device("cpu"))[0]
-                        for scaling in (None, shape.rope_scaling))
+    plain, stretched = (
+        frequencies(shape.head_width, shape.rope_theta, scaling, torch.device("cpu"))[0]
+        for scaling in (None, shape.rope_scaling)
+    )
     factors: np.ndarray = (plain / stretched).numpy()
     return factors
 

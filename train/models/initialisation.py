@@ -96,5 +96,8 @@ def _depth(name: str) -> float:
 
 
 SCHEMES: dict[Initialisation, Callable[[str, torch.Size, Shape], Deviation]] = {
-    "gpt2": _gpt2, "llama": _llama, "neox": _neox, "mitchell": _mitchell,
-}  # fmt: skip
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "neox": _neox,
+    "mitchell": _mitchell,
+}

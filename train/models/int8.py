@@ -21,11 +21,21 @@ LARGEST = 127
 MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|gate_up|down))_proj\.weight")
 """What is rounded: embeddings, the output matrix and experts are not."""
 QUANTIZATION_CONFIG: dict[str, Any] = {
-    "quant_method": "torchao", "include_input_output_embeddings": False, "modules_to_not_convert": None,
+    "quant_method": "torchao",
+    "include_input_output_embeddings": False,
+    "modules_to_not_convert": None,
     "untie_embedding_weights": False,
-    "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {
-        "group_size": None, "set_inductor_config": True,
-        "granularity": {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}}}},
+    "quant_type": {
+        "default": {
+            "_type": "Int8WeightOnlyConfig",
+            "_version": 2,
+            "_data": {
+                "group_size": None,
+                "set_inductor_config": True,
+                "granularity": {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}},
+            },
+        }
+    },
 }
 """The entry `quantization_config` of config.json."""
 
@@ -60,14 +70,24 @@ def in_int8(tensors: Mapping[str, Planned], dtype: str) -> tuple[list[dict[str, 
             metadata[name] = json.dumps({"_type": "Tensor"})
             continue
         column = (tensor.shape[0], 1)
-        parts = {"qdata": Planned(torch.int8, tensor.shape, partial(_values, tensor)),
-                 "scale": Planned(tensor.dtype, column, partial(_scales, tensor)),
-                 "zero_point": Planned(torch.int8, column, partial(torch.zeros, column, dtype=torch.int8))}
+        parts = {
+            "qdata": Planned(torch.int8, tensor.shape, partial(_values, tensor)),
+            "scale": Planned(tensor.dtype, column, partial(_scales, tensor)),
+            "zero_point": Planned(torch.int8, column, partial(torch.zeros, column, dtype=torch.int8)),
+        }
         found.append({stored_name(name, part): planned for part, planned in parts.items()})
-        metadata[name] = json.dumps({
-            "_type": "Int8Tensor", "_tensor_data_names": ["zero_point", "qdata", "scale"],
-            "_data": {"act_quant_kwargs": None, "reduce_range": False, "block_size": [1, tensor.shape[1]],
-                      "dtype": {"_type": "torch.dtype", "_data": dtype}}})
+        metadata[name] = json.dumps(
+            {
+                "_type": "Int8Tensor",
+                "_tensor_data_names": ["zero_point", "qdata", "scale"],
+                "_data": {
+                    "act_quant_kwargs": None,
+                    "reduce_range": False,
+                    "block_size": [1, tensor.shape[1]],
+                    "dtype": {"_type": "torch.dtype", "_data": dtype},
+                },
+            }
+        )
     return found, metadata
 
 

@@ -73,8 +73,12 @@ class Cache:
 def empty_cache(shape: Shape, starts: Tensor, capacity: int, dtype: torch.dtype) -> Cache:
     """A cache for as many rows as `starts` has, with room for `capacity` positions."""
     size = (len(starts), shape.kv_heads, capacity, shape.head_width)
-    layers = [LayerCache(torch.zeros(size, dtype=dtype, device=starts.device),
-                         torch.zeros(size, dtype=dtype, device=starts.device)) for _ in range(shape.layers)]
+    layers = [
+        LayerCache(
+            torch.zeros(size, dtype=dtype, device=starts.device), torch.zeros(size, dtype=dtype, device=starts.device)
+        )
+        for _ in range(shape.layers)
+    ]
     return Cache(layers, 0, starts)
 
 
@@ -120,8 +124,9 @@ class Attention(nn.Module):
         """
         n, t, _ = x.shape
         channels = self.shape.head_width
-        queries, keys, values = (project(x).view(n, t, -1, channels).transpose(1, 2)
-                                 for project in (self.q_proj, self.k_proj, self.v_proj))
+        queries, keys, values = (
+            project(x).view(n, t, -1, channels).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
         if self.shape.qk_norm:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
@@ -192,15 +197,25 @@ class Block(Layer):
         self.mlp = MixtureOfExperts(shape) if shape.experts else FeedForward(shape)
 
     def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible = None, trained: Tensor | None = None,
-        cache: LayerCache | None = None, filled: int = 0,
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        visible: Visible = None,
+        trained: Tensor | None = None,
+        cache: LayerCache | None = None,
+        filled: int = 0,
     ) -> Tensor:
         """(n, t, d) -> (n, t, d); see Attention.forward for the arguments, and Llama.forward for `trained`."""
         return self.run(x, rotary, visible, trained, cache, filled)
 
     def compute(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, trained: Tensor | None,
-        cache: LayerCache | None, filled: int,
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        visible: Visible,
+        trained: Tensor | None,
+        cache: LayerCache | None,
+        filled: int,
     ) -> Tensor:
         """The arithmetic itself."""
         cosines, sines = rotary
@@ -258,8 +273,13 @@ class Llama(nn.Module):
             self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
 
     def forward(
-        self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
-        trained: Tensor | None = None, prefix: Tensor | None = None,
+        self,
+        ids: Tensor,
+        head: Head = logits_head,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        trained: Tensor | None = None,
+        prefix: Tensor | None = None,
     ) -> Any:
         """Run the model and compute something from its last hidden states.
 
@@ -283,9 +303,7 @@ class Llama(nn.Module):
             cache.length += t
         return self.answered(head, *self.gathered(hidden), t, cache)
 
-    def answered(
-        self, head: Head, hidden: Tensor, matrix: Tensor, length: int, cache: Cache | None = None
-    ) -> Any:  # fmt: skip
+    def answered(self, head: Head, hidden: Tensor, matrix: Tensor, length: int, cache: Cache | None = None) -> Any:
         """What a head makes of the last hidden states, as from `gathered`, of rows of so many tokens."""
         if self.row_split is not None and cache is None:
             return self.row_split.answered(head, hidden, matrix, length)
@@ -300,9 +318,11 @@ class Llama(nn.Module):
         if (multiple := self.length_multiple(cache)) > 1:
             missing = padded_length(ids.shape[1], multiple) - ids.shape[1]
             if missing and self.shape.experts and torch.is_grad_enabled():
-                raise RowSplitError(f"engine.parallel.context: rows of {ids.shape[1]} tokens do not divide by "
-                                    f"{multiple}, and experts are not to be kept busy by what is added; use lengths "
-                                    "that do (mix.sequence_length)")
+                raise RowSplitError(
+                    f"engine.parallel.context: rows of {ids.shape[1]} tokens do not divide by "
+                    f"{multiple}, and experts are not to be kept busy by what is added; use lengths "
+                    "that do (mix.sequence_length)"
+                )
             ids, positions = padded_to_multiple(multiple, ids, positions)
             prefix = None if prefix is None else F.pad(prefix, (0, missing))
         filled = 0 if cache is None else cache.length

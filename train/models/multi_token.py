@@ -55,8 +55,14 @@ class MultiTokenLlama(Llama):
         self.further_layers = nn.ModuleList(FurtherToken(shape) for _ in range(shape.multi_token))
 
     def forward(
-        self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
-        trained: Tensor | None = None, prefix: Tensor | None = None, further: Sequence[Head] = (),
+        self,
+        ids: Tensor,
+        head: Head = logits_head,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        trained: Tensor | None = None,
+        prefix: Tensor | None = None,
+        further: Sequence[Head] = (),
     ) -> Any:
         """What `head` makes of the decoder's hidden states; with `further`, a list of that and of what each of these
         makes of those of its depth. See llama.Llama.forward.

@@ -26,8 +26,11 @@ def modelfile(weights: str, chat: Chat, sequence_length: int, template: str | No
         template: its chat template in Go (see `go_template`), if there is one.
     """
     stops = sorted(chat.stops)
-    lines = [f"FROM ./{weights}", f"PARAMETER num_ctx {sequence_length}",
-             *(f"PARAMETER stop {json.dumps(chat.decode([stop], special=True), ensure_ascii=False)}" for stop in stops)]
+    lines = [
+        f"FROM ./{weights}",
+        f"PARAMETER num_ctx {sequence_length}",
+        *(f"PARAMETER stop {json.dumps(chat.decode([stop], special=True), ensure_ascii=False)}" for stop in stops),
+    ]
     return "\n".join([*lines, *([] if template is None else [f'TEMPLATE """{template}"""']), ""])
 
 
@@ -42,7 +45,8 @@ def go_template(chat: Chat) -> str | None:
         return None
     branches = "".join(
         f'{{{{ {"if" if number == 0 else "else if"} eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}'
-        for number, (role, (before, after)) in enumerate(around.items()))
+        for number, (role, (before, after)) in enumerate(around.items())
+    )
     return f"{head}{{{{ range .Messages }}}}{branches}{{{{ end }}}}{{{{ end }}}}{tail}"
 
 
@@ -60,8 +64,11 @@ def _parts(chat: Chat) -> tuple[str, str, Mapping[str, tuple[str, str]]] | None:
         opening = told.removesuffix(asked.removeprefix(head)).removeprefix(head).partition(system["content"])
         around = {"system": (opening[0], opening[2]), **around}
         tail = invited.removeprefix(asked)
-        if any(_filled(head, around, messages) + end != _text(chat, messages, prompt=bool(end))
-               for messages in CONVERSATIONS for end in ("", tail)):
+        if any(
+            _filled(head, around, messages) + end != _text(chat, messages, prompt=bool(end))
+            for messages in CONVERSATIONS
+            for end in ("", tail)
+        ):
             return None
     except ChatError:
         return None

@@ -38,7 +38,11 @@ class OwnModel(nn.Module):
         self.is_compiled = False
 
     def forward(
-        self, ids: Tensor, head: Head = logits_head, cache: None = None, positions: Tensor | None = None,
+        self,
+        ids: Tensor,
+        head: Head = logits_head,
+        cache: None = None,
+        positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
         """What a head makes of the logits (n, t, v), which it is given in place of hidden states, without a matrix.
@@ -54,8 +58,10 @@ class OwnModel(nn.Module):
         wanted = (*ids.shape, self.shape.vocab_size)
         if not isinstance(logits, Tensor) or logits.shape != wanted or not logits.is_floating_point():
             found = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-            raise OwnCodeError(f"{code.place}: the model {code.name} returned {found} for tokens of shape "
-                               f"{tuple(ids.shape)}; return logits of shape {wanted} (rows, tokens, vocabulary)")
+            raise OwnCodeError(
+                f"{code.place}: the model {code.name} returned {found} for tokens of shape "
+                f"{tuple(ids.shape)}; return logits of shape {wanted} (rows, tokens, vocabulary)"
+            )
         return head(logits, None)
 
 
@@ -85,8 +91,10 @@ def _check_parameters(shape: OwnShape, inner: nn.Module) -> None:
     code = shape.own.use
     wrong = next((name for name, one in inner.named_parameters() if one.dtype != torch.float32), None)
     if wrong is not None:
-        raise OwnCodeError(f"{code.place}: the parameter {wrong} of {code.name} is not float32, as master weights are; "
-                           "pretrain.precision says what is computed in")
+        raise OwnCodeError(
+            f"{code.place}: the parameter {wrong} of {code.name} is not float32, as master weights are; "
+            "pretrain.precision says what is computed in"
+        )
     parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
     others = [name for name in inner.state_dict() if name not in parameters]
     if not parameters or others:
@@ -108,8 +116,11 @@ def _check_causal(model: OwnModel) -> None:
     model.train(training)
     code, moved = shape.own.use, (first - second)[:, :-1].abs()
     if not first.isfinite().all():
-        raise OwnCodeError(f"{code.place}: the model {code.name} returned logits that are NaN or Inf before any "
-                           "training")
+        raise OwnCodeError(
+            f"{code.place}: the model {code.name} returned logits that are NaN or Inf before any training"
+        )
     if moved.numel() and float(moved.max()) > LARGEST_LEAK * max(1.0, float(first.abs().max())):
-        raise OwnCodeError(f"{code.place}: the logits of {code.name} depend on tokens that come later; let each see "
-                           "itself and what precedes it only")
+        raise OwnCodeError(
+            f"{code.place}: the logits of {code.name} depend on tokens that come later; let each see "
+            "itself and what precedes it only"
+        )

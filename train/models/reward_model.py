@@ -97,9 +97,7 @@ def with_new_score(tensor_of: TensorOf, seed: int) -> TensorOf:
     return found
 
 
-def save_reward_model(
-    folder: Path, shape: Shape, tensors: Mapping[str, Tensor], stops: list[int], pad: int
-) -> None:
+def save_reward_model(folder: Path, shape: Shape, tensors: Mapping[str, Tensor], stops: list[int], pad: int) -> None:
     """Write a reward model in float32, as transformers reads it.
 
     Args:
@@ -111,8 +109,12 @@ def save_reward_model(
     """
     config = hf_config(shape, "float32", stops, pad)
     causal = config["architectures"][0]
-    config |= {"architectures": [causal.replace("ForCausalLM", "ForSequenceClassification")], "num_labels": 1,
-               "id2label": {"0": "score"}, "label2id": {"score": 0}}
+    config |= {
+        "architectures": [causal.replace("ForCausalLM", "ForSequenceClassification")],
+        "num_labels": 1,
+        "id2label": {"0": "score"},
+        "label2id": {"score": 0},
+    }
     parts: dict[str, list[Tensor]] = {}
     for name in sorted(tensors):
         kept = tensors[name][: shape.vocab_size] if name == EMBEDDING else tensors[name]
@@ -131,8 +133,10 @@ def load_reward_model(folder: Path, device: str = "cpu", dtype: torch.dtype = to
     """
     config: dict[str, Any] = read_json(folder / SHAPE_FILE)
     if not is_scorer(config):
-        raise WeightsError(f"{folder} is not a reward model: {SHAPE_FILE} names {config.get('architectures')}, not a "
-                           "...ForSequenceClassification; the stage `reward` makes one")
+        raise WeightsError(
+            f"{folder} is not a reward model: {SHAPE_FILE} names {config.get('architectures')}, not a "
+            "...ForSequenceClassification; the stage `reward` makes one"
+        )
     with torch.device("meta"):
         model = RewardModel(read_shape(folder))
     fill_from(model, stored(folder), device, dtype)

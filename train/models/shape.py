@@ -15,9 +15,16 @@ from gristmill.mixtures.training import Pretrain, TrainingPhase
 VOCAB_MULTIPLE = 128
 """Rows of the embedding are padded to this multiple, which matrix units prefer (OLMo-core: padded_vocab_size)."""
 LARGEST_SIZES = {
-    "layers": 10_000, "width": 1 << 20, "heads": 1 << 16, "kv_heads": 1 << 16, "head_width": 1 << 16,
-    "ffn_width": 1 << 24, "vocab_size": 1 << 26, "padded_vocab_size": 1 << 26, "sequence_length": 1 << 31,
-}  # fmt: skip
+    "layers": 10_000,
+    "width": 1 << 20,
+    "heads": 1 << 16,
+    "kv_heads": 1 << 16,
+    "head_width": 1 << 16,
+    "ffn_width": 1 << 24,
+    "vocab_size": 1 << 26,
+    "padded_vocab_size": 1 << 26,
+    "sequence_length": 1 << 31,
+}
 """Far beyond any model: what a config.json asks for is built in memory, layer by layer, before a weight is read."""
 
 
@@ -113,8 +120,10 @@ class Shape:
         Of the experts only those that a token goes through, and the router.
         """
         if self.encoder_decoder:
-            return round(ENCODED * self._stack(decoder=False)
-                         + DECODED * (self._stack(decoder=True) + self.padded_vocab_size * self.width))
+            return round(
+                ENCODED * self._stack(decoder=False)
+                + DECODED * (self._stack(decoder=True) + self.padded_vocab_size * self.width)
+            )
         return self._matrices(self.experts_per_token) + self.multi_token * self.padded_vocab_size * self.width
 
     @property
@@ -210,14 +219,24 @@ def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool 
     """Resolve a manifest's model section against a tokenizer, a row length and what is to be predicted."""
     moe = model.moe
     return Shape(
-        layers=model.layers, width=model.width, heads=model.heads, kv_heads=model.kv_heads or model.heads,
+        layers=model.layers,
+        width=model.width,
+        heads=model.heads,
+        kv_heads=model.kv_heads or model.heads,
         head_width=model.head_width or model.width // model.heads,
         ffn_width=model.feed_forward_width,
-        rope_theta=model.rope_theta, norm_eps=model.norm_eps, tied_embeddings=model.tied_embeddings,
-        vocab_size=vocab_size, padded_vocab_size=math.ceil(vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
-        sequence_length=sequence_length, rope_scaling=model.rope_scaling, qk_norm=model.qk_norm,
-        document_mask=model.document_mask, experts=moe.experts if moe else 0,
-        experts_per_token=moe.experts_per_token if moe else 0, load_balancing=moe.load_balancing if moe else 0.0,
+        rope_theta=model.rope_theta,
+        norm_eps=model.norm_eps,
+        tied_embeddings=model.tied_embeddings,
+        vocab_size=vocab_size,
+        padded_vocab_size=math.ceil(vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+        sequence_length=sequence_length,
+        rope_scaling=model.rope_scaling,
+        qk_norm=model.qk_norm,
+        document_mask=model.document_mask,
+        experts=moe.experts if moe else 0,
+        experts_per_token=moe.experts_per_token if moe else 0,
+        load_balancing=moe.load_balancing if moe else 0.0,
         encoder=encoder,
     )
 
@@ -236,8 +255,11 @@ def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> 
 
 def shape_in_phase(shape: Shape, phase: TrainingPhase | None) -> Shape:
     """The shape with the rotary positions of a phase; None and absent keys leave it as it is."""
-    given = {} if phase is None else {key: value for key in ("rope_theta", "rope_scaling")
-                                      if (value := getattr(phase, key)) is not None}
+    given = (
+        {}
+        if phase is None
+        else {key: value for key in ("rope_theta", "rope_scaling") if (value := getattr(phase, key)) is not None}
+    )
     return replace(shape, **given)
 
 
@@ -265,20 +287,28 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
     known = {field.name: field.default is MISSING for field in fields(Shape)}
     missing, unknown = [name for name, needed in known.items() if needed and name not in read], read.keys() - known
     if missing or unknown:
-        parts = [f"{verb} {', '.join(sorted(names))}"
-                 for verb, names in (("lacks", missing), ("has", unknown)) if names]
-        raise ShapeError(f"config.json {' and '.join(parts)}: it is neither of this version nor a model of "
-                         "transformers (with `model_type`); export the model with the version that saved it, or train "
-                         "it again")
+        parts = [
+            f"{verb} {', '.join(sorted(names))}" for verb, names in (("lacks", missing), ("has", unknown)) if names
+        ]
+        raise ShapeError(
+            f"config.json {' and '.join(parts)}: it is neither of this version nor a model of "
+            "transformers (with `model_type`); export the model with the version that saved it, or train "
+            "it again"
+        )
     scaling = read.get("rope_scaling")
     return Shape(**{**read, "rope_scaling": None if scaling is None else RopeScaling.model_validate(scaling)})
 
 
 def own_shape_to_json(shape: OwnShape) -> dict[str, Any]:
     """What `config.json` holds."""
-    return {OWN: shape.own.model_dump(mode="json"), "vocab_size": shape.vocab_size,
-            "sequence_length": shape.sequence_length, "document_mask": shape.document_mask, "seed": shape.seed,
-            "parameters": shape.parameters}
+    return {
+        OWN: shape.own.model_dump(mode="json"),
+        "vocab_size": shape.vocab_size,
+        "sequence_length": shape.sequence_length,
+        "document_mask": shape.document_mask,
+        "seed": shape.seed,
+        "parameters": shape.parameters,
+    }
 
 
 def own_shape_from_json(config: Mapping[str, Any]) -> OwnShape:

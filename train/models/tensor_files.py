@@ -25,8 +25,17 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FRAMEWORK = {"format": "pt"}
 """Metadata without which older readers refuse a file."""
-NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8", torch.int32: "I32",
-         torch.int64: "I64", torch.uint8: "U8", torch.float64: "F64", torch.bool: "BOOL"}
+NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int8: "I8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+    torch.float64: "F64",
+    torch.bool: "BOOL",
+}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
@@ -102,18 +111,29 @@ def write_tensors(path: Path, tensors: Mapping[str, Planned], metadata: Mapping[
     # Wide numbers first, so that each lies at a multiple of its size.
     ordered = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     ends = list(accumulate(tensors[name].size for name in ordered))
-    header = json.dumps({"__metadata__": dict(metadata), **{
-        name: {"dtype": NAMES[tensors[name].dtype], "shape": list(tensors[name].shape),
-               "data_offsets": [end - tensors[name].size, end]} for name, end in zip(ordered, ends, strict=True)}},
-        separators=(",", ":")).encode()
+    header = json.dumps(
+        {
+            "__metadata__": dict(metadata),
+            **{
+                name: {
+                    "dtype": NAMES[tensors[name].dtype],
+                    "shape": list(tensors[name].shape),
+                    "data_offsets": [end - tensors[name].size, end],
+                }
+                for name, end in zip(ordered, ends, strict=True)
+            },
+        },
+        separators=(",", ":"),
+    ).encode()
     header += b" " * (-len(header) % 8)
     with atomic_write(path) as sink:
         sink.write(len(header).to_bytes(8, "little") + header)
         for name in ordered:
             tensor, planned = tensors[name].make(), tensors[name]
             if tensor.dtype != planned.dtype or tuple(tensor.shape) != planned.shape:
-                raise ValueError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, not {planned.shape} of "
-                                 f"{planned.dtype}")
+                raise ValueError(
+                    f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, not {planned.shape} of {planned.dtype}"
+                )
             sink.write(_bytes_of(tensor.detach().contiguous()).data)
 
 
@@ -132,14 +152,21 @@ def write_model(
         bytes of all files.
     """
     shards = list(_shards(groups, most_bytes))
-    names = [WEIGHTS_FILE] if len(shards) == 1 else [
-        f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    names = (
+        [WEIGHTS_FILE]
+        if len(shards) == 1
+        else [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    )
     for name, shard in zip(names, shards, strict=True):
         write_tensors(folder / name, shard, metadata)
     if len(shards) > 1:
-        write_json(folder / INDEX_FILE, {
-            "metadata": {"total_size": sum(one.size for shard in shards for one in shard.values())},
-            "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}})
+        write_json(
+            folder / INDEX_FILE,
+            {
+                "metadata": {"total_size": sum(one.size for shard in shards for one in shard.values())},
+                "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
+            },
+        )
     return sum((folder / name).stat().st_size for name in names)
 
 

@@ -50,9 +50,7 @@ class WeightsError(ValueError):
     """A folder's tensors are not those of the model that its config.json describes."""
 
 
-def drawn(
-    shape: Shape, seed: int, init: Initialisation = "gpt2", mup_base_width: int | None = None
-) -> TensorOf:  # fmt: skip
+def drawn(shape: Shape, seed: int, init: Initialisation = "gpt2", mup_base_width: int | None = None) -> TensorOf:
     """Where the tensors of a new model come from."""
     return lambda name, size: initial_tensor(name, size, shape, init, seed, mup_base_width)
 
@@ -70,13 +68,17 @@ def stored(folder: Path) -> TensorOf:
     find = _finder(folder)
 
     def tensor_of(name: str, size: torch.Size) -> Tensor:
-        parts = [torch.cat([find(inner) for inner in names]) if len(names) > 1 else find(names[0])
-                 for names in tensors_behind(name, shape, family)]
+        parts = [
+            torch.cat([find(inner) for inner in names]) if len(names) > 1 else find(names[0])
+            for names in tensors_behind(name, shape, family)
+        ]
         tensor = torch.stack(parts) if len(parts) > 1 else parts[0].reshape(size) if len(size) == 3 else parts[0]
         tensor = part_of_hf(name, tensor, shape, family)
         if tensor.shape != size:
-            raise WeightsError(f"{folder}: {name} is {tuple(tensor.shape)}, the model wants {tuple(size)}: weights and "
-                               f"{SHAPE_FILE} do not belong together")
+            raise WeightsError(
+                f"{folder}: {name} is {tuple(tensor.shape)}, the model wants {tuple(size)}: weights and "
+                f"{SHAPE_FILE} do not belong together"
+            )
         return tensor.float()
 
     return tensor_of
@@ -149,9 +151,11 @@ def read_shape(folder: Path) -> Shape:
     """
     config = _read_config(folder / SHAPE_FILE)
     if OWN in config:
-        raise WeightsError(f"{folder} is a model of code of its own, {config[OWN]['use']['function']}, which is not "
-                           "run here: the run that names it in pretrain.model.use trains and evaluates it; all else "
-                           "needs the built-in decoder")
+        raise WeightsError(
+            f"{folder} is a model of code of its own, {config[OWN]['use']['function']}, which is not "
+            "run here: the run that names it in pretrain.model.use trains and evaluates it; all else "
+            "needs the built-in decoder"
+        )
     try:
         return shape_from_hf(config) if "model_type" in config else shape_from_json(config)
     except UnknownArchitectureError:
@@ -207,12 +211,16 @@ def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
     return shape
 
 
-IS = {"decoder": "predicts the next token",
-      "encoder": "is an encoder, which fills in masked tokens and cannot write text",
-      "encoder_decoder": "is an encoder-decoder, which fills in hidden spans and cannot continue a text"}
-WANTED = {"decoder": "a model that predicts the next token",
-          "encoder": "an encoder, which fills in masked tokens, such as `pretrain.masked` trains",
-          "encoder_decoder": "an encoder-decoder, such as `pretrain.span_corruption` trains"}
+IS = {
+    "decoder": "predicts the next token",
+    "encoder": "is an encoder, which fills in masked tokens and cannot write text",
+    "encoder_decoder": "is an encoder-decoder, which fills in hidden spans and cannot continue a text",
+}
+WANTED = {
+    "decoder": "a model that predicts the next token",
+    "encoder": "an encoder, which fills in masked tokens, such as `pretrain.masked` trains",
+    "encoder_decoder": "an encoder-decoder, such as `pretrain.span_corruption` trains",
+}
 
 
 def check_kind(folder: Path, shape: Shape, kind: Kind) -> None:
@@ -227,13 +235,13 @@ def save_model(folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]
 
     is_own = isinstance(shape, OwnShape)
     write_json(folder / SHAPE_FILE, own_shape_to_json(shape) if isinstance(shape, OwnShape) else shape_to_json(shape))
-    write_tensors(folder / WEIGHTS_FILE, {name.removeprefix(INNER) if is_own else name: ready(tensor)
-                                          for name, tensor in tensors.items()})
+    write_tensors(
+        folder / WEIGHTS_FILE,
+        {name.removeprefix(INNER) if is_own else name: ready(tensor) for name, tensor in tensors.items()},
+    )
 
 
-def load_model(
-    folder: Path, device: str = "cpu", runs_own_code: bool = False, kind: Kind | None = "decoder"
-) -> Llama:
+def load_model(folder: Path, device: str = "cpu", runs_own_code: bool = False, kind: Kind | None = "decoder") -> Llama:
     """A saved model in float32, ready for evaluation in one process.
 
     Args:
@@ -255,8 +263,10 @@ def load_model(
         fill_from(own, lambda name, size: find(name.removeprefix(INNER)), device)
         return cast("Llama", own.to(device))
     if is_scorer(config):
-        raise WeightsError(f"{folder} is a reward model, which scores texts and cannot write any; name a model that "
-                           "`pretrain`, `sft` or `dpo` made")
+        raise WeightsError(
+            f"{folder} is a reward model, which scores texts and cannot write any; name a model that "
+            "`pretrain`, `sft` or `dpo` made"
+        )
     shape = read_shape(folder)
     if kind is not None:
         check_kind(folder, shape, kind)

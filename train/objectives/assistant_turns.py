@@ -93,8 +93,13 @@ class AssistantTurns:
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
         ids, trained, found = read_turns(self.packed, self.masks, rows)
         positions = None if found is None else pinned(torch.from_numpy(found))
-        return Turns(pinned(torch.from_numpy(ids)), pinned(torch.from_numpy(trained)),
-                     pinned(torch.from_numpy(self.packed.source_of(rows))), positions, real)
+        return Turns(
+            pinned(torch.from_numpy(ids)),
+            pinned(torch.from_numpy(trained)),
+            pinned(torch.from_numpy(self.packed.source_of(rows))),
+            positions,
+            real,
+        )
 
     def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective; the sums are the total loss, and loss, trained tokens and bytes of each set."""
@@ -103,16 +108,18 @@ class AssistantTurns:
         fused = bool(getattr(model, "is_compiled", False))
         head = partial(weighted_nll, targets=placed.targets, weights=weights, fused=fused)
         if draw is not None:
-            head = partial(drawn_nll, targets=placed.targets, weights=weights, uniforms=uniforms(placed.ids, draw),
-                           fused=fused)
+            head = partial(
+                drawn_nll, targets=placed.targets, weights=weights, uniforms=uniforms(placed.ids, draw), fused=fused
+            )
         loss, nll = model(placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1))
         return Measured(loss, self.sums(placed, nll), torch.where(placed.counted > 0, nll, UNTRAINED))
 
     def place(self, batch: Turns) -> PlacedTurns:
         """A micro-batch on the device, with its targets."""
         device = self._token_bytes.device
-        ids, trained, sources = (part.to(device, non_blocking=True)
-                                 for part in (batch.ids, batch.trained, batch.sources))
+        ids, trained, sources = (
+            part.to(device, non_blocking=True) for part in (batch.ids, batch.trained, batch.sources)
+        )
         positions = None if batch.positions is None else batch.positions.to(device, non_blocking=True)
         targets = next_tokens(ids, trained)
         return PlacedTurns(ids, targets, (targets != IGNORED).float() * float(batch.real), sources, positions)
@@ -120,19 +127,24 @@ class AssistantTurns:
     def sums(self, placed: PlacedTurns, nll: Tensor) -> Tensor:
         """From the loss of each token (n, t): the total, and loss, trained tokens and bytes of each set."""
         num_bytes = self._token_bytes[placed.targets.clamp(min=0)]
-        per_row = torch.stack([(part * placed.counted).double().sum(dim=1)
-                               for part in (nll, placed.counted, num_bytes)], dim=1)
+        per_row = torch.stack(
+            [(part * placed.counted).double().sum(dim=1) for part in (nll, placed.counted, num_bytes)], dim=1
+        )
         # A product with one-hot columns instead of index_add_, whose order is not fixed on GPUs.
         per_set = torch.nn.functional.one_hot(placed.sources, len(self.packed.sources)).double().T @ per_row
         return torch.cat((per_set[:, :1].sum(dim=0), per_set.flatten()))
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Loss per trained token and bits per byte, over all sets and of each one that was read."""
-        by_set = {name: sums[1 + SUMS_PER_SET * n : 1 + SUMS_PER_SET * (n + 1)]
-                  for n, name in enumerate(self.packed.sources)}
-        return {**loss_metrics(sums[0], weight, sum(part[2] for part in by_set.values())),
-                "sources": {name: {**loss_metrics(*part), "tokens": int(part[1])}
-                            for name, part in by_set.items() if part[1]}}
+        by_set = {
+            name: sums[1 + SUMS_PER_SET * n : 1 + SUMS_PER_SET * (n + 1)] for n, name in enumerate(self.packed.sources)
+        }
+        return {
+            **loss_metrics(sums[0], weight, sum(part[2] for part in by_set.values())),
+            "sources": {
+                name: {**loss_metrics(*part), "tokens": int(part[1])} for name, part in by_set.items() if part[1]
+            },
+        }
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """The examples of some rows."""
@@ -147,6 +159,12 @@ class AssistantTurns:
             place, start, end = places[piece["row"]], piece["start"], piece["start"] + piece["length"]
             # What is at a position is the loss of the token after it.
             losses = row_losses[place, max(start - 1, 0) : end - 1]
-            found.append({"id": piece["id"].hex(), "loss": mean_of_trained(losses), "tokens": piece["length"],
-                          "head": tokens[place, start : min(end, start + HEAD_TOKENS)].tolist()})
+            found.append(
+                {
+                    "id": piece["id"].hex(),
+                    "loss": mean_of_trained(losses),
+                    "tokens": piece["length"],
+                    "head": tokens[place, start : min(end, start + HEAD_TOKENS)].tolist(),
+                }
+            )
         return found

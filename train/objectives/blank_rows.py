@@ -92,8 +92,10 @@ class Blanks:
         rows, length = read.tokens.shape
         inputs, targets = np.full((rows, length), self.marks.pad), np.full((rows, length), IGNORED)
         places, seen = np.full((rows, length), -1), np.zeros(rows, dtype=np.int64)
-        kinds, keys = draws(self.key("kind", step), read.rows, read.first), {
-            name: self.key(name, step) for name in ("length", "place", "long", "sentence", "order")}
+        kinds, keys = (
+            draws(self.key("kind", step), read.rows, read.first),
+            {name: self.key(name, step) for name in ("length", "place", "long", "sentence", "order")},
+        )
         for number, (size, kind) in enumerate(zip((read.positions >= 0).sum(axis=1), kinds, strict=True)):
             tokens, spans = read.tokens[number, :size].astype(np.int64), list[Span]()
             drawn, over = _Draws(keys, int(read.rows[number]), int(read.first[number])), 1
@@ -104,8 +106,9 @@ class Blanks:
                     tokens = tokens[: -max(over * len(tokens) // (len(tokens) + 2 * len(spans)), 1)]
                     spans = []
             order = np.argsort(drawn.numbers("order", len(spans)), kind="stable")
-            seen[number] = self._lay(tokens, spans, order, self._blank_of(float(kind)), inputs[number],
-                                     targets[number], places[number])
+            seen[number] = self._lay(
+                tokens, spans, order, self._blank_of(float(kind)), inputs[number], targets[number], places[number]
+            )
         return Laid(inputs, targets, prefix=np.arange(length) < seen[:, None], places=places)
 
     def key(self, name: str, step: int) -> int:
@@ -113,8 +116,14 @@ class Blanks:
         return order_key(self.seed, "blanks", name, step)
 
     def _lay(
-        self, tokens: np.ndarray, spans: Sequence[Span], order: np.ndarray, blank: int,
-        inputs: np.ndarray, targets: np.ndarray, places: np.ndarray,
+        self,
+        tokens: np.ndarray,
+        spans: Sequence[Span],
+        order: np.ndarray,
+        blank: int,
+        inputs: np.ndarray,
+        targets: np.ndarray,
+        places: np.ndarray,
     ) -> int:
         """Write a row's parts A and B (make_block_data of blocklm_utils.py); returns the tokens of part A."""
         at = last = 0
@@ -214,8 +223,9 @@ def blanks_of(section: BlankInfilling, tokenizer: TextTokenizer, seed: int, leng
     if problem is not None:
         raise NoSentinelsError(f"the tokenizer lacks special tokens: pretrain.blank_infilling {problem}")
     blank = ids[BLANK]
-    marks = Marks(blank, ids.get(LONG_BLANK, blank), ids.get(SENTENCE_BLANK, blank), ids[BEGIN], ids[END],
-                  tokenizer.pad)
+    marks = Marks(
+        blank, ids.get(LONG_BLANK, blank), ids.get(SENTENCE_BLANK, blank), ids[BEGIN], ids[END], tokenizer.pad
+    )
     return Blanks(section, marks, seed, sentence_ends(tokenizer), tokenizer.eos)
 
 
@@ -223,8 +233,9 @@ def sentence_ends(tokenizer: TextTokenizer) -> np.ndarray:
     """Which tokens hold the end of a sentence, (vocab,) bool; special tokens do not."""
     special = {*tokenizer.special_ids.values()}
     texts = tokenizer.tokenizer.decode_batch([[number] for number in range(tokenizer.vocab_size)])
-    return np.array([number not in special and any(end in text for end in SENTENCE_ENDS)
-                     for number, text in enumerate(texts)])
+    return np.array(
+        [number not in special and any(end in text for end in SENTENCE_ENDS) for number, text in enumerate(texts)]
+    )
 
 
 def read_blanks(section: BlankInfilling, folder: Path, seed: int, length: int) -> Blanks:

@@ -58,8 +58,12 @@ class Taught:
 
     def to(self, device: torch.device) -> Taught:
         """The same on a device."""
-        return Taught(*(None if one is None else one.to(device, non_blocking=True)  # type: ignore[arg-type]
-                        for one in (self.logps, self.ids, self.rest)))
+        return Taught(
+            *(
+                None if one is None else one.to(device, non_blocking=True)  # type: ignore[arg-type]
+                for one in (self.logps, self.ids, self.rest)
+            )
+        )
 
 
 def kept_of(logits: Tensor, temperature: float, top_k: int | None) -> Taught:
@@ -110,7 +114,10 @@ def jsd(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
 
 
 DIVERGENCES: dict[Divergence, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "forward": forward_kl, "reverse": reverse_kl, "jsd": jsd}
+    "forward": forward_kl,
+    "reverse": reverse_kl,
+    "jsd": jsd,
+}
 
 
 def distilled_nll(
@@ -130,10 +137,13 @@ def distilled_nll(
         the sum, to call backward on, and per token (n, t) without gradient the nll and the divergence.
     """
     chosen = (targets != IGNORED).flatten().nonzero().squeeze(1)
-    total, nll, apart = _Distilled.apply(hidden.flatten(0, 1)[chosen], matrix, targets.flatten()[chosen],
-                                         weights.flatten()[chosen], taught, settings)
-    nll, apart = (torch.zeros(targets.numel(), device=part.device).index_copy(0, chosen, part).view(targets.shape)
-                  for part in (nll, apart))
+    total, nll, apart = _Distilled.apply(
+        hidden.flatten(0, 1)[chosen], matrix, targets.flatten()[chosen], weights.flatten()[chosen], taught, settings
+    )
+    nll, apart = (
+        torch.zeros(targets.numel(), device=part.device).index_copy(0, chosen, part).view(targets.shape)
+        for part in (nll, apart)
+    )
     return total, nll, apart
 
 
@@ -189,9 +199,15 @@ def teacher_key(
     """
     files = sorted(path for path in teacher.iterdir() if path.suffix == ".safetensors" or path.name == SHAPE_FILE)
     weights = hashlib.sha256(canonical_json({path.name: sha256_file(path) for path in files})).hexdigest()
-    return {"weights": weights, "chat template and tokenizer": chat.digest,
-            "precision": str(dtype).removeprefix("torch."), "rows": rows, "temperature": temperature,
-            "top_k": "all" if top_k is None else top_k, "vocabulary": vocab_size}
+    return {
+        "weights": weights,
+        "chat template and tokenizer": chat.digest,
+        "precision": str(dtype).removeprefix("torch."),
+        "rows": rows,
+        "temperature": temperature,
+        "top_k": "all" if top_k is None else top_k,
+        "vocabulary": vocab_size,
+    }
 
 
 def check_teacher_key(folder: Path, key: Mapping[str, Any]) -> None:
@@ -201,11 +217,14 @@ def check_teacher_key(folder: Path, key: Mapping[str, Any]) -> None:
         gristmill.train.objectives.reference_logps.StaleReferenceError: the message names what differs.
     """
     found = read_json(folder / KEY)
-    if differing := [f"{name} was {found.get(name)} and is {wanted}" for name, wanted in key.items()
-                     if found.get(name) != wanted]:
-        raise StaleReferenceError(f"{folder}: the teacher's distributions there are of something else: "
-                                  f"{'; '.join(differing)}. Run again with `--force teacher`, on the kind of device "
-                                  "that trains")
+    if differing := [
+        f"{name} was {found.get(name)} and is {wanted}" for name, wanted in key.items() if found.get(name) != wanted
+    ]:
+        raise StaleReferenceError(
+            f"{folder}: the teacher's distributions there are of something else: "
+            f"{'; '.join(differing)}. Run again with `--force teacher`, on the kind of device "
+            "that trains"
+        )
 
 
 class TeacherFiles:
@@ -218,8 +237,9 @@ class TeacherFiles:
 
     def __init__(self, folder: Path, masks: LossMasks) -> None:
         self._starts = token_starts(masks)
-        self._parts = {name: np.load(folder / name, mmap_mode="r+") for name in (LOGPS, IDS, REST)
-                       if (folder / name).exists()}
+        self._parts = {
+            name: np.load(folder / name, mmap_mode="r+") for name in (LOGPS, IDS, REST) if (folder / name).exists()
+        }
 
     @staticmethod
     def create(folder: Path, masks: LossMasks, kept: int, with_ids: bool) -> None:
@@ -266,8 +286,7 @@ class TeacherRows:
         logps = torch.from_numpy(self._logps[places])
         if self._ids is None or self._rest is None:
             return Taught(logps)
-        return Taught(logps, torch.from_numpy(self._ids[places].astype(np.int64)),
-                      torch.from_numpy(self._rest[places]))
+        return Taught(logps, torch.from_numpy(self._ids[places].astype(np.int64)), torch.from_numpy(self._rest[places]))
 
 
 def token_starts(masks: LossMasks) -> np.ndarray:
@@ -308,21 +327,29 @@ class TaughtTurns:
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> TaughtBatch:
         """See AssistantTurns.prepare."""
         taught = self._teacher.read(rows if len(rows) else np.zeros(1, dtype=np.int64))
-        return TaughtBatch(self._turns.prepare(rows, cuts), Taught(*(
-            None if part is None else pinned(part) for part in (taught.logps, taught.ids, taught.rest))))  # type: ignore[arg-type]
+        return TaughtBatch(
+            self._turns.prepare(rows, cuts),
+            Taught(*(None if part is None else pinned(part) for part in (taught.logps, taught.ids, taught.rest))),
+        )  # type: ignore[arg-type]
 
     def loss(self, model: nn.Module, batch: TaughtBatch, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective; the sums are the mixed loss and the divergence, and those of AssistantTurns."""
         placed = self._turns.place(batch.turns)
         weights = placed.counted * scale
-        head = partial(distilled_nll, targets=placed.targets, weights=weights, taught=batch.taught.to(weights.device),
-                       settings=self._settings)
+        head = partial(
+            distilled_nll,
+            targets=placed.targets,
+            weights=weights,
+            taught=batch.taught.to(weights.device),
+            settings=self._settings,
+        )
         loss, nll, apart = model(placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1))
         weight, square = self._settings.weight, self._settings.temperature**2
         mixed = (1 - weight) * nll + weight * square * apart
         both = torch.stack([(part * placed.counted).double().sum() for part in (mixed, apart)])
-        return Measured(loss, torch.cat((both, self._turns.sums(placed, nll))),
-                        torch.where(placed.counted > 0, mixed, UNTRAINED))
+        return Measured(
+            loss, torch.cat((both, self._turns.sums(placed, nll))), torch.where(placed.counted > 0, mixed, UNTRAINED)
+        )
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """The mixed loss, `divergence` from the teacher in nats per token at its temperature, and the labels' own

@@ -102,8 +102,15 @@ class Desirability:
     sums_length = 12
 
     def __init__(
-        self, rows: AnswerRows, draws: Sequence[np.ndarray], reference: np.ndarray, section: Dpo, seed: int,
-        flops_per_token: float, world: World, warn: Callable[[str], None] = lambda message: None,
+        self,
+        rows: AnswerRows,
+        draws: Sequence[np.ndarray],
+        reference: np.ndarray,
+        section: Dpo,
+        seed: int,
+        flops_per_token: float,
+        world: World,
+        warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._drawn = Drawn(rows, draws, seed)
         self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
@@ -129,8 +136,13 @@ class Desirability:
         # An empty micro-batch computes too: its passes are collective operations.
         answers = self._drawn.numbers[rows if len(rows) else [0]]
         ids, targets = self._rows.read(answers)
-        return PaddedAnswers(pinned(ids), pinned(targets), pinned(torch.from_numpy(self._rows.desirable[answers])),
-                             pinned(torch.from_numpy(self._reference[answers, 0])), bool(len(rows)))
+        return PaddedAnswers(
+            pinned(ids),
+            pinned(targets),
+            pinned(torch.from_numpy(self._rows.desirable[answers])),
+            pinned(torch.from_numpy(self._reference[answers, 0])),
+            bool(len(rows)),
+        )
 
     def loss(self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective.
@@ -139,15 +151,19 @@ class Desirability:
         log-probs, how many fell below the reference, and their log-ratios to it per token.
         """
         real, section = float(batch.real), self._section
-        ids, targets, desirable, reference = (part.to(self._world.device, non_blocking=True) for part in (
-            batch.ids, batch.targets, batch.desirable, batch.reference))
+        ids, targets, desirable, reference = (
+            part.to(self._world.device, non_blocking=True)
+            for part in (batch.ids, batch.targets, batch.desirable, batch.reference)
+        )
         logps = model(ids, partial(sequence_logps, targets=targets))
         gains = logps - reference
-        losses = kto_loss(gains, desirable, self._baseline, section.beta, section.desirable_weight,
-                          section.undesirable_weight)
+        losses = kto_loss(
+            gains, desirable, self._baseline, section.beta, section.desirable_weight, section.undesirable_weight
+        )
         told, tokens = gains.detach(), (targets != IGNORED).sum(dim=1)
-        of_answers = torch.stack([torch.ones_like(told), section.beta * told, logps.detach(), (told < 0).float(),
-                                  told / tokens]).double()
+        of_answers = torch.stack(
+            [torch.ones_like(told), section.beta * told, logps.detach(), (told < 0).float(), told / tokens]
+        ).double()
         by_kind = [(of_answers * which).sum(dim=1) for which in (desirable, ~desirable)]
         sums = torch.cat([losses.detach().double().sum()[None], (self._baseline.double() * len(ids))[None], *by_kind])
         return Measured(losses.sum() * (scale * real), sums * real, losses.detach()[:, None])
@@ -158,8 +174,10 @@ class Desirability:
         for kind, (number, *values) in zip(KINDS, (sums[2:7], sums[7:12]), strict=True):
             line[f"answers/{kind}"] = int(number)
             if number:
-                line |= {f"{name}/{kind}": value / number
-                         for name, value in zip(("rewards", "logps", "fell", "log_ratio"), values, strict=True)}
+                line |= {
+                    f"{name}/{kind}": value / number
+                    for name, value in zip(("rewards", "logps", "fell", "log_ratio"), values, strict=True)
+                }
         if all(line[f"answers/{kind}"] for kind in KINDS):
             line["rewards/margins"] = line["rewards/chosen"] - line["rewards/rejected"]
             self._alarm.look(line)
@@ -167,7 +185,11 @@ class Desirability:
 
 
 def answer_logps(
-    model: nn.Module, rows: AnswerRows, answers: np.ndarray, micro_batch_size: int, world: World,
+    model: nn.Module,
+    rows: AnswerRows,
+    answers: np.ndarray,
+    micro_batch_size: int,
+    world: World,
     mismatched: bool = False,
 ) -> np.ndarray:
     """Summed log-probabilities of n answers, (n,) float32, the same on every rank.
@@ -180,10 +202,12 @@ def answer_logps(
         world: the processes.
         mismatched: of their partners' answers to their prompts instead.
     """
+
     def measure(numbers: np.ndarray) -> Tensor:
         read = answers[numbers]
-        ids, targets = (tensor.to(world.device) for tensor in (
-            rows.read_mismatched(read) if mismatched else rows.read(read)))
+        ids, targets = (
+            tensor.to(world.device) for tensor in (rows.read_mismatched(read) if mismatched else rows.read(read))
+        )
         logps: Tensor = model(ids, partial(sequence_logps, targets=targets))
         return logps[:, None]
 

@@ -108,7 +108,8 @@ class _WeightedNll(torch.autograd.Function):
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             nll[part], squares[part], gradient = differentiate(
-                hidden[part] @ matrix.T, targets[part], weights[part], z_loss, fused)
+                hidden[part] @ matrix.T, targets[part], weights[part], z_loss, fused
+            )
             hidden_gradient[part] = gradient @ matrix
             if not trains_matrix:
                 continue
@@ -128,9 +129,7 @@ class _WeightedNll(torch.autograd.Function):
         return hidden_gradient.mul_(gradients[0]), of_matrix, None, None, None, None
 
 
-def _nll_of_logits(
-    logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float
-) -> tuple[Tensor, Tensor]:
+def _nll_of_logits(logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
     """What `weighted_nll` gives of logits that are there; autograd does the rest."""
     flat, wanted = logits.float().flatten(0, 1), targets.flatten()
     nll = F.cross_entropy(flat, wanted, reduction="none", ignore_index=IGNORED)
@@ -162,8 +161,7 @@ def weighted_nll(
     """
     if matrix is None:
         return _nll_of_logits(hidden, targets, weights, z_loss)
-    total, nll = _WeightedNll.apply(hidden.flatten(0, 1), matrix, targets.flatten(), weights.flatten(), z_loss,
-                                  fused)
+    total, nll = _WeightedNll.apply(hidden.flatten(0, 1), matrix, targets.flatten(), weights.flatten(), z_loss, fused)
     return total, nll.view(targets.shape)
 
 
@@ -182,16 +180,17 @@ def targets_only(
     """
     targets = of_tokens["targets"]
     places = (targets.flatten() != IGNORED).nonzero().squeeze(1)
-    loss, nll = head(hidden.flatten(0, 1)[places][None], matrix,
-                     **{name: values.flatten()[places][None] for name, values in of_tokens.items()})
+    loss, nll = head(
+        hidden.flatten(0, 1)[places][None],
+        matrix,
+        **{name: values.flatten()[places][None] for name, values in of_tokens.items()},
+    )
     whole = torch.zeros(targets.numel(), dtype=nll.dtype, device=nll.device)
     whole[places] = nll[0]
     return loss, whole.view(targets.shape)
 
 
-def cross_entropy(
-    hidden: Tensor, matrix: Tensor, targets: Tensor, z_loss: float = 0.0, fused: bool = False
-) -> Tensor:
+def cross_entropy(hidden: Tensor, matrix: Tensor, targets: Tensor, z_loss: float = 0.0, fused: bool = False) -> Tensor:
     """The mean loss of the targets that count, a scalar with gradients, without ever holding all logits.
 
     Memory is that of a chunk of logits (16 MB on a CPU, 1 GB on a GPU), where a plain head holds n t v of them and as

@@ -53,8 +53,11 @@ def pair_rewards(logps: np.ndarray, reference: np.ndarray, tokens: np.ndarray, s
         tokens: (n, 2) int64, of the answers.
         section: which loss, and its settings.
     """
-    columns = [torch.from_numpy(np.ascontiguousarray(part[:, place], dtype=np.float32))
-               for part in (logps, reference, tokens) for place in (0, 1)]
+    columns = [
+        torch.from_numpy(np.ascontiguousarray(part[:, place], dtype=np.float32))
+        for part in (logps, reference, tokens)
+        for place in (0, 1)
+    ]
     _, chosen, rejected = preference_loss(section.loss, PairLogps(*columns), LossSettings.of(section))
     rewards: np.ndarray = torch.stack([chosen, rejected], dim=1).numpy()
     return rewards
@@ -72,13 +75,12 @@ def pair_margins(
         rewards: (n, 2) float32.
         held_out: (P,) bool.
     """
-    return score_margins([rows.ids[pair] for pair in pairs], [names[place] for place in rows.sets[pairs]],
-                         held_out[pairs], rewards)
+    return score_margins(
+        [rows.ids[pair] for pair in pairs], [names[place] for place in rows.sets[pairs]], held_out[pairs], rewards
+    )
 
 
-def score_margins(
-    ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, scores: np.ndarray
-) -> pa.Table:
+def score_margins(ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, scores: np.ndarray) -> pa.Table:
     """As `pair_margins`, of n pairs that were given scores.
 
     Args:
@@ -94,16 +96,22 @@ def answer_margins(
 ) -> pa.Table:
     """As `pair_margins`, a line per answer, whose reward is `chosen` where it is desirable, and else `rejected`."""
     desirable = rows.desirable[answers]
-    return _table([rows.ids[answer] for answer in answers], [names[place] for place in rows.sets[answers]],
-                  held_out[answers], pa.array(rewards, mask=~desirable), pa.array(rewards, mask=desirable),
-                  np.where(desirable, rewards, -rewards))
+    return _table(
+        [rows.ids[answer] for answer in answers],
+        [names[place] for place in rows.sets[answers]],
+        held_out[answers],
+        pa.array(rewards, mask=~desirable),
+        pa.array(rewards, mask=desirable),
+        np.where(desirable, rewards, -rewards),
+    )
 
 
 def _table(
     ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, chosen: Any, rejected: Any, margin: np.ndarray
 ) -> pa.Table:
-    return pa.table({"id": ids, "set": sets, "held_out": held_out, "chosen": chosen, "rejected": rejected,
-                     "margin": margin})
+    return pa.table(
+        {"id": ids, "set": sets, "held_out": held_out, "chosen": chosen, "rejected": rejected, "margin": margin}
+    )
 
 
 def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -128,11 +136,19 @@ def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str
     for name, out, margin in zip(*(table[key].to_pylist() for key in ("set", "held_out", "margin")), strict=True):
         sets.setdefault(name, {}).setdefault("held_out" if out else "trained", []).append(margin)
     is_out, right = table["held_out"].to_numpy(), table["margin"].to_numpy() > 0
-    return {"measured": len(table), "worst": worst,
-            "right": {name: found for name, part in (("trained", ~is_out), ("held_out", is_out))
-                      if (found := share_with_interval(right[part])) is not None},
-            "sets": [{"name": name, **{part: _described(margins) for part, margins in sorted(parts.items())}}
-                     for name, parts in sets.items()]}
+    return {
+        "measured": len(table),
+        "worst": worst,
+        "right": {
+            name: found
+            for name, part in (("trained", ~is_out), ("held_out", is_out))
+            if (found := share_with_interval(right[part])) is not None
+        },
+        "sets": [
+            {"name": name, **{part: _described(margins) for part, margins in sorted(parts.items())}}
+            for name, parts in sets.items()
+        ],
+    }
 
 
 def _described(margins: Sequence[float]) -> dict[str, Any]:
@@ -142,8 +158,11 @@ def _described(margins: Sequence[float]) -> dict[str, Any]:
 
 def _excerpts(record: Mapping[str, Any]) -> dict[str, str]:
     """The last turn of the prompt, and the answers by what the record calls them."""
-    texts = {f"{name}_text": record[name][-1]["content"] for name in ("prompt", "chosen", "rejected", "completion")
-             if name in record}
+    texts = {
+        f"{name}_text": record[name][-1]["content"]
+        for name in ("prompt", "chosen", "rejected", "completion")
+        if name in record
+    }
     return {name: text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..." for name, text in texts.items()}
 
 
@@ -183,8 +202,10 @@ class DeclineAlarm:
         """Take in a logged line."""
         self._streak = self._streak + 1 if falls(line) else 0
         if self._streak == LINES_IN_A_ROW:
-            self._warn(f"dpo: chosen answers fall: {line['fell/chosen']:.0%} of them are less likely than under the "
-                       f"reference, by {-line['log_ratio/chosen']:.3f} nats per token on average, in "
-                       f"{LINES_IN_A_ROW} logged steps in a row; the margin grows because rejected ones fall faster. "
-                       "dpo.sft_weight (1, as Pang et al. 2024) holds them up; so do a higher dpo.beta and a lower "
-                       "dpo.optimizer.learning_rate")
+            self._warn(
+                f"dpo: chosen answers fall: {line['fell/chosen']:.0%} of them are less likely than under the "
+                f"reference, by {-line['log_ratio/chosen']:.3f} nats per token on average, in "
+                f"{LINES_IN_A_ROW} logged steps in a row; the margin grows because rejected ones fall faster. "
+                "dpo.sft_weight (1, as Pang et al. 2024) holds them up; so do a higher dpo.beta and a lower "
+                "dpo.optimizer.learning_rate"
+            )

@@ -66,8 +66,9 @@ class Masking:
         drawn = (draws(self.key("drawn", step), *at) * self.vocab_size).astype(np.int64)
         to_mask = self.section.mask_share
         inputs, own = ids.copy(), ids[chosen]
-        inputs[chosen] = np.where(kind < to_mask, self.mask,
-                                  np.where(kind < to_mask + self.section.random_share, drawn, own))
+        inputs[chosen] = np.where(
+            kind < to_mask, self.mask, np.where(kind < to_mask + self.section.random_share, drawn, own)
+        )
         return Laid(inputs, np.where(chosen, ids, IGNORED))
 
     def may_be_masked(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -105,6 +106,8 @@ def mask_token(tokenizer: TextTokenizer) -> str:
     """
     found = next((name for name in MASK_TOKENS if name in tokenizer.special_ids), None)
     if found is None:
-        raise NoMaskTokenError("pretrain.masked: the tokenizer has no special token that stands for a masked one; it "
-                               f"needs {', '.join(MASK_TOKENS[:-1])} or {MASK_TOKENS[-1]} (tokenizer.special_tokens)")
+        raise NoMaskTokenError(
+            "pretrain.masked: the tokenizer has no special token that stands for a masked one; it "
+            f"needs {', '.join(MASK_TOKENS[:-1])} or {MASK_TOKENS[-1]} (tokenizer.special_tokens)"
+        )
     return found

@@ -84,8 +84,14 @@ class NextToken:
     """
 
     def __init__(
-        self, packed: PackedSet, seed: int, token_bytes: Tensor, shape: Shape | OwnShape, z_loss: float = 0.0,
-        layout: Layout | None = None, further_weight: float = 0.0,
+        self,
+        packed: PackedSet,
+        seed: int,
+        token_bytes: Tensor,
+        shape: Shape | OwnShape,
+        z_loss: float = 0.0,
+        layout: Layout | None = None,
+        further_weight: float = 0.0,
     ) -> None:
         self.packed, self._layout = packed, layout
         self.order = packed.order(seed)
@@ -126,15 +132,31 @@ class NextToken:
             lies = (*lies[:2], None if laid.positions is None else pinned(torch.from_numpy(laid.positions)), *lies[3:])
         inputs, targets = (pinned(torch.from_numpy(part)) for part in (laid.inputs, laid.targets))
         beside = {name: pinned(torch.from_numpy(part)) for name, part in laid.beside().items()}
-        return Rows(inputs, *lies, targets, beside, _trained(laid) if real else 0.0,
-                    None if laid.places is None else pinned(torch.from_numpy(laid.places)))
+        return Rows(
+            inputs,
+            *lies,
+            targets,
+            beside,
+            _trained(laid) if real else 0.0,
+            None if laid.places is None else pinned(torch.from_numpy(laid.places)),
+        )
 
     def _laid(self, layout: Layout, rows: np.ndarray, cuts: int, step: int) -> Laid:
         length = self.sequence_length // cuts
-        positions = document_positions(self.packed, rows, cuts) if self._shape.document_mask else filled_positions(
-            filled_tokens(self.packed, rows, cuts), length)
-        return layout(Read(self.packed.tokens(rows).reshape(-1, length), positions, np.repeat(rows, cuts),
-                           np.tile(np.arange(cuts) * length, len(rows))), step)
+        positions = (
+            document_positions(self.packed, rows, cuts)
+            if self._shape.document_mask
+            else filled_positions(filled_tokens(self.packed, rows, cuts), length)
+        )
+        return layout(
+            Read(
+                self.packed.tokens(rows).reshape(-1, length),
+                positions,
+                np.repeat(rows, cuts),
+                np.tile(np.arange(cuts) * length, len(rows)),
+            ),
+            step,
+        )
 
     def loss(self, model: nn.Module, batch: Rows, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective.
@@ -147,23 +169,27 @@ class NextToken:
         ids = batch.tokens.to(device, non_blocking=True).to(torch.int64)
         sources, filled = (part.to(device, non_blocking=True) for part in (batch.sources, batch.filled))
         positions = None if batch.positions is None else batch.positions.to(device, non_blocking=True)
-        targets = next_tokens(ids, torch.arange(ids.shape[1], device=device) < filled[:, None]) if (
-            batch.targets is None) else batch.targets.to(device, non_blocking=True)
+        targets = (
+            next_tokens(ids, torch.arange(ids.shape[1], device=device) < filled[:, None])
+            if (batch.targets is None)
+            else batch.targets.to(device, non_blocking=True)
+        )
         counted = (targets != IGNORED).float() * real
         weights = counted * scale
         fused = bool(getattr(model, "is_compiled", False))
 
         def head_of(targets: Tensor, weights: Tensor) -> Head:
-            head, of_tokens = partial(weighted_nll, z_loss=self._z_loss, fused=fused), {
-                "targets": targets, "weights": weights}
+            head, of_tokens = (
+                partial(weighted_nll, z_loss=self._z_loss, fused=fused),
+                {"targets": targets, "weights": weights},
+            )
             if draw is not None:
                 read = ids if ids.shape == targets.shape else targets.clamp(min=0)
                 head, of_tokens = partial(drawn_nll, fused=fused), {**of_tokens, "uniforms": uniforms(read, draw)}
             # Where most tokens are predicted, to choose them costs more than it saves.
             return TokenHead(head if batch.targets is None else partial(targets_only, head), of_tokens)
 
-        asked: dict[str, Any] = {
-            name: part.to(device, non_blocking=True) for name, part in batch.beside.items()}
+        asked: dict[str, Any] = {name: part.to(device, non_blocking=True) for name, part in batch.beside.items()}
         further = further_targets(targets, positions, self._shape.multi_token)
         if further:
             share = self._further_weight / len(further)
@@ -178,8 +204,10 @@ class NextToken:
         # A product with one-hot columns instead of index_add_, whose order is not fixed on GPUs.
         one_hot = torch.nn.functional.one_hot(sources, len(self.packed.sources)).double()
         per_source = one_hot.T @ per_row
-        of_further = [torch.stack((one.double().sum(), (wanted != IGNORED).double().sum())) * real
-                      for (_, one), wanted in zip(others, further, strict=True)]
+        of_further = [
+            torch.stack((one.double().sum(), (wanted != IGNORED).double().sum())) * real
+            for (_, one), wanted in zip(others, further, strict=True)
+        ]
         sums = torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten(), *loads, *of_further))
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
         if batch.places is not None:
@@ -195,26 +223,43 @@ class NextToken:
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Loss over all sources; loss, bits per byte and tokens of each one that was read; how busy experts are."""
-        by_source = {name: sums[1 + SUMS_PER_SOURCE * n : 1 + SUMS_PER_SOURCE * (n + 1)]
-                     for n, name in enumerate(self.packed.sources)}
+        by_source = {
+            name: sums[1 + SUMS_PER_SOURCE * n : 1 + SUMS_PER_SOURCE * (n + 1)]
+            for n, name in enumerate(self.packed.sources)
+        }
         num_bytes = sum(part[2] for part in by_source.values())
-        return {**loss_metrics(sums[0], weight, num_bytes),
-                "sources": {name: {**loss_metrics(*part), "tokens": int(part[1])}
-                            for name, part in by_source.items() if part[1]},
-                **report_loads(sums[self._source_sums : self._of_further], self._shape.experts),
-                **self._report_further(sums[self._of_further :])}
+        return {
+            **loss_metrics(sums[0], weight, num_bytes),
+            "sources": {
+                name: {**loss_metrics(*part), "tokens": int(part[1])} for name, part in by_source.items() if part[1]
+            },
+            **report_loads(sums[self._source_sums : self._of_further], self._shape.experts),
+            **self._report_further(sums[self._of_further :]),
+        }
 
     def _report_further(self, sums: Sequence[float]) -> dict[str, Any]:
         """`multi_token`: the loss of the token so many places ahead."""
-        losses = {f"ahead_{depth + 2}": sums[2 * depth] / sums[2 * depth + 1]
-                  for depth in range(self._shape.multi_token) if sums[2 * depth + 1]}
+        losses = {
+            f"ahead_{depth + 2}": sums[2 * depth] / sums[2 * depth + 1]
+            for depth in range(self._shape.multi_token)
+            if sums[2 * depth + 1]
+        }
         return {"multi_token": losses} if losses else {}
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """The documents behind some rows: id, source and tokens of each piece."""
         pieces = self.packed.pieces(rows).slice(0, MOST_PIECES_DESCRIBED).to_pylist()
-        return {"documents": [{"id": piece["id"].hex(), "source": self.packed.sources[piece["source"]],
-                               "row": piece["row"], "tokens": piece["length"]} for piece in pieces]}
+        return {
+            "documents": [
+                {
+                    "id": piece["id"].hex(),
+                    "source": self.packed.sources[piece["source"]],
+                    "row": piece["row"],
+                    "tokens": piece["length"],
+                }
+                for piece in pieces
+            ]
+        }
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
         """Every document piece of some rows with the mean loss of its tokens; its first ones are `head`."""
@@ -226,10 +271,18 @@ class NextToken:
             place, start, end = places[piece["row"]], piece["start"], piece["start"] + piece["length"]
             # What is at a position is the loss of the token that is predicted there.
             losses = row_losses[place, max(start - ahead, 0) : end - ahead]
-            found.append({
-                "id": piece["id"].hex(), "source": self.packed.sources[piece["source"]],
-                "loss": mean_of_trained(losses), "row": piece["row"], "start": start, "tokens": piece["length"],
-                "offset": piece["offset"], "head": tokens[place, start : min(end, start + HEAD_TOKENS)].tolist()})
+            found.append(
+                {
+                    "id": piece["id"].hex(),
+                    "source": self.packed.sources[piece["source"]],
+                    "loss": mean_of_trained(losses),
+                    "row": piece["row"],
+                    "start": start,
+                    "tokens": piece["length"],
+                    "offset": piece["offset"],
+                    "head": tokens[place, start : min(end, start + HEAD_TOKENS)].tolist(),
+                }
+            )
         return found
 
 

@@ -118,13 +118,19 @@ def own_losses(own: Own, logps: PairLogps) -> Tensor:
     if found.shape != logps.chosen.shape:
         raise OwnCodeError(f"{own.use.place}: {own.use.name} returned a tensor of shape {tuple(found.shape)}; {wanted}")
     if logps.chosen.requires_grad and not found.requires_grad:
-        raise OwnCodeError(f"{own.use.place}: what {own.use.name} returned has no gradient; compute it from "
-                           "chosen_logps and rejected_logps by torch, without detaching them")
+        raise OwnCodeError(
+            f"{own.use.place}: what {own.use.name} returned has no gradient; compute it from "
+            "chosen_logps and rejected_logps by torch, without detaching them"
+        )
     return found
 
 
 def dpo_loss(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float = 0.1,
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """-log sigma(beta delta): DPO (Rafailov et al. 2023, equation 7).
@@ -152,7 +158,11 @@ def dpo_loss(
 
 
 def robust_dpo_loss(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float = 0.1,
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """(-(1 - e) log sigma(beta delta) + e log sigma(-beta delta)) / (1 - 2 e): as `dpo_loss`, without bias.
@@ -180,8 +190,13 @@ def hinge_loss(
 
 
 def ipo_loss(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float = 0.1,
-    chosen_tokens: Tensor | None = None, rejected_tokens: Tensor | None = None,
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    beta: float = 0.1,
+    chosen_tokens: Tensor | None = None,
+    rejected_tokens: Tensor | None = None,
 ) -> Tensor:
     """((c - c0) / |c| - (r - r0) / |r| - 1 / (2 beta))^2: IPO (Azar et al. 2023, equation 17).
 
@@ -198,8 +213,13 @@ def ipo_loss(
 
 
 def normalised_dpo_loss(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, chosen_tokens: Tensor,
-    rejected_tokens: Tensor, beta: float = 0.1,
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    chosen_tokens: Tensor,
+    rejected_tokens: Tensor,
+    beta: float = 0.1,
 ) -> Tensor:
     """-log sigma(beta ((c - c0) / |c| - (r - r0) / |r|)): DPO per token (Tulu 3, Lambert et al. 2024, equation 6).
 
@@ -214,7 +234,11 @@ def normalised_dpo_loss(
 
 
 def simpo_loss(
-    chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, rejected_tokens: Tensor, beta: float = 0.1,
+    chosen: Tensor,
+    rejected: Tensor,
+    chosen_tokens: Tensor,
+    rejected_tokens: Tensor,
+    beta: float = 0.1,
     gamma_ratio: float = 0.5,
 ) -> Tensor:
     """-log sigma(beta (c / |c| - r / |r|) - gamma), gamma = ratio * beta (Meng, Xia & Chen 2024, equation 6).
@@ -260,8 +284,9 @@ def _log_one_minus_exp(x: Tensor) -> Tensor:
     x = x.clamp(max=-torch.finfo(x.dtype).tiny)
     near = x > -0.6931471805599453
     # Each branch sees only what it is exact for: the other's infinities would poison the gradient.
-    return torch.where(near, torch.log(-torch.expm1(torch.where(near, x, -1.0))),
-                       torch.log1p(-torch.exp(torch.where(near, -1.0, x))))
+    return torch.where(
+        near, torch.log(-torch.expm1(torch.where(near, x, -1.0))), torch.log1p(-torch.exp(torch.where(near, -1.0, x)))
+    )
 
 
 LOSSES: dict[PreferenceLoss, Callable[[PairLogps, LossSettings], Tensor]] = {
@@ -272,8 +297,7 @@ LOSSES: dict[PreferenceLoss, Callable[[PairLogps, LossSettings], Tensor]] = {
     "ipo": lambda pairs, told: ipo_loss(*pairs.sums, told.beta, *pairs.tokens),
     "ipo_sum": lambda pairs, told: ipo_loss(*pairs.sums, told.beta),
     "sigmoid_norm": lambda pairs, told: normalised_dpo_loss(*pairs.sums, *pairs.tokens, told.beta),
-    "simpo": lambda pairs, told: simpo_loss(
-        pairs.chosen, pairs.rejected, *pairs.tokens, told.beta, told.gamma_ratio),
+    "simpo": lambda pairs, told: simpo_loss(pairs.chosen, pairs.rejected, *pairs.tokens, told.beta, told.gamma_ratio),
     "orpo": lambda pairs, told: orpo_loss(pairs.chosen, pairs.rejected, *pairs.tokens, told.odds_weight),
 }
 """What a manifest calls each of them."""

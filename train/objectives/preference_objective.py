@@ -53,8 +53,15 @@ class Preferences:
     sums_length = 10
 
     def __init__(
-        self, rows: PairRows, draws: Sequence[np.ndarray], reference: np.ndarray, section: Dpo, seed: int,
-        flops_per_token: float, device: torch.device, warn: Callable[[str], None] = lambda message: None,
+        self,
+        rows: PairRows,
+        draws: Sequence[np.ndarray],
+        reference: np.ndarray,
+        section: Dpo,
+        seed: int,
+        flops_per_token: float,
+        device: torch.device,
+        warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._drawn = Drawn(rows, draws, seed)
         self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
@@ -75,8 +82,9 @@ class Preferences:
         # An empty micro-batch computes too: its passes are collective operations.
         pairs = self._drawn.numbers[rows if len(rows) else [0]]
         ids, targets = self._rows.read(pairs)
-        return PaddedPairs(pinned(ids), pinned(targets), pinned(torch.from_numpy(self._reference[pairs])),
-                           bool(len(rows)))
+        return PaddedPairs(
+            pinned(ids), pinned(targets), pinned(torch.from_numpy(self._reference[pairs])), bool(len(rows))
+        )
 
     def loss(self, model: nn.Module, batch: PaddedPairs, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective.
@@ -85,15 +93,24 @@ class Preferences:
         reference, and their log-ratios to it per token (both).
         """
         real = float(batch.real)
-        ids, targets, reference = (part.to(self._device, non_blocking=True)
-                                   for part in (batch.ids, batch.targets, batch.reference))
+        ids, targets, reference = (
+            part.to(self._device, non_blocking=True) for part in (batch.ids, batch.targets, batch.reference)
+        )
         chosen, rejected = model(ids, partial(sequence_logps, targets=targets)).chunk(2)
         tokens = (targets != IGNORED).sum(dim=1).float().chunk(2)
         logps = PairLogps(chosen, rejected, reference[:, 0], reference[:, 1], *tokens)
         losses, chosen_rewards, rejected_rewards = preference_loss(self._kind, logps, self._settings)
         gains = logps.gains
-        measured = (losses, chosen_rewards, rejected_rewards, chosen_rewards > rejected_rewards, chosen, rejected,
-                    *(gain < 0 for gain in gains), *(gain / n for gain, n in zip(gains, tokens, strict=True)))
+        measured = (
+            losses,
+            chosen_rewards,
+            rejected_rewards,
+            chosen_rewards > rejected_rewards,
+            chosen,
+            rejected,
+            *(gain < 0 for gain in gains),
+            *(gain / n for gain, n in zip(gains, tokens, strict=True)),
+        )
         sums = torch.stack([part.detach().double().sum() for part in measured]) * real
         return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
 
@@ -104,12 +121,30 @@ class Preferences:
         reference) per token: where the answers were drawn from the reference, its negative is an unbiased estimate of
         KL(reference || policy) per token.
         """
-        (loss, chosen, rejected, right, chosen_logp, rejected_logp, chosen_fell, rejected_fell, chosen_ratio,
-         rejected_ratio) = (value / weight for value in sums)
-        line = {"loss": loss, "rewards/chosen": chosen, "rewards/rejected": rejected,
-                "rewards/margins": chosen - rejected, "rewards/accuracies": right,
-                "logps/chosen": chosen_logp, "logps/rejected": rejected_logp,
-                "fell/chosen": chosen_fell, "fell/rejected": rejected_fell,
-                "log_ratio/chosen": chosen_ratio, "log_ratio/rejected": rejected_ratio}
+        (
+            loss,
+            chosen,
+            rejected,
+            right,
+            chosen_logp,
+            rejected_logp,
+            chosen_fell,
+            rejected_fell,
+            chosen_ratio,
+            rejected_ratio,
+        ) = (value / weight for value in sums)
+        line = {
+            "loss": loss,
+            "rewards/chosen": chosen,
+            "rewards/rejected": rejected,
+            "rewards/margins": chosen - rejected,
+            "rewards/accuracies": right,
+            "logps/chosen": chosen_logp,
+            "logps/rejected": rejected_logp,
+            "fell/chosen": chosen_fell,
+            "fell/rejected": rejected_fell,
+            "log_ratio/chosen": chosen_ratio,
+            "log_ratio/rejected": rejected_ratio,
+        }
         self._alarm.look(line)
         return line

@@ -39,8 +39,13 @@ class NotProvedError(RuntimeError):
 
 
 def prove(
-    model: nn.Module, objective: AssistantTurns, data: Mapping[str, Any], gates: Gates, dtype: torch.dtype,
-    micro_batch_size: int, world: World,
+    model: nn.Module,
+    objective: AssistantTurns,
+    data: Mapping[str, Any],
+    gates: Gates,
+    dtype: torch.dtype,
+    micro_batch_size: int,
+    world: World,
 ) -> dict[str, Any]:
     """Measure everything, write it down, and refuse to train where something does not hold.
 
@@ -62,9 +67,11 @@ def prove(
     together, alone = packed_and_unpacked(model, objective, rows, world)
     difference = accumulated_difference(model, objective, rows, world)
     certificate = {
-        "loss": together / objective.weight(rows), "loss_unpacked": alone / objective.weight(rows),
+        "loss": together / objective.weight(rows),
+        "loss_unpacked": alone / objective.weight(rows),
         "accumulation_difference": difference,
-        "largest_difference": LARGEST_DIFFERENCE[dtype], "gates": gates.model_dump(mode="json"),
+        "largest_difference": LARGEST_DIFFERENCE[dtype],
+        "gates": gates.model_dump(mode="json"),
         **{name: data[name] for name in ("trained_share", "masked_share", "truncated_share", "end_of_turn_share")},
     }
     problems = failures(certificate, gates)
@@ -80,22 +87,32 @@ def failures(certificate: Mapping[str, Any], gates: Gates) -> list[str]:
     loss, alone = certificate["loss"], certificate["loss_unpacked"]
     found = []
     if not abs(loss - alone) <= most * abs(alone):
-        found.append(f"packed rows have the loss {loss:.6f}, but their examples one by one {alone:.6f} (tolerance "
-                     f"{most:g}, relative): attention or positions cross from one example into another")
+        found.append(
+            f"packed rows have the loss {loss:.6f}, but their examples one by one {alone:.6f} (tolerance "
+            f"{most:g}, relative): attention or positions cross from one example into another"
+        )
     if not certificate["accumulation_difference"] <= most:
-        found.append(f"gradients of micro-batches differ from those of one big batch by "
-                     f"{certificate['accumulation_difference']:.2e} of their norm (tolerance {most:g})")
+        found.append(
+            f"gradients of micro-batches differ from those of one big batch by "
+            f"{certificate['accumulation_difference']:.2e} of their norm (tolerance {most:g})"
+        )
     if certificate["end_of_turn_share"] < gates.min_end_of_turn_trained:
-        found.append(f"only {certificate['end_of_turn_share']:.2%} of the answers have a trained end of turn "
-                     f"(sft.gates.min_end_of_turn_trained: {gates.min_end_of_turn_trained}), without which a model "
-                     "does not learn to stop: see that the template has it inside of its generation marks, raise "
-                     "sft.sequence_length, or lower the gate")
+        found.append(
+            f"only {certificate['end_of_turn_share']:.2%} of the answers have a trained end of turn "
+            f"(sft.gates.min_end_of_turn_trained: {gates.min_end_of_turn_trained}), without which a model "
+            "does not learn to stop: see that the template has it inside of its generation marks, raise "
+            "sft.sequence_length, or lower the gate"
+        )
     if certificate["trained_share"] < gates.min_trained:
-        found.append(f"only {certificate['trained_share']:.2%} of the tokens are trained (sft.gates.min_trained: "
-                     f"{gates.min_trained}): look at the report's coloured samples, or lower the gate")
+        found.append(
+            f"only {certificate['trained_share']:.2%} of the tokens are trained (sft.gates.min_trained: "
+            f"{gates.min_trained}): look at the report's coloured samples, or lower the gate"
+        )
     if certificate["truncated_share"] > gates.max_truncated:
-        found.append(f"{certificate['truncated_share']:.2%} of the examples are cut (sft.gates.max_truncated: "
-                     f"{gates.max_truncated}): raise sft.sequence_length, or the gate")
+        found.append(
+            f"{certificate['truncated_share']:.2%} of the examples are cut (sft.gates.max_truncated: "
+            f"{gates.max_truncated}): raise sft.sequence_length, or the gate"
+        )
     return found
 
 
@@ -141,9 +158,7 @@ def agree_on_most(value: int, world: World) -> int:
     return int(most)
 
 
-def accumulated_difference(
-    model: nn.Module, objective: AssistantTurns, rows: np.ndarray, world: World
-) -> float:
+def accumulated_difference(model: nn.Module, objective: AssistantTurns, rows: np.ndarray, world: World) -> float:
     """How far the gradients of micro-batches of one row are from those of one big batch, as a share of their norm."""
     whole = gradients(model, objective, rows, len(rows), world)
     parts = gradients(model, objective, rows, 1, world)
@@ -158,8 +173,9 @@ def gradients(
     model: nn.Module, objective: AssistantTurns, rows: np.ndarray, micro_batch_size: int, world: World
 ) -> list[Tensor]:
     """This rank's part of the gradients of some rows' mean loss, computed in micro-batches; none stay in the model."""
-    parts = [objective.prepare(part)
-             for part in micro_batches(rows, world.data_rank, world.data_size, micro_batch_size)]
+    parts = [
+        objective.prepare(part) for part in micro_batches(rows, world.data_rank, world.data_size, micro_batch_size)
+    ]
     accumulate_gradients(model, objective, parts, objective.weight(rows), world)
     found = [local(parameter.grad).clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad(set_to_none=True)

@@ -55,8 +55,11 @@ def key_of(start: Path, rows: PairRows, dtype: torch.dtype, rounded: Rounded | N
 
 def _model_key(start: Path, dtype: torch.dtype, rounded: Rounded | None) -> dict[str, Any]:
     told = None if rounded is None else f"{rounded.base} in {', '.join(sorted(rounded.targets or ['all layers']))}"
-    return {"weights": sha256_file(start / WEIGHTS_FILE), "precision": str(dtype).removeprefix("torch."),
-            "rounding": told}
+    return {
+        "weights": sha256_file(start / WEIGHTS_FILE),
+        "precision": str(dtype).removeprefix("torch."),
+        "rounding": told,
+    }
 
 
 def rounding_of(section: Dpo) -> Rounded | None:
@@ -75,6 +78,7 @@ def pair_logps(model: nn.Module, rows: PairRows, pairs: np.ndarray, micro_batch_
         micro_batch_size: pairs per forward pass on one rank, at the most.
         world: the processes.
     """
+
     def measure(numbers: np.ndarray) -> Tensor:
         ids, targets = (tensor.to(world.device) for tensor in rows.read(pairs[numbers]))
         logps: Tensor = model(ids, partial(sequence_logps, targets=targets))
@@ -86,9 +90,18 @@ def pair_logps(model: nn.Module, rows: PairRows, pairs: np.ndarray, micro_batch_
 def write_reference(folder: Path, key: dict[str, Any], rows: PairRows, logps: np.ndarray) -> None:
     """Write log-probabilities (n, 2) float32 of all n pairs, chosen first, with what they depend on."""
     tokens = rows.scored_tokens.astype(np.int32)
-    write_table(folder / TABLE, pa.table({
-        "id": rows.ids, "chosen": logps[:, 0], "rejected": logps[:, 1],
-        "chosen_tokens": tokens[:, 0], "rejected_tokens": tokens[:, 1]}))
+    write_table(
+        folder / TABLE,
+        pa.table(
+            {
+                "id": rows.ids,
+                "chosen": logps[:, 0],
+                "rejected": logps[:, 1],
+                "chosen_tokens": tokens[:, 0],
+                "rejected_tokens": tokens[:, 1],
+            }
+        ),
+    )
     write_json(folder / KEY, key)
 
 
@@ -99,8 +112,17 @@ def answer_key(start: Path, rows: AnswerRows, dtype: torch.dtype, rounded: Round
 
 def write_answer_reference(folder: Path, key: dict[str, Any], rows: AnswerRows, logps: np.ndarray) -> None:
     """Write log-probabilities (A, 2) float32 of all answers, to their prompts and of their partners to the same."""
-    write_table(folder / TABLE, pa.table({"id": rows.ids, "logp": logps[:, 0], "mismatched": logps[:, 1],
-                                          "tokens": rows.scored_tokens.astype(np.int32)}))
+    write_table(
+        folder / TABLE,
+        pa.table(
+            {
+                "id": rows.ids,
+                "logp": logps[:, 0],
+                "mismatched": logps[:, 1],
+                "tokens": rows.scored_tokens.astype(np.int32),
+            }
+        ),
+    )
     write_json(folder / KEY, key)
 
 
@@ -135,12 +157,15 @@ def check_key(folder: Path, key: dict[str, Any]) -> None:
         StaleReferenceError: the message names what differs.
     """
     found = read_json(folder / KEY)
-    differing = [f"{name} was {found.get(name)} and is {wanted}" for name, wanted in key.items()
-                 if found.get(name) != wanted]
+    differing = [
+        f"{name} was {found.get(name)} and is {wanted}" for name, wanted in key.items() if found.get(name) != wanted
+    ]
     if differing:
-        raise StaleReferenceError(f"{folder}: the reference log-probabilities there are of something else: "
-                                  f"{'; '.join(differing)}. Run again with `--force reference`, on the kind of "
-                                  "device that trains")
+        raise StaleReferenceError(
+            f"{folder}: the reference log-probabilities there are of something else: "
+            f"{'; '.join(differing)}. Run again with `--force reference`, on the kind of "
+            "device that trains"
+        )
 
 
 def certify_start(
@@ -159,8 +184,10 @@ def certify_start(
     expected, most = loss_at_start(section.loss, section.beta), LARGEST_MARGIN[dtype]
     if isinstance(section.loss, Own):
         if not math.isfinite(certificate["loss"]):
-            raise OwnCodeError(f"{section.loss.use.place}: {section.loss_name} gives the loss {certificate['loss']} "
-                               "for the first batch, where the policy still is the reference; it must be finite")
+            raise OwnCodeError(
+                f"{section.loss.use.place}: {section.loss_name} gives the loss {certificate['loss']} "
+                "for the first batch, where the policy still is the reference; it must be finite"
+            )
         expected = certificate["loss"]  # what it must be is not known
     if expected is not None:
         # What is added for the chosen answers alone is not part of the proof.
@@ -169,7 +196,8 @@ def certify_start(
             raise NotTheReferenceError(
                 f"dpo: before the first step the margin is {certificate['margin']:.6f} and the loss {loss:.6f}, not 0 "
                 f"and {expected:.6f} (tolerance {most}): the reference log-probabilities are of another model; run "
-                "again with `--force reference`")
+                "again with `--force reference`"
+            )
     return certificate
 
 
@@ -190,13 +218,12 @@ def certify_answers(
         raise NotTheReferenceError(
             f"dpo: before the first step the mean reward is up to {certificate['largest_reward']:.6f} and the KL "
             f"{certificate['kl']:.6f}, not 0 (tolerance {most}): the reference log-probabilities are of another model; "
-            "run again with `--force reference`")
+            "run again with `--force reference`"
+        )
     return certificate
 
 
-def measured_at_start(
-    model: nn.Module, objective: Objective, section: Dpo, world: World
-) -> dict[str, Any]:
+def measured_at_start(model: nn.Module, objective: Objective, section: Dpo, world: World) -> dict[str, Any]:
     """What an objective reports of the first batch, before any step."""
     plan = plan_of(section, objective.sequence_length)
     batch = read_batch(objective, plan, 0, section.micro_batch_size, world.data_rank, world.data_size)

@@ -68,7 +68,13 @@ class RewardPairs:
     sums_length = 4
 
     def __init__(
-        self, pairs: Sequence[Pair], section: Reward, seed: int, pad: int, length: int, flops_per_token: float,
+        self,
+        pairs: Sequence[Pair],
+        section: Reward,
+        seed: int,
+        pad: int,
+        length: int,
+        flops_per_token: float,
         device: torch.device,
     ) -> None:
         self.order = Order([len(pairs)], seed)
@@ -105,8 +111,13 @@ class RewardPairs:
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Means over pairs; ties are not ranked right."""
         loss, right, chosen, rejected = (value / weight for value in sums)
-        return {"loss": loss, "accuracy": right, "margin": chosen - rejected, "scores/chosen": chosen,
-                "scores/rejected": rejected}
+        return {
+            "loss": loss,
+            "accuracy": right,
+            "margin": chosen - rejected,
+            "scores/chosen": chosen,
+            "scores/rejected": rejected,
+        }
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """The ids of the pairs."""
@@ -114,9 +125,10 @@ class RewardPairs:
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
         """Every pair with its loss."""
-        return [{"id": self._pairs[row].example["id"], "loss": mean_of_trained(losses),
-                 "tokens": int(self._lengths[row])}
-                for row, losses in zip(rows.tolist(), row_losses, strict=True)]
+        return [
+            {"id": self._pairs[row].example["id"], "loss": mean_of_trained(losses), "tokens": int(self._lengths[row])}
+            for row, losses in zip(rows.tolist(), row_losses, strict=True)
+        ]
 
 
 def answer_ids(pairs: Sequence[Pair], pad: int, length: int) -> Tensor:
@@ -128,6 +140,7 @@ def pair_scores(
     model: nn.Module, pairs: Sequence[Pair], pad: int, length: int, micro_batch_size: int, world: World
 ) -> np.ndarray:
     """Scores of both answers of all pairs: (n, 2) float32, chosen first, the same on every rank."""
+
     def measure(numbers: np.ndarray) -> Tensor:
         ids = answer_ids([pairs[number] for number in numbers], pad, length).to(world.device)
         return scores(model, ids, pad).view(2, -1).T

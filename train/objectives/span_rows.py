@@ -111,8 +111,10 @@ class Corruption:
 
     def _widths(self, length: int) -> list[int]:
         """Most tokens that are encoded, and decoded, of rows of so many."""
-        found = [(length - hidden + spans, hidden + spans)
-                 for hidden, spans in (spans_of(length, one) for one in self.denoisers)]
+        found = [
+            (length - hidden + spans, hidden + spans)
+            for hidden, spans in (spans_of(length, one) for one in self.denoisers)
+        ]
         return [max(one[0] for one in found) + 1 + bool(self.modes), max(one[1] for one in found) + 1]
 
     def _corrupted(self, read: Read, rows: np.ndarray, size: int, number: int, step: int) -> _Corrupted:
@@ -137,18 +139,29 @@ class Corruption:
         numbers = np.broadcast_to(np.arange(size), tokens.shape)
         places = np.stack((np.full_like(tokens, -1), numbers), axis=2).reshape(group, -1)[twice].reshape(group, -1)
         parts = (front, left) if self.joined else (front, left, end)
-        return _Corrupted(np.concatenate(parts, axis=1), np.concatenate((told, end), axis=1),
-                          np.concatenate((places, np.full((group, 1), -1)), axis=1))
+        return _Corrupted(
+            np.concatenate(parts, axis=1),
+            np.concatenate((told, end), axis=1),
+            np.concatenate((places, np.full((group, 1), -1)), axis=1),
+        )
 
     def _mask(self, read: Read, rows: np.ndarray, size: int, one: Denoiser, step: int) -> np.ndarray:
         """Which tokens (g, size) are hidden (random_spans_noise_mask)."""
         hidden, spans = spans_of(size, one)
         if one.mean_length is None:
             return np.broadcast_to(np.arange(size) >= size - hidden, (len(rows), size)).copy()
-        lengths = [_segments(items, spans, draws(
-            self.key(name, step), np.repeat(read.rows[rows, None], items - 1, axis=1),
-            read.first[rows, None] + np.arange(items - 1))) for name, items in (
-                ("left", size - hidden), ("hidden", hidden))]
+        lengths = [
+            _segments(
+                items,
+                spans,
+                draws(
+                    self.key(name, step),
+                    np.repeat(read.rows[rows, None], items - 1, axis=1),
+                    read.first[rows, None] + np.arange(items - 1),
+                ),
+            )
+            for name, items in (("left", size - hidden), ("hidden", hidden))
+        ]
         ends = np.stack(lengths, axis=2).reshape(len(rows), -1).cumsum(axis=1)[:, :-1]
         begins = np.zeros((len(rows), size), dtype=np.int64)
         np.put_along_axis(begins, ends, 1, axis=1)
@@ -181,12 +194,20 @@ def corruption_of(section: SpanCorruption | Ul2, tokenizer: TextTokenizer, seed:
     problem = lacking(section, length, ids.__contains__)
     if problem is not None:
         raise NoSentinelsError(f"the tokenizer lacks special tokens: pretrain {problem}")
-    sentinels = np.array([ids[SENTINEL.format(number)] for number in range(most_spans(section, length))],
-                         dtype=np.int64)
+    sentinels = np.array(
+        [ids[SENTINEL.format(number)] for number in range(most_spans(section, length))], dtype=np.int64
+    )
     names = mode_names(ids.__contains__) if isinstance(section, Ul2) else None
     modes = () if names is None else tuple(ids[names[one.mode]] for one in section.denoisers)
-    return Corruption(section.denoisers, modes, seed, sentinels, tokenizer.eos, tokenizer.pad,
-                      isinstance(section, Ul2) and section.shape == "decoder")
+    return Corruption(
+        section.denoisers,
+        modes,
+        seed,
+        sentinels,
+        tokenizer.eos,
+        tokenizer.pad,
+        isinstance(section, Ul2) and section.shape == "decoder",
+    )
 
 
 def read_corruption(section: SpanCorruption | Ul2, folder: Path, seed: int, length: int) -> Corruption:

@@ -81,5 +81,13 @@ def _sum_like(parameter: Tensor, share: Tensor) -> Tensor:
 
     if not isinstance(parameter, DTensor):
         return share.sum()
-    return whole_sum(DTensor.from_local(share, parameter.device_mesh, parameter.placements, run_check=False,
-                                        shape=parameter.shape, stride=parameter.stride()))
+    return whole_sum(
+        DTensor.from_local(
+            share,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+    )

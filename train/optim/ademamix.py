@@ -28,16 +28,36 @@ class AdEMAMix(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], beta3: float, alpha: float,
-        rise_steps: int, eps: float, zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+        self,
+        groups: Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        beta3: float,
+        alpha: float,
+        rise_steps: int,
+        eps: float,
+        zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
     ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "beta3": beta3, "alpha": alpha, "rise_steps": rise_steps,
-                                  "eps": eps, "weight_decay": 0.0})
+        super().__init__(
+            groups,
+            {
+                "lr": lr,
+                "betas": betas,
+                "beta3": beta3,
+                "alpha": alpha,
+                "rise_steps": rise_steps,
+                "eps": eps,
+                "weight_decay": 0.0,
+            },
+        )
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter].update(
                     {STEP: torch.zeros((), dtype=torch.float32, device=parameter.device)},
-                    exp_avg=zeros_like(parameter), exp_avg_slow=zeros_like(parameter), exp_avg_sq=zeros_like(parameter))
+                    exp_avg=zeros_like(parameter),
+                    exp_avg_slow=zeros_like(parameter),
+                    exp_avg_sq=zeros_like(parameter),
+                )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -36,11 +36,17 @@ class Dion(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, matrices: Sequence[tuple[str, nn.Parameter]], lr: float, weight_decay: float, momentum: float,
-        rank_fraction: float, zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+        self,
+        matrices: Sequence[tuple[str, nn.Parameter]],
+        lr: float,
+        weight_decay: float,
+        momentum: float,
+        rank_fraction: float,
+        zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
     ) -> None:
-        super().__init__([matrix for _, matrix in matrices],
-                         {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        super().__init__(
+            [matrix for _, matrix in matrices], {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        )
         for name, matrix in matrices:
             rank = max(1, round(rank_fraction * min(matrix.shape)))
             first = torch.randn(matrix.size(1), rank, generator=generator_of(0, f"dion:{name}")).to(matrix.device)

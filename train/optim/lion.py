@@ -21,7 +21,10 @@ class Lion(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float],
+        self,
+        groups: Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
         zeros_like: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})

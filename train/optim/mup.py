@@ -41,13 +41,16 @@ def scale_rates(
     optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, width_factor: float, kind: OptimizerKind
 ) -> None:
     """Split groups of parameters by the share of the learning rate that they get."""
-    factors = {id(parameter): rate_factor(name, parameter.ndim, width_factor, kind)
-               for name, parameter in model.named_parameters()}
+    factors = {
+        id(parameter): rate_factor(name, parameter.ndim, width_factor, kind)
+        for name, parameter in model.named_parameters()
+    }
     for optimizer in optimizers:
         groups = []
         for group in optimizer.param_groups:
             for factor in sorted({factors[id(parameter)] for parameter in group["params"]}):
                 members = [parameter for parameter in group["params"] if factors[id(parameter)] == factor]
-                groups.append({**group, "params": members, RATE_FACTOR: factor,
-                               "weight_decay": group["weight_decay"] / factor})
+                groups.append(
+                    {**group, "params": members, RATE_FACTOR: factor, "weight_decay": group["weight_decay"] / factor}
+                )
         optimizer.param_groups = groups

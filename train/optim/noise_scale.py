@@ -88,5 +88,8 @@ class NoiseScale:
         noise, signal, weight = (*self._means.tolist(), self._weight.item())
         if not weight:
             return {}
-        return {"gradient_noise_scale": noise / signal if signal > 0 else None,
-                "gradient_noise": noise / weight, "gradient_signal": signal / weight}
+        return {
+            "gradient_noise_scale": noise / signal if signal > 0 else None,
+            "gradient_noise": noise / weight,
+            "gradient_signal": signal / weight,
+        }

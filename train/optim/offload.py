@@ -44,8 +44,12 @@ def one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
             kept = {name: value for name, value in state.items() if name != STEP}
-            state.update({name: _shared_as(value, local(value).to(parameter.device, non_blocking=True, copy=True))
-                          for name, value in kept.items()})
+            state.update(
+                {
+                    name: _shared_as(value, local(value).to(parameter.device, non_blocking=True, copy=True))
+                    for name, value in kept.items()
+                }
+            )
             optimizer.param_groups = [{**group, "params": [parameter]}]
             yield parameter
             optimizer.param_groups = groups

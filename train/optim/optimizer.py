@@ -80,8 +80,9 @@ def optimizers_by_name(
     ['Muon', 'AdamW']
     """
     if kind == "sophia":
-        raise ValueError("sophia estimates curvature from labels that the model draws, which only the trainings of a "
-                         "manifest do")
+        raise ValueError(
+            "sophia estimates curvature from labels that the model draws, which only the trainings of a manifest do"
+        )
     return make_optimizers(model, Optimizer.model_validate({"kind": kind, "learning_rate": learning_rate, **settings}))
 
 
@@ -92,16 +93,28 @@ def _optimizers_of(
     if section.kind in ON_MATRICES:
         inside = {name for name, parameter in named if LAYERS in name and parameter.ndim == 2}
         outside = _groups([parameter for name, parameter in named if name not in inside], section)
-        return [_on_matrices([(name, parameter) for name, parameter in named if name in inside], section, zeros_like),
-                _fused_adamw(outside, section, zeros_like)]
+        return [
+            _on_matrices([(name, parameter) for name, parameter in named if name in inside], section, zeros_like),
+            _fused_adamw(outside, section, zeros_like),
+        ]
     groups = _groups([parameter for _, parameter in named], section)
     match section.kind:
         case "adafactor":
             return [Adafactor(groups, section.learning_rate)]
         case "ademamix":
             rise = steps if section.rise_steps is None else section.rise_steps
-            return [AdEMAMix(groups, section.learning_rate, section.decays, section.beta3, section.alpha, rise,
-                             section.eps, zeros_like)]
+            return [
+                AdEMAMix(
+                    groups,
+                    section.learning_rate,
+                    section.decays,
+                    section.beta3,
+                    section.alpha,
+                    rise,
+                    section.eps,
+                    zeros_like,
+                )
+            ]
         case "lion":
             return [Lion(groups, section.learning_rate, section.decays, zeros_like)]
         case "sophia":
@@ -157,9 +170,7 @@ def _groups(parameters: Sequence[nn.Parameter], section: Optimizer) -> list[dict
     ]
 
 
-def _fused_adamw(
-    groups: list[dict[str, Any]], section: Optimizer, zeros_like: ZerosLike
-) -> torch.optim.Optimizer:
+def _fused_adamw(groups: list[dict[str, Any]], section: Optimizer, zeros_like: ZerosLike) -> torch.optim.Optimizer:
     """PyTorch's fused AdamW with its moments made now.
 
     Where there are none yet, a checkpoint of step 0 would make them by a step without gradients, and count that.
@@ -168,7 +179,9 @@ def _fused_adamw(
     for parameter in _parameters(optimizer):
         optimizer.state[parameter] = {
             STEP: torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": zeros_like(parameter), "exp_avg_sq": zeros_like(parameter)}
+            "exp_avg": zeros_like(parameter),
+            "exp_avg_sq": zeros_like(parameter),
+        }
     return optimizer
 
 
@@ -185,16 +198,19 @@ def _on_matrices(
     return _muon(matrices, section, zeros_like)
 
 
-def _muon(
-    matrices: Sequence[nn.Parameter], section: Optimizer, zeros_like: ZerosLike
-) -> torch.optim.Optimizer:
+def _muon(matrices: Sequence[nn.Parameter], section: Optimizer, zeros_like: ZerosLike) -> torch.optim.Optimizer:
     """PyTorch's Muon on sharded matrices: its products gather what they need.
 
     Updates have the size of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2), so that both
     share the learning rate and the decay.
     """
-    optimizer = torch.optim.Muon(matrices, lr=section.learning_rate, weight_decay=section.weight_decay,
-                                 momentum=section.momentum, adjust_lr_fn="match_rms_adamw")
+    optimizer = torch.optim.Muon(
+        matrices,
+        lr=section.learning_rate,
+        weight_decay=section.weight_decay,
+        momentum=section.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
     for matrix in matrices:
         optimizer.state[matrix]["momentum_buffer"] = zeros_like(matrix)
     return optimizer
@@ -209,8 +225,10 @@ def _adamw_8bit(groups: list[dict[str, Any]], section: Optimizer) -> torch.optim
     try:
         from torchao.optim import AdamW8bit
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("optimizer.kind is adamw8bit, but torchao is not installed; install it "
-                                  "with: pip install 'gristmill[quant]', or choose another optimizer.kind") from error
+        raise ModuleNotFoundError(
+            "optimizer.kind is adamw8bit, but torchao is not installed; install it "
+            "with: pip install 'gristmill[quant]', or choose another optimizer.kind"
+        ) from error
     optimizer = AdamW8bit(groups, lr=section.learning_rate, betas=section.decays, eps=section.eps)
     _make_state(optimizer)
     return optimizer  # type: ignore[no-any-return]

@@ -40,11 +40,25 @@ class OrthogonalMomentum(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float,
-        neuron_beta: float | None, cautious: bool, zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+        self,
+        matrices: Iterable[nn.Parameter],
+        lr: float,
+        weight_decay: float,
+        momentum: float,
+        neuron_beta: float | None,
+        cautious: bool,
+        zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
     ) -> None:
-        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum,
-                                    "neuron_beta": neuron_beta, "cautious": cautious})
+        super().__init__(
+            matrices,
+            {
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "momentum": momentum,
+                "neuron_beta": neuron_beta,
+                "cautious": cautious,
+            },
+        )
         for group in self.param_groups:
             for matrix in group["params"]:
                 self.state[matrix]["momentum_buffer"] = zeros_like(matrix)

@@ -27,8 +27,10 @@ def own_optimizer(own: Own, named: Sequence[tuple[str, nn.Parameter]], learning_
     code, function = own.use, load_function(own.use)
     options = {**dict.fromkeys(taken_by_name(function, ["lr"]), learning_rate), **own.options}
     check_call(code, function, ("params",), options)
-    groups = [{"params": [one for _, one in named if one.ndim >= 2], "lr": learning_rate},
-              {"params": [one for _, one in named if one.ndim < 2], "lr": learning_rate, "weight_decay": 0.0}]
+    groups = [
+        {"params": [one for _, one in named if one.ndim >= 2], "lr": learning_rate},
+        {"params": [one for _, one in named if one.ndim < 2], "lr": learning_rate, "weight_decay": 0.0},
+    ]
     with blaming(code):
         made = function([group for group in groups if group["params"]], **options)
     if not isinstance(made, torch.optim.Optimizer):

@@ -75,11 +75,15 @@ def own_share(own: Own, step: int, steps: int) -> float:
     with blaming(own.use):
         first, again = function(step, steps), function(step, steps)
     if isinstance(first, bool) or not isinstance(first, int | float) or not math.isfinite(first) or first < 0:
-        raise OwnCodeError(f"{place} returned {first!r}; return the share of optimizer.learning_rate that this step "
-                           "has, a finite number from 0 on")
+        raise OwnCodeError(
+            f"{place} returned {first!r}; return the share of optimizer.learning_rate that this step "
+            "has, a finite number from 0 on"
+        )
     if again != first:
-        raise OwnCodeError(f"{place} returned {first!r} and then {again!r}; the same step must have the same share, on "
-                           "every rank and when a training is resumed")
+        raise OwnCodeError(
+            f"{place} returned {first!r} and then {again!r}; the same step must have the same share, on "
+            "every rank and when a training is resumed"
+        )
     return float(first)
 
 

@@ -28,7 +28,11 @@ class Sophia(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], gamma: float,
+        self,
+        groups: Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        gamma: float,
         zeros_like: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "gamma": gamma, "weight_decay": 0.0})
@@ -44,8 +48,11 @@ class Sophia(torch.optim.Optimizer):
         Args:
             examples: over how many predictions their loss is a mean, B: the estimate is B g * g (algorithm 2).
         """
-        self._estimates = {parameter: local(parameter.grad) ** 2 * examples for group in self.param_groups
-                           for parameter in group["params"]}
+        self._estimates = {
+            parameter: local(parameter.grad) ** 2 * examples
+            for group in self.param_groups
+            for parameter in group["params"]
+        }
         self.zero_grad(set_to_none=True)
 
     @torch.no_grad()

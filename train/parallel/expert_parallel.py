@@ -39,16 +39,22 @@ def deal_experts(model: nn.Module, world: World, compute: Compute) -> set[nn.Par
         if not isinstance(module, Experts):
             continue
         if compute.compile != "off":
-            raise ExpertsError("engine.parallel.deal_experts: how many tokens a process gets is not known before, so "
-                               "such layers are not compiled; say engine.compute.compile: off, or remove it")
+            raise ExpertsError(
+                "engine.parallel.deal_experts: how many tokens a process gets is not known before, so "
+                "such layers are not compiled; say engine.compute.compile: off, or remove it"
+            )
         if len(module.gate_up_proj) % size:
-            raise ExpertsError(f"engine.parallel.deal_experts: the model's {len(module.gate_up_proj)} experts do not "
-                               f"divide by the {size} processes of shard and context; use a divisor, or remove it")
+            raise ExpertsError(
+                f"engine.parallel.deal_experts: the model's {len(module.gate_up_proj)} experts do not "
+                f"divide by the {size} processes of shard and context; use a divisor, or remove it"
+            )
         module.dealt = dealt
         placements: Any = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
         for name, weight in list(module.named_parameters(recurse=False)):
-            split = nn.Parameter(distribute_tensor(weight.detach(), mesh, placements, src_data_rank=None),
-                                 requires_grad=weight.requires_grad)
+            split = nn.Parameter(
+                distribute_tensor(weight.detach(), mesh, placements, src_data_rank=None),
+                requires_grad=weight.requires_grad,
+            )
             setattr(module, name, split)
             found.add(split)
     return found

@@ -62,16 +62,26 @@ class Rendezvous:
         """Torchrun's options for one of the hosts."""
         read_seconds = max(1, round(self.timeout_seconds))
         return [
-            f"--nnodes={self.nodes}", f"--nproc-per-node={self.processes}", "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={self.name}",
+            f"--nnodes={self.nodes}",
+            f"--nproc-per-node={self.processes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.endpoint}",
+            f"--rdzv-id={self.name}",
             f"--rdzv-conf=is_host={int(leads)},join_timeout={max(1, round(self.join_seconds))},"
             f"read_timeout={read_seconds}",
         ]
 
     def command(self, folder: Path, leads: bool) -> list[str]:
         """What one of the hosts runs for a training that a folder describes."""
-        return [sys.executable, "-m", "gristmill.train.torchrun", *self.options(leads), "-m", "gristmill.train.rank",
-                str(folder)]
+        return [
+            sys.executable,
+            "-m",
+            "gristmill.train.torchrun",
+            *self.options(leads),
+            "-m",
+            "gristmill.train.rank",
+            str(folder),
+        ]
 
 
 def hosts_of(engine: Mapping[str, Any]) -> int:
@@ -92,10 +102,18 @@ def lead(folder: Path, engine: Mapping[str, Any]) -> Rendezvous:
     nodes, ranks = hosts_of(engine), engine["ranks"]
     network = Network.model_validate(engine.get("network", {}))
     address = address_of(network.interface) if network.interface else default_address()
-    found = Rendezvous(uuid.uuid4().hex[:12], f"{address}:{network.port}", nodes, ranks // nodes, network.join_seconds,
-                       network.timeout_seconds, socket.gethostname())
-    write_json(folder / "work" / "rendezvous.json", {
-        **vars(found), "command": shlex.join(found.command(folder, leads=False))})
+    found = Rendezvous(
+        uuid.uuid4().hex[:12],
+        f"{address}:{network.port}",
+        nodes,
+        ranks // nodes,
+        network.join_seconds,
+        network.timeout_seconds,
+        socket.gethostname(),
+    )
+    write_json(
+        folder / "work" / "rendezvous.json", {**vars(found), "command": shlex.join(found.command(folder, leads=False))}
+    )
     return found
 
 
@@ -139,8 +157,10 @@ def address_of(interface: str) -> str:
         try:
             answer = fcntl.ioctl(asking, SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
         except OSError as error:
-            raise HostsError(f"engine.network.interface: {socket.gethostname()} has no interface {interface} with an "
-                             f"IPv4 address; it has {', '.join(addresses()) or 'none'}") from error
+            raise HostsError(
+                f"engine.network.interface: {socket.gethostname()} has no interface {interface} with an "
+                f"IPv4 address; it has {', '.join(addresses()) or 'none'}"
+            ) from error
     return socket.inet_ntoa(answer[20:24])
 
 
@@ -166,8 +186,10 @@ def interface_of(address: str) -> str:
     for name, one in addresses().items():
         if one == address or (address.startswith("127.") and one.startswith("127.")):
             return name
-    raise HostsError(f"{socket.gethostname()} has no interface with the address {address}; name the one that reaches "
-                     "the other hosts: engine.network.interface")
+    raise HostsError(
+        f"{socket.gethostname()} has no interface with the address {address}; name the one that reaches "
+        "the other hosts: engine.network.interface"
+    )
 
 
 def address_towards(host: str, port: int) -> str:
@@ -180,8 +202,10 @@ def address_towards(host: str, port: int) -> str:
         try:
             asking.connect((host, port))
         except OSError as error:
-            raise HostsError(f"{socket.gethostname()} has no way to {host}, which leads ({error.strerror or error}); "
-                             "name the interface that reaches it: engine.network.interface") from error
+            raise HostsError(
+                f"{socket.gethostname()} has no way to {host}, which leads ({error.strerror or error}); "
+                "name the interface that reaches it: engine.network.interface"
+            ) from error
         return str(asking.getsockname()[0])
 
 
@@ -196,9 +220,11 @@ def default_address() -> str:
     except HostsError:
         found = {name: one for name, one in addresses().items() if not one.startswith("127.")}
     if len(found) != 1:
-        raise HostsError(f"by which address other hosts reach {socket.gethostname()} is not known: it has no default "
-                         f"route, and {', '.join(found) or 'no interface but the loopback one'}; name one: "
-                         "engine.network.interface")
+        raise HostsError(
+            f"by which address other hosts reach {socket.gethostname()} is not known: it has no default "
+            f"route, and {', '.join(found) or 'no interface but the loopback one'}; name one: "
+            "engine.network.interface"
+        )
     return next(iter(found.values()))
 
 
@@ -206,8 +232,10 @@ def note_arrival(work: Path) -> None:
     """Write down that this host takes part in an attempt, so that the others can name it; by its first rank."""
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1 and os.environ["LOCAL_RANK"] == "0":
         ranks = [int(os.environ["RANK"]) + place for place in range(int(os.environ["LOCAL_WORLD_SIZE"]))]
-        write_json(work / "hosts" / os.environ["TORCHELASTIC_RUN_ID"] / f"{os.environ['GROUP_RANK']}.json",
-                   {"host": socket.gethostname(), "ranks": ranks})
+        write_json(
+            work / "hosts" / os.environ["TORCHELASTIC_RUN_ID"] / f"{os.environ['GROUP_RANK']}.json",
+            {"host": socket.gethostname(), "ranks": ranks},
+        )
 
 
 def why_lost(work: Path, said: str) -> str:
@@ -226,9 +254,11 @@ def why_lost(work: Path, said: str) -> str:
     seconds = float(os.environ.get(TIMEOUT, "0"))
     late = "timed out" in said.lower() or "timeout" in said.lower()
     what = f"did not answer for {seconds:g} s (engine.network.timeout_seconds)" if late else "closed the connection"
-    return (f"{' and '.join(others) or 'another host'} {what}, as seen from {here}: that host or the network to it is "
-            "gone. The training resumes from its last checkpoint: run it on all hosts again, or on those that are left "
-            "with --set engine.nodes=N (and engine.ranks, where they have fewer GPUs)")
+    return (
+        f"{' and '.join(others) or 'another host'} {what}, as seen from {here}: that host or the network to it is "
+        "gone. The training resumes from its last checkpoint: run it on all hosts again, or on those that are left "
+        "with --set engine.nodes=N (and engine.ranks, where they have fewer GPUs)"
+    )
 
 
 def _name(noted: Mapping[str, Any]) -> str:

@@ -67,11 +67,14 @@ class PipelineStage(Llama):
         super().__init__(shape)
         count = group.size()
         if shape.layers < count:
-            raise PipelineError(f"engine.parallel.pipeline is {count}, but the model has {shape.layers} layers; "
-                                "use less")
+            raise PipelineError(
+                f"engine.parallel.pipeline is {count}, but the model has {shape.layers} layers; use less"
+            )
         if shape.tied_embeddings:
-            raise PipelineError("engine.parallel.pipeline: the first stage embeds and the last one predicts, so they "
-                                "cannot share one matrix; say pretrain.model.tied_embeddings: false, or use shard")
+            raise PipelineError(
+                "engine.parallel.pipeline: the first stage embeds and the last one predicts, so they "
+                "cannot share one matrix; say pretrain.model.tied_embeddings: false, or use shard"
+            )
         if shape.experts:
             raise PipelineError("engine.parallel.pipeline: a mixture of experts is not pipelined; use shard")
         self.index, self.count, self.group, self.dtype, self.device = index, count, group, dtype, device
@@ -98,8 +101,13 @@ class PipelineStage(Llama):
         return self.index == self.count - 1
 
     def forward(
-        self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
-        trained: Tensor | None = None, prefix: Tensor | None = None,
+        self,
+        ids: Tensor,
+        head: Head = logits_head,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        trained: Tensor | None = None,
+        prefix: Tensor | None = None,
     ) -> Any:
         """In a schedule: this stage's part of a micro-batch; else see the class, and Llama.forward."""
         if prefix is not None:
@@ -124,8 +132,11 @@ class PipelineStage(Llama):
         calls = _of_equal_size([_ask(objective, part, scale, draw) for part in parts])
         self._queue, self._measured, self._asked = deque(calls), [], (objective, scale, draw)
         schedule = self._schedule(len(calls), *calls[0].ids.shape)
-        schedule.step(*([torch.cat([call.ids for call in calls])] if self.is_first else []), return_outputs=False,
-                      target=torch.arange(len(calls)) if self.is_last else None)
+        schedule.step(
+            *([torch.cat([call.ids for call in calls])] if self.is_first else []),
+            return_outputs=False,
+            target=torch.arange(len(calls)) if self.is_last else None,
+        )
         return self._measured
 
     def _scheduled(self, x: Tensor) -> Tensor:
@@ -163,9 +174,15 @@ class PipelineStage(Llama):
     def _hidden_states(self, rows: int, length: int, device: torch.device | None = None) -> Tensor:
         """What travels between stages for so many ids: of a process that shares them with others, its share."""
         shares = (1 if self.tensor_mesh is None else self.tensor_mesh.size()) * (
-            1 if self.row_split is None else self.row_split.size)
-        return torch.empty(rows, padded_length(length, self.length_multiple()) // shares, self.shape.width,
-                           dtype=self.dtype, device=device or self.device)
+            1 if self.row_split is None else self.row_split.size
+        )
+        return torch.empty(
+            rows,
+            padded_length(length, self.length_multiple()) // shares,
+            self.shape.width,
+            dtype=self.dtype,
+            device=device or self.device,
+        )
 
     def _schedule(self, number: int, rows: int, length: int) -> Any:
         """1F1B for so many micro-batches of one size, made once."""
@@ -177,9 +194,14 @@ class PipelineStage(Llama):
             hidden = self._hidden_states(rows, length, meta).requires_grad_()
             ids = torch.empty(rows, length, dtype=torch.int64, device=meta)
             stage = PipelineStage(
-                self, self.index, self.count, self.device, group=self.group,
+                self,
+                self.index,
+                self.count,
+                self.device,
+                group=self.group,
                 input_args=ids if self.is_first else hidden,
-                output_args=torch.empty((), device=meta, requires_grad=True) if self.is_last else hidden)
+                output_args=torch.empty((), device=meta, requires_grad=True) if self.is_last else hidden,
+            )
             # The last stage's output is the loss already, divided by what the whole batch weighs.
             self._schedules[key] = Schedule1F1B(stage, number, loss_fn=lambda loss, target: loss, scale_grads=False)
         return self._schedules[key]

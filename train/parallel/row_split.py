@@ -118,10 +118,12 @@ class RowSplit:
         """
         if isinstance(head, TokenHead):
             places = self.places(hidden.shape[1] * self.size, hidden.device)
-            own = {name: _lengthened(values, len(places) * self.size)[:, places]
-                   for name, values in head.of_tokens.items()}
-            return tuple(self.whole(one, 1)[:, :length] if one.dim() else one
-                         for one in head.function(hidden, matrix, **own))
+            own = {
+                name: _lengthened(values, len(places) * self.size)[:, places] for name, values in head.of_tokens.items()
+            }
+            return tuple(
+                self.whole(one, 1)[:, :length] if one.dim() else one for one in head.function(hidden, matrix, **own)
+            )
         if torch.is_grad_enabled():
             raise RowSplitError("engine.parallel.context is for objectives that measure tokens one by one; use shard")
         return head(self.whole(hidden, 1)[:, :length], matrix)
@@ -149,8 +151,12 @@ class _Whole(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         split: RowSplit = ctx.split
         chunks = gradients[0].chunk(split.multiple, dim=ctx.dim)
-        shares = torch.cat([torch.cat((front, back), dim=ctx.dim)
-                            for front, back in zip(chunks[: split.size], reversed(chunks[split.size :]), strict=True)])
+        shares = torch.cat(
+            [
+                torch.cat((front, back), dim=ctx.dim)
+                for front, back in zip(chunks[: split.size], reversed(chunks[split.size :]), strict=True)
+            ]
+        )
         own = shares.new_empty(shares.shape[0] // split.size, *shares.shape[1:])
         reduce_scatter_single(own, shares, group=split.group)
         return own, None, None

@@ -33,9 +33,14 @@ def compute_dtype(precision: Literal["auto", "fp32", "bf16", "fp16"], device: to
 
 
 def sharded_model(
-    shape: Shape | OwnShape, tensor_of: TensorOf | None, world: World, dtype: torch.dtype,
-    compute: Compute | None = None, float8: Literal["off", "tensorwise", "rowwise"] = "off",
-    adapt: Callable[[nn.Module], None] | None = None, build: Callable[[Shape], Llama] | None = None,
+    shape: Shape | OwnShape,
+    tensor_of: TensorOf | None,
+    world: World,
+    dtype: torch.dtype,
+    compute: Compute | None = None,
+    float8: Literal["off", "tensorwise", "rowwise"] = "off",
+    adapt: Callable[[nn.Module], None] | None = None,
+    build: Callable[[Shape], Llama] | None = None,
 ) -> nn.Module:
     """A model whose parameters are spread over all processes.
 
@@ -73,8 +78,11 @@ def sharded_model(
 
     policy = precision_policy(dtype)
     with torch.device("meta"):
-        model: Any = (build or model_of)(shape) if world.pipeline_group is None else PipelineStage(
-            shape, world.stage, world.pipeline_group, dtype, world.device)
+        model: Any = (
+            (build or model_of)(shape)
+            if world.pipeline_group is None
+            else PipelineStage(shape, world.stage, world.pipeline_group, dtype, world.device)
+        )
         if adapt is not None:
             adapt(model)
     if float8 != "off":
@@ -97,8 +105,11 @@ def sharded_model(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = tensor_of(name, parameter.shape).to(world.device)
-            parameter.copy_(distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
-                            if isinstance(parameter, DTensor) else values)
+            parameter.copy_(
+                distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                if isinstance(parameter, DTensor)
+                else values
+            )
     assert_master_weights(model)
     probes: Sequence[nn.Module] = [model.model] if compute.compile == "model" else list(model.model.layers.children())
     assert_compute_dtype(probes[0], dtype)
@@ -159,9 +170,11 @@ def assert_master_weights(model: nn.Module) -> None:
     is_sharded = isinstance(model, FSDPModule) or torch.distributed.get_world_size() > 1
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32 or isinstance(parameter, DTensor) != is_sharded:
-            raise RuntimeError(f"{name} is {type(parameter).__name__} of {parameter.dtype}, not a float32 "
-                               f"{'DTensor' if is_sharded else 'Parameter'}: sharding was not applied to it, or a "
-                               "forward pass without `evaluating` undid it")
+            raise RuntimeError(
+                f"{name} is {type(parameter).__name__} of {parameter.dtype}, not a float32 "
+                f"{'DTensor' if is_sharded else 'Parameter'}: sharding was not applied to it, or a "
+                "forward pass without `evaluating` undid it"
+            )
 
 
 def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
@@ -176,8 +189,12 @@ def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
 
     def check(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         handle.remove()
-        masters = {id(weight) for one in module.modules() if isinstance(one, Experts) and one.dealt is not None
-                   for weight in one.parameters()}
+        masters = {
+            id(weight)
+            for one in module.modules()
+            if isinstance(one, Experts) and one.dealt is not None
+            for weight in one.parameters()
+        }
         found = {parameter.dtype for parameter in module.parameters() if id(parameter) not in masters}
         found |= {one.dtype for one in arguments[:1] if one.is_floating_point()}
         if found != {dtype}:
@@ -203,7 +220,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def measured_by_all(
-    model: nn.Module, number: int, columns: int, micro_batch_size: int, world: World,
+    model: nn.Module,
+    number: int,
+    columns: int,
+    micro_batch_size: int,
+    world: World,
     measure: Callable[[np.ndarray], Tensor],
 ) -> np.ndarray:
     """What a model makes of n examples, (n, columns) float32, the same on every rank; each measures its share of them.

@@ -35,8 +35,10 @@ def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
         raise UnevenSplitError(f"engine.parallel.tensor is {size}, but a mixture of experts is not split so; use shard")
     for name in ("heads", "kv_heads", "ffn_width"):
         if getattr(shape, name) % size:
-            raise UnevenSplitError(f"engine.parallel.tensor is {size}, but the model's {name} ({getattr(shape, name)}) "
-                                   "does not divide by it; use a divisor, or shard instead")
+            raise UnevenSplitError(
+                f"engine.parallel.tensor is {size}, but the model's {name} ({getattr(shape, name)}) "
+                "does not divide by it; use a divisor, or shard instead"
+            )
     parallelize_module(model, mesh, _plan_of_ends(model))
     for layer in model.model.layers.children():
         parallelize_module(layer, mesh, _plan_of_block(model))
@@ -53,7 +55,7 @@ def _plan_of_ends(model: Llama) -> dict[str, Any]:
         "lm_head": ColwiseParallel(),
         # One row, of a reward model or of a critic: split along its inputs, since it has no outputs to share out.
         **{name: RowwiseParallel(input_layouts=Replicate()) for name in ("score", "value_head")},
-    }  # fmt: skip
+    }
     present = {name for name, _ in model.named_modules()}
     return {name: style for name, style in plan.items() if name in present}
 
@@ -72,8 +74,9 @@ def _plan_of_block(model: Llama) -> dict[str, Any]:
     norms = {"self_attn.q_norm": norm_of_heads, "self_attn.k_norm": norm_of_heads}
     return {
         "input_layernorm": SequenceParallel(),
-        "self_attn": PrepareModuleInput(input_layouts=(Shard(SEQUENCE), *others),
-                                        desired_input_layouts=(Replicate(), *others)),
+        "self_attn": PrepareModuleInput(
+            input_layouts=(Shard(SEQUENCE), *others), desired_input_layouts=(Replicate(), *others)
+        ),
         **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
         **(norms if model.shape.qk_norm else {}),
         "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
@@ -82,4 +85,4 @@ def _plan_of_block(model: Llama) -> dict[str, Any]:
         "mlp.gate_proj": ColwiseParallel(),
         "mlp.up_proj": ColwiseParallel(),
         "mlp.down_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
-    }  # fmt: skip
+    }

@@ -137,8 +137,10 @@ def process_group(
     on_gpu = torch.cuda.is_available()
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if on_gpu and local_size > (gpus := torch.cuda.device_count()):
-        raise DeviceError(f"engine.ranks is {local_size}, a process for each GPU, but this machine has {gpus}: set "
-                          f"engine.ranks to {gpus}, or CUDA_VISIBLE_DEVICES to nothing for a training on CPUs")
+        raise DeviceError(
+            f"engine.ranks is {local_size}, a process for each GPU, but this machine has {gpus}: set "
+            f"engine.ranks to {gpus}, or CUDA_VISIBLE_DEVICES to nothing for a training on CPUs"
+        )
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     make_deterministic(local_size)
     if on_gpu:

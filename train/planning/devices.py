@@ -83,8 +83,9 @@ def named_device(name: str) -> Device:
     """
     if (found := find_device(name)) is None:
         known = ", ".join(device.name for device in DEVICES)
-        raise UnknownDeviceError(f"no GPU called {name!r} is known; known are {known}; for another one give "
-                                 "--peak-tflops and --memory-gb")
+        raise UnknownDeviceError(
+            f"no GPU called {name!r} is known; known are {known}; for another one give --peak-tflops and --memory-gb"
+        )
     return found
 
 

@@ -87,8 +87,11 @@ def flops_per_token(shape: Shape, length: int) -> Flops:
 
     The padding rows of the vocabulary are never multiplied with.
     """
-    padding = (shape.padded_vocab_size - shape.vocab_size) * shape.width * (
-        DECODED if shape.encoder_decoder else 1 + shape.multi_token)
+    padding = (
+        (shape.padded_vocab_size - shape.vocab_size)
+        * shape.width
+        * (DECODED if shape.encoder_decoder else 1 + shape.multi_token)
+    )
     matrices = 6 * (shape.matrix_parameters - padding)
     attention = shape.flops_per_token(length) - 6 * shape.matrix_parameters
     share = (length + 1) / (2 * length) if shape.kind == "decoder" else 1.0

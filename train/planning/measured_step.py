@@ -68,8 +68,13 @@ def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int
         gradients = sum(local(p.grad).nbytes for p in model.parameters() if p.grad is not None)
         seconds = _fastest_step(model, steppers, optimizer.learning_rate, ids, steps)
         peak = peak_bytes(world.device)
-        moments = sum(local(value).nbytes for stepper in steppers for state in stepper.state.values()
-                      for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
+        moments = sum(
+            local(value).nbytes
+            for stepper in steppers
+            for state in stepper.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor) and value.numel() > 1
+        )
         weights = sum(local(p).nbytes for p in model.parameters())
         rate = matmul_rate(world.device, dtype)
         tokens = rows * length
@@ -149,6 +154,7 @@ def _brackets(layer: Any, inside: list[int]) -> list[Any]:
 
 def uncounted() -> dict[Any, Any]:
     """Formulas for operations that torch's counter passes over: attention on CPUs, and sums of products in place."""
+
     def attention(query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:
         # Products of queries and keys, and of their weights and values, for each head of the queries, of which several
         # may share the keys: the formula of torch 2.11 takes no such shapes.
@@ -164,8 +170,11 @@ def uncounted() -> dict[Any, Any]:
         return 2 * left[0] * left[1] * right[1]
 
     ops = torch.ops.aten
-    return {ops._scaled_dot_product_flash_attention_for_cpu: attention,
-            ops._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward, ops.addmm_: addmm}
+    return {
+        ops._scaled_dot_product_flash_attention_for_cpu: attention,
+        ops._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
+        ops.addmm_: addmm,
+    }
 
 
 def _fastest_step(

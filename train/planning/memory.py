@@ -13,8 +13,17 @@ from gristmill.mixtures.training import ON_MATRICES, SMALL_MOMENTS
 from gristmill.train.models.shape import DECODED, ENCODED, TOKEN_TYPES, Shape
 
 MASTER_BYTES = 4
-OPTIMIZER_BYTES = {"adamw": 8, "lion": 4, "sophia": 8, "adafactor": 0, "adamw8bit": 2, "muon": 4,
-                   "normuon": 4, "dion": 5, "ademamix": 12}
+OPTIMIZER_BYTES = {
+    "adamw": 8,
+    "lion": 4,
+    "sophia": 8,
+    "adafactor": 0,
+    "adamw8bit": 2,
+    "muon": 4,
+    "normuon": 4,
+    "dion": 5,
+    "ademamix": 12,
+}
 """Per parameter: two float32 moments, one, two, factored ones (negligible), two of a byte; in layers Muon's one, which
 is NorMuon's too (rows count little), and Dion's with a basis of a quarter of its size at most; AdEMAMix's three."""
 FRAMEWORK_BYTES = 1.5e9
@@ -194,20 +203,26 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     kept = (_kept_bytes(shape, load) + _elsewhere_bytes(shape, form, load)) * tokens * layers * in_flight / form.tensor
     if load.checkpointing:
         again = block_activation_bytes(shape, load.compute_bytes) + _elsewhere_bytes(
-            shape, form, replace(load, checkpointing=False))
+            shape, form, replace(load, checkpointing=False)
+        )
         kept += again * tokens / form.tensor
     # The block that is computed and the one that is fetched ahead, and what does not belong to a block.
     whole = gathered_parameters(shape, form)
     gathered = (2 * whole + root) * load.compute_bytes + 2 * whole * load.compute_bytes
     if form.deal_experts:  # its own in the compute dtype, and their gradients in both
         gathered += expert_parameters(shape) / form.weights * (2 * load.compute_bytes + MASTER_BYTES)
-    loss = ((4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes)
-            * (1 + shape.multi_token)
-            + 3 * 4 * min(GPU_CHUNK_LOGITS, tokens * shape.vocab_size))
+    loss = (4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes) * (
+        1 + shape.multi_token
+    ) + 3 * 4 * min(GPU_CHUNK_LOGITS, tokens * shape.vocab_size)
     counted = Memory(
-        parameters=MASTER_BYTES * here / form.weights, gradients=MASTER_BYTES * here / form.weights,
-        optimizer=moments_bytes(shape, form, load)[0], gathered=gathered, activations=kept, loss=loss,
-        overhead=FRAMEWORK_BYTES)
+        parameters=MASTER_BYTES * here / form.weights,
+        gradients=MASTER_BYTES * here / form.weights,
+        optimizer=moments_bytes(shape, form, load)[0],
+        gathered=gathered,
+        activations=kept,
+        loss=loss,
+        overhead=FRAMEWORK_BYTES,
+    )
     return replace(counted, overhead=FRAMEWORK_BYTES + FRAGMENTATION * (counted.total - FRAMEWORK_BYTES))
 
 

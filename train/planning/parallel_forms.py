@@ -96,8 +96,10 @@ def rank_forms(shape: Shape, step: Step, gpus: int, device: Device, utilisation:
         device: of which kind.
         utilisation: MFU of the arithmetic alone, between 0 and 1.
     """
-    best = [_best([_candidate(shape, form, load, step, device, utilisation)
-                   for load in _loads(form, step)], device) for form in forms(shape, gpus, step.rows, step.length)]
+    best = [
+        _best([_candidate(shape, form, load, step, device, utilisation) for load in _loads(form, step)], device)
+        for form in forms(shape, gpus, step.rows, step.length)
+    ]
     return sorted(best, key=lambda one: (not one.fits, _rounded(one.seconds) if one.fits else 0.0, one.memory.total))
 
 
@@ -118,8 +120,12 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
                 continue
             for context in _divisors(gpus // tensor // pipeline) if shape.is_plain_decoder else [1]:
                 data = gpus // tensor // pipeline // context
-                if rows % data or rows // data < pipeline or tensor * context > GPUS_PER_MACHINE or (
-                        context > 1 and length % (CHUNKS * context * tensor)):
+                if (
+                    rows % data
+                    or rows // data < pipeline
+                    or tensor * context > GPUS_PER_MACHINE
+                    or (context > 1 and length % (CHUNKS * context * tensor))
+                ):
                     continue
                 for shard in _divisors(data):
                     form = Form(data // shard, shard, tensor, pipeline, context)
@@ -133,8 +139,9 @@ def _loads(form: Form, step: Step) -> Iterator[Load]:
     most = min(rows // form.pipeline, step.most_micro_rows or rows)
     for micro in (size for size in _divisors(rows) if size <= most):
         for checkpointing in (False, True):
-            yield Load(micro, step.length, rows // micro, step.compute_bytes, step.optimizer, checkpointing,
-                       step.offload)
+            yield Load(
+                micro, step.length, rows // micro, step.compute_bytes, step.optimizer, checkpointing, step.offload
+            )
 
 
 def _candidate(shape: Shape, form: Form, load: Load, step: Step, device: Device, utilisation: float) -> Candidate:
@@ -142,13 +149,26 @@ def _candidate(shape: Shape, form: Form, load: Load, step: Step, device: Device,
     arithmetic = flops_per_token(shape, step.length).whole * step.rows * step.length / (form.world * device.flops)
     busy = arithmetic / utilisation * (RECOMPUTE if load.checkpointing else 1.0)
     waiting = busy * (form.pipeline - 1) / load.micro_batches
-    seconds = busy + waiting + _tensor_seconds(shape, form, load, device) + _context_seconds(
-        shape, form, load, device) + _dealing_seconds(shape, form, load, device)
+    seconds = (
+        busy
+        + waiting
+        + _tensor_seconds(shape, form, load, device)
+        + _context_seconds(shape, form, load, device)
+        + _dealing_seconds(shape, form, load, device)
+    )
     seconds += max(0.0, _sharding_seconds(shape, form, load, device) - busy)
     _, on_host = moments_bytes(shape, form, load)
     seconds += 2 * on_host / HOST_LINK
-    return Candidate(form, load, memory, on_host, memory.total <= device.memory, waiting / (busy + waiting), seconds,
-                     arithmetic / seconds)
+    return Candidate(
+        form,
+        load,
+        memory,
+        on_host,
+        memory.total <= device.memory,
+        waiting / (busy + waiting),
+        seconds,
+        arithmetic / seconds,
+    )
 
 
 def _tensor_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:

@@ -93,9 +93,13 @@ class Actor:
         section, rollouts = self.section, self.rollouts
         prompts = self._prompts(batch)
         chosen = [self.prompts[number] for number in prompts]
-        answers = self._kept(batch, chosen) or self.draw(chosen, [
-            sampling_of(section.temperature, section.key_seed, batch, prompt.example["id"], place)
-            for place, prompt in enumerate(chosen)])
+        answers = self._kept(batch, chosen) or self.draw(
+            chosen,
+            [
+                sampling_of(section.temperature, section.key_seed, batch, prompt.example["id"], place)
+                for place, prompt in enumerate(chosen)
+            ],
+        )
         rollouts.put(prompts, [prompt.ids for prompt in chosen], answers)
         rollouts.rewards.copy_(self.reward(chosen, answers))
         weights = torch.tensor([reward.weight for reward in section.rewards])
@@ -110,9 +114,18 @@ class Actor:
         if self.world.is_first:
             advantages = rollouts.advantages.sum(dim=1) / rollouts.mask.sum(dim=1).clamp(min=1)
             shown = self.shown(chosen, answers, rollouts.rewards, rollouts.totals)
-            keep_batch(self.folder, batch, [{**one, "advantage": advantage, **tokens} for one, advantage, tokens in zip(
-                shown, advantages.tolist(), rollouts.tokens_of_answers(bool(section.kl_weight)), strict=True)],
-                [name_of(reward) for reward in section.rewards], bool(section.tools))
+            keep_batch(
+                self.folder,
+                batch,
+                [
+                    {**one, "advantage": advantage, **tokens}
+                    for one, advantage, tokens in zip(
+                        shown, advantages.tolist(), rollouts.tokens_of_answers(bool(section.kl_weight)), strict=True
+                    )
+                ],
+                [name_of(reward) for reward in section.rewards],
+                bool(section.tools),
+            )
 
     def _kept(self, batch: int, prompts: Sequence[Prompt]) -> list[Generated] | None:
         """The answers of a batch as an attempt before this one has kept them; None of a batch that was never drawn."""
@@ -120,24 +133,34 @@ class Actor:
         if found is None or [one["id"] for one in found] != [prompt.example["id"] for prompt in prompts]:
             return None
         return [
-            Generated(one["answer_ids"], one["ended"],
-                      tuple(one["drawn"]) if one.get("drawn") is not None else None,
-                      tuple(Used(**used) for used in one.get("used") or ())) for one in found]
+            Generated(
+                one["answer_ids"],
+                one["ended"],
+                tuple(one["drawn"]) if one.get("drawn") is not None else None,
+                tuple(Used(**used) for used in one.get("used") or ()),
+            )
+            for one in found
+        ]
 
     def _prompts(self, batch: int) -> np.ndarray:
-        """The numbers of the prompts of the next batch, one for each answer: those of a group side by side, (N,) int64.
-        """
+        """The numbers of the prompts of the next batch, one for each answer: those of a group side by side, (N,) int64."""
         count = self.section.rollouts_per_batch // self.section.group_size
-        numbers = self.order.rows(np.arange(batch * count, (batch + 1) * count, dtype=np.int64)) if (
-            self.choice is None) else self.choice.choose(count)
+        numbers = (
+            self.order.rows(np.arange(batch * count, (batch + 1) * count, dtype=np.int64))
+            if (self.choice is None)
+            else self.choice.choose(count)
+        )
         return np.repeat(numbers, self.section.group_size)
 
     def draw(self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]) -> list[Generated]:
         """An answer to each prompt."""
         started = time.perf_counter()
-        answers = self.sampler.answer([
-            Asked(Request(prompt.ids, self.section.max_new_tokens, self.chat.stops, sampling), prompt.offered)
-            for prompt, sampling in zip(prompts, samplings, strict=True)])
+        answers = self.sampler.answer(
+            [
+                Asked(Request(prompt.ids, self.section.max_new_tokens, self.chat.stops, sampling), prompt.offered)
+                for prompt, sampling in zip(prompts, samplings, strict=True)
+            ]
+        )
         self.seconds += time.perf_counter() - started
         self.drawn_tokens += sum(answer.num_drawn for answer in answers)
         return answers
@@ -147,11 +170,20 @@ class Actor:
     ) -> list[dict[str, Any]]:
         """Answers as they are kept: the prompt, the text, and what each reward gave."""
         names = [name_of(reward) for reward in self.section.rewards]
-        return [{"id": prompt.example["id"], "prompt": prompt.example["prompt"][-1]["content"],
-                 "answer": text_of(self.chat, answer), "right": prompt.answer, "ended": answer.ended,
-                 "tokens": answer.num_drawn, **self._turns(answer), "reward": float(total),
-                 "rewards": dict(zip(names, one, strict=True))}
-                for prompt, answer, one, total in zip(prompts, answers, rewards.tolist(), totals.tolist(), strict=True)]
+        return [
+            {
+                "id": prompt.example["id"],
+                "prompt": prompt.example["prompt"][-1]["content"],
+                "answer": text_of(self.chat, answer),
+                "right": prompt.answer,
+                "ended": answer.ended,
+                "tokens": answer.num_drawn,
+                **self._turns(answer),
+                "reward": float(total),
+                "rewards": dict(zip(names, one, strict=True)),
+            }
+            for prompt, answer, one, total in zip(prompts, answers, rewards.tolist(), totals.tolist(), strict=True)
+        ]
 
     def _turns(self, answer: Generated) -> dict[str, Any]:
         """Of an answer with tools, how many turns it has, and its calls."""
@@ -206,11 +238,13 @@ def learn_from(rollouts: Rollouts, section: Rl) -> None:
     else:
         divergence = kl_estimate(rollouts.old, rollouts.reference, section.kl_kind)
         given = token_rewards(rollouts.totals, divergence, section.kl_weight, mask)
-        found, returns = generalised_advantages(given, rollouts.values, mask, section.critic.discount,
-                                                section.critic.gae_lambda)
+        found, returns = generalised_advantages(
+            given, rollouts.values, mask, section.critic.discount, section.critic.gae_lambda
+        )
         rollouts.returns.copy_(returns)
         rollouts.advantages.copy_(whitened(found, mask))
     counted = mask & rollouts.ended[:, None] if section.mask_truncated else mask
-    for weights, of_step in zip(rollouts.weights.split(section.global_batch_size),
-                                counted.split(section.global_batch_size), strict=True):
+    for weights, of_step in zip(
+        rollouts.weights.split(section.global_batch_size), counted.split(section.global_batch_size), strict=True
+    ):
         weights.copy_(token_weights(of_step, section.normalisation, section.max_new_tokens))

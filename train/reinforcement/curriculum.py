@@ -72,8 +72,11 @@ class PromptChoice:
     def _is_wanted(self, number: int, place: int) -> bool:
         low, high = self._section.between
         rate = float(self.rates[number])
-        return rate == NEVER or low < rate < high or (
-            seeded_key(self._seed, "again", place) < self._section.again * 2**KEY_BITS)
+        return (
+            rate == NEVER
+            or low < rate < high
+            or (seeded_key(self._seed, "again", place) < self._section.again * 2**KEY_BITS)
+        )
 
     def report(self) -> dict[str, float]:
         """How many prompts were passed over for the last batch, and what is known of all: shares that were asked, and
@@ -83,7 +86,9 @@ class PromptChoice:
         found = {"curriculum/passed_over": float(self.passed_over), "curriculum/asked": len(asked) / len(self.rates)}
         if len(asked):
             below, above = asked <= low, asked >= high
-            found |= {"curriculum/too_hard": float(below.float().mean()),
-                      "curriculum/wanted": float((~below & ~above).float().mean()),
-                      "curriculum/too_easy": float(above.float().mean())}
+            found |= {
+                "curriculum/too_hard": float(below.float().mean()),
+                "curriculum/wanted": float((~below & ~above).float().mean()),
+                "curriculum/too_easy": float(above.float().mean()),
+            }
         return found

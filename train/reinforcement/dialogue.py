@@ -96,8 +96,10 @@ class Dialogue:
             running = self._answered(turn, calling)
             if not running:
                 break
-        return [Generated(one.tokens, one.ended, tuple(one.drawn), tuple(one.used),
-                          tuple(one.logps) if by_engine else None) for one in everyone]
+        return [
+            Generated(one.tokens, one.ended, tuple(one.drawn), tuple(one.used), tuple(one.logps) if by_engine else None)
+            for one in everyone
+        ]
 
     def _answered(self, turn: int, calling: Sequence[_Open]) -> list[_Open]:
         """Let tools answer; returns those who have room for another turn."""

@@ -18,8 +18,17 @@ TOKEN_COLUMNS = ("prompt_ids", "answer_ids", "logps", "reference_logps", "advant
 """Lists, which are not read with the rest."""
 DRAWN = "drawn"
 """One more of them, where tools were called."""
-USED = pa.list_(pa.struct([("turn", pa.int32()), ("name", pa.string()), ("arguments", pa.string()),
-                           ("answer", pa.string()), ("failed", pa.bool_())]))
+USED = pa.list_(
+    pa.struct(
+        [
+            ("turn", pa.int32()),
+            ("name", pa.string()),
+            ("arguments", pa.string()),
+            ("answer", pa.string()),
+            ("failed", pa.bool_()),
+        ]
+    )
+)
 BATCHES = "answers"
 """The folder of the batches so far, beside the checkpoints."""
 
@@ -40,11 +49,21 @@ def schema_of(names: Sequence[str], tools: bool = False) -> pa.Schema:
     which of it the policy has drawn, and the other tokens' values are 0.
     """
     more: dict[str, pa.DataType] = {"turns": pa.int32(), "used": USED, DRAWN: pa.list_(pa.bool_())} if tools else {}
-    return pa.schema({
-        "id": pa.string(), "prompt": pa.string(), "answer": pa.string(), "right": pa.string(), "ended": pa.bool_(),
-        "tokens": pa.int32(), "reward": pa.float32(),
-        "rewards": pa.struct([(name, pa.float32()) for name in names]), "advantage": pa.float32(),
-        **{name: pa.list_(pa.int32() if name.endswith("ids") else pa.float32()) for name in TOKEN_COLUMNS}, **more})
+    return pa.schema(
+        {
+            "id": pa.string(),
+            "prompt": pa.string(),
+            "answer": pa.string(),
+            "right": pa.string(),
+            "ended": pa.bool_(),
+            "tokens": pa.int32(),
+            "reward": pa.float32(),
+            "rewards": pa.struct([(name, pa.float32()) for name in names]),
+            "advantage": pa.float32(),
+            **{name: pa.list_(pa.int32() if name.endswith("ids") else pa.float32()) for name in TOKEN_COLUMNS},
+            **more,
+        }
+    )
 
 
 def keep_batch(

@@ -52,8 +52,14 @@ def opinion_of(model: nn.Module, part: Part, temperature: float) -> Opinion:
         logps, entropies = token_logps(chosen, matrix, part.tokens[part.mask], temperature)
         critic = getattr(model, VALUE_HEAD, None)
         values = None if critic is None else critic(chosen).squeeze(1).float()
-        return Opinion(*(None if one is None else torch.zeros(part.mask.shape, device=hidden.device).masked_scatter(
-            part.mask, one) for one in (logps, entropies, values)))  # type: ignore[arg-type]
+        return Opinion(
+            *(
+                None
+                if one is None
+                else torch.zeros(part.mask.shape, device=hidden.device).masked_scatter(part.mask, one)
+                for one in (logps, entropies, values)
+            )
+        )  # type: ignore[arg-type]
 
     found: Opinion = model(part.ids, head)
     return found
@@ -71,9 +77,18 @@ def token_logps(hidden: Tensor, matrix: Tensor, tokens: Tensor, temperature: flo
         temperature: what logits are divided by.
     """
     size = chunk_rows(matrix)
-    parts = [checkpoint(_chunk_logps, hidden[start : start + size], matrix, tokens[start : start + size], temperature,
-                        use_reentrant=False, preserve_rng_state=False)
-             for start in range(0, len(hidden), size)]
+    parts = [
+        checkpoint(
+            _chunk_logps,
+            hidden[start : start + size],
+            matrix,
+            tokens[start : start + size],
+            temperature,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for start in range(0, len(hidden), size)
+    ]
     logps, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
     return logps, entropies
 

@@ -82,21 +82,40 @@ class Reinforcement:
         found = opinion_of(model, part, self._section.temperature)
         width = found.logps.shape[1]
         old, reference, advantages, weights = self._rollouts.of(
-            places, width, self._device, "old", "reference", "advantages", "weights")
+            places, width, self._device, "old", "reference", "advantages", "weights"
+        )
         of_policy, clipped = surrogate_loss(found.logps, old, advantages, self._section.clip, self._section.clip_high)
         losses = of_policy
         if self._section.algorithm == "grpo" and self._section.kl_weight:
-            losses = losses + self._section.kl_weight * kl_loss(found.logps, old, reference, self._section.kl_kind,
-                                                                self._section.kl_correction)
+            losses = losses + self._section.kl_weight * kl_loss(
+                found.logps, old, reference, self._section.kl_kind, self._section.kl_correction
+            )
         of_critic = self._critic_losses(found, places, width)
         total = losses + self._section.critic.loss_weight * of_critic
         row_losses = (total * weights).sum(dim=1)
         divergence = kl_estimate(found.logps.detach(), reference, "k3") * part.mask
-        sums = torch.cat((
-            torch.stack([one.detach().double().sum() for one in (
-                row_losses, part.mask, found.entropies, divergence, clipped & part.mask,
-                of_policy * weights, of_critic * weights)]),
-            self._sums_of_answers(places))) * real
+        sums = (
+            torch.cat(
+                (
+                    torch.stack(
+                        [
+                            one.detach().double().sum()
+                            for one in (
+                                row_losses,
+                                part.mask,
+                                found.entropies,
+                                divergence,
+                                clipped & part.mask,
+                                of_policy * weights,
+                                of_critic * weights,
+                            )
+                        ]
+                    ),
+                    self._sums_of_answers(places),
+                )
+            )
+            * real
+        )
         # What is recorded of a row is how large its loss is: a surrogate may have either sign.
         return Measured(row_losses.sum() * (scale * real), sums, row_losses.detach().abs()[:, None])
 
@@ -109,12 +128,17 @@ class Reinforcement:
     def _sums_of_answers(self, places: np.ndarray) -> Tensor:
         rollouts, chosen = self._rollouts, torch.from_numpy(places)
         totals = rollouts.totals[chosen].double()
-        return torch.stack([
-            totals.sum(), totals.square().sum(), (~rollouts.ended[chosen]).sum().double(),
-            rollouts.flat[chosen].sum().double(),
-            (totals >= (self._section.curriculum or Curriculum()).passed_at).sum().double(),
-            *(torch.zeros(3).double() if rollouts.used is None else rollouts.used[chosen].double().sum(dim=0)),
-            *rollouts.rewards[chosen].double().sum(dim=0)]).to(self._device)
+        return torch.stack(
+            [
+                totals.sum(),
+                totals.square().sum(),
+                (~rollouts.ended[chosen]).sum().double(),
+                rollouts.flat[chosen].sum().double(),
+                (totals >= (self._section.curriculum or Curriculum()).passed_at).sum().double(),
+                *(torch.zeros(3).double() if rollouts.used is None else rollouts.used[chosen].double().sum(dim=0)),
+                *rollouts.rewards[chosen].double().sum(dim=0),
+            ]
+        ).to(self._device)
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Means by the names that TRL's GRPOTrainer gives them.
@@ -124,21 +148,45 @@ class Reinforcement:
         `tools/call_frequency` are of answers, `tools/failure_frequency` of calls. With a curriculum `pass_rate` is a
         share of answers, and what begins with `curriculum/` is of the batch that they are of (see `PromptChoice`).
         """
-        (loss, tokens, entropy, divergence, clipped, policy, critic, reward, square, cut, flat, passed, turns, calls,
-         failed, *each) = sums
+        (
+            loss,
+            tokens,
+            entropy,
+            divergence,
+            clipped,
+            policy,
+            critic,
+            reward,
+            square,
+            cut,
+            flat,
+            passed,
+            turns,
+            calls,
+            failed,
+            *each,
+        ) = sums
         mean, seconds = reward / weight, self._actor.seconds
         line = {
-            "loss": loss / weight, "reward": mean, "reward_std": math.sqrt(max(0.0, square / weight - mean**2)),
+            "loss": loss / weight,
+            "reward": mean,
+            "reward_std": math.sqrt(max(0.0, square / weight - mean**2)),
             **{f"rewards/{name}": value / weight for name, value in zip(self._names, each, strict=True)},
-            "entropy": entropy / tokens, "clip_ratio": clipped / tokens,
-            "completions/mean_length": tokens / weight, "completions/clipped_ratio": cut / weight,
-            "frac_reward_zero_std": flat / weight}
+            "entropy": entropy / tokens,
+            "clip_ratio": clipped / tokens,
+            "completions/mean_length": tokens / weight,
+            "completions/clipped_ratio": cut / weight,
+            "frac_reward_zero_std": flat / weight,
+        }
         if self._section.kl_weight:
             line["kl"] = divergence / tokens
         line |= self._actor.agreement
         if self._section.tools:
-            line |= {"completions/mean_turns": turns / weight, "tools/call_frequency": calls / weight,
-                     "tools/failure_frequency": failed / calls if calls else 0.0}
+            line |= {
+                "completions/mean_turns": turns / weight,
+                "tools/call_frequency": calls / weight,
+                "tools/failure_frequency": failed / calls if calls else 0.0,
+            }
         if self._actor.choice is not None:
             line |= {"pass_rate": passed / weight, **self._actor.choice.report()}
         if self._section.algorithm == "ppo":
@@ -153,8 +201,10 @@ class Reinforcement:
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
         """Every answer with its prompt's id and how large its loss was."""
-        return [{"id": one, "loss": float(losses[0]), "row": row}
-                for one, row, losses in zip(self._ids_of(rows), rows.tolist(), row_losses, strict=True)]
+        return [
+            {"id": one, "loss": float(losses[0]), "row": row}
+            for one, row, losses in zip(self._ids_of(rows), rows.tolist(), row_losses, strict=True)
+        ]
 
     def _ids_of(self, rows: np.ndarray) -> list[str]:
         """Of the prompt behind each row."""

@@ -49,8 +49,12 @@ class Prompt:
 
 
 def read_prompts(
-    data: Sequence[Prompts], rewards: Sequence[AnswerReward], chat: Chat, longest: int,
-    inputs: Mapping[str, Path] | None = None, tools: OfferedTools | None = None,
+    data: Sequence[Prompts],
+    rewards: Sequence[AnswerReward],
+    chat: Chat,
+    longest: int,
+    inputs: Mapping[str, Path] | None = None,
+    tools: OfferedTools | None = None,
 ) -> tuple[list[Prompt], list[dict[str, Any]]]:
     """Read and encode all sets of prompts, in their order.
 
@@ -73,18 +77,27 @@ def read_prompts(
     found: dict[str, Prompt] = {}
     sets = []
     for one in data:
-        read = read_set(made_path(one.path, inputs or {}), "prompts", one.format, one.limit, one.max_quarantined,
-                        one.answer, columns_of(rewards))
+        read = read_set(
+            made_path(one.path, inputs or {}),
+            "prompts",
+            one.format,
+            one.limit,
+            one.max_quarantined,
+            one.answer,
+            columns_of(rewards),
+        )
         check_answers(f"rl data {one.path}", read.examples, rewards, one.answer)
         prompts, counts = prepare_prompts(read.examples, chat, longest, tools)
         if not prompts:
             raise NothingToTrainError(
                 f"rl data {one.path}: none of its {counts['examples']} prompts has at most {longest} tokens "
-                f"({why_left_out(counts)}); raise rl.sequence_length, lower rl.max_new_tokens, or look at the data")
+                f"({why_left_out(counts)}); raise rl.sequence_length, lower rl.max_new_tokens, or look at the data"
+            )
         fresh = {prompt.example["id"]: prompt for prompt in prompts if prompt.example["id"] not in found}
         found |= fresh
-        sets.append({"path": one.path, **read.counts(), **counts, "used": len(fresh),
-                     "repeated": len(prompts) - len(fresh)})
+        sets.append(
+            {"path": one.path, **read.counts(), **counts, "used": len(fresh), "repeated": len(prompts) - len(fresh)}
+        )
     return list(found.values()), sets
 
 
@@ -108,8 +121,10 @@ class OfferedTools:
         """
         told = [str(tool.get("function", tool).get("name")) for tool in example.get("tools", ())]
         if unknown := [name for name in told if name not in self.toolbox.names]:
-            raise ChatError(f"`tools` of the record describes {unknown[0]!r}, which rl.tools does not have; it has "
-                            f"{', '.join(self.toolbox.names)}")
+            raise ChatError(
+                f"`tools` of the record describes {unknown[0]!r}, which rl.tools does not have; it has "
+                f"{', '.join(self.toolbox.names)}"
+            )
         offered = tuple(told) or self.toolbox.names
         return self.form.prompt(example["prompt"], self.toolbox.descriptions(offered)), offered
 
@@ -123,8 +138,11 @@ def prepare_prompts(
     dropped = 0
     for example in examples:
         try:
-            ids, offered = (chat.encode(example["prompt"], prompt=True, tools=example.get("tools", ())).ids.tolist(), ()
-                            ) if tools is None else tools.encode(example)
+            ids, offered = (
+                (chat.encode(example["prompt"], prompt=True, tools=example.get("tools", ())).ids.tolist(), ())
+                if tools is None
+                else tools.encode(example)
+            )
         except ChatError as error:
             unrenderable.append(str(error))
             continue
@@ -132,8 +150,12 @@ def prepare_prompts(
             dropped += 1
         else:
             used.append(Prompt(example, tuple(ids), offered))
-    return used, {"examples": len(examples), "unrenderable": len(unrenderable),
-                  "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)), "dropped": dropped}
+    return used, {
+        "examples": len(examples),
+        "unrenderable": len(unrenderable),
+        "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)),
+        "dropped": dropped,
+    }
 
 
 def split(prompts: Sequence[Prompt], share: float, limit: int, seed: int) -> tuple[list[Prompt], list[Prompt]]:
@@ -145,8 +167,9 @@ def split(prompts: Sequence[Prompt], share: float, limit: int, seed: int) -> tup
     held_out = [prompt for prompt in prompts if is_held_out(prompt.example, share, seed)]
     training = [prompt for prompt in prompts if not is_held_out(prompt.example, share, seed)]
     if not training:
-        raise NothingToTrainError(f"rl: all {len(prompts)} prompts are held out; lower rl.holdout ({share}) or add "
-                                  "prompts")
+        raise NothingToTrainError(
+            f"rl: all {len(prompts)} prompts are held out; lower rl.holdout ({share}) or add prompts"
+        )
     return training, sorted(held_out, key=lambda prompt: prompt.example["id"])[:limit]
 
 
@@ -202,5 +225,6 @@ class PromptPlan:
 
 def prompt_plan_of(section: Rl) -> PromptPlan:
     """The plan that a section asks for."""
-    return PromptPlan(section.global_batch_size // section.group_size, section.steps_per_batch,
-                      section.epochs_per_batch)
+    return PromptPlan(
+        section.global_batch_size // section.group_size, section.steps_per_batch, section.epochs_per_batch
+    )

@@ -42,8 +42,15 @@ def turns_of(chat: Chat, answer: Generated) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for number, turn in enumerate(earlier, start=1):
         used = [one for one in answer.used if one.turn == number]
-        found.append({"role": "assistant", "content": chat.decode(turn, special=True), "tool_calls": [
-            {"type": "function", "function": {"name": one.name, "arguments": one.arguments}} for one in used]})
+        found.append(
+            {
+                "role": "assistant",
+                "content": chat.decode(turn, special=True),
+                "tool_calls": [
+                    {"type": "function", "function": {"name": one.name, "arguments": one.arguments}} for one in used
+                ],
+            }
+        )
         found += [{"role": "tool", "name": one.name, "content": one.answer} for one in used]
     return [*found, {"role": "assistant", "content": text_of(chat, answer)}]
 
@@ -65,6 +72,7 @@ def rewards_of(
         RewardModelError: a reward model is asked for, but there is none, or it knows other ids.
         OwnCodeError: a function of the user's cannot be loaded or called.
     """
+
     def part_of(one: AnyReward) -> Given:
         if isinstance(one, OwnReward):
             return _on_first(_by_own(one, chat), world)
@@ -78,6 +86,7 @@ def rewards_of(
 
 def _shared(given: Given, world: World) -> Given:
     """The same of all answers, of which every rank works out its share."""
+
     def whole(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
         own = slice(world.data_rank, None, world.data_size)
         found = torch.zeros(len(answers), device=world.device)
@@ -102,9 +111,15 @@ def _by_own(reward: OwnReward, chat: Chat) -> Given:
 
     def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
         columns = {name: [_column(prompt, name) for prompt in prompts] for name in reward.columns}
-        return torch.tensor(ask([prompt.example["prompt"][-1]["content"] for prompt in prompts],
-                                [text_of(chat, answer) for answer in answers], columns,
-                                [turns_of(chat, answer) for answer in answers]), dtype=torch.float32)
+        return torch.tensor(
+            ask(
+                [prompt.example["prompt"][-1]["content"] for prompt in prompts],
+                [text_of(chat, answer) for answer in answers],
+                columns,
+                [turns_of(chat, answer) for answer in answers],
+            ),
+            dtype=torch.float32,
+        )
 
     return given
 
@@ -119,8 +134,13 @@ def _by_check(reward: AnyReward, chat: Chat) -> Given:
     check = verifier_of(reward)
 
     def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-        return torch.tensor([check(Answer(text_of(chat, answer), answer.num_drawn - answer.ended, prompt.answer))
-                             for prompt, answer in zip(prompts, answers, strict=True)], dtype=torch.float32)
+        return torch.tensor(
+            [
+                check(Answer(text_of(chat, answer), answer.num_drawn - answer.ended, prompt.answer))
+                for prompt, answer in zip(prompts, answers, strict=True)
+            ],
+            dtype=torch.float32,
+        )
 
     return given
 
@@ -129,21 +149,32 @@ def _reward_folder(reward: ModelReward, inputs: Mapping[str, Path]) -> Path:
     if reward.path is not None:
         return as_path(reward.path)
     if "reward" not in inputs:
-        raise RewardModelError("rl.rewards: a reward of kind model has no `path`, and the manifest has no section "
-                               "`reward:` whose model could be taken; give one of the two")
+        raise RewardModelError(
+            "rl.rewards: a reward of kind model has no `path`, and the manifest has no section "
+            "`reward:` whose model could be taken; give one of the two"
+        )
     return inputs["reward"] / "model"
 
 
 def _by_model(folder: Path, chat: Chat, vocab_size: int, device: torch.device, rows: int) -> Given:
     model = load_reward_model(folder, str(device))
     if model.shape.vocab_size != vocab_size:
-        raise RewardModelError(f"{folder}: the reward model has {model.shape.vocab_size} ids, the policy {vocab_size}: "
-                               "it reads the policy's own tokens, so both need the same tokenizer")
+        raise RewardModelError(
+            f"{folder}: the reward model has {model.shape.vocab_size} ids, the policy {vocab_size}: "
+            "it reads the policy's own tokens, so both need the same tokenizer"
+        )
     tail = chat_tail(chat)
 
     def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-        return _score(model, [[*prompt.ids, *answer.tokens, *(tail if answer.ended else [])]
-                              for prompt, answer in zip(prompts, answers, strict=True)], chat.pad, rows)
+        return _score(
+            model,
+            [
+                [*prompt.ids, *answer.tokens, *(tail if answer.ended else [])]
+                for prompt, answer in zip(prompts, answers, strict=True)
+            ],
+            chat.pad,
+            rows,
+        )
 
     return given
 
@@ -173,7 +204,8 @@ def load_answer_scorer(folder: str) -> Callable[[Sequence[Sequence[Mapping[str, 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     chat, model = Chat(as_path(folder)), load_reward_model(as_path(folder), device)
     return lambda conversations: _score(
-        model, [chat.encode(one).ids.tolist() for one in conversations], chat.pad, ROWS).tolist()
+        model, [chat.encode(one).ids.tolist() for one in conversations], chat.pad, ROWS
+    ).tolist()
 
 
 def chat_tail(chat: Chat) -> list[int]:

@@ -51,8 +51,11 @@ class Generated:
         """The ids of each turn of the assistant; between two of them there is always something that was not drawn."""
         if self.drawn is None:
             return [self.tokens]
-        return [[token for token, _ in turn] for drawn, turn in groupby(
-            zip(self.tokens, self.drawn, strict=True), key=lambda one: one[1]) if drawn]
+        return [
+            [token for token, _ in turn]
+            for drawn, turn in groupby(zip(self.tokens, self.drawn, strict=True), key=lambda one: one[1])
+            if drawn
+        ]
 
     @property
     def num_drawn(self) -> int:
@@ -114,7 +117,8 @@ class Rollouts:
         self.drawn = torch.zeros(count, most, dtype=torch.bool) if section.tools else None
         self.used = torch.zeros(count, 3, dtype=torch.int64) if section.tools else None
         self.old, self.reference, self.values, self.advantages, self.returns, self.weights = (
-            torch.zeros(count, most) for _ in range(6))
+            torch.zeros(count, most) for _ in range(6)
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint; filled in place when one is loaded."""
@@ -137,18 +141,21 @@ class Rollouts:
             self.ended[row] = answer.ended
             if self.drawn is not None and self.used is not None:
                 self.drawn[row, : len(answer.tokens)] = torch.tensor(answer.drawn or [True] * len(answer.tokens))
-                self.used[row] = torch.tensor([len(answer.turns), len(answer.used),
-                                               sum(one.failed for one in answer.used)])
+                self.used[row] = torch.tensor(
+                    [len(answer.turns), len(answer.used), sum(one.failed for one in answer.used)]
+                )
 
     def tokens_of_answers(self, has_reference: bool) -> Iterator[dict[str, Any]]:
         """What `kept_answers.TOKEN_COLUMNS` name, of each answer."""
         for row, (size, length) in enumerate(zip(self.sizes.tolist(), self.lengths.tolist(), strict=True)):
-            yield {"prompt_ids": self.ids[row, :size].tolist(),
-                   "answer_ids": self.ids[row, size : size + length].tolist(),
-                   "logps": self.old[row, :length].tolist(),
-                   "reference_logps": self.reference[row, :length].tolist() if has_reference else None,
-                   "advantages": self.advantages[row, :length].tolist(),
-                   **({} if self.drawn is None else {"drawn": self.drawn[row, :length].tolist()})}
+            yield {
+                "prompt_ids": self.ids[row, :size].tolist(),
+                "answer_ids": self.ids[row, size : size + length].tolist(),
+                "logps": self.old[row, :length].tolist(),
+                "reference_logps": self.reference[row, :length].tolist() if has_reference else None,
+                "advantages": self.advantages[row, :length].tolist(),
+                **({} if self.drawn is None else {"drawn": self.drawn[row, :length].tolist()}),
+            }
 
     @property
     def mask(self) -> Tensor:
@@ -190,6 +197,8 @@ def take_earlier_batches(folder: Path, checkpoint: Path, updates_per_batch: int)
             continue
         answers = read_batch([stage / "data", stage / "work"], batch, with_tokens=True)
         if answers is None:
-            raise FileNotFoundError(f"rl.continue_from: the answers that the training of {checkpoint} learned from are "
-                                    f"not in {stage}; name the checkpoint where that training has saved it")
+            raise FileNotFoundError(
+                f"rl.continue_from: the answers that the training of {checkpoint} learned from are "
+                f"not in {stage}; name the checkpoint where that training has saved it"
+            )
         keep_batch(folder, batch, answers, list(answers[0]["rewards"]), "used" in answers[0])

@@ -88,8 +88,11 @@ class Sampler:
         """An answer to each request, the same on every rank; every rank calls this together, with the same requests."""
         self._engine.load(self._weights())
         own = [asked[number] for number in range(self._world.data_rank, len(asked), self._world.data_size)]
-        drawn = self._engine.draw([one.request for one in own]) if self._dialogue is None else (
-            self._dialogue.answers(self._engine.draw, own))
+        drawn = (
+            self._engine.draw([one.request for one in own])
+            if self._dialogue is None
+            else (self._dialogue.answers(self._engine.draw, own))
+        )
         everybody: list[tuple[int, list[Generated]]] = [(self._world.data_rank, drawn)]
         if self._world.size > 1:
             gathered: list[tuple[int, list[Generated]]] = [(0, [])] * self._world.size

@@ -52,8 +52,10 @@ class VllmEngine:
         self, shape: Shape, dtype: torch.dtype, folder: Path, stops: Sequence[int], pad: int, memory: float
     ) -> None:
         if find_spec("vllm") is None:
-            raise RolloutEngineError("rl.rollouts is vllm, which is not installed here; install it, which wants a GPU "
-                                     "(`pip install vllm`), or remove the key: the engine that is here draws then")
+            raise RolloutEngineError(
+                "rl.rollouts is vllm, which is not installed here; install it, which wants a GPU "
+                "(`pip install vllm`), or remove the key: the engine that is here draws then"
+            )
         self._shape, self._dtype, self._folder, self._memory = shape, dtype, folder, memory
         self._stops, self._pad = sorted(stops), pad
         self._llm: Any = None
@@ -67,17 +69,22 @@ class VllmEngine:
             for name, part in split_for_hf(one, tensor.detach(), self._shape).items():
                 parts.setdefault(name, []).append(part.to(self._dtype).cpu())
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._folder / "config.json",
-                   hf_config(self._shape, DTYPES[self._dtype], self._stops, self._pad))
+        write_json(self._folder / "config.json", hf_config(self._shape, DTYPES[self._dtype], self._stops, self._pad))
         # Parts of a fused tensor have its name, and are joined by rows.
-        write_tensors(self._folder / WEIGHTS_FILE, {
-            name: ready(torch.cat(one) if len(one) > 1 else one[0].contiguous()) for name, one in parts.items()})
+        write_tensors(
+            self._folder / WEIGHTS_FILE,
+            {name: ready(torch.cat(one) if len(one) > 1 else one[0].contiguous()) for name, one in parts.items()},
+        )
         if self._llm is None:
             # Log-probabilities behind the temperature, which is the policy that learns.
             self._llm = import_module("vllm").LLM(
-                model=str(self._folder), skip_tokenizer_init=True, dtype=DTYPES[self._dtype],
-                max_model_len=self._shape.sequence_length, gpu_memory_utilization=self._memory,
-                logprobs_mode="processed_logprobs")
+                model=str(self._folder),
+                skip_tokenizer_init=True,
+                dtype=DTYPES[self._dtype],
+                max_model_len=self._shape.sequence_length,
+                gpu_memory_utilization=self._memory,
+                logprobs_mode="processed_logprobs",
+            )
             return
         self._llm.collective_rpc("reload_weights")
         self._llm.reset_prefix_cache()
@@ -87,10 +94,17 @@ class VllmEngine:
         so, but for rounding, which differs with who is answered at the same time."""
         if not requests:
             return []
-        wanted = [import_module("vllm").SamplingParams(
-            temperature=one.sampling.temperature, max_tokens=one.max_new_tokens, stop_token_ids=sorted(one.stops),
-            seed=content_key(one.sampling.seed, list(one.prompt), bits=SEED_BITS), logprobs=0, detokenize=False)
-            for one in requests]
+        wanted = [
+            import_module("vllm").SamplingParams(
+                temperature=one.sampling.temperature,
+                max_tokens=one.max_new_tokens,
+                stop_token_ids=sorted(one.stops),
+                seed=content_key(one.sampling.seed, list(one.prompt), bits=SEED_BITS),
+                logprobs=0,
+                detokenize=False,
+            )
+            for one in requests
+        ]
         found = self._llm.generate([{"prompt_token_ids": list(one.prompt)} for one in requests], wanted, use_tqdm=False)
         return [_generated(one.outputs[0], request) for one, request in zip(found, requests, strict=True)]
 
@@ -128,5 +142,6 @@ def check_agreement(answers: Sequence[Generated], ours: Tensor, mask: Tensor, bo
             f"rl.rollouts: the log-probabilities of the {len(apart):,} tokens that the engine drew differ from ours by "
             f"{mean:.4f} in the mean (at most {largest:.4f}), and rl.rollouts_agree allows {bound:g}: it draws from "
             "another policy than the one that learns. Use the dtype that the training computes in, or another version "
-            "of the engine; raise the bound only if you know where the difference is from")
+            "of the engine; raise the bound only if you know where the difference is from"
+        )
     return {"rollouts/logp_difference": mean, "rollouts/largest_logp_difference": largest}

@@ -68,9 +68,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     start = start_of(inputs)
     with closing(PackedSet(inputs["dpo_data"])) as data:
         check_pairs(data)
-    with open_rows(inputs["dpo_data"], context) as data, \
-            open_mixture(inputs, context) as packed, \
-            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
+    with (
+        open_rows(inputs["dpo_data"], context) as data,
+        open_mixture(inputs, context) as packed,
+        process_group(context.parallel, pipelined=False, split=section.lora is None) as world,
+    ):
         rows, length = PairRows(data), data.sequence_length
         shape = tuned_shape(read_shape(start), length, context)
         records = rows.records()
@@ -83,8 +85,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         objective = Preferences(rows, draws, reference, section, seed, flops, world.device, context.warn)
         if world.is_first:
             write_drawn_ids(out, rows, draws)
-        certificate = measured_once(context.work / CERTIFICATE, world, partial(
-            certify_start, model, objective, section, dtype, world))
+        certificate = measured_once(
+            context.work / CERTIFICATE, world, partial(certify_start, model, objective, section, dtype, world)
+        )
         job = tuning_job(section, objective, model, shape, inputs, packed, world, context)
         record, summary = train(job)
         measured = measured_again(rows.ids, is_out, section.measured_pairs)
@@ -95,14 +98,23 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             summary["chosen_decline"] = decline_of(record.lines())
             rewards = pair_rewards(logps, reference[measured], rows.scored_tokens[measured], section)
             summary["margins"] = write_margins(
-                out / MARGINS, pair_margins(rows, data.sources, measured, rewards, is_out),
-                {rows.ids[pair]: records[pair] for pair in measured})
-            write_holdout(out / HOLDOUT, [records[pair] for pair in held_out], "reference", before,
-                          sequence_length=length)
+                out / MARGINS,
+                pair_margins(rows, data.sources, measured, rewards, is_out),
+                {rows.ids[pair]: records[pair] for pair in measured},
+            )
+            write_holdout(
+                out / HOLDOUT, [records[pair] for pair in held_out], "reference", before, sequence_length=length
+            )
     return {
-        **summary, **describe_model(shape, length), "sequence_length": length,
-        "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss_name,
-        "training_pairs": int((~is_out).sum()), "held_out_pairs": len(held_out), "step_0": certificate,
+        **summary,
+        **describe_model(shape, length),
+        "sequence_length": length,
+        "sets": describe_draws(rows, data.sources, draws, is_out),
+        "beta": section.beta,
+        "objective": section.loss_name,
+        "training_pairs": int((~is_out).sum()),
+        "held_out_pairs": len(held_out),
+        "step_0": certificate,
         "held_out": {
             "reward_accuracy_before": reward_accuracy(before, before),
             "reward_accuracy": reward_accuracy(after, before),

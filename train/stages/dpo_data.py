@@ -43,5 +43,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             context.warn(left_out)
     written = write_pair_rows(out, dict(zip(names, found, strict=True)), length, tokenizer, chat)
     pairs = sum(isinstance(one, Pair) for of_set in found for one in of_set)
-    return {"sequence_length": length, "pairs": pairs, "answers": sum(map(len, found)) - pairs, **written,
-            "sets": [{"name": name, **counts} for name, counts in zip(names, sets, strict=True)]}
+    return {
+        "sequence_length": length,
+        "pairs": pairs,
+        "answers": sum(map(len, found)) - pairs,
+        **written,
+        "sets": [{"name": name, **counts} for name, counts in zip(names, sets, strict=True)],
+    }

@@ -75,8 +75,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             context.progress(number + 1, len(names), "models")
         of_team = {} if team is None else {"red_team_differences": team.differences()}
     measured = {
-        "models": found, "differences": differences(answered, section),
-        **_contaminated(trained, inputs["tokenizer"], section, asked, answered), **of_team,
+        "models": found,
+        "differences": differences(answered, section),
+        **_contaminated(trained, inputs["tokenizer"], section, asked, answered),
+        **of_team,
     }
     write_json(out / "evaluation.json", measured)
     return {**measured, "models": {name: _without_texts(one) for name, one in found.items()}}
@@ -91,11 +93,20 @@ def _without_texts(measured: Mapping[str, Any]) -> dict[str, Any]:
 def differences(answered: Mapping[str, Mapping[str, Result]], section: Evaluate) -> list[dict[str, Any]]:
     """Each later model against the one before it, on the same items."""
     names = list(answered)
-    return [{"task": task, "metric": metric, "from": before, "to": after,
-             **paired_difference(values, answered[after][task].per_item[metric], section.key_seed,
-                                 section.bootstrap_samples)}
-            for before, after in pairwise(names) for task, result in answered[before].items()
-            for metric, values in result.per_item.items()]
+    return [
+        {
+            "task": task,
+            "metric": metric,
+            "from": before,
+            "to": after,
+            **paired_difference(
+                values, answered[after][task].per_item[metric], section.key_seed, section.bootstrap_samples
+            ),
+        }
+        for before, after in pairwise(names)
+        for task, result in answered[before].items()
+        for metric, values in result.per_item.items()
+    ]
 
 
 def _of_suites(
@@ -103,28 +114,46 @@ def _of_suites(
 ) -> dict[str, Any]:
     if not section.suites:
         return {}
-    return {"suites": {one.suite: answer_suite(reader, one, asked[one.suite], section.key_seed,
-                                               section.bootstrap_samples) for one in section.suites}}
+    return {
+        "suites": {
+            one.suite: answer_suite(reader, one, asked[one.suite], section.key_seed, section.bootstrap_samples)
+            for one in section.suites
+        }
+    }
 
 
 def _memorised(reader: Reader, trained: RowsRead | None, section: Evaluate) -> dict[str, Any]:
     if section.memorisation is None or trained is None:
         return {}
-    return {"memorisation": probe_memorisation(reader, trained, section.memorisation, section.key_seed,
-                                               section.bootstrap_samples)}
+    return {
+        "memorisation": probe_memorisation(
+            reader, trained, section.memorisation, section.key_seed, section.bootstrap_samples
+        )
+    }
 
 
 def _contaminated(
-    trained: RowsRead | None, tokenizer: Path, section: Evaluate, asked: Mapping[str, Sequence[Item]],
+    trained: RowsRead | None,
+    tokenizer: Path,
+    section: Evaluate,
+    asked: Mapping[str, Sequence[Item]],
     answered: Mapping[str, Mapping[str, Result]],
 ) -> dict[str, Any]:
     if section.contamination is None or trained is None or not asked:
         return {}
     decode = Chat(tokenizer).tokenizer.decode_batch
     share = item_coverage(trained, decode, asked, section.contamination, section.key_seed)
-    return {"contamination": {model: {task: effect(share[task], result.per_item, section.contamination,
-                                                   section.key_seed, section.bootstrap_samples)
-                                      for task, result in results.items()} for model, results in answered.items()}}
+    return {
+        "contamination": {
+            model: {
+                task: effect(
+                    share[task], result.per_item, section.contamination, section.key_seed, section.bootstrap_samples
+                )
+                for task, result in results.items()
+            }
+            for model, results in answered.items()
+        }
+    }
 
 
 def measure_sources(
@@ -134,19 +163,27 @@ def measure_sources(
     if packed is None:
         return {}
     token_bytes = read_token_bytes(tokenizer, next(model.parameters()).device)
-    return {source: source_metrics(score_documents(model, packed, source, token_bytes), section.key_seed,
-                                   section.bootstrap_samples)
-            for source in packed.manifest["validation"] if len(packed.validation(source))}
+    return {
+        source: source_metrics(
+            score_documents(model, packed, source, token_bytes), section.key_seed, section.bootstrap_samples
+        )
+        for source in packed.manifest["validation"]
+        if len(packed.validation(source))
+    }
 
 
-def measure_filling(
-    model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate
-) -> dict[str, Any]:
+def measure_filling(model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate) -> dict[str, Any]:
     """What is measured of a model that fills in masked tokens, or hidden spans (see `masked_tokens`)."""
     measure = masked_metrics if model.shape.encoder else span_metrics
-    sources = {} if packed is None else {
-        source: measure(model, packed, source, tokenizer, section.key_seed, section.bootstrap_samples)
-        for source in packed.manifest["validation"] if len(packed.validation(source))}
+    sources = (
+        {}
+        if packed is None
+        else {
+            source: measure(model, packed, source, tokenizer, section.key_seed, section.bootstrap_samples)
+            for source in packed.manifest["validation"]
+            if len(packed.validation(source))
+        }
+    )
     return {"sources": sources, "tasks": {}, "samples": []}
 
 
@@ -165,8 +202,9 @@ def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> dict[str, A
     device = model.model.embed_tokens.weight.device
     logps = []
     for start in range(0, len(pairs), ROWS_PER_FORWARD):
-        ids, targets = (part.to(device) for part in padded_pairs(pairs[start : start + ROWS_PER_FORWARD], chat.pad,
-                                                                 length))
+        ids, targets = (
+            part.to(device) for part in padded_pairs(pairs[start : start + ROWS_PER_FORWARD], chat.pad, length)
+        )
         logps.append(model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T.cpu().numpy())
     reference = np.array([[one["reference_chosen"], one["reference_rejected"]] for one in examples], dtype=np.float32)
     found = share_with_interval(gained_more(np.concatenate(logps), reference))
@@ -179,11 +217,13 @@ def sample(model: Llama, tokenizer: Path, section: Evaluate, asked: bool) -> lis
         return []
     chat, text = Chat(tokenizer), load_tokenizer(tokenizer)
     if asked:
-        prompts = [chat.encode([{"role": "user", "content": prompt}], prompt=True).ids.tolist()
-                   for prompt in section.prompts]
+        prompts = [
+            chat.encode([{"role": "user", "content": prompt}], prompt=True).ids.tolist() for prompt in section.prompts
+        ]
     else:
         # In the packed set every document follows an end of text.
         prompts = [[text.eos, *encoded.ids] for encoded in text.encode(section.prompts)]
     found = generate(model, prompts, section.max_new_tokens, chat.stops, section.temperature, section.key_seed)
-    return [{"prompt": prompt, "completion": chat.decode(new)}
-            for prompt, new in zip(section.prompts, found, strict=True)]
+    return [
+        {"prompt": prompt, "completion": chat.decode(new)} for prompt, new in zip(section.prompts, found, strict=True)
+    ]

@@ -46,12 +46,19 @@ COST_ROWS = 256
 """Held-out rows that the cost of rounding is measured on at most."""
 MODELFILE = "Modelfile"
 PREFIX_NOTE = [
-    "## Prefixes", "", "This model was trained to read a prefix in both directions (prefix language modelling). "
+    "## Prefixes",
+    "",
+    "This model was trained to read a prefix in both directions (prefix language modelling). "
     "transformers reads a prompt from left to right, and its `generate` cannot do otherwise: for a forward pass as in "
     "training, give it an `attention_mask` of shape (rows, 1, tokens, tokens) that is true where a token stands before "
-    "another or in the prefix. `gristmill chat` and `serve-model` read prompts in both directions.", ""]
-LOADERS = {"decoder": ("text-generation", "AutoModelForCausalLM"), "encoder": ("fill-mask", "AutoModelForMaskedLM"),
-           "encoder_decoder": ("text2text-generation", "AutoModelForSeq2SeqLM")}
+    "another or in the prefix. `gristmill chat` and `serve-model` read prompts in both directions.",
+    "",
+]
+LOADERS = {
+    "decoder": ("text-generation", "AutoModelForCausalLM"),
+    "encoder": ("fill-mask", "AutoModelForMaskedLM"),
+    "encoder_decoder": ("text2text-generation", "AutoModelForSeq2SeqLM"),
+}
 """Kind of model -> the task of its card, and the class of transformers that loads it."""
 
 
@@ -64,16 +71,25 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape, parameters, size = write_folder(source, tokenizer, section, out)
     chat = Chat(tokenizer)
     if chat.formatter is not None and shape.kind == "decoder":
-        context.warn(f"the exported model has no chat template: {chat.formatter} writes its conversations, and a "
-                     "folder for transformers cannot carry code; the model card shows a conversation as it was trained")
+        context.warn(
+            f"the exported model has no chat template: {chat.formatter} writes its conversations, and a "
+            "folder for transformers cannot carry code; the model card shows a conversation as it was trained"
+        )
     precision = f"{section.dtype}, matrices of layers in int8" if section.int8 else section.dtype
     with atomic_write(out / "README.md") as sink:
         conversations = formatted(chat) if shape.kind == "decoder" else []
         sink.write(model_card(lineage, stage, shape, parameters, precision, conversations).encode())
     sizes = write_gguf_files(source, shape, chat, section, out, lineage.get("name", stage), context)
     cost = {"int8": int8_cost(source, out, inputs.get("mix"))} if section.int8 else {}
-    return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size,
-            "bytes": size, **({"gguf": sizes} if sizes else {}), **cost}
+    return {
+        "model": stage,
+        "parameters": parameters,
+        "dtype": section.dtype,
+        "vocab_size": shape.vocab_size,
+        "bytes": size,
+        **({"gguf": sizes} if sizes else {}),
+        **cost,
+    }
 
 
 def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> tuple[Shape, int, int]:
@@ -124,18 +140,30 @@ def write_gguf_files(
     """
     if not section.gguf:
         return {}
-    template = None if chat.formatter is not None else as_plain_jinja(
-        (chat.folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
-    labels = Labels(name, llama_cpp_vocabulary(chat.tokenizer, shape.vocab_size), chat.end_of_text, chat.pad,
-                    next(iter(sorted(chat.stops - {chat.end_of_text})), None), template)
+    template = (
+        None
+        if chat.formatter is not None
+        else as_plain_jinja((chat.folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
+    )
+    labels = Labels(
+        name,
+        llama_cpp_vocabulary(chat.tokenizer, shape.vocab_size),
+        chat.end_of_text,
+        chat.pad,
+        next(iter(sorted(chat.stops - {chat.end_of_text})), None),
+        template,
+    )
     context.work.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {
         kind: write_gguf(out / f"model-{kind}.gguf", source / WEIGHTS_FILE, shape, kind, labels, context.work)
-        for kind in section.gguf}
+        for kind in section.gguf
+    }
     in_go = go_template(chat)
     if template is not None and in_go is None:
-        context.warn("the Modelfile has no TEMPLATE: the chat template writes a message in a way that depends on those "
-                     "around it, which Ollama's templates cannot say here; write one by hand before `ollama create`")
+        context.warn(
+            "the Modelfile has no TEMPLATE: the chat template writes a message in a way that depends on those "
+            "around it, which Ollama's templates cannot say here; write one by hand before `ollama create`"
+        )
     with atomic_write(out / MODELFILE) as sink:
         sink.write(modelfile(f"model-{section.gguf[0]}.gguf", chat, shape.sequence_length, in_go).encode())
     return sizes
@@ -145,8 +173,10 @@ def check_can_round(shape: Shape) -> None:
     """Raise ValueError for a mixture of experts, most of whose weights `int8` would leave as they are, and for what
     is no decoder."""
     if shape.kind != "decoder":
-        raise ValueError("export.int8 rounds the layers of a decoder, but this model is an "
-                         f"{shape.kind.replace('_', '-')}; remove it")
+        raise ValueError(
+            "export.int8 rounds the layers of a decoder, but this model is an "
+            f"{shape.kind.replace('_', '-')}; remove it"
+        )
     if shape.experts:
         raise ValueError("export.int8 rounds the matrices of dense layers, but this model has experts; remove it")
 
@@ -184,8 +214,10 @@ def weights_folder(training: Path, stage: str, section: Export) -> Path:
     if section.weights == "raw":
         return training / MODEL
     if not (training / MODEL_AVERAGE).exists():
-        raise ValueError(f"export.weights is `average`, but {stage} kept no running mean of its weights; set "
-                         f"{stage}.average, or export.weights: raw")
+        raise ValueError(
+            f"export.weights is `average`, but {stage} kept no running mean of its weights; set "
+            f"{stage}.average, or export.weights: raw"
+        )
     return training / MODEL_AVERAGE
 
 
@@ -206,8 +238,10 @@ def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str
     for name in sorted(file.names()):
         for inner, part in split(name, torch.empty(file.shape(name), device="meta")).items():
             found.setdefault(inner, {})[name] = part.shape
-    return {inner: Planned(dtype, joined_shape([*parts.values()]), partial(made, inner, [*parts]))
-            for inner, parts in found.items()}
+    return {
+        inner: Planned(dtype, joined_shape([*parts.values()]), partial(made, inner, [*parts]))
+        for inner, parts in found.items()
+    }
 
 
 def joined_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
@@ -227,30 +261,65 @@ def formatted(chat: Chat) -> list[str]:
         return []
     written = "".join(text for text, _ in chat.segments(PROBE))
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", written)), default=0))
-    return ["## Conversations", "", "This folder has no chat template: the model was tuned on conversations that a "
-            f"Python function wrote (`{chat.formatter}`), which transformers cannot carry. Write them in the same way "
-            "before you encode them; this is one:", "", f"{fence}text", written, fence, ""]
+    return [
+        "## Conversations",
+        "",
+        "This folder has no chat template: the model was tuned on conversations that a "
+        f"Python function wrote (`{chat.formatter}`), which transformers cannot carry. Write them in the same way "
+        "before you encode them; this is one:",
+        "",
+        f"{fence}text",
+        written,
+        fence,
+        "",
+    ]
 
 
 def model_card(
-    lineage: Mapping[str, Any], stage: str, shape: Shape, parameters: int, dtype: str,
+    lineage: Mapping[str, Any],
+    stage: str,
+    shape: Shape,
+    parameters: int,
+    dtype: str,
     conversations: Sequence[str] = (),
 ) -> str:
     """The README of the exported folder: what the model is, what it was made from, how to load it."""
     name = lineage.get("name", "gristmill model")
-    rows = [f"| {source} | {facts.get('weight', '')} | {facts.get('licence') or 'not stated'} |"
-            for source, facts in lineage.get("sources", {}).items()]
+    rows = [
+        f"| {source} | {facts.get('weight', '')} | {facts.get('licence') or 'not stated'} |"
+        for source, facts in lineage.get("sources", {}).items()
+    ]
     kind = shape.kind.replace("_", "-")
     task, loader = LOADERS[shape.kind]
     sources = ["## Sources", "", "| source | weight | licence |", "| --- | --- | --- |", *rows, ""] if rows else []
-    return "\n".join([
-        "---", "library_name: transformers", f"pipeline_tag: {task}", "---", "", f"# {name}", "",
-        f"A {family_of(shape)} {kind} of {parameters:,} parameters ({shape.layers} layers, width {shape.width}, "
-        f"vocabulary {shape.vocab_size:,}, {shape.sequence_length} tokens of context), trained by gristmill; "
-        f"last stage: {stage}; weights in {dtype}.", "",
-        "```python", f"from transformers import {loader}, AutoTokenizer", "",
-        f'model = {loader}.from_pretrained("path/to/this/folder")',
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")', "```", "",
-        *(PREFIX_NOTE if shape.prefix_lm else []), *conversations, *sources, "## Lineage", "", "```json",
-        json.dumps(lineage, indent=1, ensure_ascii=False, sort_keys=True), "```", "",
-    ])
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            f"pipeline_tag: {task}",
+            "---",
+            "",
+            f"# {name}",
+            "",
+            f"A {family_of(shape)} {kind} of {parameters:,} parameters ({shape.layers} layers, width {shape.width}, "
+            f"vocabulary {shape.vocab_size:,}, {shape.sequence_length} tokens of context), trained by gristmill; "
+            f"last stage: {stage}; weights in {dtype}.",
+            "",
+            "```python",
+            f"from transformers import {loader}, AutoTokenizer",
+            "",
+            f'model = {loader}.from_pretrained("path/to/this/folder")',
+            'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
+            "```",
+            "",
+            *(PREFIX_NOTE if shape.prefix_lm else []),
+            *conversations,
+            *sources,
+            "## Lineage",
+            "",
+            "```json",
+            json.dumps(lineage, indent=1, ensure_ascii=False, sort_keys=True),
+            "```",
+            "",
+        ]
+    )

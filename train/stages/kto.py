@@ -50,9 +50,11 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     seed, start = section.key_seed, start_of(inputs)
-    with open_rows(inputs["dpo_data"], context) as data, \
-            open_mixture(inputs, context) as packed, \
-            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
+    with (
+        open_rows(inputs["dpo_data"], context) as data,
+        open_mixture(inputs, context) as packed,
+        process_group(context.parallel, pipelined=False, split=section.lora is None) as world,
+    ):
         rows, length = AnswerRows(data), data.sequence_length
         shape = tuned_shape(read_shape(start), length, context)
         is_out = held_out_answers(rows, section, seed)
@@ -66,8 +68,9 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         if world.is_first:
             write_drawn_ids(out, rows, draws)
             warn_of_imbalance(rows.desirable[merged(draws)], section, context)
-        certificate = measured_once(context.work / CERTIFICATE, world, partial(
-            certify_answers, model, objective, section, dtype, world))
+        certificate = measured_once(
+            context.work / CERTIFICATE, world, partial(certify_answers, model, objective, section, dtype, world)
+        )
         job = tuning_job(section, objective, model, shape, inputs, packed, world, context)
         record, summary = train(replace(job, before_step=lambda step, rows: objective.take_baseline(model, rows)))
         held_out = np.flatnonzero(is_out)
@@ -78,23 +81,44 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         if record is not None:
             summary["chosen_decline"] = decline_of(record.lines())
             summary["margins"] = write_margins(
-                out / MARGINS, answer_margins(rows, data.sources, measured, section.beta * gained, is_out),
-                {rows.ids[answer]: rows.records[rows.examples[answer]] for answer in measured})
+                out / MARGINS,
+                answer_margins(rows, data.sources, measured, section.beta * gained, is_out),
+                {rows.ids[answer]: rows.records[rows.examples[answer]] for answer in measured},
+            )
             # A pair's rejected answer is the row behind its chosen one.
-            chosen = np.array([answer for answer in held_out if rows.desirable[answer]
-                               and "chosen" in rows.records[rows.examples[answer]]], dtype=np.int64)
-            write_holdout(out / HOLDOUT, [rows.records[example] for example in rows.examples[chosen]], "reference",
-                          np.stack([reference[chosen, 0], reference[chosen + 1, 0]], axis=1), sequence_length=length)
+            chosen = np.array(
+                [
+                    answer
+                    for answer in held_out
+                    if rows.desirable[answer] and "chosen" in rows.records[rows.examples[answer]]
+                ],
+                dtype=np.int64,
+            )
+            write_holdout(
+                out / HOLDOUT,
+                [rows.records[example] for example in rows.examples[chosen]],
+                "reference",
+                np.stack([reference[chosen, 0], reference[chosen + 1, 0]], axis=1),
+                sequence_length=length,
+            )
     desirable = rows.desirable[held_out]
     return {
-        **summary, **describe_model(shape, length), "sequence_length": length,
-        "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss_name,
-        "training_answers": {"desirable": int(rows.desirable[~is_out].sum()),
-                             "undesirable": int((~rows.desirable[~is_out]).sum())},
+        **summary,
+        **describe_model(shape, length),
+        "sequence_length": length,
+        "sets": describe_draws(rows, data.sources, draws, is_out),
+        "beta": section.beta,
+        "objective": section.loss_name,
+        "training_answers": {
+            "desirable": int(rows.desirable[~is_out].sum()),
+            "undesirable": int((~rows.desirable[~is_out]).sum()),
+        },
         "held_out_answers": {"desirable": int(desirable.sum()), "undesirable": int((~desirable).sum())},
-        "step_0": certificate, "held_out": {
+        "step_0": certificate,
+        "held_out": {
             "ranked_right": ranked_right(gains[desirable], gains[~desirable]),
-            "ranked_right_interval": ranked_right_interval(gains[desirable], gains[~desirable])},
+            "ranked_right_interval": ranked_right_interval(gains[desirable], gains[~desirable]),
+        },
     }
 
 
@@ -107,10 +131,12 @@ def warn_of_imbalance(desirable: np.ndarray, section: Dpo, context: Context) -> 
         return
     share = weights_to_balance(*counts, section.desirable_weight, section.undesirable_weight)
     if not 1 / MOST_IMBALANCE <= share <= MOST_IMBALANCE:
-        context.warn(f"dpo: {counts[0]:,} desirable answers with the weight {section.desirable_weight:g} against "
-                     f"{counts[1]:,} undesirable ones with {section.undesirable_weight:g} are {share:.2f} to 1, where "
-                     "Ethayarajh et al. 2024 (equation 8) ask for 1 to 1.33: set dpo.desirable_weight or "
-                     "dpo.undesirable_weight")
+        context.warn(
+            f"dpo: {counts[0]:,} desirable answers with the weight {section.desirable_weight:g} against "
+            f"{counts[1]:,} undesirable ones with {section.undesirable_weight:g} are {share:.2f} to 1, where "
+            "Ethayarajh et al. 2024 (equation 8) ask for 1 to 1.33: set dpo.desirable_weight or "
+            "dpo.undesirable_weight"
+        )
 
 
 def ranked_right(desirable: np.ndarray, undesirable: np.ndarray) -> float | None:

@@ -49,8 +49,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     make_deterministic(1)
     steps, shares, trained = config["steps"], config["shares"], inputs["pretrain"]
     with open_rows(inputs["mix"], context) as packed:
-        measure = partial(_measured, packed=packed, tokenizer=inputs["tokenizer"], section=Evaluate(
-            seed=config["seed"], bootstrap_samples=config["bootstrap_samples"]))
+        measure = partial(
+            _measured,
+            packed=packed,
+            tokenizer=inputs["tokenizer"],
+            section=Evaluate(seed=config["seed"], bootstrap_samples=config["bootstrap_samples"]),
+        )
         singles, found = [], []
         for step, share in zip(steps, shares, strict=True):
             singles.append(_single(trained, step, config["of"], context))
@@ -58,12 +62,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             context.progress(len(singles), len(steps) + 2, "models")
         write_average(out / MODEL, singles, shares)
         merged, last = (measure(folder / MODEL) for folder in (out, trained))
-    found += [{"model": "merged", "share": None, "sources": merged},
-              {"model": f"step {config['of']}, the last", "share": None, "sources": last}]
+    found += [
+        {"model": "merged", "share": None, "sources": merged},
+        {"model": f"step {config['of']}, the last", "share": None, "sources": last},
+    ]
     write_json(out / "merged.json", {"models": found})
     file = TensorFile(out / MODEL / WEIGHTS_FILE)
-    return {"parameters": sum(math.prod(file.shape(name)) for name in file.names()), "steps": steps, "shares": shares,
-            "sources": merged}
+    return {
+        "parameters": sum(math.prod(file.shape(name)) for name in file.names()),
+        "steps": steps,
+        "shares": shares,
+        "sources": merged,
+    }
 
 
 def write_average(out: Path, models: Sequence[Path], shares: Sequence[float]) -> None:
@@ -77,11 +87,15 @@ def write_average(out: Path, models: Sequence[Path], shares: Sequence[float]) ->
     files = [TensorFile(model / WEIGHTS_FILE) for model in models]
 
     def mean(name: str) -> Tensor:
-        return sum((share * file.read(name).double() for file, share in zip(files, shares, strict=True)),
-                   torch.zeros((), dtype=torch.float64)).float()
+        return sum(
+            (share * file.read(name).double() for file, share in zip(files, shares, strict=True)),
+            torch.zeros((), dtype=torch.float64),
+        ).float()
 
-    write_tensors(out / WEIGHTS_FILE, {
-        name: Planned(torch.float32, files[0].shape(name), partial(mean, name)) for name in files[0].names()})
+    write_tensors(
+        out / WEIGHTS_FILE,
+        {name: Planned(torch.float32, files[0].shape(name), partial(mean, name)) for name in files[0].names()},
+    )
     write_json(out / SHAPE_FILE, read_json(models[0] / SHAPE_FILE))
 
 
@@ -98,8 +112,7 @@ def _single(trained: Path, step: int, last: int, context: Context) -> Path:
     saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     own = INNER if any(key.startswith(f"model.{INNER}") for key in saved) else ""
     found = {f"model.{own}{name}": torch.empty(file.shape(name)) for name in file.names()}
-    if others := [key for key, tensor in found.items()
-                  if getattr(saved.get(key), "size", None) != tensor.shape]:
+    if others := [key for key, tensor in found.items() if getattr(saved.get(key), "size", None) != tensor.shape]:
         raise MergeError(f"merge: {checkpoint} is of another model: it has no {others[0]} of this one's shape")
     dcp.load(found, checkpoint_id=checkpoint, planner=SafePlanner(), no_dist=True)  # type: ignore[attr-defined]
     write_tensors(single / WEIGHTS_FILE, {name: ready(found[f"model.{own}{name}"]) for name in file.names()})
@@ -113,16 +126,20 @@ def _checkpoint(trained: Path, step: int, context: Context) -> Path:
     checkpoint = step_folder(folder, step)
     if not is_complete(checkpoint):
         there = ", ".join(map(str, complete_steps(folder))) or "none"
-        raise MergeError(f"merge: the training keeps no complete checkpoint of step {step} (there are: {there}); set "
-                         "engine.permanent_every to merge.every, or a divisor of it, and train again: gristmill stage "
-                         "pretrain MANIFEST --force")
+        raise MergeError(
+            f"merge: the training keeps no complete checkpoint of step {step} (there are: {there}); set "
+            "engine.permanent_every to merge.every, or a divisor of it, and train again: gristmill stage "
+            "pretrain MANIFEST --force"
+        )
     if not is_local(checkpoint):
         here = step_folder(context.work / CHECKPOINTS, step)
         fetch_tree(checkpoint, here)
         checkpoint = here
     if damaged := damaged_files(checkpoint):
-        raise MergeError(f"merge: {checkpoint}: {', '.join(damaged)} is not what was saved; merge others, or train "
-                         "again: gristmill stage pretrain MANIFEST --force")
+        raise MergeError(
+            f"merge: {checkpoint}: {', '.join(damaged)} is not what was saved; merge others, or train "
+            "again: gristmill stage pretrain MANIFEST --force"
+        )
     check_index(checkpoint)
     return checkpoint
 

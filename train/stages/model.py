@@ -37,11 +37,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         raise WeightsError(
             f"model.path {folder}: the model has {shape.vocab_size} ids, but the tokenizer has {tokenizer.vocab_size}; "
             "give its own tokenizer, or where special tokens of a chat template were added, a template that uses none "
-            "but the tokenizer's own (tokenizer.chat_template)")
+            "but the tokenizer's own (tokenizer.chat_template)"
+        )
     with torch.device("meta"):
         sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
     read = stored(folder)
-    write_tensors(out / MODEL / WEIGHTS_FILE, {
-        name: Planned(torch.float32, tuple(size), partial(read, name, size)) for name, size in sizes.items()})
+    write_tensors(
+        out / MODEL / WEIGHTS_FILE,
+        {name: Planned(torch.float32, tuple(size), partial(read, name, size)) for name, size in sizes.items()},
+    )
     write_json(out / MODEL / SHAPE_FILE, shape_to_json(shape))
     return {**describe_model(shape, shape.sequence_length), "path": str(folder)}

@@ -65,33 +65,60 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
             average = averaged(model, section)
             job = Job(
-                section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
+                section=section,
+                model=model,
+                world=world,
+                context=context,
+                peak_flops=peak_flops(world.device, dtype),
                 causal_share=causal_share(shape, length),
-                objective=NextToken(packed, seed, token_bytes, shape, section.z_loss, layout,
-                                    0.0 if section.multi_token is None else section.multi_token.weight),
+                objective=NextToken(
+                    packed,
+                    seed,
+                    token_bytes,
+                    shape,
+                    section.z_loss,
+                    layout,
+                    0.0 if section.multi_token is None else section.multi_token.weight,
+                ),
                 after_step=_InLoop(
-                    Validation(section.validate_every, section.steps, packed, model, average, token_bytes, world,
-                               layout),
-                    InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
-                                section.evaluate_every or section.validate_every, section.steps)),
-                average=average, decode=decoder(inputs["tokenizer"]),
+                    Validation(
+                        section.validate_every, section.steps, packed, model, average, token_bytes, world, layout
+                    ),
+                    InLoopTasks(
+                        section.tasks,
+                        open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
+                        section.evaluate_every or section.validate_every,
+                        section.steps,
+                    ),
+                ),
+                average=average,
+                decode=decoder(inputs["tokenizer"]),
                 known=partial(known_of, packed, context.origins) if context.origins else None,
                 reading_threads=reading_threads(packed.local, world.device),
-                phases=packed.described_phases(), phase_ends=packed.phase_ends(),
+                phases=packed.described_phases(),
+                phase_ends=packed.phase_ends(),
                 sets_before=packed.sets_before(),
             )
             turn = _Positions(model, shape, job)
             record, summary = train(
-                replace(job, before_step=lambda step, rows: turn.of_step(step)) if section.phases else job)
+                replace(job, before_step=lambda step, rows: turn.of_step(step)) if section.phases else job
+            )
             turn.of_step(summary["steps"] - 1)
             shape = cast(Shape | OwnShape, model.shape)
-            tensors = {folder: {name: tensor for name, tensor in weights.items() if not name.startswith(FURTHER)}
-                       for folder, weights in all_tensors(model, average).items()}
+            tensors = {
+                folder: {name: tensor for name, tensor in weights.items() if not name.startswith(FURTHER)}
+                for folder, weights in all_tensors(model, average).items()
+            }
             kept = trunk_of(shape) if isinstance(shape, Shape) else shape
             if record is not None:
                 summary |= publish(out, kept, tensors, record)
-    return {**summary, **describe_model(kept, length), "flops_per_token": shape.flops_per_token(length),
-            "dtype": str(dtype).removeprefix("torch."), "world_size": world.size}
+    return {
+        **summary,
+        **describe_model(kept, length),
+        "flops_per_token": shape.flops_per_token(length),
+        "dtype": str(dtype).removeprefix("torch."),
+        "world_size": world.size,
+    }
 
 
 def check_stages(packed: PackedSet, section: Pretrain) -> None:
@@ -140,15 +167,24 @@ def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Sha
     shape = read_shape(folder)
     check_kind(folder, shape, section.kind)
     if vocab_size > shape.vocab_size:
-        raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
-                           f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path")
+        raise WeightsError(
+            f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
+            f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path"
+        )
     if shape.bert and packed.sequence_length > shape.sequence_length:
-        raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.sequence_length} learned "
-                           f"positions, but rows have {packed.sequence_length} tokens; say mix.sequence_length: "
-                           f"{shape.sequence_length}")
+        raise WeightsError(
+            f"pretrain.model.init_from {folder}: the model has {shape.sequence_length} learned "
+            f"positions, but rows have {packed.sequence_length} tokens; say mix.sequence_length: "
+            f"{shape.sequence_length}"
+        )
     length = max(shape.sequence_length, packed.sequence_length)
-    found = replace(shape, sequence_length=length, document_mask=model.document_mask,
-                    prefix_lm=section.reads_prefixes, multi_token=further_heads(section))
+    found = replace(
+        shape,
+        sequence_length=length,
+        document_mask=model.document_mask,
+        prefix_lm=section.reads_prefixes,
+        multi_token=further_heads(section),
+    )
     new, old = drawn(found, seed), stored(folder)
     return found, lambda name, size: (new if name.startswith(FURTHER) else old)(name, size)
 

@@ -68,8 +68,13 @@ def score(packed: PackedSet, start: Path, section: Reference, out: Path, context
         key = key_of(start, rows, dtype, rounded)
         if world.is_first:
             write_reference(out, key, rows, logps)
-    return {**describe_model(shape, packed.sequence_length), "pairs": len(rows), "key": key,
-            "tokens_scored": int(rows.scored_tokens.sum()), "chosen_more_likely": more_likely(logps)}
+    return {
+        **describe_model(shape, packed.sequence_length),
+        "pairs": len(rows),
+        "key": key,
+        "tokens_scored": int(rows.scored_tokens.sum()),
+        "chosen_more_likely": more_likely(logps),
+    }
 
 
 def score_answers(
@@ -77,8 +82,10 @@ def score_answers(
 ) -> dict[str, Any]:
     """Score every answer behind its own prompt, and its partner's behind the same; returns figures for the summary."""
     every = np.arange(len(rows))
-    logps = np.stack([answer_logps(model, rows, every, section.micro_batch_size, world, mismatched)
-                      for mismatched in (False, True)], axis=1)
+    logps = np.stack(
+        [answer_logps(model, rows, every, section.micro_batch_size, world, mismatched) for mismatched in (False, True)],
+        axis=1,
+    )
     key = answer_key(start, rows, dtype, section.rounded)
     if world.is_first:
         write_answer_reference(out, key, rows, logps)

@@ -83,39 +83,65 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                     context.warn(warning)
             read = sum(one["examples"] for one in sets)
             if read - len(pairs) > LEFT_OUT_SHARE * read:
-                context.warn(f"{read - len(pairs):,} of {read:,} pairs are not trained on: no template renders them, "
-                             f"or one of their answers ends behind reward.sequence_length, {length:,} tokens")
+                context.warn(
+                    f"{read - len(pairs):,} of {read:,} pairs are not trained on: no template renders them, "
+                    f"or one of their answers ends behind reward.sequence_length, {length:,} tokens"
+                )
         dtype = compute_dtype(section.precision, world.device)
         model = new_reward_model(shape, start, section, world, dtype, context)
         flops = scoring_flops_per_token(shape, length, section.lora)
         average = averaged(model, section)
-        record, summary = train(Job(
-            section=section, model=model, world=world, context=context, average=average,
-            objective=RewardPairs(training, section, seed, chat.pad, length, flops, world.device),
-            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops)))
+        record, summary = train(
+            Job(
+                section=section,
+                model=model,
+                world=world,
+                context=context,
+                average=average,
+                objective=RewardPairs(training, section, seed, chat.pad, length, flops, world.device),
+                peak_flops=peak_flops(world.device, dtype),
+                causal_share=causal_share(shape, length, flops),
+            )
+        )
         ids = [pair.example["id"] for pair in pairs]
         measured = measured_again(ids, is_out, section.measured_pairs)
-        scores = pair_scores(model, [pairs[pair] for pair in measured], chat.pad, length, section.micro_batch_size,
-                             world)
+        scores = pair_scores(
+            model, [pairs[pair] for pair in measured], chat.pad, length, section.micro_batch_size, world
+        )
         scored = scores[is_out[measured]]
         tensors = all_tensors(model, average)
         summary |= describe_rounding(model, section.lora)
         if record is not None:
             for name, weights in tensors.items():
-                save_reward_model(out / name, shape, weights if section.lora is None else merged(weights, section.lora),
-                                  sorted(chat.stops), chat.pad)
+                save_reward_model(
+                    out / name,
+                    shape,
+                    weights if section.lora is None else merged(weights, section.lora),
+                    sorted(chat.stops),
+                    chat.pad,
+                )
                 for file in (one for one in TOKENIZER_FILES if (inputs["tokenizer"] / one).exists()):
                     copy_file(inputs["tokenizer"] / file, out / name / file)
             record.publish(out)
             summary |= final_measurements(record.lines())
             write_holdout(out / HOLDOUT, [pair.example for pair in held_out], "score", scored)
             summary["margins"] = write_margins(
-                out / MARGINS, score_margins([ids[pair] for pair in measured], [usable[pair][1] for pair in measured],
-                                             is_out[measured], scores),
-                {pair.example["id"]: pair.example for pair in pairs})
-    return {**summary, **describe_model(shape, length), "sequence_length": length, "sets": sets,
-            "training_pairs": len(training), "held_out_pairs": len(held_out),
-            "too_long_pairs": len(every) - len(pairs), "held_out": judged(held_out, scored)}
+                out / MARGINS,
+                score_margins(
+                    [ids[pair] for pair in measured], [usable[pair][1] for pair in measured], is_out[measured], scores
+                ),
+                {pair.example["id"]: pair.example for pair in pairs},
+            )
+    return {
+        **summary,
+        **describe_model(shape, length),
+        "sequence_length": length,
+        "sets": sets,
+        "training_pairs": len(training),
+        "held_out_pairs": len(held_out),
+        "too_long_pairs": len(every) - len(pairs),
+        "held_out": judged(held_out, scored),
+    }
 
 
 def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndarray:
@@ -134,7 +160,8 @@ def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndar
         raise NothingToTrainError(
             f"reward: of {read} pairs {read - len(pairs)} are longer than reward.sequence_length and {len(pairs)} are "
             f"held out (reward.holdout {section.holdout}): none is left to train on; raise the one, lower the other, "
-            "or add pairs with other prompts")
+            "or add pairs with other prompts"
+        )
     return is_out
 
 
@@ -143,8 +170,9 @@ def new_reward_model(
 ) -> nn.Module:
     """A saved decoder with a new scoring row, sharded, with adapters where the section asks for them."""
     seed = section.key_seed
-    return tuned_model(shape, with_new_score(stored(start), seed), section.lora, seed, world, dtype, context,
-                       train_score, RewardModel)
+    return tuned_model(
+        shape, with_new_score(stored(start), seed), section.lora, seed, world, dtype, context, train_score, RewardModel
+    )
 
 
 def train_score(model: nn.Module) -> None:
@@ -179,5 +207,6 @@ def judged(pairs: Sequence[Pair], scored: np.ndarray) -> dict[str, Any]:
         "longer_chosen": share_with_interval(lengths[:, 0] > lengths[:, 1]),
         "length_correlation": float(np.corrcoef(found.ravel(), lengths.ravel())[0, 1]) if varies else None,
         "margin": float((found[:, 0] - found[:, 1]).mean()) if len(pairs) else None,
-        "mean": float(found.mean()) if len(pairs) else None, "deviation": float(found.std()) if len(pairs) else None,
+        "mean": float(found.mean()) if len(pairs) else None,
+        "deviation": float(found.std()) if len(pairs) else None,
     }

@@ -74,8 +74,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     tools = OfferedTools(CallFormat(chat), Toolbox(section.tools, inputs)) if section.tools else None
     prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens, inputs, tools)
     training, held_out = split(prompts, section.holdout, section.holdout_limit, section.key_seed)
-    with open_mixture(inputs, context) as packed, \
-            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
+    with (
+        open_mixture(inputs, context) as packed,
+        process_group(context.parallel, pipelined=False, split=section.lora is None) as world,
+    ):
         if world.is_first:
             write_prompt_ids(out / PROMPTS, training)
             for one in sets:
@@ -84,25 +86,50 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             if section.continue_from is not None:
                 take_earlier_batches(context.work / BATCHES, as_path(section.continue_from), section.updates_per_batch)
         dtype = compute_dtype(section.precision, world.device)
-        model = tuned_model(shape, stored(start), section.lora, section.key_seed, world, dtype, context,
-                            add_critic if section.algorithm == "ppo" else None)
+        model = tuned_model(
+            shape,
+            stored(start),
+            section.lora,
+            section.key_seed,
+            world,
+            dtype,
+            context,
+            add_critic if section.algorithm == "ppo" else None,
+        )
         needs_reference = bool(section.kl_weight) and section.lora is None
         order = Order([len(training)], section.key_seed)
         choice = None if section.curriculum is None else PromptChoice(section.curriculum, order, section.key_seed)
         actor = Actor(
-            section, training, order, model,
+            section,
+            training,
+            order,
+            model,
             sharded_model(shape, stored(start), world, dtype, context.compute).requires_grad_(False)
-            if needs_reference else None,
-            Sampler(model, section.lora, engine_of(section, shape, dtype, chat, world, context), world,
-                    None if tools is None else Dialogue(chat, tools.form, tools.toolbox, section.turns,
-                                                        section.tool_answer_tokens)),
+            if needs_reference
+            else None,
+            Sampler(
+                model,
+                section.lora,
+                engine_of(section, shape, dtype, chat, world, context),
+                world,
+                None
+                if tools is None
+                else Dialogue(chat, tools.form, tools.toolbox, section.turns, section.tool_answer_tokens),
+            ),
             rewards_of(section.rewards, inputs, chat, shape.vocab_size, world, section.micro_batch_size),
-            Rollouts(section, length, chat.pad), chat, world, context.work / BATCHES, choice)
+            Rollouts(section, length, chat.pad),
+            chat,
+            world,
+            context.work / BATCHES,
+            choice,
+        )
         before = answers_before(actor, held_out, context.work / "before.json")
         objective = Reinforcement(actor, length, adapted_flops_per_token(shape, length, section.lora))
-        job = replace(tuning_job(section, objective, model, shape, inputs, packed, world, context),
-                      before_step=lambda step, rows: actor.before_step(step),
-                      state={"rollouts": actor.rollouts} | ({} if choice is None else {"curriculum": choice}))
+        job = replace(
+            tuning_job(section, objective, model, shape, inputs, packed, world, context),
+            before_step=lambda step, rows: actor.before_step(step),
+            state={"rollouts": actor.rollouts} | ({} if choice is None else {"curriculum": choice}),
+        )
         record, summary = train(job)
         after = actor.measure(held_out)
         summary |= publish_tuned(job, section.lora, shape, start, out, record, is_extra=is_critic)
@@ -111,19 +138,31 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             gather_batches(context.work / BATCHES, batches_of(section), out / ANSWERS)
             write_json(out / ROLLOUTS, {"batches": shown_batches(out, section), "before": before, "after": after})
     return {
-        **summary, **describe_model(shape, length), "sequence_length": length, "started_from": start_stage,
-        "sets": sets, "algorithm": section.algorithm, "kl_weight": section.kl_weight, "group_size": section.group_size,
-        "training_prompts": len(training), "held_out_prompts": len(held_out),
+        **summary,
+        **describe_model(shape, length),
+        "sequence_length": length,
+        "started_from": start_stage,
+        "sets": sets,
+        "algorithm": section.algorithm,
+        "kl_weight": section.kl_weight,
+        "group_size": section.group_size,
+        "training_prompts": len(training),
+        "held_out_prompts": len(held_out),
         "held_out": held_out_rewards(before, after, section),
-        "samples": [{"prompt": one["prompt"], "before": one["answer"], "reward_before": one["reward"],
-                     "after": two["answer"], "reward": two["reward"]}
-                    for one, two in zip(before[:SHOWN_HELD_OUT], after, strict=False)],
+        "samples": [
+            {
+                "prompt": one["prompt"],
+                "before": one["answer"],
+                "reward_before": one["reward"],
+                "after": two["answer"],
+                "reward": two["reward"],
+            }
+            for one, two in zip(before[:SHOWN_HELD_OUT], after, strict=False)
+        ],
     }
 
 
-def engine_of(
-    section: Rl, shape: Shape, dtype: torch.dtype, chat: Chat, world: World, context: Context
-) -> Engine:
+def engine_of(section: Rl, shape: Shape, dtype: torch.dtype, chat: Chat, world: World, context: Context) -> Engine:
     """What draws answers on this rank.
 
     Raises:
@@ -132,8 +171,10 @@ def engine_of(
     if section.rollouts == "own":
         return OwnEngine(shape, dtype, section.generation_rows, world.device)
     if world.size > 1:
-        raise RolloutEngineError(f"rl.rollouts is vllm, which draws in one process, but there are {world.size}: set "
-                                 "engine.ranks to 1, or remove the key")
+        raise RolloutEngineError(
+            f"rl.rollouts is vllm, which draws in one process, but there are {world.size}: set "
+            "engine.ranks to 1, or remove the key"
+        )
     return VllmEngine(shape, dtype, context.work / "vllm", sorted(chat.stops), chat.pad, section.vllm_memory)
 
 
@@ -145,8 +186,9 @@ def row_length(section: Rl, shape: Shape) -> int:
     """
     length = section.sequence_length or shape.sequence_length
     if section.max_new_tokens >= length:
-        raise ValueError(f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a prompt within {length} "
-                         "tokens; lower it")
+        raise ValueError(
+            f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a prompt within {length} tokens; lower it"
+        )
     return length
 
 
@@ -163,9 +205,14 @@ def batches_of(section: Rl) -> int:
 def shown_batches(out: Path, section: Rl) -> list[dict[str, Any]]:
     """The first answers of some batches, each with the step that first learned from it."""
     last = batches_of(section) - 1
-    return [{"step": batch * section.updates_per_batch + 1,
-             "answers": (read_batch([out], batch) or [])[: SHOWN_GROUPS * section.group_size]}
-            for batch in range(last + 1) if batch % section.samples_every == 0 or batch == last]
+    return [
+        {
+            "step": batch * section.updates_per_batch + 1,
+            "answers": (read_batch([out], batch) or [])[: SHOWN_GROUPS * section.group_size],
+        }
+        for batch in range(last + 1)
+        if batch % section.samples_every == 0 or batch == last
+    ]
 
 
 def rewards_at_both_ends(lines: Sequence[dict[str, Any]], section: Rl) -> dict[str, Any]:
@@ -174,8 +221,10 @@ def rewards_at_both_ends(lines: Sequence[dict[str, Any]], section: Rl) -> dict[s
     if not rewarded:
         return {}
     keys = ("reward", *(f"rewards/{name_of(reward)}" for reward in section.rewards))
-    return {"first_rewards": {key: rewarded[0][key] for key in keys},
-            "last_rewards": {key: rewarded[-1][key] for key in keys}}
+    return {
+        "first_rewards": {key: rewarded[0][key] for key in keys},
+        "last_rewards": {key: rewarded[-1][key] for key in keys},
+    }
 
 
 def held_out_rewards(
@@ -186,5 +235,8 @@ def held_out_rewards(
     if not before:
         return None
     first, second = (np.array([one["reward"] for one in found]) for found in (before, after))
-    return {"reward_before": float(first.mean()), "reward": float(second.mean()),
-            "difference": paired_difference(first, second, section.key_seed, RESAMPLES)}
+    return {
+        "reward_before": float(first.mean()),
+        "reward": float(second.mean()),
+        "difference": paired_difference(first, second, section.key_seed, RESAMPLES),
+    }

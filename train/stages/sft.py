@@ -57,9 +57,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = Tuning.model_validate({key: value for key, value in config.items() if key != READS})
     start = first_model(inputs)
-    with ExitStack() as stack, open_rows(inputs["sft_data"], context) as rows, \
-            open_mixture(inputs, context) as packed, \
-            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
+    with (
+        ExitStack() as stack,
+        open_rows(inputs["sft_data"], context) as rows,
+        open_mixture(inputs, context) as packed,
+        process_group(context.parallel, pipelined=False, split=section.lora is None) as world,
+    ):
         length, dtype = rows.sequence_length, compute_dtype(section.precision, world.device)
         shape = tuned_shape(read_shape(start), length, context)
         model = tuned_model(shape, stored(start), section.lora, section.key_seed, world, dtype, context)
@@ -68,37 +71,74 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         objective = AssistantTurns(rows, section.key_seed, token_bytes, flops)
         if world.is_first:
             write_example_ids(out, examples_of_rows(rows), rows.rows_per_source)
-        taught = (objective if section.distill is None else
-                  taught_turns(section.distill, objective, inputs, dtype, shape))
-        certificate = measured_once(context.work / CERTIFICATE, world, lambda: prove(
-            model, objective, read_json(inputs["sft_data"] / COUNTS), section.gates, dtype, section.micro_batch_size,
-            world))
-        elastic = None if section.ewc is None or packed is None else held_by_pretraining(
-            model, section.ewc, NextToken(packed, config[READS]["seed"], token_bytes, shape),
-            rows_read(packed, config[READS], inputs["pretrain"]))
+        taught = (
+            objective if section.distill is None else taught_turns(section.distill, objective, inputs, dtype, shape)
+        )
+        certificate = measured_once(
+            context.work / CERTIFICATE,
+            world,
+            lambda: prove(
+                model,
+                objective,
+                read_json(inputs["sft_data"] / COUNTS),
+                section.gates,
+                dtype,
+                section.micro_batch_size,
+                world,
+            ),
+        )
+        elastic = (
+            None
+            if section.ewc is None or packed is None
+            else held_by_pretraining(
+                model,
+                section.ewc,
+                NextToken(packed, config[READS]["seed"], token_bytes, shape),
+                rows_read(packed, config[READS], inputs["pretrain"]),
+            )
+        )
         job = tuning_job(section, taught, model, shape, inputs, packed, world, context)
         before, measures = None, [job.after_step]
         if (inputs["sft_data"] / HELD_OUT).exists():
             kept = stack.enter_context(open_rows(inputs["sft_data"] / HELD_OUT, context))
-            turns = HeldOutTurns(section.validate_every, section.steps, AssistantTurns(
-                kept, section.key_seed, token_bytes, flops), section.micro_batch_size, model, world)
+            turns = HeldOutTurns(
+                section.validate_every,
+                section.steps,
+                AssistantTurns(kept, section.key_seed, token_bytes, flops),
+                section.micro_batch_size,
+                model,
+                world,
+            )
             before = measured_once(context.work / HELD_OUT_BEFORE, world, turns.measure)
             measures.append(turns)
-        record, summary = train(replace(
-            job, elastic=elastic, decode=decoder(inputs["tokenizer"]), after_step=measuring(*measures),
-            reading_threads=reading_threads(rows.local, world.device)))
+        record, summary = train(
+            replace(
+                job,
+                elastic=elastic,
+                decode=decoder(inputs["tokenizer"]),
+                after_step=measuring(*measures),
+                reading_threads=reading_threads(rows.local, world.device),
+            )
+        )
         summary |= publish_tuned(job, section.lora, shape, start, out, record)
         if record is not None:
             write_json(out / CERTIFICATE, certificate)
-            summary["held_out"] = next((line["held_out"] for line in reversed(record.lines()) if "held_out" in line),
-                                       None)
+            summary["held_out"] = next(
+                (line["held_out"] for line in reversed(record.lines()) if "held_out" in line), None
+            )
             summary["held_out_before"] = before
-    return {**summary, **describe_model(shape, length), "sequence_length": length, "rows": rows.rows,
-            "step_0": certificate}
+    return {
+        **summary,
+        **describe_model(shape, length),
+        "sequence_length": length,
+        "rows": rows.rows,
+        "step_0": certificate,
+    }
 
 
 def measuring(*measures: Callable[[int], dict[str, Any] | None]) -> Callable[[int], dict[str, Any] | None]:
     """What several measurements find after a step, in one line; None where none of them measures then."""
+
     def after_step(step: int) -> dict[str, Any] | None:
         found = [line for measure in measures if (line := measure(step)) is not None]
         return {key: value for line in found for key, value in line.items()} if found else None
@@ -115,8 +155,15 @@ def taught_turns(
         gristmill.train.objectives.reference_logps.StaleReferenceError: that is of other weights or rows, or of
             another vocabulary than the student's.
     """
-    key = teacher_key(teacher_folder(distill, inputs), Chat(inputs["tokenizer"]), turns.fingerprint, dtype,
-                      distill.temperature, kept_ids(distill, student.vocab_size), student.vocab_size)
+    key = teacher_key(
+        teacher_folder(distill, inputs),
+        Chat(inputs["tokenizer"]),
+        turns.fingerprint,
+        dtype,
+        distill.temperature,
+        kept_ids(distill, student.vocab_size),
+        student.vocab_size,
+    )
     check_teacher_key(inputs["teacher"], key)
     return TaughtTurns(turns, TeacherRows(inputs["teacher"], turns.masks), distill)
 
@@ -151,7 +198,12 @@ class HeldOutTurns:
     """
 
     def __init__(
-        self, every: int | None, steps: int, turns: AssistantTurns, micro_batch_size: int, model: nn.Module,
+        self,
+        every: int | None,
+        steps: int,
+        turns: AssistantTurns,
+        micro_batch_size: int,
+        model: nn.Module,
         world: World,
     ) -> None:
         self._every, self._last, self._turns, self._size = every or steps, steps, turns, micro_batch_size

@@ -77,8 +77,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     seed, chat, tokenizer = section.key_seed, Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()
     length, mix = example_length(section.sequence_length, inputs), PackedSet(inputs["mix"]) if section.replay else None
     if mix is not None and length != mix.sequence_length:
-        raise ReplayError(f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
-                          f"is {length}; make them equal, or replay nothing")
+        raise ReplayError(
+            f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
+            f"is {length}; make them equal, or replay nothing"
+        )
     names = set_names([one.path for one in section.data], [REPLAY])
     found, held_out, sets, quarantined = read_sets(section, chat, length, inputs)
     write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
@@ -86,26 +88,41 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if warning := left_out_warning(name, counts, length):
             context.warn(warning)
     drawn = weighted(found, [one.weight for one in section.data], sets, seed)
-    rows = {name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
-            for name, of_set in zip(names, drawn, strict=True)}
+    rows = {
+        name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
+        for name, of_set in zip(names, drawn, strict=True)
+    }
     used = [one for of_set in drawn for one in of_set]
     replayed = replay_count(sum(len(one.ids) for one in used), length, section.replay)
     if replayed and mix is not None:
         rows[REPLAY] = replayed_rows(rows_read(mix, config[READS], inputs.get("pretrain")), replayed)
     written = write_example_rows(out, rows, length, tokenizer, chat.pad)
     if any(held_out):
-        write_example_rows(out / HELD_OUT, {
-            name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
-            for name, of_set in zip(names, held_out, strict=True) if of_set},
-            length, tokenizer, chat.pad)
+        write_example_rows(
+            out / HELD_OUT,
+            {
+                name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
+                for name, of_set in zip(names, held_out, strict=True)
+                if of_set
+            },
+            length,
+            tokenizer,
+            chat.pad,
+        )
     write_json(out / COUNTS, counts_of(used))
     replayed_tokens = sum(len(piece.ids) for row in rows.get(REPLAY, []) for piece in row)
     return {
-        "sequence_length": length, "packing": section.packing, **written,
-        "sets": [{"name": name, **counts} for name, counts in zip(names, sets, strict=True)], **counts_of(used),
+        "sequence_length": length,
+        "packing": section.packing,
+        **written,
+        "sets": [{"name": name, **counts} for name, counts in zip(names, sets, strict=True)],
+        **counts_of(used),
         "replay": {"rows": replayed, "tokens": replayed_tokens, "share": replayed_tokens / written["tokens"]},
-        "samples": [{"set": name, "example": one.example, "spans": decoded_mask(chat, shortened(one))}
-                    for name, of_set in zip(names, found, strict=True) for one in of_set[:SAMPLES_PER_SET]],
+        "samples": [
+            {"set": name, "example": one.example, "spans": decoded_mask(chat, shortened(one))}
+            for name, of_set in zip(names, found, strict=True)
+            for one in of_set[:SAMPLES_PER_SET]
+        ],
     }
 
 
@@ -130,15 +147,21 @@ def read_sets(
         if not found:
             raise NothingToTrainError(
                 f"sft data {one.path}: none of its {counted['examples']} examples has an answer within "
-                f"{length} tokens ({why_left_out(counted)}); raise sft.sequence_length or look at the data")
-        measuring = {example["id"] for example in read.examples
-                     if is_held_out({"prompt": asked(example)}, section.holdout, section.key_seed)}
+                f"{length} tokens ({why_left_out(counted)}); raise sft.sequence_length or look at the data"
+            )
+        measuring = {
+            example["id"]
+            for example in read.examples
+            if is_held_out({"prompt": asked(example)}, section.holdout, section.key_seed)
+        }
         held_out.append([conversation for conversation in found if conversation.example in measuring])
         sets.append([conversation for conversation in found if conversation.example not in measuring])
         counts.append({"path": one.path, **read.counts, **counted, "held_out": len(held_out[-1])})
         if not sets[-1]:
-            raise NothingToTrainError(f"sft data {one.path}: all of its {len(found)} examples are held out; lower "
-                                      f"sft.holdout ({section.holdout}) or remove the set")
+            raise NothingToTrainError(
+                f"sft data {one.path}: all of its {len(found)} examples are held out; lower "
+                f"sft.holdout ({section.holdout}) or remove the set"
+            )
         check_records(f"sft_data: {one.path}", counts[-1])
         quarantined.append(read.quarantined)
     return sets, held_out, counts, quarantined
@@ -157,13 +180,17 @@ def weighted(
     taken = [np.ones(len(found), dtype=np.int64) for found in sets]
     if weights[0] is not None:
         wanted = quotas([int(tokens.sum()) for tokens in trained], [weight or 0.0 for weight in weights])
-        taken = [copies(tokens, [one.example for one in found], quota, seed)
-                 for tokens, found, quota in zip(trained, sets, wanted, strict=True)]
+        taken = [
+            copies(tokens, [one.example for one in found], quota, seed)
+            for tokens, found, quota in zip(trained, sets, wanted, strict=True)
+        ]
     drawn = [int((number * tokens).sum()) for number, tokens in zip(taken, trained, strict=True)]
     for counted, number, tokens in zip(counts, taken, drawn, strict=True):
         counted |= {"drawn": int(number.sum()), "drawn_tokens": tokens, "drawn_share": tokens / sum(drawn)}
-    return [[one for one, times in zip(found, number.tolist(), strict=True) for _ in range(times)]
-            for found, number in zip(sets, taken, strict=True)]
+    return [
+        [one for one, times in zip(found, number.tolist(), strict=True) for _ in range(times)]
+        for found, number in zip(sets, taken, strict=True)
+    ]
 
 
 def shortened(one: Conversation) -> Conversation:

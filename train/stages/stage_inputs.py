@@ -38,8 +38,7 @@ def open_rows(folder: Path, context: Context) -> closing[PackedSet]:
 
 
 def example_length(asked: int | None, inputs: Mapping[str, Path]) -> int:
-    """Tokens per row of examples: what is asked for, else the mixture's, else the model's context up to EXAMPLE_TOKENS.
-    """
+    """Tokens per row of examples: what is asked for, else the mixture's, else the model's context up to EXAMPLE_TOKENS."""
     if asked is not None:
         return asked
     if "mix" in inputs:

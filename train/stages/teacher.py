@@ -50,18 +50,25 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     folder, chat = teacher_folder(section, inputs), Chat(inputs["tokenizer"])
     shape = read_shape(folder)
     check_vocabulary(folder, shape, chat)
-    with open_rows(inputs["sft_data"], context) as packed, \
-            process_group(context.parallel, pipelined=False) as world:
+    with open_rows(inputs["sft_data"], context) as packed, process_group(context.parallel, pipelined=False) as world:
         if context.apart:
-            raise TeacherError("all processes write what a teacher predicts into the same files, which hosts whose "
-                               "store is no folder do not share; make this stage on one of them: engine.nodes=1 (and "
-                               "engine.ranks, where it has fewer GPUs); later stages can have several again")
+            raise TeacherError(
+                "all processes write what a teacher predicts into the same files, which hosts whose "
+                "store is no folder do not share; make this stage on one of them: engine.nodes=1 (and "
+                "engine.ranks, where it has fewer GPUs); later stages can have several again"
+            )
         if world.is_first and shape.sequence_length < packed.sequence_length:
-            context.warn(f"sft.distill.teacher {folder} was trained on rows of {shape.sequence_length} tokens, but "
-                         f"those of sft have {packed.sequence_length}: its predictions beyond that may be worse")
+            context.warn(
+                f"sft.distill.teacher {folder} was trained on rows of {shape.sequence_length} tokens, but "
+                f"those of sft have {packed.sequence_length}: its predictions beyond that may be worse"
+            )
         dtype = compute_dtype(section.precision, world.device)
-        objective = AssistantTurns(packed, 0, read_token_bytes(inputs["tokenizer"], world.device),
-                                   flops_per_token(shape, packed.sequence_length).whole)
+        objective = AssistantTurns(
+            packed,
+            0,
+            read_token_bytes(inputs["tokenizer"], world.device),
+            flops_per_token(shape, packed.sequence_length).whole,
+        )
         kept = kept_ids(section, shape.vocab_size)
         key = teacher_key(folder, chat, objective.fingerprint, dtype, section.temperature, kept, shape.vocab_size)
         if world.is_first:
@@ -71,9 +78,16 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if world.is_first:
             write_json(out / KEY, key)
     nll, rest, tokens = sums
-    return {**describe_model(shape, packed.sequence_length), "teacher": str(section.teacher),
-            "tokens": int(tokens), "key": key, "loss": nll / tokens, "rest_mass": rest / tokens,
-            "temperature": section.temperature, "top_k": key["top_k"]}
+    return {
+        **describe_model(shape, packed.sequence_length),
+        "teacher": str(section.teacher),
+        "tokens": int(tokens),
+        "key": key,
+        "loss": nll / tokens,
+        "rest_mass": rest / tokens,
+        "temperature": section.temperature,
+        "top_k": key["top_k"],
+    }
 
 
 def teacher_folder(section: TeacherKeys, inputs: Mapping[str, Path]) -> Path:
@@ -84,8 +98,10 @@ def teacher_folder(section: TeacherKeys, inputs: Mapping[str, Path]) -> Path:
     """
     folder = inputs["pretrain"] / MODEL if section.teacher == "pretrain" else as_path(section.teacher)
     if not (folder / SHAPE_FILE).exists():
-        raise TeacherError(f"sft.distill.teacher: {folder} has no {SHAPE_FILE}; give the folder of a model, such as "
-                           "one that `export` wrote or that transformers loads")
+        raise TeacherError(
+            f"sft.distill.teacher: {folder} has no {SHAPE_FILE}; give the folder of a model, such as "
+            "one that `export` wrote or that transformers loads"
+        )
     return folder
 
 
@@ -101,9 +117,11 @@ def check_vocabulary(folder: Path, shape: Shape, chat: Chat) -> None:
         TeacherError: it predicts another number of ids, or the tokenizer beside it gives another id to some token.
     """
     if shape.vocab_size != (own := chat.tokenizer.get_vocab_size()):
-        raise TeacherError(f"sft.distill.teacher: {folder} predicts {shape.vocab_size} ids, but the run's tokenizer "
-                           f"has {own}; a teacher needs the same vocabulary: give its tokenizer as tokenizer.path, or "
-                           "take another teacher")
+        raise TeacherError(
+            f"sft.distill.teacher: {folder} predicts {shape.vocab_size} ids, but the run's tokenizer "
+            f"has {own}; a teacher needs the same vocabulary: give its tokenizer as tokenizer.path, or "
+            "take another teacher"
+        )
     if not (folder / TOKENIZER_FILE).exists():
         return
     from tokenizers import Tokenizer
@@ -112,15 +130,23 @@ def check_vocabulary(folder: Path, shape: Shape, chat: Chat) -> None:
     ours = chat.tokenizer.get_vocab()
     if differing := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):
         token = differing[0]
-        raise TeacherError(f"sft.distill.teacher: {folder / TOKENIZER_FILE} gives {len(differing)} tokens another id "
-                           f"than the run's tokenizer does, among them {json.dumps(token)} ({theirs.get(token)}, not "
-                           f"{ours.get(token)}); a teacher needs the same vocabulary: give its tokenizer as "
-                           "tokenizer.path, or take another teacher")
+        raise TeacherError(
+            f"sft.distill.teacher: {folder / TOKENIZER_FILE} gives {len(differing)} tokens another id "
+            f"than the run's tokenizer does, among them {json.dumps(token)} ({theirs.get(token)}, not "
+            f"{ours.get(token)}); a teacher needs the same vocabulary: give its tokenizer as "
+            "tokenizer.path, or take another teacher"
+        )
 
 
 def teach(
-    shape: Shape, folder: Path, objective: AssistantTurns, section: Teach, out: Path, world: World,
-    dtype: torch.dtype, context: Context,
+    shape: Shape,
+    folder: Path,
+    objective: AssistantTurns,
+    section: Teach,
+    out: Path,
+    world: World,
+    dtype: torch.dtype,
+    context: Context,
 ) -> list[float]:
     """Write what is kept of all rows; returns sums over their trained tokens: nll, mass of ids not kept, tokens."""
     model = sharded_model(shape, stored(folder), world, dtype, context.compute)
@@ -130,8 +156,12 @@ def teach(
     with evaluating(model):
         for part in micro_batches(rows, world.data_rank, world.data_size, section.micro_batch_size):
             placed = objective.place(objective.prepare(part))
-            head = partial(distributions, targets=placed.targets, temperature=section.temperature,
-                           top_k=kept_ids(section, shape.vocab_size))
+            head = partial(
+                distributions,
+                targets=placed.targets,
+                temperature=section.temperature,
+                top_k=kept_ids(section, shape.vocab_size),
+            )
             taught, nll = model(placed.ids, head, positions=placed.positions)
             if len(part) and world.counts:
                 files.write(part, taught)
@@ -155,5 +185,8 @@ def distributions(
         kept.append(kept_of(logits, temperature, top_k))
         nll.append(F.cross_entropy(logits, wanted[part], reduction="none"))
     ids, rest = ([getattr(one, name) for one in kept] for name in ("ids", "rest"))
-    return Taught(torch.cat([one.logps for one in kept]), None if ids[0] is None else torch.cat(ids),
-                  None if rest[0] is None else torch.cat(rest)), torch.cat(nll)
+    return Taught(
+        torch.cat([one.logps for one in kept]),
+        None if ids[0] is None else torch.cat(ids),
+        None if rest[0] is None else torch.cat(rest),
+    ), torch.cat(nll)

@@ -35,8 +35,11 @@ MODEL_AVERAGE = "model-average"
 
 def describe_model(shape: Shape | OwnShape, length: int) -> dict[str, Any]:
     """Figures about the model for a stage's summary, with the arithmetic of rows of so many tokens."""
-    return {"parameters": shape.parameters, "flops_per_token": shape.flops_per_token(length),
-            "context": shape.sequence_length}
+    return {
+        "parameters": shape.parameters,
+        "flops_per_token": shape.flops_per_token(length),
+        "context": shape.sequence_length,
+    }
 
 
 def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
@@ -72,8 +75,14 @@ def averaged(model: nn.Module, section: Training) -> AveragedWeights | None:
 
 
 def tuning_job(
-    section: Tuning | Dpo | Rl, objective: Objective, model: nn.Module, shape: Shape, inputs: Mapping[str, Path],
-    packed: PackedSet | None, world: World, context: Context,
+    section: Tuning | Dpo | Rl,
+    objective: Objective,
+    model: nn.Module,
+    shape: Shape,
+    inputs: Mapping[str, Path],
+    packed: PackedSet | None,
+    world: World,
+    context: Context,
 ) -> Job:
     """The training of a model that exists already, which measures the mixture's held-out rows between steps.
 
@@ -88,11 +97,24 @@ def tuning_job(
     """
     average = averaged(model, section)
     return Job(
-        section=section, objective=objective, model=model, world=world, context=context, average=average,
+        section=section,
+        objective=objective,
+        model=model,
+        world=world,
+        context=context,
+        average=average,
         peak_flops=peak_flops(world.device, compute_dtype(section.precision, world.device)),
         causal_share=causal_share(shape, objective.sequence_length, objective.flops_per_token),
-        after_step=Validation(section.validate_every, section.steps, packed, model, average,
-                              read_token_bytes(inputs["tokenizer"], world.device), world))
+        after_step=Validation(
+            section.validate_every,
+            section.steps,
+            packed,
+            model,
+            average,
+            read_token_bytes(inputs["tokenizer"], world.device),
+            world,
+        ),
+    )
 
 
 def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
@@ -120,7 +142,12 @@ def publish(
 
 
 def publish_tuned(
-    job: Job, lora: Lora | None, shape: Shape, start: Path, out: Path, record: Record | None,
+    job: Job,
+    lora: Lora | None,
+    shape: Shape,
+    start: Path,
+    out: Path,
+    record: Record | None,
     is_extra: Callable[[str], bool] = lambda name: False,
 ) -> dict[str, Any]:
     """Write a tuned model, its average, adapters and record; every rank calls this together.
@@ -137,8 +164,10 @@ def publish_tuned(
     Returns:
         for the summary: how frozen weights were held, and on the first rank the last measurements.
     """
-    tensors = {folder: {name: tensor for name, tensor in weights.items() if not is_extra(name)}
-               for folder, weights in all_tensors(job.model, job.average).items()}
+    tensors = {
+        folder: {name: tensor for name, tensor in weights.items() if not is_extra(name)}
+        for folder, weights in all_tensors(job.model, job.average).items()
+    }
     told = describe_rounding(job.model, lora)
     if record is None:
         return told
@@ -150,6 +179,9 @@ def final_measurements(lines: list[dict[str, Any]]) -> dict[str, Any]:
     losses = [line["loss"] for line in lines if "loss" in line]
     validations = [line["validation"] for line in lines if "validation" in line]
     averages = [line["validation_average"] for line in lines if "validation_average" in line]
-    return {"first_loss": losses[0] if losses else None, "last_loss": losses[-1] if losses else None,
-            **({"validation": validations[-1]} if validations else {}),
-            **({"validation_average": averages[-1]} if averages else {})}
+    return {
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        **({"validation": validations[-1]} if validations else {}),
+        **({"validation_average": averages[-1]} if averages else {}),
+    }

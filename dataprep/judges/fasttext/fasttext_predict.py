@@ -83,8 +83,9 @@ def multiply_rows(weights: Weights) -> Weights:
     is_tree = weights.loss == HIERARCHICAL
     rows, output = aligned((len(weights.rows), width), np.float32), np.eye(width, n, dtype=np.float32)
     multiply(weights.rows, np.ascontiguousarray(weights.output.T) if is_tree else weights.output, weights.norms, rows)
-    return weights._replace(rows=rows, output=np.ascontiguousarray(output.T) if is_tree else output,
-                            norms=np.ones(n, np.float32))
+    return weights._replace(
+        rows=rows, output=np.ascontiguousarray(output.T) if is_tree else output, norms=np.ones(n, np.float32)
+    )
 
 
 @kernel
@@ -114,8 +115,14 @@ def find_tops(weights: Weights, hidden: np.ndarray, counts: np.ndarray, labels: 
 
 @inner_kernel
 def _find_tops(
-    weights: Weights, hidden: np.ndarray, counts: np.ndarray, labels: np.ndarray, shares: np.ndarray,
-    nodes: np.ndarray, scores: np.ndarray, outputs: np.ndarray,
+    weights: Weights,
+    hidden: np.ndarray,
+    counts: np.ndarray,
+    labels: np.ndarray,
+    shares: np.ndarray,
+    nodes: np.ndarray,
+    scores: np.ndarray,
+    outputs: np.ndarray,
 ) -> None:
     loss, output, norms, table = weights.loss, weights.output, weights.norms, weights.sigmoid
     left, right = weights.left, weights.right
@@ -169,8 +176,15 @@ def log_of(share: np.float32) -> np.float32:
 
 @inner_kernel
 def find_leaf(
-    left: np.ndarray, right: np.ndarray, output: np.ndarray, norms: np.ndarray, hidden: np.ndarray, line: int,
-    nodes: np.ndarray, scores: np.ndarray, likelier_first: bool,
+    left: np.ndarray,
+    right: np.ndarray,
+    output: np.ndarray,
+    norms: np.ndarray,
+    hidden: np.ndarray,
+    line: int,
+    nodes: np.ndarray,
+    scores: np.ndarray,
+    likelier_first: bool,
 ) -> tuple[int, float, float]:
     """Walk the tree, without the nodes whose share is below that of the best leaf so far.
 

@@ -59,8 +59,9 @@ WORDS_AHEAD = 128
 """Words whose slots are asked for before the first of them is looked at."""
 HALF = np.uint64(32)
 LOW_HALF = np.uint64(0xFFFFFFFF)
-MASKS = np.array([[2 ** (8 * min(max(size - first, 0), 8)) - 1 for first in (0, 8)]
-                  for size in range(LONGEST_KEPT + 1)], np.uint64)  # fmt: skip
+MASKS = np.array(
+    [[2 ** (8 * min(max(size - first, 0), 8)) - 1 for first in (0, 8)] for size in range(LONGEST_KEPT + 1)], np.uint64
+)
 """By the size of a word, which bits of its first eight bytes and of the next eight are its own."""
 LABEL = np.frombuffer(LABEL_PREFIX, np.uint8)
 END_OF_LINE_HASH = np.uint32(0xD79C9359)
@@ -153,9 +154,14 @@ def average_rows(weights: Weights, cache: Cache, lines: Lines, hidden: np.ndarra
     eights = np.empty((2, WORDS_AHEAD), np.uint64)
     words = Words(places[0], places[1], places[2], eights[0], eights[1])
     most_hashes = longest // 2 + 2 if weights.word_ngrams > 1 else 0  # with the end of the line
-    room = Room(words, np.empty(WORDS_AHEAD + 1, np.int64), np.empty(longest + 2, np.uint8),
-                np.empty(STRETCH + weights.longest, np.uint64), np.empty(most_hashes, np.uint32),
-                np.empty(MOST_LATER + weights.word_ngrams, np.uint64))  # fmt: skip
+    room = Room(
+        words,
+        np.empty(WORDS_AHEAD + 1, np.int64),
+        np.empty(longest + 2, np.uint8),
+        np.empty(STRETCH + weights.longest, np.uint64),
+        np.empty(most_hashes, np.uint32),
+        np.empty(MOST_LATER + weights.word_ngrams, np.uint64),
+    )
     _average_rows(weights, cache, lines, room, hidden, counts)
 
 
@@ -165,8 +171,15 @@ def _average_rows(
 ) -> None:
     table, data, words, hashes, d = cache.table, lines.data, room.words, room.hashes, hidden.shape[1]
     names, slots, d_kept = weights.dictionary, len(table) - 1, cache.sums.shape[1]
-    ngrams = Ngrams(weights.kept, weights.kept_before, weights.words, weights.shortest, weights.longest,
-                    np.uint64(weights.buckets), reciprocal(np.uint64(weights.buckets)))  # fmt: skip
+    ngrams = Ngrams(
+        weights.kept,
+        weights.kept_before,
+        weights.words,
+        weights.shortest,
+        weights.longest,
+        np.uint64(weights.buckets),
+        reciprocal(np.uint64(weights.buckets)),
+    )
     rows_at, sums_at, hidden_at = address_of(weights.rows), address_of(cache.sums), address_of(hidden)
     row_bytes, last, bigrams = FLOAT_BYTES * d, weights.end_of_line, weights.word_ngrams > 1
     longest, first_at = np.uint64(weights.word_ngrams), rows_at + row_bytes * weights.words
@@ -195,7 +208,8 @@ def _average_rows(
                         if is_open:
                             sum_at = sums_at + row_bytes * place
                             table[np.uint64(place), ROWS] = add_up(
-                                ngrams, room, data, begin, stop, rows_at, row, sum_at, d)
+                                ngrams, room, data, begin, stop, rows_at, row, sum_at, d
+                            )
                 rows, found = table[np.uint64(place), ROWS], table[np.uint64(place), FOUND]
                 row = int(np.int64(rows >> HALF))
                 sources[waiting] = rows_at + row_bytes * (row - 1) if row else sums_at + row_bytes * place
@@ -338,7 +352,13 @@ def is_at(table: np.ndarray, place: int, words: Words, word: np.uint64, data: np
 
 @inner_kernel
 def look_up(
-    names: Dictionary, table: np.ndarray, place: int, data: np.ndarray, begin: int, end: int, words: int,
+    names: Dictionary,
+    table: np.ndarray,
+    place: int,
+    data: np.ndarray,
+    begin: int,
+    end: int,
+    words: int,
     has_ngrams: bool,
 ) -> tuple[int, bool]:
     """Put a word into a slot.

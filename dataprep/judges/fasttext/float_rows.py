@@ -154,10 +154,12 @@ def _dots(width: int) -> Callable[[int, int], np.float32]:
             products = builder.fmul(*(_load(builder, at, width) for at in arguments))
             while left > 1:
                 left //= 2
-                low, high = (ir.Constant(ir.VectorType(index, left), list(range(first, first + left)))
-                             for first in (0, left))  # fmt: skip
-                products = builder.fadd(builder.shuffle_vector(products, products, low),
-                                        builder.shuffle_vector(products, products, high))  # fmt: skip
+                low, high = (
+                    ir.Constant(ir.VectorType(index, left), list(range(first, first + left))) for first in (0, left)
+                )
+                products = builder.fadd(
+                    builder.shuffle_vector(products, products, low), builder.shuffle_vector(products, products, high)
+                )
             return builder.extract_element(products, ir.Constant(index, 0))
 
         return types.float32(one, other), generate

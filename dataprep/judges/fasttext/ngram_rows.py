@@ -58,8 +58,15 @@ def find_rows(ngrams: Ngrams, found: np.ndarray, number: np.uint64, first_at: in
 
 @inlined_kernel
 def ask_for_ngrams(
-    ngrams: Ngrams, longest: np.uint64, hashes: np.ndarray, found: np.ndarray, first: np.uint64, number: np.uint64,
-    filled: np.uint64, first_at: int, d: int,
+    ngrams: Ngrams,
+    longest: np.uint64,
+    hashes: np.ndarray,
+    found: np.ndarray,
+    first: np.uint64,
+    number: np.uint64,
+    filled: np.uint64,
+    first_at: int,
+    d: int,
 ) -> np.uint64:
     """Find the rows of the n-grams of two words and more that begin at a word of a line, and have them brought near.
 

@@ -24,9 +24,7 @@ CAPITAL_SIGMA, CAPITAL_I_WITH_DOT = 0x3A3, 0x130
 """Their lower case depends on the letters around, and is two code points."""
 
 
-def one_line_each(
-    texts: pa.Array, max_characters: int | None, lower: bool, marks: bool
-) -> tuple[Lines, np.ndarray]:
+def one_line_each(texts: pa.Array, max_characters: int | None, lower: bool, marks: bool) -> tuple[Lines, np.ndarray]:
     """Make each of n texts one line of the words of `text[:max_characters].lower().split()`, with spaces between.
 
     Args:
@@ -72,7 +70,13 @@ def make_lines(
 
 @inner_kernel
 def _make_line(
-    data: np.ndarray, at: int, flags: np.ndarray, lowered: np.ndarray, marks: bool, lines: np.ndarray, start: int,
+    data: np.ndarray,
+    at: int,
+    flags: np.ndarray,
+    lowered: np.ndarray,
+    marks: bool,
+    lines: np.ndarray,
+    start: int,
     stop: int,
 ) -> bool:
     """Write a line of as many bytes as its text, which begins at `at`; whether that can be done.

@@ -50,10 +50,21 @@ _HEX = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
 
 @kernel
 def read_objects(
-    block: np.ndarray, number: int, text_name: np.ndarray, id_name: np.ndarray, wanted: np.ndarray, bounds: np.ndarray,
-    every: bool, prefix: np.ndarray, texts: np.ndarray, locators: np.ndarray, metadata: np.ndarray, rows: np.ndarray,
-    left: np.ndarray, doubtful: np.ndarray,
-) -> tuple[int, int, int, int]:  # fmt: skip
+    block: np.ndarray,
+    number: int,
+    text_name: np.ndarray,
+    id_name: np.ndarray,
+    wanted: np.ndarray,
+    bounds: np.ndarray,
+    every: bool,
+    prefix: np.ndarray,
+    texts: np.ndarray,
+    locators: np.ndarray,
+    metadata: np.ndarray,
+    rows: np.ndarray,
+    left: np.ndarray,
+    doubtful: np.ndarray,
+) -> tuple[int, int, int, int]:
     """Read the lines of a block.
 
     Args:
@@ -90,8 +101,23 @@ def read_objects(
             num_known = _sort_keys(block, members, count, known, order)
             _find_uses(block, known, num_known, text_name, id_name, wanted, bounds, every, uses)
         if at >= 0 and num_known > 0:
-            doubts = _write_row(block, number, members, count, order, uses, len(id_name) > 0, prefix, texts, locators,
-                                metadata, ends, doubtful, num_rows, num_doubtful)  # fmt: skip
+            doubts = _write_row(
+                block,
+                number,
+                members,
+                count,
+                order,
+                uses,
+                len(id_name) > 0,
+                prefix,
+                texts,
+                locators,
+                metadata,
+                ends,
+                doubtful,
+                num_rows,
+                num_doubtful,
+            )
         if doubts >= 0:
             rows[num_rows, 0], rows[num_rows, 1], rows[num_rows, 2] = number, begin, at
             rows[num_rows, 3], rows[num_rows, 4], rows[num_rows, 5] = ends[0], ends[1], ends[2]
@@ -149,9 +175,16 @@ def _compare(block: np.ndarray, known: np.ndarray, one: int, other: int) -> int:
 
 @kernel
 def _find_uses(
-    block: np.ndarray, known: np.ndarray, count: int, text_name: np.ndarray, id_name: np.ndarray, wanted: np.ndarray,
-    bounds: np.ndarray, every: bool, uses: np.ndarray,
-) -> None:  # fmt: skip
+    block: np.ndarray,
+    known: np.ndarray,
+    count: int,
+    text_name: np.ndarray,
+    id_name: np.ndarray,
+    wanted: np.ndarray,
+    bounds: np.ndarray,
+    every: bool,
+    uses: np.ndarray,
+) -> None:
     for place in range(count):
         if _is_called(block, known, place, text_name, 0, len(text_name)):
             uses[place] = TEXT
@@ -172,10 +205,22 @@ def _is_called(block: np.ndarray, known: np.ndarray, place: int, names: np.ndarr
 
 @kernel
 def _write_row(
-    block: np.ndarray, number: int, members: np.ndarray, count: int, order: np.ndarray, uses: np.ndarray, has_id: bool,
-    prefix: np.ndarray, texts: np.ndarray, locators: np.ndarray, metadata: np.ndarray, ends: np.ndarray,
-    doubtful: np.ndarray, row: int, doubts: int,
-) -> int:  # fmt: skip
+    block: np.ndarray,
+    number: int,
+    members: np.ndarray,
+    count: int,
+    order: np.ndarray,
+    uses: np.ndarray,
+    has_id: bool,
+    prefix: np.ndarray,
+    texts: np.ndarray,
+    locators: np.ndarray,
+    metadata: np.ndarray,
+    ends: np.ndarray,
+    doubtful: np.ndarray,
+    row: int,
+    doubts: int,
+) -> int:
     """Write a document, and move `ends` behind it; returns the number of doubtful numbers, -1 where it cannot be."""
     text_end = locator_end = -1
     end = first = ends[2]

@@ -116,8 +116,12 @@ class Columns:
         if not reading.by_kernel or nested or len(set(names)) < len(names) or reading.extract not in (None, "none"):
             return None
         try:
-            return cls(f"{item.name}#".encode(), reading.text.encode(), (reading.id or "").encode(),
-                       None if reading.metadata is None else [name.encode() for name in kept])  # fmt: skip
+            return cls(
+                f"{item.name}#".encode(),
+                reading.text.encode(),
+                (reading.id or "").encode(),
+                None if reading.metadata is None else [name.encode() for name in kept],
+            )
         except UnicodeEncodeError:
             return None
 
@@ -162,18 +166,40 @@ class Columns:
         rows, left = np.empty((most, 6), np.int64), np.empty((size // 2, 3), np.int64)
         doubtful = np.empty((size // FEWEST_NUMBER_BYTES, 3), np.int64)
         lines, num_rows, num_left, num_doubtful = read_objects(
-            _bytes_of(block + b"\n" * SLACK), number, _bytes_of(self.text), _bytes_of(self.id),
-            _bytes_of(b"".join(wanted)), np.array([0, *accumulate(map(len, wanted))], np.int64), self.metadata is None,
-            _bytes_of(self.prefix + bytes(SLACK)), texts, locators, metadata, rows, left, doubtful)  # fmt: skip
+            _bytes_of(block + b"\n" * SLACK),
+            number,
+            _bytes_of(self.text),
+            _bytes_of(self.id),
+            _bytes_of(b"".join(wanted)),
+            np.array([0, *accumulate(map(len, wanted))], np.int64),
+            self.metadata is None,
+            _bytes_of(self.prefix + bytes(SLACK)),
+            texts,
+            locators,
+            metadata,
+            rows,
+            left,
+            doubtful,
+        )
         rows, left = rows[:num_rows], left[:num_left]
-        other = [row for row, begin, end in doubtful[:num_doubtful].tolist()
-                 if repr(float(token := metadata[begin:end].tobytes())).encode() != token]  # fmt: skip
+        other = [
+            row
+            for row, begin, end in doubtful[:num_doubtful].tolist()
+            if repr(float(token := metadata[begin:end].tobytes())).encode() != token
+        ]
         if other:
             left = np.concatenate([left, rows[sorted(set(other)), :3]])
             left = left[np.argsort(left[:, 0])]
-        return lines, Records(rows[:, 0].copy(), _strings(pa.string(), locators, rows[:, 4]),
-                       _strings(pa.large_string(), texts, rows[:, 3]),
-                       _strings(pa.string(), metadata, rows[:, 5])), left
+        return (
+            lines,
+            Records(
+                rows[:, 0].copy(),
+                _strings(pa.string(), locators, rows[:, 4]),
+                _strings(pa.large_string(), texts, rows[:, 3]),
+                _strings(pa.string(), metadata, rows[:, 5]),
+            ),
+            left,
+        )
 
 
 def _bytes_of(content: bytes) -> np.ndarray:

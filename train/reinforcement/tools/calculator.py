@@ -15,8 +15,14 @@ MOST_ROUNDED = 15
 """Digits that `round` takes; a double has no more."""
 SIGNS = (("^", "**"), ("\u00d7", "*"), ("\u00f7", "/"), ("\u2212", "-"))
 OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.UAdd: operator.pos,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
 
@@ -74,13 +80,17 @@ def _value(node: ast.expr) -> Any:
             return _bounded(op, _value(left), _value(right))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
             return FUNCTIONS[name](*map(_value, arguments))
-    raise CalculatorError("only numbers, + - * / // % **, parentheses and "
-                          f"{', '.join(FUNCTIONS)} can be worked out")
+    raise CalculatorError(f"only numbers, + - * / // % **, parentheses and {', '.join(FUNCTIONS)} can be worked out")
 
 
 def _bounded(op: ast.operator, left: Any, right: Any) -> Any:
-    if isinstance(op, ast.Pow) and isinstance(left, int) and isinstance(right, int) and right > 0 and (
-            right * max(abs(left), 1).bit_length() > MOST_DIGITS * math.log2(10)):
+    if (
+        isinstance(op, ast.Pow)
+        and isinstance(left, int)
+        and isinstance(right, int)
+        and right > 0
+        and (right * max(abs(left), 1).bit_length() > MOST_DIGITS * math.log2(10))
+    ):
         raise CalculatorError(f"a power with more than {MOST_DIGITS} digits")
     value = OPERATORS[type(op)](left, right)
     if isinstance(value, int) and value.bit_length() > MOST_DIGITS * math.log2(10):

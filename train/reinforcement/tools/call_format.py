@@ -17,12 +17,20 @@ from gristmill.train.data.conversation_tokens import Chat, ChatError, Message
 
 PROBE_NAME, PROBE_ARGUMENTS = "probed_tool", {"probed": "value"}
 PROBE_ANSWER = "Probed."
-PROBE_TOOL = {"type": "function", "function": {
-    "name": PROBE_NAME, "description": "A probe.",
-    "parameters": {"type": "object", "properties": {"probed": {"type": "string", "description": "A probe."}},
-                   "required": ["probed"]}}}
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": PROBE_NAME,
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"probed": {"type": "string", "description": "A probe."}},
+            "required": ["probed"],
+        },
+    },
+}
 HERMES = "<tool_call>", "</tool_call>", "name", "arguments"
-ASKING = "To call a tool, write:\n<tool_call>\n{\"name\": NAME, \"arguments\": {...}}\n</tool_call>"
+ASKING = 'To call a tool, write:\n<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>'
 """What a prompt says besides, where the template does not know tools."""
 
 
@@ -77,8 +85,10 @@ class CallFormat:
             return ids
         described = f"Tools: {json.dumps(list(tools), ensure_ascii=False)}\n{ASKING}\n\n"
         first = next(number for number, message in enumerate(messages) if message["role"] == "user")
-        told = [{**message, "content": described + message["content"]} if number == first else message
-                for number, message in enumerate(messages)]
+        told = [
+            {**message, "content": described + message["content"]} if number == first else message
+            for number, message in enumerate(messages)
+        ]
         ids = self._chat.encode(told, prompt=True).ids.tolist()
         return ids
 
@@ -119,11 +129,18 @@ class CallFormat:
             rendered = self._chat.segments(_probe(answers), prompt=True, tools=[PROBE_TOOL])
         else:
             told = "\n".join(f"<tool_response>\n{one}\n</tool_response>" for one in answers)
-            rendered = self._chat.segments([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"},
-                                            {"role": "user", "content": told}], prompt=True)
+            rendered = self._chat.segments(
+                [
+                    {"role": "user", "content": "x"},
+                    {"role": "assistant", "content": "x"},
+                    {"role": "user", "content": told},
+                ],
+                prompt=True,
+            )
         last = max(number for number, (_, generated) in enumerate(rendered) if generated)
         ids: list[int] = self._chat.tokenizer.encode(
-            "".join(text for text, _ in rendered[last + 1 :]), add_special_tokens=False).ids
+            "".join(text for text, _ in rendered[last + 1 :]), add_special_tokens=False
+        ).ids
         # Where the template's marks leave the end of a turn out, it is there already: the model has drawn it.
         return ids[1:] if ids and ids[0] in self._chat.stops else ids
 
@@ -131,11 +148,17 @@ class CallFormat:
 def _probe(answers: Sequence[str]) -> list[dict[str, Any]]:
     """A conversation with as many calls as answers; ids as Mistral's templates want them, nine letters or digits."""
     ids = [f"call{number:05d}" for number in range(len(answers))]
-    called = [{"id": one, "type": "function", "function": {"name": PROBE_NAME, "arguments": PROBE_ARGUMENTS}}
-              for one in ids]
-    return [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": called},
-            *({"role": "tool", "name": PROBE_NAME, "tool_call_id": one, "content": answer}
-              for one, answer in zip(ids, answers, strict=True))]
+    called = [
+        {"id": one, "type": "function", "function": {"name": PROBE_NAME, "arguments": PROBE_ARGUMENTS}} for one in ids
+    ]
+    return [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": called},
+        *(
+            {"role": "tool", "name": PROBE_NAME, "tool_call_id": one, "content": answer}
+            for one, answer in zip(ids, answers, strict=True)
+        ),
+    ]
 
 
 def _form_of(chat: Chat, written: str) -> tuple[str, str, str, str]:
@@ -148,9 +171,13 @@ def _form_of(chat: Chat, written: str) -> tuple[str, str, str, str]:
             found, end = None, at
         if isinstance(found, dict) and PROBE_NAME in found.values():
             name = next(key for key, value in found.items() if value == PROBE_NAME)
-            arguments = next((key for key, value in found.items()
-                              if value in (PROBE_ARGUMENTS, json.dumps(PROBE_ARGUMENTS))), "arguments")
+            arguments = next(
+                (key for key, value in found.items() if value in (PROBE_ARGUMENTS, json.dumps(PROBE_ARGUMENTS))),
+                "arguments",
+            )
             return written[:at].strip(), chat.plain(written[end:]).strip(), name, arguments
         at = written.find("{", at + 1)
-    raise ChatError(f"{chat.folder}: the chat template writes calls of tools in a form that is not JSON, which "
-                    "rl.tools cannot read; give the tokenizer a template that writes them as JSON, or remove the tools")
+    raise ChatError(
+        f"{chat.folder}: the chat template writes calls of tools in a form that is not JSON, which "
+        "rl.tools cannot read; give the tokenizer a template that writes them as JSON, or remove the tools"
+    )

@@ -61,8 +61,10 @@ def check_sandbox() -> None:
         raise SandboxError("rl.tools: python is held by means of Linux, and this is another system: remove the tool")
     found = run_python("print(1)", PythonTool(kind="python"))
     if not found.succeeded:
-        raise SandboxError(f"rl.tools: python cannot be held here: {found.output}; it needs Linux 5.13 or later with "
-                           "seccomp and Landlock, on x86_64 or aarch64: remove the tool, or use such a machine")
+        raise SandboxError(
+            f"rl.tools: python cannot be held here: {found.output}; it needs Linux 5.13 or later with "
+            "seccomp and Landlock, on x86_64 or aarch64: remove the tool, or use such a machine"
+        )
 
 
 def run_python(code: str, limits: PythonTool) -> Ran:
@@ -77,8 +79,13 @@ def run_python(code: str, limits: PythonTool) -> Ran:
         source.seek(0)
         process = subprocess.Popen(
             [sys.executable, "-P", "-s", "-S", str(CHILD), str(limits.seconds), str(limits.memory_mb), folder],
-            stdin=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder,
-            env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}, start_new_session=True)
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"},
+            start_new_session=True,
+        )
         with process:
             try:
                 output, stopped = _read(process, CLOCK * limits.seconds)

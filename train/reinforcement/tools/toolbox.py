@@ -26,7 +26,13 @@ from gristmill.train.reinforcement.tools.sandbox import check_sandbox, run_pytho
 from gristmill.train.reinforcement.tools.used import Used
 
 JSON_TYPES: Mapping[Any, str] = {
-    str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+}
 ERROR = "error: "
 """What an answer that is an error begins with."""
 
@@ -72,12 +78,17 @@ class Toolbox:
     def answer(self, turn: int, calls: Sequence[tuple[Call, Sequence[str]]]) -> list[Used]:
         """Answer calls, each with the names that may be called there; programs run side by side."""
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            begun = [pool.submit(self._answer, call, offered) if self._beside(call) else None
-                     for call, offered in calls]
-            answers = [self._answer(*one) if running is None else running.result()
-                       for one, running in zip(calls, begun, strict=True)]
-        return [Used(turn, call.name, json.dumps(call.arguments, ensure_ascii=False, sort_keys=True), text, failed)
-                for (call, _), (text, failed) in zip(calls, answers, strict=True)]
+            begun = [
+                pool.submit(self._answer, call, offered) if self._beside(call) else None for call, offered in calls
+            ]
+            answers = [
+                self._answer(*one) if running is None else running.result()
+                for one, running in zip(calls, begun, strict=True)
+            ]
+        return [
+            Used(turn, call.name, json.dumps(call.arguments, ensure_ascii=False, sort_keys=True), text, failed)
+            for (call, _), (text, failed) in zip(calls, answers, strict=True)
+        ]
 
     def _beside(self, call: Call) -> bool:
         return call.name in self._tools and self._tools[call.name].beside
@@ -99,35 +110,62 @@ def _check_arguments(call: Call, parameters: Mapping[str, Any]) -> None:
     missing = [name for name in parameters["required"] if name not in call.arguments]
     unknown = [name for name in call.arguments if name not in parameters["properties"]]
     if missing or unknown:
-        raise ToolError(f"{call.name} takes {', '.join(parameters['properties'])}; "
-                        + (f"{missing[0]!r} is missing" if missing else f"it has no {unknown[0]!r}"))
+        raise ToolError(
+            f"{call.name} takes {', '.join(parameters['properties'])}; "
+            + (f"{missing[0]!r} is missing" if missing else f"it has no {unknown[0]!r}")
+        )
 
 
 def _ready(tool: Tool, inputs: Mapping[str, Path]) -> _Ready:
     name = name_of_tool(tool)
     match tool:
         case CalculatorTool():
-            return _Ready(_described(name, "Works out an arithmetic expression.", {
-                "expression": ("string", "Such as 12 * (3 + 4)")}), lambda expression: calculate(_text(expression)))
+            return _Ready(
+                _described(
+                    name, "Works out an arithmetic expression.", {"expression": ("string", "Such as 12 * (3 + 4)")}
+                ),
+                lambda expression: calculate(_text(expression)),
+            )
         case PythonTool():
             check_sandbox()
-            return _Ready(_described(name, "Runs a Python program and returns what it prints.", {
-                "code": ("string", "The program")}), _python(tool), beside=True)
+            return _Ready(
+                _described(
+                    name, "Runs a Python program and returns what it prints.", {"code": ("string", "The program")}
+                ),
+                _python(tool),
+                beside=True,
+            )
         case SearchTool():
-            return _Ready(_described(name, "Finds the documents that have some words.", {
-                "query": ("string", "The words")}), _search(tool, inputs))
+            return _Ready(
+                _described(name, "Finds the documents that have some words.", {"query": ("string", "The words")}),
+                _search(tool, inputs),
+            )
         case OwnTool():
             return _own(name, tool)
     raise TypeError(f"{name} is no tool")
 
 
-def _described(name: str, what: str, parameters: Mapping[str, tuple[str, str]], required: Sequence[str] | None = None,
-               ) -> dict[str, Any]:
-    properties = {key: {"type": kind, **({"description": told} if told else {})}
-                  for key, (kind, told) in parameters.items()}
-    return {"type": "function", "function": {"name": name, "description": what, "parameters": {
-        "type": "object", "properties": properties,
-        "required": list(parameters if required is None else required)}}}
+def _described(
+    name: str,
+    what: str,
+    parameters: Mapping[str, tuple[str, str]],
+    required: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    properties = {
+        key: {"type": kind, **({"description": told} if told else {})} for key, (kind, told) in parameters.items()
+    }
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": what,
+            "parameters": {
+                "type": "object",
+                "properties": properties,
+                "required": list(parameters if required is None else required),
+            },
+        },
+    }
 
 
 def _text(value: Any) -> str:
@@ -157,8 +195,10 @@ def _search(tool: SearchTool, inputs: Mapping[str, Path]) -> Callable[..., str]:
         if not hits:
             return "no document has these words"
         words = index.terms(query)
-        return "\n".join(f"{number}. {titles[place]}{snippet(index.texts[place], words, tool.characters)}"
-                         for number, (place, _) in enumerate(hits, start=1))
+        return "\n".join(
+            f"{number}. {titles[place]}{snippet(index.texts[place], words, tool.characters)}"
+            for number, (place, _) in enumerate(hits, start=1)
+        )
 
     return search
 
@@ -188,11 +228,13 @@ def _own(name: str, tool: OwnTool) -> _Ready:
         raise ToolError(f"rl.tools: {tool.use.place}: {name} has no docstring, from which the model knows what it does")
     taken = {key: one for key, one in inspect.signature(function).parameters.items() if key not in tool.options}
     if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY) for one in taken.values()):
-        raise ToolError(f"rl.tools: {tool.use.place}: {name} must take its arguments by name, each with a name of its "
-                        "own")
+        raise ToolError(
+            f"rl.tools: {tool.use.place}: {name} must take its arguments by name, each with a name of its own"
+        )
     hints = typing.get_type_hints(function)
-    parameters = {key: (JSON_TYPES.get(typing.get_origin(hints.get(key)) or hints.get(key), "string"), "")
-                  for key in taken}
+    parameters = {
+        key: (JSON_TYPES.get(typing.get_origin(hints.get(key)) or hints.get(key), "string"), "") for key in taken
+    }
     required = [key for key, one in taken.items() if one.default is one.empty]
 
     def answer(**arguments: Any) -> str:
