@@ -215,8 +215,14 @@ def measured(column: pa.ChunkedArray) -> np.ndarray:
     return values
 
 
-def nearest(verdicts: Verdicts, rule: Rule, most: int) -> dict[str, list[tuple[float, int, float]]]:
+def nearest(
+    verdicts: Verdicts, rule: Rule, most: int, kept: np.ndarray | None = None
+) -> dict[str, list[tuple[float, int, float]]]:
     """The documents next to a rule's cut on either side.
+
+    Args:
+        kept: bool per row of the verdicts; only documents that are kept in the end count as passing. If absent, a
+            document passes if it passes this rule, whatever others say.
 
     Returns:
         `failing` and `passing`: (distance to the bound, row, value), nearest first.
@@ -224,7 +230,8 @@ def nearest(verdicts: Verdicts, rule: Rule, most: int) -> dict[str, list[tuple[f
     if rule.label not in verdicts.failed or not isinstance(rule.bound, int | float):
         return {"failing": [], "passing": []}
     values, failed = verdicts.columns[rule.statistic], verdicts.failed[rule.label]
-    sides = {"failing": failed, "passing": ~failed & ~np.isnan(values)}
+    passing = ~failed & ~np.isnan(values)
+    sides = {"failing": failed, "passing": passing if kept is None else passing & kept}
     found = {}
     for name, mask in sides.items():
         places = np.flatnonzero(mask)

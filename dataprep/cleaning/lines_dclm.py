@@ -65,6 +65,7 @@ ANYWHERE, AT_END, AT_BEGIN = range(3)
 SUBSTRING_STEPS = ((ANYWHERE, "items in cart"), (AT_END, "read more"), (AT_BEGIN, "sign-in"))
 WILD_CHARACTERS = 3
 """Characters of any kind after the phrase that closes a line."""
+CARRIAGE_RETURN = np.uint8(0x0D)
 NEVER = 2.0
 """A ratio that no line exceeds."""
 
@@ -380,7 +381,7 @@ def _only_space(data: np.ndarray, pieces: np.ndarray, flags: np.ndarray) -> bool
 
 
 def cap_newlines(texts: pa.Array, most: int) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """The edits that cut every run of U+000A to its first `most`.
+    """The edits that cut every run of line ends to its first `most`; a line end is U+000A or U+000D U+000A.
 
     Returns:
         edits (EDITS_TYPE); per text the number of runs that were cut, and the bytes: two int64 arrays of shape (n,).
@@ -400,14 +401,19 @@ def _long_runs(
     begins, ends = np.empty(room, np.int64), np.empty(room, np.int64)
     count = 0
     for text in range(number):
-        run = 0
-        for at in range(offsets[text], offsets[text + 1]):
-            run = run + 1 if data[at] == NEWLINE else 0
+        begin, end = offsets[text], offsets[text + 1]
+        run, run_end = 0, begin
+        for at in range(begin, end):
+            if data[at] != NEWLINE:
+                continue
+            line_end = at - 1 if at > begin and data[at - 1] == CARRIAGE_RETURN else at
+            run = run + 1 if line_end == run_end else 1
+            run_end = at + 1
             if run == most + 1:
-                begins[count] = at - offsets[text]
+                begins[count] = line_end - begin
                 count += 1
             if run > most:
-                ends[count - 1] = at - offsets[text] + 1
-                sizes[text] += 1
+                ends[count - 1] = run_end - begin
+                sizes[text] += run_end - line_end
         firsts[text + 1] = count
     return begins[:count].copy(), ends[:count].copy(), firsts, sizes

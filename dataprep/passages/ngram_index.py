@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.filtering.repetition import empty_table
@@ -23,6 +24,8 @@ from gristmill.dataprep.text.spans import hashed_words, same_lower
 from gristmill.dataprep.text.unicode_tables import NOTHING, code_point_flags, decode, lower_case_seen
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
+LETTER = r"\p{L}"
+"""Items without one are rows of numbers, which stand in many clean documents (tables, lists of years)."""
 MOST_PLACES = 64
 """An n-gram in more places of the evaluation sets is their template ("answer the following"): not looked for."""
 
@@ -290,7 +293,7 @@ class NgramIndex(NamedTuple):
         word_offsets: int64, word i has word_codes[word_offsets[i]:word_offsets[i + 1]].
         words: int32, the words of all parts; part_offsets: int64 of shape (n + 1,).
         lengths: int64 per part, words per n-gram: the configured number, less in a shorter part, 0 where the part is
-            too short to be looked for.
+            too short to be looked for or has no letter.
         ngram_table: int32, open addressing; the number of a distinct n-gram, or -1.
         ngram_begins, ngram_lengths: int64 per distinct n-gram, where it stands first in `words`, and its words.
         place_offsets: int64; n-gram i stands at places[place_offsets[i]:place_offsets[i + 1]], positions in `words`.
@@ -346,13 +349,14 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
     Args:
         texts: one string per part.
         ngram: words per n-gram; a part with fewer words is one n-gram of all of them.
-        min_words: parts with fewer words are left out.
+        min_words: parts with fewer words are left out, and so are parts without a letter.
     """
     prefix_words = min(min_words, ngram)
     data, offsets = text_buffers(texts)
     *vocabulary, words, part_offsets = number_words(data, offsets, code_point_flags(), lower_case_seen())
     sizes = np.diff(part_offsets)
-    lengths = np.where(sizes < min_words, 0, np.minimum(sizes, ngram)).astype(np.int64)
+    lettered = pc.match_substring_regex(texts, LETTER).to_numpy(zero_copy_only=False)
+    lengths = np.where(lettered & (sizes >= min_words), np.minimum(sizes, ngram), 0).astype(np.int64)
     table, begins, ngram_lengths, number_at = number_ngrams(words, part_offsets, lengths)
     standing = np.flatnonzero(number_at >= 0)
     order = np.argsort(number_at[standing], kind="stable")

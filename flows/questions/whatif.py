@@ -238,7 +238,8 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
 
     Args:
         comparison: what to compare.
-        samples: documents shown on each side of every changed cut.
+        samples: documents shown on each side of every changed cut; only documents that no other rule drops are
+            shown as passing.
         tokens: the committed output of `tokenize`, for exact numbers of tokens; else none are given.
 
     Returns:
@@ -272,6 +273,7 @@ def _replay_shard(
     sizes = pc.binary_length(documents["text"]).to_numpy(zero_copy_only=False).astype(np.int64)
     now = then = np.ones(len(sources), bool)
     unseen = np.zeros(len(sources), bool)
+    replayed: list[Verdicts] = []
     for stage in annotation_stages(comparison.inputs):
         old, new = judge_shard(comparison.inputs, shard, stage, comparison.before[stage], comparison.after[stage])
         saw = np.zeros(len(sources), bool)
@@ -283,10 +285,13 @@ def _replay_shard(
             for side, verdicts in (("now", old), ("then", new)):
                 tally = verdicts.tallies.get(name, Tally())
                 sides[side] = Tally(sides[side].failing + tally.failing, sides[side].only + tally.only)
-        for name, rule in changed.items():
-            if name in new.failed:
+        replayed.append(new)
+    for name, rule in changed.items():
+        for verdicts in replayed:
+            if name in verdicts.failed:
                 sides_of_cut = totals.samples.setdefault(name, {"failing": [], "passing": []})
-                merge_nearest(sides_of_cut, shard, nearest(new, rule, samples), samples)
+                nearest_rows = nearest(verdicts, rule, samples, then[verdicts.rows])
+                merge_nearest(sides_of_cut, shard, nearest_rows, samples)
     lengths = None if tokens is None else _tokens(tokens, shard, len(sources))
     for part, mask in ((totals.now, now), (totals.then, then & ~unseen), (totals.unseen, then & unseen)):
         _add_sizes(part, sources, sizes, lengths, mask)

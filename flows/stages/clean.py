@@ -18,7 +18,7 @@ def columns(section: Clean) -> Iterable[str]:
 
 STAGE = Stage(
     "clean",
-    2,
+    3,
     "gristmill.dataprep.cleaning.clean:run",
     section=Clean,
     columns=columns,

@@ -7,7 +7,7 @@ from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 STAGE = Stage(
     "decontaminate",
-    2,
+    3,
     "gristmill.dataprep.passages.decontaminate:run",
     section=Decontaminate,
     columns=lambda section: ["contamination", "contamination_words", "contaminated_item", "left_words", "edits"],

@@ -41,7 +41,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 STAGE = Stage(
     "dpo_data",
-    4,
+    5,
     "gristmill.train.stages.dpo_data:run",
     configure,
     needs,

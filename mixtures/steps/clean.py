@@ -80,7 +80,17 @@ class LineRules(Section):
 
 
 class Mask(Section):
-    """Personal data that is replaced. What counts as what is defined in `dataprep/cleaning/pii.py`."""
+    """Personal data that is replaced. What counts as what is defined in `dataprep/cleaning/pii.py`.
+
+    Values that identify nobody stay unmasked: mail addresses at the domains that RFC 2606 reserves (`example.com`,
+    `example.net`, `example.org`, their subdomains, and names ending in a word that is not a top level of the public
+    suffix list, such as `.test`, `.example`, `.invalid` and `.localhost`) and users of code hosts
+    (`git@github.com:me/it.git`); private, loopback, documentation and other addresses that are not global, network
+    addresses (`.0` or `::` at the end), and four numbers that read as a version; the North American numbers 555-0100
+    to 555-0199, and British and Australian numbers reserved for drama unless a word such as `tel` precedes them; card
+    numbers and IBANs with a wrong check digit. Names of people, postal addresses, identity numbers and addresses
+    written out (`jane at host dot com`) are not looked for.
+    """
 
     kinds: tuple[PiiKind, ...] = ("email", "ip")
     """`email`; `ip`: public IPv4 and IPv6 addresses; `phone`; `iban`; `card`: payment card numbers (FineWeb masks
@@ -112,7 +122,7 @@ class Clean(Judging):
     """Drop a document of which the rules `dclm` took more of the words (DCLM: 0.05); null keeps all. Words are those of
     `str.split()`, where DCLM counts a segmentation of Unicode's."""
     max_newlines: Positive | None = None
-    """Most newlines in a row; longer runs are cut (DCLM: 2)."""
+    """Most newlines in a row, U+000A or U+000D U+000A; longer runs are cut (DCLM: 2, of U+000A alone)."""
     mask: Mask | None = None
     """Replace personal data; a list is short for its `kinds`: `[email, ip, phone]`."""
 

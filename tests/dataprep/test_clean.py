@@ -127,6 +127,23 @@ def test_the_bound_itself_passes_and_null_drops_nothing(
         assert summary["counts"]["dropped"] == dropped
 
 
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("a\r\n\r\n\r\n\r\nb", "a\r\n\r\nb"),
+        ("a\n\r\n\n\r\nb", "a\n\r\nb"),
+        ("a\r\n\r\nb\r\n\r\n", "a\r\n\r\nb\r\n\r\n"),
+        ("\n\n\n", "\n\n"),
+        ("a\r\r\r\rb", "a\r\r\r\rb"),
+    ],
+)
+def test_a_run_of_line_ends_is_cut_whether_they_are_lf_or_crlf(text: str, cut: str) -> None:
+    texts = pa.array(["before\n", text], pa.large_string())
+    edits, runs, sizes = clean.cap_newlines(texts, 2)
+    assert apply_edits(texts, edits).to_pylist() == ["before\n", cut]
+    assert (runs[1], sizes[1]) == (int(text != cut), len(text) - len(cut))
+
+
 def test_a_text_that_cannot_be_cleaned_is_quarantined_alone(
     write_ingest: Callable[..., Path],
     make_context: Callable[..., Context],

@@ -110,6 +110,14 @@ def test_the_index_survives_its_file(tmp_path: Path) -> None:
         assert mine.tolist() == other.tolist()
 
 
+def test_items_without_letters_are_not_looked_for() -> None:
+    years = "1990 1991 1992 1993 1994 1995 1996 1997"
+    index = build_index(pa.array([years, f"{years} was"], pa.large_string()), 8, 7)
+    assert index.counted_words.tolist() == [0, 9]
+    matches, _ = find_matches(find_ngrams(pa.array([f"| {years} |"]), index), index, np.zeros(2, bool), 0.8)
+    assert matches.part.tolist() == [1]
+
+
 def test_words_that_only_share_a_hash_are_not_taken_for_each_other() -> None:
     text = pa.array(["one two three four"], pa.large_string())
     index = build_index(text, 3, 2)

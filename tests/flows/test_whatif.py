@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.replay import rules_of
-from gristmill.flows.questions.whatif import MOST_IDLE, print_thresholds, thresholds
+from gristmill.flows.questions.whatif import MOST_IDLE, Comparison, print_thresholds, replay, thresholds
 from gristmill.mixtures.steps.filter import Filter
 
 SECTION = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 50, "max_mean_word_length": 10.0}}]})
 
 
-def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, dict[str, Any]]:
-    """The thresholds after a filter that measured (words, mean word length) of each document."""
+def filtered(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, Path]:
+    """Outputs of a filter that measured (words, mean word length) of each document."""
     inputs = {"ingest": folder / "ingest", "filter": folder / "filter"}
     for number, rows in enumerate(shards):
         texts = [f"{number} {row}" for row in range(len(rows))]
@@ -48,6 +48,12 @@ def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, dic
         name = f"part-{number:05d}.parquet"
         write_table(inputs["ingest"] / name, documents)
         write_table(inputs["filter"] / name, annotate(documents, judged, judged, reasons, measures)[0])
+    return inputs
+
+
+def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, dict[str, Any]]:
+    """The thresholds of `filtered` documents."""
+    inputs = filtered(folder, shards)
     rules = rules_of(filter_stage.rules, "filter", SECTION, ["words", "mean_word_length"])
     with (
         patch("gristmill.flows.questions.whatif._measured", return_value=inputs),
@@ -79,6 +85,20 @@ def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
     ]
     assert words["only"] == sum(number < 50 and length <= 10 for number, length in rows)
     assert words["seen"] == len(rows)
+
+
+def test_samples_that_another_rule_drops_would_not_pass(tmp_path: Path) -> None:
+    inputs = filtered(tmp_path, [[(45, 5.0), (46, 11.5), (47, 6.0), (30, 5.0)], [(48, 11.0)]])
+    looser = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 40, "max_mean_word_length": 10.0}}]})
+    before, after = (
+        {"filter": rules_of(filter_stage.rules, "filter", section, ["words", "mean_word_length"])}
+        for section in (SECTION, looser)
+    )
+    result = replay(Comparison(inputs, before, after), 10, None)
+    (cut,) = result["cuts"]
+    assert [sample["value"] for sample in cut["passing"]] == [45.0, 47.0]
+    assert [sample["value"] for sample in cut["failing"]] == [30.0]
+    assert result["then"]["web"]["documents"] == 2
 
 
 def test_the_list_can_be_typed_as_settings(
