@@ -5,16 +5,17 @@ counts in its own way, a dialect, and so one threshold draws five different line
 
 | | dclm | datatrove | dolma | curator | redpajama |
 |---|---|---|---|---|---|
-| words | whitespace | tokens, not only marks | whitespace | whitespace | lower-case NFD, no marks |
+| words | fastText's tokens that begin with a letter or digit | tokens, not only marks | whitespace | whitespace | lower-case NFD, no marks |
 | mean_word_length | mean | mean | median | mean | mean |
-| symbols | `#` + `...` + `…` | `#` or `...`+`…` | words with `#`, `…` | words that are marks | `#` + `...` + `…` |
+| symbols | `#` + `...` + `. . .` + `…` | `#` or `...`+`…` | words with `#`, `…` | words that are marks | `#` + `...` + `…` |
 | bullets | `•●*-` | `•-` | `*-` | 12, no `-*` | 10, `–` not `-*` |
-| line ends | `... …` | `... …` | `…` | 8 marks | `... …` |
+| line ends | `... . . . …` | `... …` | `…` | 8 marks | `... …` |
 | letters | isalpha | isalpha | isalpha | Alphabetic | a-z A-Z |
 | stop words | any case | different ones | as they are | as they are | as they are |
 | lines | stripped, not empty | between runs of `\\n` | all | not blank | no such rules |
 | first copy of a line | counts | is free | counts | is free | - |
 | chars of lines / | those of lines | text | words | those of lines | - |
+| n-grams of | words of UAX #29 that begin with a letter or digit | words | words | words | words |
 | top n-gram, on ties | longest, twice at least | first | first | first, found in the text | first, twice at least |
 | its spaces | no | yes | no | yes | no |
 | duplicate n-grams | words covered | later copies, greedy | n-gram masses | later copies + spaces | words covered |
@@ -45,11 +46,15 @@ BATCH_BYTES = 500_000
 """Texts are measured so many bytes at a time (at least one text), so that their words stay in the cache."""
 DCLM = GopherRules()
 _MEASURES = {
-    "dclm": gopher_dclm.measure,
     "datatrove": gopher_datatrove.measure,
     "dolma": gopher_dolma.measure,
     "curator": gopher_curator.measure,
 }
+_MEASURES_OF_TWO_CUTS = {
+    "dclm": gopher_dclm.measure_segmented,
+    "redpajama": gopher_redpajama.measure_normalized,
+}
+"""Dialects that cut a text into words in more than one way."""
 
 Columns = dict[str, np.ndarray]
 
@@ -178,8 +183,9 @@ def _measure(
     else:
         texts = Texts(data, offsets, code_point_flags(), *cut_words(data, offsets, counting, languages))
     stop_words = stop_words_of(languages, own_stop_words)
-    if counting.dialect == "redpajama":
-        gopher_redpajama.measure_normalized(texts, counting, languages, stop_words, quality, repetition)
+    if counting.dialect in _MEASURES_OF_TWO_CUTS:
+        measure = _MEASURES_OF_TWO_CUTS[counting.dialect]
+        measure(texts, counting, languages, stop_words, quality, repetition)
     else:
         _MEASURES[counting.dialect](texts, stop_words, lower_case(), quality, repetition)
     if len(quality):

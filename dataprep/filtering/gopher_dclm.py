@@ -1,27 +1,36 @@
-"""Gopher's statistics as DCLM counts them (baselines/mappers/filters/content_filters.py), on whitespace words.
+"""Gopher's statistics as DCLM counts them (mlfoundations/dclm at 361714b, baselines/mappers/filters/content_filters.py,
+as baselines_configs/dclm_baseline_refinedweb.yaml calls it). DCLM cuts a text into words in three ways:
+
+- tokens: between the seven bytes at which fastText's tokenizer cuts (space, tab, CR, LF, VT, FF, NUL), of which those
+  that begin with a letter or digit count;
+- words: whitespace words (`str.split()`);
+- segments: words of Unicode's rules (UAX #29) that begin with a letter or digit (`word_breaks.py`).
 
 | statistic | definition |
 |---|---|
-| words | whitespace words (`str.split()`) |
+| words | tokens |
 | mean_word_length | code points of all words / words |
-| symbol_word_ratio | `#`, `...` (from the left, not overlapping) and `…` in the text, together / words |
+| symbol_word_ratio | `#`, `...`, `. . .` (both from the left, not overlapping) and `…` in the text, together / words |
 | bullet_line_ratio | lines that begin with `•`, `●`, `*` or `-` / lines |
-| ellipsis_line_ratio | lines that end in `...` or `…` / lines |
+| ellipsis_line_ratio | lines that end in `...`, `. . .` or `…` / lines |
 | alpha_word_ratio | words with a code point of `str.isalpha()` / words |
 | stop_words | words that are a stop word in any case; occurrences, not distinct ones |
 | duplicate_line_ratio, _char_ratio | all copies of repeated lines, the first included / lines; their code points / those of all lines |
 | duplicate_paragraph_... | the same for paragraphs |
-| top_n-gram_char_ratio | of the most frequent n-grams the longest: copies (overlapping ones too) x code points / code points of all words; 0 where no n-gram is repeated |
-| duplicate_n-gram_char_ratio | code points of the words that repeated n-grams cover, the first copy included, each word once / code points of all words |
+| top_n-gram_char_ratio | of the most frequent n-grams of segments the longest: copies (overlapping ones too) x code points / code points of all segments; 0 where no n-gram is repeated |
+| duplicate_n-gram_char_ratio | code points of the segments that repeated n-grams cover, the first copy included, each segment once / code points of all segments |
 
 Lines lie between newlines (U+000A), paragraphs between two of them; both are stripped, and empty ones do not count.
-A share of nothing is 0.
+A text without a line, which DCLM drops, is all repetition: its shares of lines and paragraphs are 1. Otherwise a share
+of nothing is 0.
 
-Two things are simpler than in DCLM's code: its `words` are those of fastText's tokeniser that begin with a letter or
-digit, and its n-grams consist of the words of Unicode's rules (UAX #29) that do; and it counts `. . .` as an ellipsis.
+In scripts without spaces, which DCLM does not judge, and with `words: unicode`, tokens, words and segments are all those
+of `unspaced_words`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,7 +40,9 @@ from gristmill.dataprep.filtering.gopher_words import (
     count_ellipses,
     count_flag,
     count_hashes,
+    cut_words,
     find_stop_words,
+    is_cut_by_characters,
     share,
     text_words,
 )
@@ -54,19 +65,52 @@ from gristmill.dataprep.filtering.repetition import (
     top_ngram,
 )
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.dataprep.text.unicode_tables import ALPHABETIC
+from gristmill.dataprep.text.unicode_tables import ALPHABETIC, WORD, decode, lower_case
+from gristmill.dataprep.words.word_breaks import segmented_words
+from gristmill.mixtures.steps.rules import GopherRules
 
 BULLETS = np.array([ord(mark) for mark in "•●*-"], np.uint32)
 DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), np.uint8)
+SPACED_DOTS = np.frombuffer(b". . .", np.uint8)
+TOKEN_SEPARATORS = np.zeros(256, np.bool_)
+TOKEN_SEPARATORS[list(b" \n\r\t\v\f\0")] = True
+"""Bytes at which fastText's `Dictionary::readWord` cuts (src/dictionary.cc of fastText 0.9)."""
+UNDERSCORE = 0x5F
+
+
+def measure_segmented(
+    texts: Texts,
+    counting: GopherRules,
+    languages: Sequence[str | None],
+    stop_words: StopWords,
+    quality: np.ndarray,
+    repetition: np.ndarray,
+) -> None:
+    """Measure n texts; the arguments are those of `measure` and of `gopher_words.cut_words`."""
+    segments = texts
+    if len(repetition):
+        words, places, per_word = cut_words(texts.data, texts.offsets, counting, languages, segmented_words)
+        segments = texts._replace(words=words, places=places, per_word=per_word)
+    has_spaces = np.array([not is_cut_by_characters(counting, language) for language in languages], bool)
+    measure(texts, segments, has_spaces, stop_words, lower_case(), quality, repetition)
 
 
 @kernel
 def measure(
-    texts: Texts, stop_words: StopWords, lower: np.ndarray, quality: np.ndarray, repetition: np.ndarray
+    texts: Texts,
+    segments: Texts,
+    has_spaces: np.ndarray,
+    stop_words: StopWords,
+    lower: np.ndarray,
+    quality: np.ndarray,
+    repetition: np.ndarray,
 ) -> None:
     """Measure n texts.
 
     Args:
+        texts: the texts and their words.
+        segments: the same texts and their segments.
+        has_spaces: bool of shape (n,): whether tokens are counted, and not words.
         lower: `unicode_tables.lower_case()`.
         quality: float64 of shape (n, 7) for `gopher.QUALITY_STATISTICS`, or (0, 7).
         repetition: float64 of shape (n, 13) for `gopher.REPETITION_STATISTICS`, or (0, 13).
@@ -81,12 +125,14 @@ def measure(
             row = quality[text]
             occurrences, _ = find_stop_words(data, starts, ends, chars, stop_words, text, lower)
             symbols = count_hashes(data, begin, end) + count_ellipses(data, begin, end)
+            symbols += count_spaced_dots(data, begin, end)
             bullets, ellipses = 0, 0
             for line in range(len(lines)):
                 first, last = lines[line], line_ends[line]
                 bullets += starts_with(data, first, last, BULLETS)
-                ellipses += ends_with(data, first, last, DOTS) or ends_with(data, first, last, ELLIPSIS)
-            row[0] = len(starts)
+                dots = ends_with(data, first, last, DOTS) or ends_with(data, first, last, SPACED_DOTS)
+                ellipses += dots or ends_with(data, first, last, ELLIPSIS)
+            row[0] = count_tokens(data, begin, end, texts.flags) if has_spaces[text] else len(starts)
             row[1] = share(chars.sum(), len(starts), 0.0)
             row[2] = share(symbols, len(starts), 0.0)
             row[3] = share(bullets, len(lines), 0.0)
@@ -99,14 +145,40 @@ def measure(
             paragraphs, paragraph_ends = split_segments(data, begin, end, EACH_TWO_NEWLINES)
             paragraphs, paragraph_ends = drop_blank(data, paragraphs, paragraph_ends, texts.flags, True)
             row[2], row[3] = _copies(data, paragraphs, paragraph_ends)
-            ngram_shares(data, starts, ends, chars, texts.per_word[text], True, row[4:])
+            starts, ends, chars, _ = text_words(segments, text)
+            ngram_shares(data, starts, ends, chars, segments.per_word[text], True, row[4:])
+
+
+@kernel
+def count_tokens(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> int:
+    """Tokens of fastText's tokenizer that begin with a letter or digit."""
+    count, separated = 0, True
+    for at in range(begin, end):
+        separates = TOKEN_SEPARATORS[data[at]]
+        if separated and not separates:
+            code, _ = decode(data, at)
+            count += flags[code] & WORD != 0 and code != UNDERSCORE
+        separated = separates
+    return count
+
+
+@kernel
+def count_spaced_dots(data: np.ndarray, begin: int, end: int) -> int:
+    """Occurrences of `. . .`, from the left and not overlapping."""
+    count, at = 0, begin
+    while at + len(SPACED_DOTS) <= end:
+        if data[at] == SPACED_DOTS[0] and ends_with(data, at, at + len(SPACED_DOTS), SPACED_DOTS):
+            count, at = count + 1, at + len(SPACED_DOTS)
+        else:
+            at += 1
+    return count
 
 
 @kernel
 def _copies(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[float, float]:
     chars = segment_chars(data, starts, ends)
     number, length = copied_segments(data, starts, ends, True)
-    return share(number, len(starts), 0.0), share(length, chars.sum(), 0.0)
+    return share(number, len(starts), 1.0), share(length, chars.sum(), 1.0)
 
 
 @kernel

@@ -338,6 +338,11 @@ def is_unspaced(language: str | None) -> bool:
     return language is not None and parse_label(language).code in UNSPACED_LANGUAGES
 
 
+def is_cut_by_characters(counting: GopherRules, language: str | None) -> bool:
+    """Whether a text is cut by `unspaced_words` and not as the dialect does it."""
+    return counting.words == "unicode" or is_unspaced(language)
+
+
 def stop_words_of(languages: Sequence[str | None], own: tuple[str, ...] | None = None) -> StopWords:
     """The stop words of n texts for the kernels.
 
@@ -430,8 +435,7 @@ def cut_words(
         from gristmill.dataprep.words.spacy_words import spacy_words
 
         return spacy_words(data, offsets), np.arange(number), np.ones(number, np.uint8)
-    always = counting.words == "unicode"
-    unspaced = np.array([always or is_unspaced(language) for language in languages], bool)
+    unspaced = np.array([is_cut_by_characters(counting, language) for language in languages], bool)
     spaced, others = np.flatnonzero(~unspaced), np.flatnonzero(unspaced)
     parts, per_word = [], np.ones(number, np.uint8)
     if len(spaced):

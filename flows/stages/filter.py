@@ -100,7 +100,7 @@ def _words(section: Filter) -> set[str]:
 
 STAGE = Stage(
     "filter",
-    2,
+    3,
     "gristmill.dataprep.filtering.filter:run",
     section=Filter,
     columns=columns,

@@ -44,14 +44,16 @@ def quality(text: str, dialect: str = "dclm", words: list[str] | None = None) ->
 
 def dclm(text: str, words: list[str] | None) -> tuple[float, ...]:
     """See `gopher_dclm.py`."""
+    tokens = [token for token in re.split("[ \n\r\t\v\f\0]+", text) if token[:1].isalnum()] if words is None else words
     words = text.split() if words is None else words
     lines = segments(text, "\n")
+    symbols = text.count("#") + text.count("...") + text.count(". . .") + text.count("…")
     return (
-        len(words),
+        len(tokens),
         share(sum(map(len, words)), len(words)),
-        share(text.count("#") + text.count("...") + text.count("…"), len(words)),
+        share(symbols, len(words)),
         share(sum(line.startswith(("•", "●", "*", "-")) for line in lines), len(lines)),
-        share(sum(line.endswith(("...", "…")) for line in lines), len(lines)),
+        share(sum(line.endswith(("...", ". . .", "…")) for line in lines), len(lines)),
         share(sum(any(map(str.isalpha, word)) for word in words), len(words)),
         sum(word.lower() in STOP_WORDS for word in words),
     )

@@ -20,6 +20,7 @@ def repetition(text: str, dialect: str = "dclm", words: list[str] | None = None,
     """
     if words is None:
         words = {
+            "dclm": word_cuts_reference.segmented,
             "datatrove": word_cuts_reference.punctuated,
             "redpajama": lambda text: word_cuts_reference.normalized(text).split(),
         }.get(dialect, str.split)(text)
@@ -154,7 +155,7 @@ def all_copies(parts: list[str]) -> Pair:
     """Shares of the parts that occur more than once, by number and by code points."""
     counts = Counter(parts)
     repeated = [part for part in parts if counts[part] > 1]
-    return share(len(repeated), len(parts)), share(sum(map(len, repeated)), sum(map(len, parts)))
+    return share(len(repeated), len(parts), 1.0), share(sum(map(len, repeated)), sum(map(len, parts)), 1.0)
 
 
 def later_copies(parts: list[str], chars: int) -> Pair:

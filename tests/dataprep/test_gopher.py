@@ -116,15 +116,17 @@ def test_only_ascii_letters_lower_case_to_the_letters_of_stop_words() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", " \n\n\t\u3000\n", None])
-def test_a_text_without_words_measures_zero_everywhere(text: str | None) -> None:
-    assert set(measured([text])[0].values()) == {0}
+def test_a_text_without_words_has_only_repeated_lines(text: str | None) -> None:
+    values = measured([text])[0]
+    assert {name for name, value in values.items() if value} == set(REPETITION_STATISTICS[:4])
+    assert {values[name] for name in REPETITION_STATISTICS[:4]} == {1}
 
 
 def test_quality_statistics_of_a_text_counted_by_hand() -> None:
     text = "The cat ... sat # on\n  • THE mat…\n\n\x0b- 42 to be...  \nthe.\n"
     # Words: The cat ... sat # on | • THE mat… | - 42 to be... | the.   Lines: 4.
     values = measured([text])[0]
-    assert values["words"] == 14
+    assert values["words"] == 10  # of the words below those that begin with a letter or digit
     assert values["mean_word_length"] == (3 + 3 + 3 + 3 + 1 + 2 + 1 + 3 + 4 + 1 + 2 + 2 + 5 + 4) / 14
     assert values["symbol_word_ratio"] == 4 / 14  # ... # … ...
     assert values["bullet_line_ratio"] == 2 / 4

@@ -131,7 +131,8 @@ TEXT = "The cat ... sat # on\n  • THE mat…\n\n- 42 to be...\n"
 # With marks taken off, 15: The cat ... sat # on | • THE mat … | - 42 to be ...
 # RedPajama's normalised ones, 10 of 25 code points: the cat sat on • the mat… 42 to be
 BY_HAND = {
-    "dclm": (13, 33 / 13, 4 / 13, 2 / 3, 2 / 3, 8 / 13, 3),
+    # Of the 13 words 9 begin with a letter or digit.
+    "dclm": (9, 33 / 13, 4 / 13, 2 / 3, 2 / 3, 8 / 13, 3),
     # All but ... # … - ... are words, of 24 code points. Three ellipses outnumber one hash. Four lines, one empty.
     "datatrove": (10, 24 / 10, 3 / 15, 2 / 4, 2 / 4, 8 / 15, 2),
     # The median length is 3; `#` and `mat…` have symbols; five lines, of which one begins with `-` and one ends in `…`.
@@ -232,6 +233,21 @@ def test_what_is_equal_for_datatrove_is_the_joined_text_of_words() -> None:
     text = "to day we walk along and today we walk al ong"
     assert measured([text], "datatrove")[0]["duplicate_5gram_char_ratio"] == len("todaywewalkalong") / len(text)
     assert measured([text], "dclm")[0]["duplicate_5gram_char_ratio"] == 0.0
+
+
+def test_ngrams_of_dclm_are_of_words_without_marks() -> None:
+    block = "we can't walk the well-known 3.5 miles"
+    text = f"({block}) and then, again, \u201c{block}\u201d!"
+    measures = measured([text], "dclm")[0]
+    assert measures["duplicate_7gram_char_ratio"] == 2 * 31 / (2 * 31 + 12)
+    assert measures["words"] == 15  # tokens: all but (we and \u201cwe begin with a letter or digit
+
+
+def test_spaced_dots_are_symbols_of_dclm_alone() -> None:
+    text = "so it goes . . . and on . . . . . .\nends . . ."
+    assert measured([text], "dclm")[0]["symbol_word_ratio"] == 4 / 18
+    assert measured([text], "dclm")[0]["ellipsis_line_ratio"] == 1
+    assert measured([text], "datatrove")[0]["ellipsis_line_ratio"] == 0
 
 
 def test_a_text_of_four_words_is_one_4_gram_for_dolma_and_too_short_for_curator() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +18,10 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
     split_lines,
     split_segments,
 )
+from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.dataprep.words.punctuated_words import punctuated_words
+from gristmill.dataprep.words.word_breaks import segmented_words
 from gristmill.dataprep.words.word_cuts import (
     characters_per_word,
     unspaced_words,
@@ -199,3 +202,40 @@ def test_segments_and_lines_are_those_of_python(text: str) -> None:
     assert spans(text, split_segments, EACH_TWO_NEWLINES) == text.split("\n\n")
     assert spans(text, split_segments, TWO_NEWLINE_RUNS) == re.split("\n\n+", text)
     assert spans(text, split_lines) == text.splitlines()
+
+
+BREAKABLE = st.text(st.sampled_from("ab1_.':;,\" \n\réß’·\u0308\u200d\u00ad\ufeff東ターאב٣😀ℹﾞ\u2028"), max_size=14)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(BREAKABLE | st.text(st.characters(codec="utf-8"), max_size=10), min_size=1, max_size=20))
+def test_segmented_words_are_those_of_the_plain_rules(texts: list[str]) -> None:
+    data, offsets = text_buffers(pa.array(texts, pa.large_string()))
+    words = segmented_words(data, offsets, code_point_flags(), np.arange(len(texts)))
+    cuts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    assert words.chars.tolist() == list(map(len, cuts))
+    for number, text in enumerate(texts):
+        expected = word_cuts_reference.segmented(text)
+        assert cuts[words.offsets[number] : words.offsets[number + 1]] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "segments"),
+    [
+        # The example of UAX #29, section 4, and words as uniseg 0.10.1 cuts them.
+        (
+            "The quick (“brown”) fox can’t jump 32.3 feet, right?",
+            ["The", "quick", "brown", "fox", "can’t", "jump", "32.3", "feet", "right"],
+        ),
+        ("a.b 1.2 a.1 1,2 a,b e.g. U.S.A. 10:30", "a.b 1.2 a 1 1,2 a b e.g U.S.A 10 30"),
+        ("snake_case _private x__ __init__", ["snake_case", "x__"]),
+        ("well-known jane@example.com C++ it's", ["well", "known", "jane", "example.com", "C", "it's"]),
+        ("東京タワー ひら", ["東", "京", "タワー", "ひ", "ら"]),
+        ("cafe\u0301 a\u200d😀b ½", ["cafe\u0301", "a\u200d😀", "b", "½"]),
+    ],
+)
+def test_words_of_unicode_have_the_boundaries_of_the_standard(text: str, segments: list[str] | str) -> None:
+    data, offsets = text_buffers(pa.array([text], pa.large_string()))
+    words = segmented_words(data, offsets, code_point_flags(), np.array([0]))
+    cuts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    assert cuts == (segments.split() if isinstance(segments, str) else segments)
