@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.reading.records import field_of
 from gristmill.mixtures.prepare import column_prefix
 
 OF_TOKENS = ("tokens", "bytes")
@@ -33,6 +34,8 @@ OWN_COLUMNS = (
     "original_text",
 )
 """What a document has without any step (`corpus.Corpus`)."""
+METADATA = "metadata"
+"""The column with a record's metadata, a JSON object: `metadata.n` is its key `n`."""
 CONFINED = {
     "threads": 1,
     "enable_external_access": False,
@@ -95,6 +98,13 @@ def evaluate(expression: str, kind: str, columns: pa.Table) -> tuple[np.ndarray,
             _check_grammar(connection, expression, columns.column_names)
         except NotAllowedError as error:
             raise NotAllowedError(_wrong(expression, str(error), columns)) from error
+        keys = _metadata_keys(_column_names(connection, expression))
+        if keys:
+            place = columns.column_names.index(METADATA)
+            try:
+                columns = columns.set_column(place, METADATA, _metadata_values(columns[METADATA], keys))
+            except ExpressionError as error:
+                raise ExpressionError(f"{expression!r}: {error}") from error
         rows = pa.array(np.arange(len(columns)))
         connection.register("documents", columns.append_column("gristmill_row", rows))
         try:
@@ -130,9 +140,61 @@ def columns_in(expression: str, names: Collection[str]) -> list[str]:
 
     check(expression, names)
     with duckdb.connect(config=CONFINED) as connection:
-        nodes = _expressions(_parse(connection, expression)["select_list"])
-        named = {node["column_names"][-1].lower() for node in nodes if node["class"] == "COLUMN_REF"}
+        named = {path[0].lower() for path in _column_names(connection, expression)}
     return [name for name in names if name.lower() in named]
+
+
+def _column_names(connection: Any, expression: str) -> list[tuple[str, ...]]:
+    """The names of columns in an expression: one part, or for a key of the metadata several."""
+    nodes = _expressions(_parse(connection, expression)["select_list"])
+    return [tuple(node["column_names"]) for node in nodes if node["class"] == "COLUMN_REF"]
+
+
+def _metadata_keys(names: Collection[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return [path[1:] for path in dict.fromkeys(names) if len(path) > 1 and path[0].lower() == METADATA]
+
+
+def _metadata_values(metadata: pa.ChunkedArray, keys: Sequence[tuple[str, ...]]) -> pa.Array:
+    """Some keys of JSON objects as columns of a struct; null where an object has no such key.
+
+    Raises:
+        ExpressionError: a key has values of several kinds, so that the kind of its column would depend on other rows.
+    """
+    objects = [json.loads(value) if isinstance(value, str) else {} for value in metadata.to_pylist()]
+    tree: dict[str, Any] = {}
+    for path in keys:
+        name = ".".join(path)
+        level = tree
+        for part in path[:-1]:
+            level = level.setdefault(part, {})
+        level[path[-1]] = _plain_values(name, [field_of(value, name) for value in objects])
+    return _as_struct(tree)
+
+
+def _plain_values(name: str, values: Sequence[Any]) -> pa.Array:
+    """Values as numbers (all of them doubles), truth values or texts; a list or an object becomes its JSON text."""
+    kinds = {_column_type(value) for value in values if value is not None}
+    if len(kinds) > 1:
+        raise ExpressionError(
+            f"{METADATA}.{name} is of several types: {', '.join(sorted(map(str, kinds)))}; give all records the same one"
+        )
+    kind = kinds.pop() if kinds else pa.null()
+    if kind == pa.float64():
+        values = [None if value is None else float(value) for value in values]
+    elif kind == pa.string():
+        values = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    return pa.array(values, kind)
+
+
+def _column_type(value: Any) -> pa.DataType:
+    if isinstance(value, bool):
+        return pa.bool_()
+    return pa.float64() if isinstance(value, int | float) else pa.string()
+
+
+def _as_struct(tree: Mapping[str, Any]) -> pa.Array:
+    fields = [_as_struct(value) if isinstance(value, Mapping) else value for value in tree.values()]
+    return pa.StructArray.from_arrays(fields, names=list(tree))
 
 
 def _wrong(expression: str, reason: str, columns: pa.Table) -> str:
@@ -330,8 +392,10 @@ def _check_node(node: Mapping[str, Any], columns: Collection[str]) -> None:
     if kind == "FUNCTION":
         _check_function(node)
     elif kind == "COLUMN_REF":
-        name = ".".join(node["column_names"])
-        if name.lower() not in columns:
+        path = node["column_names"]
+        name = ".".join(path)
+        is_key = len(path) > 1 and path[0].lower() == METADATA and METADATA in columns
+        if name.lower() not in columns and not is_key:
             raise NotAllowedError(f"there is no column {name!r}")
     elif kind == "CAST":
         _check_type(node)

@@ -11,7 +11,7 @@ from gristmill.flows.stages.registry import MIX, PRETRAIN
 
 
 class NothingToExportError(LookupError):
-    """The manifest has no packed set, or no training whose order could be exported."""
+    """The manifest has no packed set."""
 
 
 def export_from(session: Session, form: str, out: str, order: str, split: str, shard_tokens: int) -> dict[str, Any]:
@@ -21,12 +21,13 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
         session: the opened manifest.
         form: see `exporting.export.FORMATS`.
         out: folder or URL.
-        order: `trained` (one epoch in the order of pre-training; held-out rows have no such order), or `stored`.
+        order: `trained` (one epoch in the order of pre-training, which without a section `pretrain` has the manifest's
+            seed; held-out rows have no such order), or `stored`.
         split: `train` or `validation`.
         shard_tokens: most tokens per file.
 
     Raises:
-        NothingToExportError: the mixture is not packed yet, or `trained` is asked for where nothing is trained.
+        NothingToExportError: the mixture is not packed yet.
     """
     from gristmill.dataprep.files import as_path
     from gristmill.tokenize.exporting.exported_files import export_tokens
@@ -47,9 +48,6 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
 def _seed(session: Session, order: str, split: str) -> int | None:
     if order == "stored" or split == "validation":
         return None
-    if PRETRAIN not in session.plan:
-        raise NothingToExportError(
-            f"{session.manifest_file} has no `pretrain:` section, whose seed gives the training "
-            "order; use --order stored"
-        )
-    return int(session.plan[PRETRAIN].config["seed"])
+    if PRETRAIN in session.plan:
+        return int(session.plan[PRETRAIN].config["seed"])
+    return session.manifest.seed

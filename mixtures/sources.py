@@ -72,7 +72,8 @@ class DocumentFiles(Section):
     read: OwnReader | None = None
     """A function of yours that reads a file, instead of a `format`. What it yields is treated like lines of JSONL."""
     format: Format = "auto"
-    """`auto` decides by file extension. `csv` is tab-separated in files called `.tsv`. `warc` covers WET and ARC
+    """`auto` decides by file extension. `jsonl` is one JSON object per line, or a JSON array of objects, which is read
+    as a stream too. PDF, Word and other binary formats need `read`. `csv` is tab-separated in files called `.tsv`. `warc` covers WET and ARC
     files too: the 2xx responses of HTML or plain text, and conversion records, are documents; all else is counted as
     skipped. A response that declares no type is looked at as browsers do.
     `hf` is a folder of Hugging Face `datasets`, saved with `save_to_disk` or in the layout of the hub; none of its
@@ -170,7 +171,8 @@ class Mixed(Section):
     """Most tokens that the mixture takes, rounded down to whole rows; see `mix.on_shortfall`."""
     where: str | None = None
     """SQL condition over the measured columns, evaluated when mixing: `"quality >= 0.6"`. What `dedup` found out is
-    among them: `cluster_size` is how many duplicates a document stands for, itself counted.
+    among them: `cluster_size` is how many duplicates a document stands for, itself counted. `metadata.n` is the key `n`
+    of a record's metadata (`"metadata.n >= 20"`), unknown where a record has no such key.
 
     It is a function of the document's own columns, so that the same manifest always gives the same mixture. There are
     columns, constants, comparison, arithmetic, `||`, `AND`, `OR`, `NOT`, `IN` a list, `BETWEEN`, `LIKE`, `ILIKE`,

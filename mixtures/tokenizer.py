@@ -29,6 +29,9 @@ class Tokenizer(Seeded):
 
     path: OutsidePath | None = None
     """A tokenizer.json to use instead of training one."""
+    end_of_text: Annotated[str, Field(min_length=1)] | None = None
+    """The token of the file of `path` that ends a text, such as `"[SEP]"` of BERT's WordPiece vocabularies; if absent, the
+    first that it has of `<|endoftext|>`, `</s>`, `<|end_of_text|>`, `<eos>`, `<|eot_id|>` and `[EOS]`."""
     model: VocabularyModel = "bpe"
     """What is trained. `bpe`: byte pair encoding over bytes, as GPT-2 and Llama 3 have it. `unigram`: a unigram
     language model over bytes (Kudo 2018); T5 and XLM-R have one over characters. It needs gristmill[sentencepiece].

@@ -41,8 +41,9 @@ from gristmill.dataprep.examples.conversations import (
 )
 from gristmill.dataprep.examples.preferences import dpo_example
 from gristmill.dataprep.files import as_path, canonical_json
-from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, Unended, read_lines, read_whole
-from gristmill.dataprep.reading.jsonl.json_lines import BYTE_ORDER_MARK, parse_json
+from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, Unended
+from gristmill.dataprep.reading.jsonl.json_array import json_lines
+from gristmill.dataprep.reading.jsonl.json_lines import parse_json
 from gristmill.dataprep.reading.pythondocs import DOCS, QUESTIONS_VERSION, preferences, questions
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.tables import table_rows
@@ -219,7 +220,7 @@ def read_set(
     """Read all examples of a file, glob, folder, URL or `python-docs://`.
 
     Args:
-        path: JSON lines (.jsonl, .gz, .zst, .bz2), a JSON list (.json), Parquet, or `python-docs://`.
+        path: JSON lines or a JSON array (.json, .jsonl, .gz, .zst, .bz2), Parquet, or `python-docs://`.
         kind: `sft`, `dpo` or `prompts`.
         form: one of SFT_FORMS or DPO_FORMS, or `auto`: each row's keys tell.
         limit: keep the first so many, in the order of the ids.
@@ -396,44 +397,15 @@ def _rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
     """The rows of a file by their numbers from 1: JSON not yet parsed, an object, or what is wrong with it."""
     if file.name.endswith(".parquet"):
         yield from table_rows(as_path(file.location))
-    elif ".json" in (file.name[-5:], file.name.removesuffix(file.compression)[-5:]) and _is_list(file):
-        yield from _list_rows(file)
     else:
         yield from _line_rows(file)
-
-
-def _is_list(file: SourceFile) -> bool:
-    try:
-        for line in read_lines(as_path(file.location), file.compression):
-            if isinstance(line, RecordTooLongError):
-                return False
-            if start := line.removeprefix(BYTE_ORDER_MARK).strip():
-                return start.startswith(b"[")
-    except CorruptFileError:  # said with its place when the rows are read
-        return False
-    return False
-
-
-def _list_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
-    try:
-        rows = parse_json(read_whole(as_path(file.location), file.compression).removeprefix(BYTE_ORDER_MARK))
-        yield from enumerate(rows, start=1)
-    except RecordTooLongError as error:
-        yield 1, error
-    except ValueError as error:
-        yield 1, CorruptFileError(f"the list cannot be read: {error}")
 
 
 def _line_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
     number = 0
     try:
-        for number, line in enumerate(read_lines(as_path(file.location), file.compression), start=1):
-            if isinstance(line, RecordTooLongError):
-                yield number, line
-                continue
-            if number == 1 and line.startswith(BYTE_ORDER_MARK):
-                line = type(line)(line.removeprefix(BYTE_ORDER_MARK))
-            if line and not line.isspace():
+        for number, line in enumerate(json_lines(as_path(file.location), file.compression), start=1):
+            if isinstance(line, RecordTooLongError) or (line and not line.isspace()):
                 yield number, line
     except CorruptFileError as error:
         yield number + 1, error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bz2
 import lzma
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -261,11 +261,16 @@ def read_blocks(path: Openable, compression: str) -> Iterator[bytes | RecordTooL
     Raises:
         CorruptFileError: after all whole lines before the damage; a line that the damage cut is not among them.
     """
+    yield from blocks_of(read_chunks(path, compression))
+
+
+def blocks_of(chunks: Iterable[bytes]) -> Iterator[bytes | RecordTooLongError]:
+    """Cut pieces of text into blocks of lines; see `read_blocks`."""
     whole: list[bytes] = []
     begun: list[bytes] = []
     ready = held = 0
     try:
-        for chunk in read_chunks(path, compression):
+        for chunk in chunks:
             for piece in _at_most(chunk, min(BLOCK_BYTES, MAX_RECORD_BYTES)):
                 first, last = piece.find(b"\n"), piece.rfind(b"\n") + 1
                 if first >= 0 and held + first > MAX_RECORD_BYTES:
@@ -306,7 +311,12 @@ def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
 
 def read_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
     r"""Yield a file's lines, cut at `\n`, without their ends; otherwise as `read_blocks` does."""
-    for block in read_blocks(path, compression):
+    return split_blocks(read_blocks(path, compression))
+
+
+def split_blocks(blocks: Iterable[bytes | RecordTooLongError]) -> Iterator[bytes | RecordTooLongError]:
+    """Yield the lines of blocks one by one, without their ends."""
+    for block in blocks:
         if isinstance(block, RecordTooLongError | Unended):
             yield block
         else:

@@ -27,6 +27,7 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.reading.binary_formats import answers
 from gristmill.dataprep.reading.document_shards import (
     SHOWN_DAMAGED,
     SHOWN_QUARANTINED,
@@ -365,7 +366,9 @@ def _holds_warc(listing: SourceListing) -> bool:
 def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
     return [
         f"source {name!r}: its folder also holds files that are not read: "
-        + ", ".join(f"{count} {extension}" for extension, count in listing.ignored.items())
+        + "; ".join(
+            [", ".join(f"{count} {ending}" for ending, count in listing.ignored.items()), *answers(listing.ignored)]
+        )
         for name, listing in listings.items()
         if listing.ignored
     ]

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.archives import read_tar, read_zip
+from gristmill.dataprep.reading.binary_formats import format_of_content, how_to_read
 from gristmill.dataprep.reading.compression import CorruptFileError, Metered, RecordTooLongError, read_whole
 from gristmill.dataprep.reading.csv_rows import read_csv
 from gristmill.dataprep.reading.encoding import AUTO, UTF8, UndecodableError, decode
@@ -49,7 +50,9 @@ def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
             yield item
 
 
-def read_file(file: SourceFile, reading: Reading, tables: TableReader | None = None) -> Iterator[Read]:
+def read_file(
+    file: SourceFile, reading: Reading, tables: TableReader | None = None, meter: Metered | None = None
+) -> Iterator[Read]:
     """Read a file of any format, streaming (one record, or one small batch of them, is in memory at a time).
 
     The last thing that comes, and the last of each member of an archive, is an Ended.
@@ -58,6 +61,7 @@ def read_file(file: SourceFile, reading: Reading, tables: TableReader | None = N
         file: what to read.
         reading: how.
         tables: the process that reads tables; one of its own if absent.
+        meter: counts the stored bytes that are read of a file in the order of its bytes; one of its own if absent.
 
     Raises:
         OSError: the file cannot be opened or the storage fails; damaged content is a Rejected instead.
@@ -66,7 +70,7 @@ def read_file(file: SourceFile, reading: Reading, tables: TableReader | None = N
         yield from _read_python(file)
         return
     path = as_path(file.location)
-    meter = None if file.format in _AT_ANY_PLACE else Metered(path)
+    meter = None if file.format in _AT_ANY_PLACE else meter or Metered(path)
     item = Input(file.name, meter or path, file.compression)
     with TableReader() if tables is None else nullcontext(tables) as reader:
         yield from with_end(_records(file, item, reading, reader), file.size, meter)
@@ -135,9 +139,14 @@ def _read_html(item: Input, reading: Reading) -> Iterator[Record | Page | Reject
 
 def _whole(item: Input) -> bytes | Rejected:
     try:
-        return read_whole(item.path, item.compression) or Rejected(1, "empty file")
+        content = read_whole(item.path, item.compression)
     except (CorruptFileError, RecordTooLongError) as error:
         return Rejected(1, str(error))
+    if not content:
+        return Rejected(1, "empty file")
+    if binary := format_of_content(content):
+        return Rejected(1, how_to_read(binary))
+    return content
 
 
 def _read_python(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:

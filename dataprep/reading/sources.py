@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from gristmill.dataprep.files import DEFAULT_STORE, as_path, sha256_file
 from gristmill.dataprep.object_stores import not_installed
+from gristmill.dataprep.reading.binary_formats import answers, format_of_extension, how_to_read
 from gristmill.dataprep.reading.compression import split_compression
 from gristmill.dataprep.reading.huggingface import DEFAULT_SPLIT, NoSplitError, split_files
 from gristmill.dataprep.reading.own_sources import OwnProcess
@@ -435,6 +436,7 @@ def _nothing(kind: str, path: str, asked: str, ignored: Mapping[str, int]) -> st
         return f"no file matches {path}; correct the pattern (** matches any depth)"
     seen = ", ".join(f"{count} {extension}" for extension, count in ignored.items()) or "no files at all"
     advice = "name the format, or a glob such as folder/**/*.ext" if asked == "auto" else "correct path or format"
+    advice = "; ".join(answers(ignored)) or advice
     return f"the folder {path} holds nothing of format {asked} (it holds {seen}); {advice}"
 
 
@@ -449,6 +451,8 @@ def _source_file(name: str, item: Found, asked: str, explicit: str) -> SourceFil
         item.location.partition("?")[0] if "://" in item.location else item.location
     )
     known = _FORMAT_OF.get(extension)
+    if asked == "auto" and known is None and (binary := format_of_extension(extension)):
+        raise SourceError(f"source {name!r}: {item.name}: {how_to_read(binary)}")
     if asked == "auto" and known is None and extension and extension == explicit:
         known = "text"  # a glob that spells the extension out means these files
     chosen = known if asked == "auto" else asked

@@ -13,11 +13,14 @@ from typing import Any, Literal
 
 from gristmill.dataprep.documents import open_table
 from gristmill.dataprep.files import as_path
+from gristmill.dataprep.reading.binary_formats import answers, format_of_content
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_chunks, split_compression
+from gristmill.dataprep.reading.jsonl.json_array import is_array, json_lines
 from gristmill.dataprep.reading.pythondocs import is_python_source
 from gristmill.dataprep.reading.sources import Found, SourceError, SourceFile, SourceListing, find_at, find_files
 from gristmill.dataprep.reading.tables import table_rows
 from gristmill.dataprep.text.chapters import chapters
+from gristmill.flows.authoring.page_text import is_html, text_per_stored_byte, text_share
 
 SAMPLE_FILES = 3
 SAMPLE_ROWS = 200
@@ -26,8 +29,6 @@ COMPRESSED_RATIO = 3.0
 """Bytes of text per stored byte of archives and compressed files: zstd's and gzip's usual ratio on English prose."""
 COUNTED_BYTES = 32 << 20
 """Of a compressed file so much is unpacked to count; a larger one is taken to have COMPRESSED_RATIO."""
-PAGE_TEXT_SHARE = 0.05
-"""Bytes of main text per byte of a crawl's pages; a rough guess, the report of a run has the real figure."""
 TEXT_NAMES = ("text", "content", "raw_content", "body", "document", "article", "markdown", "story", "code")
 """Names that a field of texts usually has; elsewhere the longest strings decide."""
 ID_NAMES = ("id", "uuid", "doc_id", "document_id", "_id", "url", "uri")
@@ -71,7 +72,6 @@ BOOK_CHAPTERS = 3
 """Chapters in its first SAMPLE_BYTES by which a book is taken to have headings."""
 BOOK_PARAGRAPHS = 4000
 """Characters of the documents into which a text without headings is cut: some pages of print."""
-HTML_STARTS = ("<!doctype html", "<html")
 Row = Mapping[str, Any]
 
 
@@ -127,6 +127,7 @@ def look_at(name: str, path: str) -> Look:
             text_bytes=sum(text_bytes_of(path, files) for files in kinds.values()),
             remarks=(*looked.remarks, *_mixed_remark(listed.files)),
         )
+    looked = replace(looked, remarks=(*looked.remarks, *answers(listed.ignored)))
     return replace(
         looked, formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))), ignored=listed.ignored
     )
@@ -176,7 +177,8 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
             ]
         )
         split, said = _cut_of_books(books, len(files)) if books else (None, ())
-        plain = int(stored * _unpacked(chosen) * (PAGE_TEXT_SHARE if kinds <= {"html", "warc"} else 1))
+        per_stored_byte = text_per_stored_byte(files) if kinds <= {"html", "warc"} else _unpacked(chosen)
+        plain = int(stored * per_stored_byte)
         return Look(path, form, len(files), stored, plain, is_code=code, split=split, remarks=said)
     together = [row for some in rows for row in some]
     if not together:
@@ -200,14 +202,14 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
         ]
     )
     remarks += _examples_remark(together)
-    html = sum(text.lstrip()[:20].lower().startswith(HTML_STARTS) for text in texts) * 2 > len(texts)
+    html = sum(map(is_html, texts)) * 2 > len(texts)
     share = sum(len(text.encode()) for text in texts) / max(sum(map(_row_bytes, together)), 1)
     return Look(
         path,
         form,
         len(files),
         stored,
-        int(stored * _unpacked(chosen) * share * (PAGE_TEXT_SHARE if html else 1)),
+        int(stored * _unpacked(chosen) * share * (text_share(texts) if html else 1)),
         None if named == "text" else named,
         id_field(together),
         html,
@@ -286,14 +288,18 @@ def sniff(found: Sequence[Found]) -> str | None:
         return "parquet"
     if start.startswith(b"WARC/"):
         return "warc"
+    if format_of_content(start):
+        return None
     try:
         text = start.decode("utf-8", "strict" if len(start) < 4096 else "ignore")
     except UnicodeDecodeError:
         return None
     if "\0" in text:
         return None
-    if text.lstrip().lower().startswith(HTML_STARTS):
+    if is_html(text):
         return "html"
+    if is_array(start):
+        return "jsonl"
     try:
         return "jsonl" if isinstance(json.loads(text.partition("\n")[0]), dict) else "text"
     except ValueError:
@@ -308,24 +314,39 @@ def sample_rows(file: SourceFile) -> list[Row] | None:
     if file.format in ("parquet", "arrow"):
         rows = islice(table_rows(path, file.format), SAMPLE_ROWS)
         return [row for _, row in rows if isinstance(row, dict)]
+    if file.format == "jsonl":
+        return list(islice(_json_rows(path, file.compression), SAMPLE_ROWS))
     lines = _beginning(path, file.compression).decode("utf-8", "replace").splitlines(keepends=True)
     # The last line of a piece of a file is most likely cut.
     lines = lines if len(lines) == 1 or sum(map(len, lines)) < SAMPLE_BYTES else lines[:-1]
-    if file.format == "csv":
-        delimiter = "\t" if split_compression(file.name)[0] == ".tsv" else ","
-        csv.field_size_limit(SAMPLE_BYTES)
-        return list(islice(csv.DictReader(lines, delimiter=delimiter), SAMPLE_ROWS))
-    return list(islice(_json_rows(lines), SAMPLE_ROWS))
+    delimiter = "\t" if split_compression(file.name)[0] == ".tsv" else ","
+    csv.field_size_limit(SAMPLE_BYTES)
+    return list(islice(csv.DictReader(lines, delimiter=delimiter), SAMPLE_ROWS))
 
 
-def _json_rows(lines: Sequence[str]) -> Iterator[Row]:
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            yield row
+def _json_rows(path: Path, compression: str) -> Iterator[Row]:
+    """The objects in the first SAMPLE_BYTES of a file; of a damaged one those before the damage."""
+    size = 0
+    try:
+        for line in json_lines(path, compression):
+            if isinstance(line, RecordTooLongError):
+                return
+            size += len(line)
+            row = _json_object(line)
+            if row is not None:
+                yield row
+            if size >= SAMPLE_BYTES:
+                return
+    except CorruptFileError:
+        return
+
+
+def _json_object(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line.decode("utf-8", "replace"))
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _beginning(path: Path, compression: str) -> bytes:
@@ -399,8 +420,18 @@ def _values(row: Row) -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= {f"{key}.{inner}": item for inner, item in value.items()}
         else:
-            flat[str(key)] = value
+            flat[str(key)] = _decoded(value)
     return flat
+
+
+def _decoded(value: Any) -> Any:
+    """A value, as text where it is bytes of UTF-8: a column of bytes may hold pages."""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _row_bytes(row: Row) -> int:

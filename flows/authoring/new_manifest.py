@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -36,8 +36,47 @@ BATCH_TOKENS = ((100_000_000, 4_096), (1_000_000_000, 65_536), (None, 524_288))
 LEAST_TOKENS = 20_000
 GLOTLID = "glotlid.bin"
 """Where the model is looked for whose scores FineWeb-2's settings are about, beside the manifest."""
+WORDPIECE_END = "[SEP]"
+"""The token that ends a text in BERT's vocabularies (Devlin et al. 2019, section 3), which have no other."""
 MAX_EPOCHS = 4
 """Muennighoff et al. 2023: up to four passes over the same text are almost as good as new text."""
+
+
+@dataclass(frozen=True)
+class GivenTokenizer:
+    """An existing tokenizer.json.
+
+    Attributes:
+        path: as the manifest is to have it.
+        vocabulary: its number of ids.
+        end_of_text: the token that ends a text, if the manifest has to name it.
+    """
+
+    path: str
+    vocabulary: int
+    end_of_text: str | None = None
+
+
+def read_tokenizer(path: Path, named: str) -> GivenTokenizer:
+    """Look at a tokenizer.json.
+
+    Args:
+        path: of the file.
+        named: its path as the manifest is to have it.
+
+    Raises:
+        gristmill.tokenize.encoding.tokenizer.TokenizerError: it cannot be used.
+    """
+    from gristmill.tokenize.encoding.tokenizer import TokenizerError, read_external
+
+    try:
+        return GivenTokenizer(named, read_external(path).get_vocab_size())
+    except TokenizerError as error:
+        refusal = error
+    try:
+        return GivenTokenizer(named, read_external(path, end_of_text=WORDPIECE_END).get_vocab_size(), WORDPIECE_END)
+    except TokenizerError:
+        raise refusal from None
 
 
 @dataclass(frozen=True)
@@ -51,6 +90,7 @@ class Wishes:
         train: whether a model is trained at all.
         settings: FineWeb-2's of the languages to keep, in place of `languages` (see `fineweb2_settings`).
         language_model: a path; None for lid.176, and with `settings` for GLOTLID.
+        tokenizer: of an existing vocabulary; None to train one.
     """
 
     name: str
@@ -59,6 +99,7 @@ class Wishes:
     train: bool = True
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     language_model: str | None = None
+    tokenizer: GivenTokenizer | None = None
 
 
 def source_name(path: str, taken: Sequence[str]) -> str:
@@ -100,7 +141,9 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
         _prepare(wishes, looks),
     ]
     if wishes.train:
-        parts.append(_training(tokens, known or wishes.tokens is not None))
+        parts.append(_training(tokens, known or wishes.tokens is not None, wishes.tokenizer))
+    elif wishes.tokenizer is not None:
+        parts.append(f"tokenizer: {_given(wishes.tokenizer)}\n")
     text = "\n".join(part for part in parts if part)
     parse_manifest(text, file)
     return text
@@ -221,17 +264,24 @@ class _Training:
         return self.tokens / self.parameters
 
 
-def _plan(model: tuple[str, int, int, float], tokens: int) -> _Training:
+def _given(tokenizer: GivenTokenizer) -> str:
+    """The section of an existing tokenizer."""
+    named = {} if tokenizer.end_of_text is None else {"end_of_text": tokenizer.end_of_text}
+    return _flow({"path": tokenizer.path, **named})
+
+
+def _plan(model: tuple[str, int, int, float], tokens: int, tokenizer: GivenTokenizer | None) -> _Training:
     from gristmill.train.models.shape import shape_of
 
-    preset, vocabulary, length, _ = model
+    preset, vocabulary, length, rate = model
+    vocabulary = vocabulary if tokenizer is None else tokenizer.vocabulary
     batch = max(1, next(batch for most, batch in BATCH_TOKENS if most is None or tokens <= most) // length)
     parameters = shape_of(Model(preset=preset), vocabulary, length).parameters
-    return _Training(*model, parameters, batch, max(1, tokens // (batch * length)))
+    return _Training(preset, vocabulary, length, rate, parameters, batch, max(1, tokens // (batch * length)))
 
 
-def _training(tokens: int, known: bool) -> str:
-    plans = [_plan(model, tokens) for model in MODELS]
+def _training(tokens: int, known: bool, tokenizer: GivenTokenizer | None) -> str:
+    plans = [_plan(model, tokens, tokenizer) for model in MODELS]
     plan = next((plan for plan in reversed(plans) if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER), plans[0])
     about = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens_per_parameter:,.3g} tokens each"
     choice = (
@@ -240,8 +290,9 @@ def _training(tokens: int, known: bool) -> str:
         else f"the smallest preset; {TOKENS_PER_PARAMETER:g} are best for the compute"
     )
     guess = "" if known else "   # a guess: set it once `gristmill run --until tokenize` has counted"
+    vocabulary = f"{{vocab_size: {plan.vocabulary}}}" if tokenizer is None else _given(tokenizer)
     return (
-        f"tokenizer: {{vocab_size: {plan.vocabulary}}}\n\n"
+        f"tokenizer: {vocabulary}\n\n"
         f"mix:\n  tokens: {plan.tokens}{guess}\n  sequence_length: {plan.length}\n  validation: 0.01\n"
         # What the filters leave is not known yet, so that a source may run short of its share.
         "  on_shortfall: redistribute   # a source with too little text leaves its share to the others\n\n"

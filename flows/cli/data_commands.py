@@ -87,13 +87,18 @@ def new(
             help="A fastText language identification model; by default lid.176, with --fineweb2 glotlid.bin.",
         ),
     ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="An existing tokenizer.json, instead of one that is trained on the data."),
+    ] = None,
 ) -> None:
     """Write a manifest for your data: it looks at the files and proposes format, fields, weights and sizes."""
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.authoring.fineweb2_settings import SettingsError, read_settings
     from gristmill.flows.authoring.look_at_data import look_at
-    from gristmill.flows.authoring.new_manifest import Wishes, source_name, write_manifest
+    from gristmill.flows.authoring.new_manifest import Wishes, read_tokenizer, source_name, write_manifest
     from gristmill.mixtures.load import ManifestError
+    from gristmill.tokenize.encoding.tokenizer import TokenizerError
 
     if recipe is not None:
         write_recipe(recipe, file, source or [])
@@ -131,21 +136,23 @@ def new(
                     "Languages to keep, e.g. en de (empty for all)", default="", show_default=False
                 ).split()
             train = train and typer.confirm("Train a model?", default=True)
+        name = name or next(iter(looks))
+        target = file or Path(f"{name}.yaml")
         wishes = Wishes(
-            name or next(iter(looks)),
+            name,
             language or [],
             tokens,
             train,
             settings,
             language_model and anchored(language_model),
+            None if tokenizer is None else read_tokenizer(tokenizer.expanduser(), path_in(target, str(tokenizer))),
         )
-        target = file or Path(f"{wishes.name}.yaml")
         text = write_manifest(
             wishes, {one: place_in(target, given, looks[one]) for one, given in paths.items()}, str(target)
         )
     except typer.Abort:
         fail("nothing was written; without answers, say where the data is: gristmill new --source PATH", EXIT_USAGE)
-    except (SourceError, SettingsError, ManifestError) as error:
+    except (SourceError, SettingsError, TokenizerError, ManifestError) as error:
         fail(f"{error}\nnothing was written", EXIT_USAGE)
     save_manifest(target, text)
     typer.echo(f"\nwritten: {target}\nlook at it, then: gristmill plan {target}\n{'':17} gristmill run {target}")

@@ -21,9 +21,9 @@ from gristmill.flows.report.mixture import (
     mixture_picture,
     mixture_rows,
     mixture_table,
-    packing_rows,
     prefix_note,
     stage_table,
+    used_packing,
 )
 from gristmill.flows.report.pictures import curves
 from gristmill.flows.report.run_data import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
@@ -167,13 +167,13 @@ def mixture_lines(facts: Facts) -> list[str]:
             ["packing", "rows", "cut documents", "dropped", "padding"],
             [
                 [
-                    f"**{row['packing']}**" if row["used"] else row["packing"],
+                    row["packing"],
                     row["rows"],
                     f"{row['split']:.2%}",
                     f"{row['dropped']:.2%}",
                     f"{row['padding']:.2%}",
                 ]
-                for row in packing_rows(facts)
+                for row in used_packing(facts)
             ],
         ),
         "",

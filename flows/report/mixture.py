@@ -240,6 +240,11 @@ def packing_rows(facts: Facts) -> list[dict[str, Any]]:
     return rows
 
 
+def used_packing(facts: Facts) -> list[dict[str, Any]]:
+    """The row of `packing_rows` for the packing of the set, if there is one."""
+    return [row for row in packing_rows(facts) if row["used"]]
+
+
 def waste_of(costs: Mapping[str, int]) -> dict[str, float]:
     """The four shares of one packing; see `packing_rows`."""
     read, space = costs["tokens"] + costs["dropped_tokens"], costs["tokens"] + costs["padding_tokens"]

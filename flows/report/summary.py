@@ -21,9 +21,9 @@ from gristmill.flows.report.mixture import (
     group_rows,
     limits_note,
     mixture_table,
-    packing_rows,
     prefix_note,
     stage_table,
+    used_packing,
 )
 from gristmill.flows.report.run_data import Facts, eaten_sources, gather_facts, reading_notes, skipped_note, top_reasons
 from gristmill.flows.report.training import loss_rows
@@ -151,8 +151,8 @@ def print_mixture(facts: Facts, console: Console) -> None:
 
 
 def print_packing(facts: Facts, console: Console) -> None:
-    """What the rows cost in cut, dropped and padded tokens, beside what the other packings would."""
-    rows = packing_rows(facts)
+    """What the rows cost in cut, dropped and padded tokens."""
+    rows = used_packing(facts)
     if not rows:
         return
     section(console, "Packing")
@@ -161,7 +161,7 @@ def print_packing(facts: Facts, console: Console) -> None:
     )
     for row in rows:
         table.add_row(
-            row["packing"] + (" (used)" if row["used"] else ""),
+            row["packing"],
             f"{row['rows']:,}",
             f"{row['split']:.2%}",
             f"{row['dropped']:.2%}",

@@ -40,15 +40,16 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
     ]
     if not expressions:
         return
-    from gristmill.dataprep.expressions import OF_TOKENS, names_of
+    from gristmill.dataprep.expressions import METADATA, OF_TOKENS, names_of
     from gristmill.tokenize.mixing.quotas import MixError
     from gristmill.tokenize.mixing.where import check_names
 
     names = [*OF_TOKENS, *(name for columns in names_of(measured).values() for name in columns.values())]
     for location, expression in expressions:
         key = ".".join(location)
+        of_source = [METADATA] if location[1] in manifest.text_sources else []
         try:
-            check_names(key, expression, names)
+            check_names(key, expression, [*names, *of_source])
         except MixError as error:
             yield location, str(error).removeprefix(f"{key}: ")
 

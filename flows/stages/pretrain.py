@@ -84,7 +84,7 @@ def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
         return None
     try:
         with_chat = read_template(tokenizer) is not None
-        return read_external(as_path(tokenizer.path), tokenizer.special_tokens, with_chat)
+        return read_external(as_path(tokenizer.path), tokenizer.special_tokens, with_chat, tokenizer.end_of_text)
     except TokenizerError:
         return None  # its own stage says so
 

@@ -48,16 +48,17 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     section = tokenizer_of(manifest)
     if section is None:
         return None
-    of_code = [] if section.chat_formatter is None else ["chat_formatter"]
-    """Recipes have it where it is given."""
+    where_given = [key for key in ("end_of_text", "chat_formatter") if getattr(section, key) is not None]
     if section.path is not None:
-        chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path", *of_code)
+        chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path", *where_given)
         return (
             {"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
             {"tokenizer": dump(section), "sources": [], "seed": 0},
         )
     dumped = {
-        **dump(section, "seed", "path", *(() if of_code else ("chat_formatter",)), *OF_MODELS),
+        **dump(
+            section, "seed", "path", "end_of_text", *(() if section.chat_formatter else ("chat_formatter",)), *OF_MODELS
+        ),
         **_of_model(section),
     }
     return {
@@ -102,6 +103,8 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
                 "pip install 'gristmill[sentencepiece]'"
             ),
         )
+    if section.end_of_text is not None and section.path is None:
+        yield (STAGE.name, "end_of_text"), "a tokenizer that is trained here has its own end of text; leave it out"
     if section.chat_formatter is not None:
         found = signature_of(section.chat_formatter.use)
         takes_tools = found is not None and "tools" in (*found.required, *found.optional)
@@ -112,10 +115,11 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
         at = "path"
         if section.path is not None and as_path(section.path).is_file():
             has_own = template is not None or section.chat_formatter is not None
-            tokenizer = read_external(as_path(section.path), section.special_tokens, has_own)
+            at = "path" if section.end_of_text is None else "end_of_text"
+            tokenizer = read_external(as_path(section.path), section.special_tokens, has_own, section.end_of_text)
             at = "chat_template"
             if section.chat_formatter is None:  # code of the user's is not run before the stage is
-                check(tokenizer, template or CHAT_TEMPLATE)
+                check(tokenizer, template or CHAT_TEMPLATE, section.end_of_text)
     except TokenizerError as error:
         yield (STAGE.name, at), str(error).removeprefix(f"{STAGE.name}.{at}: ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from gristmill.dataprep.documents import document_id, hash_documents
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.document_shards import ShardWriter
-from gristmill.dataprep.reading.jsonl import json_columns, json_lines
+from gristmill.dataprep.reading.jsonl import json_array, json_columns, json_lines
 from gristmill.dataprep.reading.jsonl.json_lines import read_jsonl
 from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Input, Read, Reading, Records
+from gristmill.dataprep.reading.records import Input, Read, Reading, Records, Rejected
 from gristmill.dataprep.reading.sources import find_files
 
 assert json_columns.__name__ == json_lines.KERNEL  # which is loaded, so that blocks of any size are read as columns
@@ -257,3 +258,64 @@ def test_blocks_hold_whole_lines_and_what_is_before_damage(tmp_path: Path, monke
     assert blocks[-1] == b"end"
     assert all(block.endswith(b"\n") for block in blocks[:-1] if isinstance(block, bytes))
     assert len(blocks) > 5
+
+
+ELEMENTS = [{"text": 'one } ] " two'}, {"text": "a\nb", "n": 2, "list": [{"x": ["]"]}]}, {"text": "é😀", "n": 3}]
+
+
+@pytest.mark.parametrize("reading", [Reading(), Reading(by_kernel=False)])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_elements_of_an_array_are_records_with_their_number(
+    tmp_path: Path, reading: Reading, indent: int | None
+) -> None:
+    write(tmp_path / "a.json", [b"\xef\xbb\xbf \n" + json.dumps(ELEMENTS, indent=indent).encode()])
+    (file,) = find_files("s", {"path": str(tmp_path / "a.json")}).files
+    records = list(read_records(file, reading))
+    assert [record.text for record in records] == [row["text"] for row in ELEMENTS]
+    assert [record.locator for record in records] == ["a.json#1", "a.json#2", "a.json#3"]
+    assert json.loads(records[1].metadata) == {"n": 2}
+
+
+def test_an_array_is_read_in_pieces_and_gives_the_same_however_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*ELEMENTS, {"text": "long " * 500}, *ELEMENTS]
+    path = write(tmp_path / "a.json", [json.dumps(rows, ensure_ascii=False, indent=1).encode()])
+    monkeypatch.setattr(json_array, "BLOCK_BYTES", 1)
+    for size in (1, 7, 64, 4096):
+        monkeypatch.setattr(compression, "READ_BYTES", size)
+        blocks = list(json_array.json_blocks(path, ""))
+        assert [json.loads(line)["text"] for block in blocks for line in block.split(b"\n") if line] == [
+            row["text"] for row in rows
+        ]
+        assert len(blocks) > 1
+
+
+def test_bad_elements_of_an_array_are_quarantined_and_the_next_ones_are_read(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json", [b'[{"text": "a"}, 7, {"text": b}, {"text": "line\nbreak"}, {"x": 1}, {"text": "c"}]']
+    )
+    records = list(read_jsonl(Input("a.json", path), Reading(by_kernel=False)))
+    assert [record.number for record in records] == [1, 2, 3, 4, 5, 6]
+    assert [record.number for record in records if isinstance(record, Rejected)] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 40])
+def test_an_array_without_an_end_keeps_what_came_before_and_says_so(tmp_path: Path, cut: int) -> None:
+    content = json.dumps([{"text": f"text {number}"} for number in range(9)]).encode()
+    path = write(tmp_path / "a.json", [content[:-cut]])
+    *records, end = read_jsonl(Input("a.json", path), Reading(by_kernel=False))
+    assert [record.text for record in records] == [f"text {number}" for number in range(len(records))]
+    assert len(records) == content[:-cut].count(b"}")
+    assert isinstance(end, Rejected)
+    assert end.lost is None
+    compressed = tmp_path / "b.json.gz"
+    compressed.write_bytes(gzip.compress(content)[:-9])
+    *records, end = read_jsonl(Input("b.json.gz", compressed, ".gz"), Reading(by_kernel=False))
+    assert (len(records), end.lost) == (9, None)
+
+
+def test_what_follows_an_array_is_read_as_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", [b'[{"text": "a"}]', b'{"text": "b"}', b"x"])
+    a, b, rest = read_jsonl(Input("a.json", path), Reading(by_kernel=False))
+    assert (a.text, b.text, type(rest)) == ("a", "b", Rejected)

@@ -51,7 +51,8 @@ def mix(tmp_path: Path) -> Path:
 
 def opened(monkeypatch: pytest.MonkeyPatch, committed: dict[str, Path], **plan: Any) -> None:
     """Let the command find these committed stages and this plan."""
-    session = SimpleNamespace(plan=plan, manifest_file="m.yaml", command=lambda *words: " ".join(("gristmill", *words)))
+    manifest = SimpleNamespace(seed=4)
+    session = SimpleNamespace(plan=plan, manifest=manifest, command=lambda *words: " ".join(("gristmill", *words)))
     monkeypatch.setattr(data_commands, "open_or_exit", lambda *given: session)
     monkeypatch.setattr(export_tokens, "committed_inputs", lambda *given: committed)
 
@@ -76,14 +77,22 @@ def test_rows_are_written_in_the_order_that_pre_training_reads_them(
     assert np.array_equal(written, packed.read(np.arange(12)))
 
 
+def test_without_a_pre_training_rows_have_the_order_of_the_manifests_seed(
+    monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path
+) -> None:
+    opened(monkeypatch, {"mix": mix})
+    done = invoke("--format", "memmap", "--out", str(tmp_path / "out"), "--json")
+    assert (done.exit_code, json.loads(done.output)["order"]) == (0, "trained")
+    written = np.fromfile(tmp_path / "out" / "train.bin", dtype="<u2").reshape(12, LENGTH)
+    packed = PackedSet(mix)
+    assert np.array_equal(written, packed.read(packed.order(4).rows(np.arange(12))))
+
+
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path) -> None:
     opened(monkeypatch, {})
     done = invoke("--format", "llmc", "--out", str(tmp_path / "out"))
     assert (done.exit_code, done.output) == (2, "the mixture is not packed yet; run: gristmill run --until mix\n")
     opened(monkeypatch, {"mix": mix})
-    done = invoke("--format", "llmc", "--out", str(tmp_path / "out"))
-    assert done.exit_code == 2
-    assert "m.yaml has no `pretrain:` section, whose seed gives the training order; use --order stored" in done.output
     done = invoke("--format", "memmap", "--out", str(tmp_path / "out"), "--split", "validation")
     assert done.exit_code == 2
     assert "no rows of this split to export" in done.output

@@ -23,6 +23,7 @@ from gristmill.flows.authoring.measured_sample import find_duplicates, rule_sets
 from gristmill.flows.authoring.try_function import take_sample
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import load_manifest
+from tests.dataprep.warc_records import http, record
 
 MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
 
@@ -146,6 +147,17 @@ def test_text_of_compressed_files_and_tables_is_counted_not_guessed(tmp_path: Pa
     assert look_at("a", str(tmp_path / "a.jsonl.gz")).text_bytes == pytest.approx(size, rel=0.01)
     assert look_at("a", str(tmp_path / "a.parquet")).text_bytes == pytest.approx(size, rel=0.01)
     assert look_at("b", str(tmp_path / "b.parquet")).text_bytes == pytest.approx(9_000 * 19, rel=0.01)
+
+
+def test_web_pages_are_measured_by_their_text(tmp_path: Path) -> None:
+    text = words(1, 300)
+    pages = [f"<html><body><p>{number} {text}</p>{'<script>x()</script>' * 99}</body></html>" for number in range(20)]
+    responses = [record("response", http(page.encode()), number) for number, page in enumerate(pages)]
+    (tmp_path / "a.warc.gz").write_bytes(b"".join(map(gzip.compress, responses)))
+    plain = [record("conversion", text.encode(), number) for number in range(20)]
+    (tmp_path / "a.wet.gz").write_bytes(b"".join(map(gzip.compress, plain)))
+    for name in ("a.warc.gz", "a.wet.gz"):
+        assert look_at("a", str(tmp_path / name)).text_bytes == pytest.approx(20 * len(text), rel=0.05)
 
 
 def test_a_sample_of_json_lines_is_read_without_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

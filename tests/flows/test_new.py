@@ -11,12 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, models
 from typer.testing import CliRunner, Result
 
 from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.flows.authoring.look_at_data import id_field, look_at, size, text_field
 from gristmill.flows.authoring.new_manifest import MODELS, Wishes, source_name, write_manifest
+from gristmill.flows.authoring.page_text import is_html
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import ManifestError, load_manifest
 from gristmill.mixtures.model import Model
@@ -263,6 +265,86 @@ def test_rows_that_lack_their_text_are_remarked(tmp_path: Path) -> None:
     look = look_at("a", str(tmp_path / "a.jsonl"))
     assert look.remarks == ("1 of 3 rows looked at have no 'text': they will be quarantined",)
     assert f"# {look.remarks[0]}" in write_manifest(Wishes("a"), {"a": look}, str(tmp_path / "a.yaml"))
+
+
+def save_tokenizer(path: Path, *special: str) -> None:
+    vocabulary = {token: number for number, token in enumerate([*special, "a", "b", "c"])}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="a"))
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(path))
+
+
+@pytest.mark.parametrize(("special", "end_of_text"), [("<|endoftext|>", None), ("[SEP]", "[SEP]")])
+def test_an_existing_tokenizer_is_taken(special: str, end_of_text: str | None, data: Path, tmp_path: Path) -> None:
+    save_tokenizer(tmp_path / "given.json", special)
+    target, source = tmp_path / "a.yaml", f"a={data}/books.parquet"
+    result = run_new(str(target), "--source", source, "--tokenizer", str(tmp_path / "given.json"))
+    assert result.exit_code == 0, result.output
+    manifest = load_manifest(target)
+    assert manifest.tokenizer is not None
+    assert Path(manifest.tokenizer.path or "") == tmp_path / "given.json"
+    assert manifest.tokenizer.end_of_text == end_of_text
+    assert manifest.pretrain is not None
+    only = run_new(
+        str(tmp_path / "b.yaml"), "--source", source, "--tokenizer", str(tmp_path / "given.json"), "--no-train"
+    )
+    assert only.exit_code == 0, only.output
+    assert load_manifest(tmp_path / "b.yaml").tokenizer == manifest.tokenizer
+
+
+def test_a_tokenizer_that_cannot_be_used_is_refused(data: Path, tmp_path: Path) -> None:
+    save_tokenizer(tmp_path / "given.json", "<|begin|>")
+    result = run_new(
+        str(tmp_path / "a.yaml"), "--source", f"a={data}/books.parquet", "--tokenizer", str(tmp_path / "given.json")
+    )
+    assert result.exit_code == 2
+    assert "given.json" in result.output
+    assert not (tmp_path / "a.yaml").exists()
+
+
+PAGE = "<div><h1>Rhine</h1><p>{}</p><p>It ends in the <a href='/sea'>North Sea</a>, as everybody knows.</p></div>"
+PARAGRAPH = "The river ran past the old mill and turned its wheel all day. " * 20
+
+
+@pytest.mark.parametrize("page", [PAGE, f"<!-- made by hand -->\n<!DOCTYPE html><html><body>{PAGE}</body></html>"])
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_html_in_a_column_is_to_be_extracted(page: str, as_bytes: bool, tmp_path: Path) -> None:
+    pages = [page.replace("{}", f"{number} {PARAGRAPH}") for number in range(5)]
+    column = pa.array([text.encode() for text in pages]) if as_bytes else pa.array(pages)
+    pq.write_table(pa.table({"id": list(range(5)), "content": column}), tmp_path / "pages.parquet")
+    look = look_at("pages", str(tmp_path / "pages.parquet"))
+    assert (look.text_field, look.extract) == ("content", True)
+    assert "extract: resiliparse" in write_manifest(Wishes("a"), {"a": look}, str(tmp_path / "a.yaml"))
+
+
+def test_prose_with_a_few_tags_or_signs_is_not_html() -> None:
+    assert not is_html(f"Use <b>bold</b> words, a < b > c. {PARAGRAPH}")
+    assert not is_html("x <a> y")
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "*.pdf", "."])
+def test_a_binary_format_is_answered_with_a_reader(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7\n1 0 obj\n")
+    with pytest.raises(SourceError, match=r"PDF.*read: \{use: .*pdftotext"):
+        look_at("a", str(tmp_path / name))
+
+
+def test_a_binary_file_is_known_by_its_content_and_a_folder_names_what_it_does_not_read(tmp_path: Path) -> None:
+    (tmp_path / "book").write_bytes(b"%PDF-1.7\n1 0 obj\n")
+    with pytest.raises(SourceError, match="cannot tell the format"):
+        look_at("a", str(tmp_path / "book"))
+    (tmp_path / "book").rename(tmp_path / "book.docx")
+    (tmp_path / "a.txt").write_text(PARAGRAPH)
+    assert [remark for remark in look_at("a", str(tmp_path)).remarks if "python-docx" in remark]
+
+
+def test_a_json_array_is_looked_at(tmp_path: Path) -> None:
+    rows = [{"id": number, "body": f"{number} {PARAGRAPH}"} for number in range(9)]
+    for name in ("rows.json", "rows"):
+        (tmp_path / name).write_text(json.dumps(rows, indent=1))
+        look = look_at("a", str(tmp_path / name))
+        assert (look.text_field, look.id_field) == ("body", "id")
+        assert look.text_bytes == pytest.approx(9 * len(PARAGRAPH), rel=0.1)
 
 
 def test_names_sizes_and_wishes_are_checked(data: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gristmill.flows.orchestration.cards import mixture_lines
 from gristmill.flows.report.mixture import packing, packing_rows
 from gristmill.flows.report.summary import print_packing
 from tests.flows.rendered import html_of
@@ -66,8 +67,16 @@ def test_a_narrow_terminal_shows_all_of_it(facts: dict[str, Any]) -> None:
     console = Console(file=io.StringIO(), width=64)
     print_packing(facts, console)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert lines[1:3] == ["Packing", "packing           rows  cut documents  dropped  padding"]
-    assert "best_fit (used)    125          5.00%    0.00%   20.00%" in lines
+    assert [line.split()[0] for line in lines if line] == ["Packing", "packing", "best_fit"]
+    assert lines[3].split()[1:] == ["125", "5.00%", "0.00%", "20.00%"]
+
+
+def test_a_card_shows_the_packing_of_the_set_alone(facts: dict[str, Any]) -> None:
+    facts["summaries"] = {}
+    facts["packed"] |= {"sources": [], "requested": {}, "realised": {}}
+    card = "\n".join(mixture_lines(facts))
+    assert "| best_fit | 125 |" in card
+    assert "stream" not in card
 
 
 def test_the_report_shows_it_and_leaves_it_out_where_it_is_not_known(facts: dict[str, Any]) -> None:

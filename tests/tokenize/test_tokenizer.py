@@ -222,11 +222,32 @@ def test_a_tokenizer_without_an_end_of_text_is_refused(stages: Any) -> None:
 
     path = stages.root / "bare.json"
     Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(path))
-    with pytest.raises(TokenizerError, match=r"bare\.json has no token that ends a text; one of <\|endoftext\|>, </s>"):
+    with pytest.raises(TokenizerError, match=r"bare\.json has none of .*tokenizer\.end_of_text"):
         external(stages, path)
     path.write_text("{}")
     with pytest.raises(TokenizerError, match=r"bare\.json is not a tokenizer\.json"):
         external(stages, path)
+
+
+def test_a_wordpiece_vocabulary_ends_texts_with_the_token_that_is_named(stages: Any) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocab = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "##b", "b"])}
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    path = stages.root / "bert.json"
+    tokenizer.save(str(path))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.end_of_text.*\[SEP\]"):
+        external(stages, path)
+    for wrong in ("[EOS]", "a"):
+        with pytest.raises(TokenizerError, match=r"tokenizer\.end_of_text"):
+            stages.tokenizer("wrong", {}, [], path=str(path), end_of_text=wrong)
+    summary = stages.tokenizer("tokenizer", {}, [], path=str(path), end_of_text="[SEP]")
+    assert (summary["eos"], summary["pad"]) == (3, 0)
+    loaded = load(stages.root / "tokenizer")
+    assert loaded.eos == 3
+    assert loaded.encode(["ab [SEP] b"])[0].ids.count(3) == 0
 
 
 def test_sentencepiece_tokens_count_their_blank_and_their_bytes(stages: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.expressions import FUNCTIONS
+from gristmill.dataprep.expressions import FUNCTIONS, columns_in
 from gristmill.mixtures.section import docstrings
 from gristmill.mixtures.sources import Source
 from gristmill.tokenize.mixing.quotas import MixError
@@ -66,7 +66,15 @@ def test_names_are_checked_before_there_are_values() -> None:
         check_names("sources.web.where", "quality >", names)
 
 
-ROWS = pa.table({"quality": [0.2, None, 0.9, 0.5], "tokens": [5, 6, 7, 0], "language": ["en", "de", None, "fr"]})
+METADATA = ['{"n": 20, "page": {"lang": "en"}, "a.b": 1}', "{}", '{"n": 7.5}', '{"n": null, "page": {"lang": "de"}}']
+ROWS = pa.table(
+    {
+        "quality": [0.2, None, 0.9, 0.5],
+        "tokens": [5, 6, 7, 0],
+        "language": ["en", "de", None, "fr"],
+        "metadata": METADATA,
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +107,9 @@ ROWS = pa.table({"quality": [0.2, None, 0.9, 0.5], "tokens": [5, 6, 7, 0], "lang
         "TRY_CAST(language AS INTEGER) IS NULL",
         "tokens IN (5, 6) AND length(trim(lower(language))) = 2",
         "round(sqrt(tokens), 1) > ln(tokens + 1)",
+        "metadata.n >= 20",
+        "Metadata.page.lang = 'en' OR metadata.\"a.b\" = 1 AND tokens > 5",
+        "coalesce(metadata.n, 0) < 20",
     ],
 )
 def test_a_condition_of_the_grammar_depends_on_its_own_row_alone(expression: str) -> None:
@@ -154,6 +165,16 @@ def test_what_is_no_function_of_the_row_is_refused_by_name_before_there_are_valu
     ):
         with pytest.raises(MixError, match=named):
             check()
+
+
+def test_keys_of_the_metadata_are_columns() -> None:
+    assert judge("web", "metadata.n >= 20", ROWS).tolist() == [MET, UNKNOWN, NOT_MET, UNKNOWN]
+    assert judge("web", "metadata.page.lang = 'de'", ROWS).tolist() == [NOT_MET, UNKNOWN, UNKNOWN, MET]
+    assert columns_in("metadata.n > tokens", ROWS.column_names) == ["tokens", "metadata"]
+    with pytest.raises(MixError, match=r"sources\.web\.where.*metadata\.n"):
+        judge("web", "metadata.n >= 20", pa.table({"metadata": ['{"n": 20}', '{"n": "20"}']}))
+    with pytest.raises(MixError, match=r"no column 'metadata\.n'"):
+        check_names("sources.web.where", "metadata.n >= 20", ["tokens"])
 
 
 def test_the_manual_names_every_function_of_the_grammar() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path, atomic_write, sha256_file, write_json
+from gristmill.dataprep.files import as_path, atomic_write, read_json, sha256_file, write_json
 from gristmill.mixtures import tokenizer as sections
 from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, check_formatter
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 PAD_NAMES = (PAD, "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|padding|>")
 UNBOUNDED_LENGTH = 10**9
 """The model decides how long a text may be, not the tokenizer."""
@@ -94,8 +94,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
     chat = section.chat_formatter or read_template(section)
     if section.path is not None:
-        tokenizer = read_external(as_path(section.path), section.special_tokens, own_template=chat is not None)
-        check(tokenizer, chat or CHAT_TEMPLATE)
+        tokenizer = read_external(
+            as_path(section.path),
+            section.special_tokens,
+            own_template=chat is not None,
+            end_of_text=section.end_of_text,
+        )
+        check(tokenizer, chat or CHAT_TEMPLATE, section.end_of_text)
     from gristmill.tokenize.encoding.sample import TokenizerSample, draw_sample
 
     sample = (
@@ -119,7 +124,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 f"the sample holds only {tokenizer.get_vocab_size()} of the {section.vocab_size} tokens asked "
                 "for; the vocabulary is smaller than tokenizer.vocab_size, which changes nothing else"
             )
-    write_tokenizer(tokenizer, out, chat or CHAT_TEMPLATE)
+    write_tokenizer(tokenizer, out, chat or CHAT_TEMPLATE, section.end_of_text)
     loaded = load(out)
     bytes_per_token = dict[str, float | None]()
     for source, texts in sample.measure.items():
@@ -154,7 +159,7 @@ def read_template(section: sections.Tokenizer) -> str | None:
         ) from error
 
 
-def check(tokenizer: Tokenizer, chat: str | OwnFormatter) -> None:
+def check(tokenizer: Tokenizer, chat: str | OwnFormatter, end_of_text: str | None = None) -> None:
     """Whether conversations can be written with a template, or a function of the user's, and a tokenizer.
 
     Raises:
@@ -166,7 +171,7 @@ def check(tokenizer: Tokenizer, chat: str | OwnFormatter) -> None:
             return check_formatter(chat, special)
         except TemplateRefusedError as error:
             raise TokenizerError(f"tokenizer.chat_formatter: {error}") from error
-    eos = first_known(tokenizer, END_OF_TEXT_NAMES)
+    eos = end_of_text or first_known(tokenizer, END_OF_TEXT_NAMES)
     names = {"eos_token": eos, "pad_token": first_known(tokenizer, PAD_NAMES) or eos}
     try:
         check_template(chat, special, **names)
@@ -174,12 +179,21 @@ def check(tokenizer: Tokenizer, chat: str | OwnFormatter) -> None:
         raise TokenizerError(f"tokenizer.chat_template: {error}") from error
 
 
-def write_tokenizer(tokenizer: Tokenizer, out: Path, chat: str | OwnFormatter = CHAT_TEMPLATE) -> None:
-    """Write the four files of the stage; `chat` is a template, or a function of the user's."""
-    eos = first_known(tokenizer, END_OF_TEXT_NAMES)
+def write_tokenizer(
+    tokenizer: Tokenizer, out: Path, chat: str | OwnFormatter = CHAT_TEMPLATE, end_of_text: str | None = None
+) -> None:
+    """Write the four files of the stage.
+
+    Args:
+        tokenizer: the vocabulary.
+        out: folder of the files.
+        chat: a template, or a function of the user's.
+        end_of_text: the token that ends a text; the first known one if absent.
+    """
+    eos = end_of_text or first_known(tokenizer, END_OF_TEXT_NAMES)
     pad = first_known(tokenizer, PAD_NAMES) or eos
     write_json(
-        out / "tokenizer_config.json",
+        out / TOKENIZER_CONFIG_FILE,
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": eos,
@@ -212,7 +226,7 @@ def load(folder: Path) -> TextTokenizer:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    eos = first_known(tokenizer, END_OF_TEXT_NAMES)
+    eos = configured_end_of_text(folder, tokenizer) or first_known(tokenizer, END_OF_TEXT_NAMES)
     if eos is None:
         raise TokenizerError(f"{path} has no token that ends a text; run the tokenizer stage again")
     special_ids = {
@@ -229,6 +243,15 @@ def load(folder: Path) -> TextTokenizer:
     return TextTokenizer(
         tokenizer, _vocab_size(tokenizer), special_ids, ids[eos], ids[pad], token_bytes, sha256_file(path)
     )
+
+
+def configured_end_of_text(folder: Path, tokenizer: Tokenizer) -> str | None:
+    """The `eos_token` of a folder's tokenizer_config.json, if it is a token of the vocabulary."""
+    config = folder / TOKENIZER_CONFIG_FILE
+    token = read_json(config).get("eos_token") if config.exists() else None
+    if isinstance(token, dict):  # transformers writes a token with its flags
+        token = token.get("content")
+    return token if isinstance(token, str) and tokenizer.token_to_id(token) is not None else None
 
 
 def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
@@ -294,13 +317,16 @@ class TokenizerError(ValueError):
     """A tokenizer.json that cannot be used, or text that it cannot encode."""
 
 
-def read_external(path: Path, special_tokens: Sequence[str] = (), own_template: bool = False) -> Tokenizer:
+def read_external(
+    path: Path, special_tokens: Sequence[str] = (), own_template: bool = False, end_of_text: str | None = None
+) -> Tokenizer:
     """Read somebody else's tokenizer.json; special tokens that it lacks are added behind its vocabulary.
 
     Args:
         path: the file.
         special_tokens: those that the manifest names.
         own_template: the manifest has a chat template too, so the tokens of the one here are not needed.
+        end_of_text: the token that ends a text, as the manifest names it.
 
     Raises:
         TokenizerError: it does not parse, has no token that ends a text, or has a plain token that is to be special.
@@ -313,11 +339,16 @@ def read_external(path: Path, special_tokens: Sequence[str] = (), own_template: 
         raise TokenizerError(
             f"tokenizer.path: {path} is not a tokenizer.json that the tokenizers library reads: {error}"
         ) from error
-    if first_known(tokenizer, END_OF_TEXT_NAMES) is None:
-        raise TokenizerError(
-            f"tokenizer.path: {path} has no token that ends a text; one of {', '.join(END_OF_TEXT_NAMES)} is needed"
-        )
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    if end_of_text is not None and end_of_text not in special:
+        raise TokenizerError(
+            f"tokenizer.end_of_text: {end_of_text!r} is not a special token of {path}; it has {', '.join(sorted(special))}"
+        )
+    if end_of_text is None and first_known(tokenizer, END_OF_TEXT_NAMES) is None:
+        raise TokenizerError(
+            f"tokenizer.path: {path} has none of {', '.join(END_OF_TEXT_NAMES)}; name the token that ends a text in "
+            f"tokenizer.end_of_text (special tokens: {', '.join(sorted(special))})"
+        )
     wanted = [*(() if own_template else SPECIAL_TOKENS[2:]), *special_tokens]
     for token in special_tokens:
         if token not in special and tokenizer.token_to_id(token) is not None:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.document_numbers import count_rows
 from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, shard_names, step_with
+from gristmill.dataprep.expressions import METADATA
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.dataprep.jobs.shuffled import Sent, Shuffled, run_shuffle
@@ -246,9 +247,10 @@ def _judge(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Verdicts (int8) and repeats (int64) of a shard's documents."""
     verdicts, repeats = np.full(len(docs), MET, dtype=np.int8), np.ones(len(docs), dtype=np.int64)
-    if not any(config["where"] or config["epochs"] for config in sources.values()):
+    expressions = [config[key] for config in sources.values() for key in ("where", "epochs") if config[key]]
+    if not expressions:
         return verdicts, repeats
-    measured = measured_columns(inputs, shard, docs)
+    measured = measured_columns(inputs, shard, docs, any(METADATA in text.lower() for text in expressions))
     for number, (name, config) in enumerate(sources.items()):
         own = source == number
         table = measured.filter(pa.array(own))

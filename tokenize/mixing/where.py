@@ -12,7 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import JUDGEMENT_COLUMNS, annotation_stages, read_annotations, read_documents
-from gristmill.dataprep.expressions import OF_TOKENS, ExpressionError, NotAllowedError, check, evaluate, names_of
+from gristmill.dataprep.expressions import (
+    METADATA,
+    OF_TOKENS,
+    ExpressionError,
+    NotAllowedError,
+    check,
+    evaluate,
+    names_of,
+)
 from gristmill.tokenize.document_sampling import draw, word_ids
 from gristmill.tokenize.mixing.quotas import MixError
 
@@ -21,23 +29,27 @@ MAX_REPEATS = 1000
 """Far more than is of use (Muennighoff et al. 2023, section 5: after 40 repetitions nothing is learned): a mistake."""
 
 
-def measured_columns(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> pa.Table:
+def measured_columns(inputs: Mapping[str, Path], shard: str, docs: pa.Table, with_metadata: bool = False) -> pa.Table:
     """What was measured of a shard's tokenised documents, one row for each.
 
     Args:
         inputs: `ingest` and the annotating stages.
         shard: name of the document shard.
         docs: its table from the stage `tokenize`.
+        with_metadata: also the JSON objects of the records' metadata, as `metadata`.
 
     Returns:
         `tokens`, `bytes` and every column that an annotating stage measured, under the names of `names_of`.
     """
-    rows, ids = docs["row"], read_documents(inputs, shard, ["id"])["id"]
+    documents = read_documents(inputs, shard, ["id", METADATA] if with_metadata else ["id"])
+    rows, ids = docs["row"], documents["id"]
     measured = {}
     for step in annotation_stages(inputs):
         table = read_annotations(inputs, shard, step, ids=ids).take(rows)
         measured[step] = {name: table[name] for name in table.column_names if name not in JUDGEMENT_COLUMNS}
     columns = {name: docs[name] for name in OF_TOKENS}
+    if with_metadata:
+        columns[METADATA] = documents[METADATA].take(rows)
     for step, names in names_of(measured).items():
         columns.update({name: measured[step][column] for column, name in names.items()})
     return pa.table(columns)

@@ -16,7 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.tokenize.encoding.tokenizer import END_OF_TEXT_NAMES, count_token_bytes
+from gristmill.tokenize.encoding.tokenizer import (
+    END_OF_TEXT_NAMES,
+    configured_end_of_text,
+    count_token_bytes,
+    first_known,
+)
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE
 from gristmill.train.evaluation.held_out import LARGEST_EXPONENT
 from gristmill.train.models.llama import Llama
@@ -60,9 +65,8 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     token_bytes = count_token_bytes(tokenizer)
-    start = next(
-        (tokenizer.token_to_id(name) for name in END_OF_TEXT_NAMES if tokenizer.token_to_id(name) is not None), None
-    )
+    end_of_text = first_known(tokenizer, END_OF_TEXT_NAMES) or configured_end_of_text(path, tokenizer)
+    start = None if end_of_text is None else tokenizer.token_to_id(end_of_text)
     if start is None or len(token_bytes) > model.shape.padded_vocab_size:
         raise ModelFolderError(
             f"{folder}: its tokenizer ({len(token_bytes)} tokens, end of text {start}) does not fit "

@@ -1,4 +1,4 @@
-"""JSON lines: a document a line, in columns where a kernel is certain of the lines, else one by one.
+"""JSON lines and arrays: a document per line or element, in columns where a kernel is certain of it, else one by one.
 
 `_from_line` is what a line means. The kernel (`json_columns.py`) gives the same for the lines that it takes, many times
 as fast, and leaves the others: bad ones, texts without content, keys that come twice, numbers that Python writes in
@@ -23,9 +23,9 @@ from gristmill.dataprep.reading.compression import (
     RecordTooLongError,
     Unended,
     lines_of,
-    read_blocks,
 )
 from gristmill.dataprep.reading.encoding import KEEP_BAD, UTF8, most_replaced, replace_bad
+from gristmill.dataprep.reading.jsonl.json_array import json_blocks
 from gristmill.dataprep.reading.records import (
     Dropped,
     Input,
@@ -42,7 +42,6 @@ from gristmill.dataprep.reading.records import (
 
 Parts = Iterator[Records | tuple[int, bytes]]
 """Documents in columns, and between them the lines that are left to Python, each with its number."""
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UNEXPECTED_MARK = "Unexpected UTF-8 BOM (decode using utf-8-sig): line 1 column 1 (char 0)"
 MOST_BYTES = 4 * BLOCK_BYTES
 """Of a block that becomes columns: a longer one has a long line, which costs what its bytes cost."""
@@ -60,17 +59,15 @@ _DECODER = json.JSONDecoder(parse_constant=str)
 
 
 def read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Records | Page | Rejected | Dropped]:
-    """One JSON object a line; lines of white space alone are not records."""
+    """Read JSON lines, or the elements of a JSON array; lines of white space are not records."""
     columns = Columns.of(item, reading)
     number = 0
     try:
-        for block in read_blocks(item.path, item.compression):
+        for block in json_blocks(item.path, item.compression):
             if isinstance(block, RecordTooLongError):
                 number += 1
                 yield Rejected(number, str(block))
                 continue
-            if number == 0:
-                block = type(block)(block.removeprefix(BYTE_ORDER_MARK))
             number, parts = _cut(block, number, columns)
             for part in parts:
                 if isinstance(part, Records):
