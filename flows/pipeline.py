@@ -15,6 +15,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.exceptions import CancelledRun, TerminationSignal
+from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
 from gristmill.dataprep.secrets import mask_text
@@ -22,11 +23,19 @@ from gristmill.flows.orchestration.owners import CANCELLED, is_being_cancelled, 
 from gristmill.flows.orchestration.parameters import (
     DeploymentName,
     FilePath,
+    RefusedError,
     Setting,
     StageName,
     refuse_secrets,
+    run_name,
 )
-from gristmill.flows.orchestration.reporting import PrefectObserver, publish_run, publishing_refusal, warn_of_renamed
+from gristmill.flows.orchestration.reporting import (
+    PrefectObserver,
+    failed,
+    publish_run,
+    publishing_refusal,
+    warn_of_renamed,
+)
 from gristmill.flows.orchestration.routing import run_elsewhere
 from gristmill.flows.report.ahead import drawing_ahead
 from gristmill.flows.running.fork_server import ForkServer
@@ -89,7 +98,14 @@ def _stopped() -> State:
     return Cancelled(message=CANCELLED)
 
 
-@flow(name="gristmill", flow_run_name="{manifest}", persist_result=False, log_prints=False)
+def name_of_run() -> str:
+    """The name of the current run of `gristmill` or `gristmill-stage`."""
+    given = flow_run.parameters
+    name = run_name(given["manifest"], given.get("overrides", ()))
+    return f"{given['stage']} of {name}" if "stage" in given else name
+
+
+@flow(name="gristmill", flow_run_name=name_of_run, persist_result=False, log_prints=False)
 def gristmill(
     manifest: FilePath,
     until: StageName = LAST,
@@ -97,7 +113,7 @@ def gristmill(
     overrides: tuple[Setting, ...] = (),
     store: str = "",
     training_deployment: DeploymentName = "",
-) -> str:
+) -> str | State:
     """Run a manifest from its first unfinished stage to its last.
 
     Args:
@@ -110,18 +126,21 @@ def gristmill(
             same manifest and store. Empty to train where this run is.
     """
     with owned_run():
-        session = _open(manifest, overrides, store, until, exactly=False)
+        try:
+            session = _open(manifest, overrides, store, until, exactly=False)
+        except RefusedError as refusal:
+            return failed(refusal)
         return _run(session, list(session.plan), frozenset(force), training_deployment)
 
 
-@flow(name="gristmill-stage", flow_run_name="{stage} of {manifest}", persist_result=False, log_prints=False)
+@flow(name="gristmill-stage", flow_run_name=name_of_run, persist_result=False, log_prints=False)
 def gristmill_stage(
     manifest: FilePath,
     stage: StageName,
     force: bool = True,
     overrides: tuple[Setting, ...] = (),
     store: str = "",
-) -> str:
+) -> str | State:
     """Run one stage of a manifest; the stages before it must be committed.
 
     Args:
@@ -132,7 +151,10 @@ def gristmill_stage(
         store: Folder or URL of the outputs; empty for the default.
     """
     with owned_run():
-        session = _open(manifest, overrides, store, stage, exactly=True)
+        try:
+            session = _open(manifest, overrides, store, stage, exactly=True)
+        except RefusedError as refusal:
+            return failed(refusal)
         return _run(session, [stage], frozenset([stage]) if force else frozenset())
 
 

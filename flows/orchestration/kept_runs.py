@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from gristmill.dataprep.secrets import mask_secrets, mask_text
+from gristmill.flows.orchestration.parameters import run_name
 from gristmill.flows.orchestration.server_settings import prefect_folder
 from gristmill.flows.orchestration.stage_windows import WindowObserver, artifact_key
 from gristmill.flows.report.report_links import report_link
@@ -172,16 +173,15 @@ def keep_run(session: Session, stages: list[str], force: frozenset[str]) -> Kept
         "store": session.store_option or "",
     }
     tasks = {stage: [name for name in session.plan[stage].inputs if name in stages] for stage in stages}
+    name = run_name(session.manifest_file, session.overrides)
     if len(stages) == 1 and list(session.plan) != stages:
         return KeptRun.begin(
             "gristmill-stage",
-            f"{stages[0]} of {session.manifest_file}",
+            f"{stages[0]} of {name}",
             {**shown, "stage": stages[0], "force": bool(force)},
             tasks,
         )
-    return KeptRun.begin(
-        "gristmill", session.manifest_file, {**shown, "until": list(session.plan)[-1], "force": sorted(force)}, tasks
-    )
+    return KeptRun.begin("gristmill", name, {**shown, "until": list(session.plan)[-1], "force": sorted(force)}, tasks)
 
 
 def end_run(kept: KeptRun, session: Session, record: RunRecord, report: Path) -> None:

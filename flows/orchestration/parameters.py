@@ -7,7 +7,8 @@ the run starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -29,6 +30,8 @@ Setting = Annotated[str, Field(pattern=r"^[^=\s]+=")]
 DeploymentName = Annotated[str, Field(pattern=r"^([^/\s]+/[^/\s]+)?$")]
 """`flow/deployment`, or nothing."""
 
+MOST_NAME_CHARS = 120
+"""Of the name of a run: what a row of Prefect's pages shows on one line."""
 Count = Annotated[int, Field(ge=1)]
 """At least 1."""
 
@@ -77,7 +80,15 @@ class SecretParameterError(ValueError):
 
 
 class RefusedError(ValueError):
-    """A manifest or a source was refused by a sentence that held a credential, which this one does not."""
+    """A manifest, a source or a parameter is refused; the sentence holds no credential."""
+
+
+def run_name(manifest: str, overrides: Sequence[str] = ()) -> str:
+    """The name of a run: the manifest's, without its folder, and the overrides (`train: pretrain.steps=3000`)."""
+    name = PurePosixPath(manifest.partition("recipe:")[2] or manifest).stem or manifest
+    settings = ", ".join(overrides)
+    full = mask_text(f"{name}: {settings}" if settings else name)
+    return full if len(full) <= MOST_NAME_CHARS else f"{full[: MOST_NAME_CHARS - 1]}…"
 
 
 def refuse_secrets(parameters: Mapping[str, Any]) -> None:

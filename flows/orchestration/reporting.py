@@ -12,19 +12,24 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.orchestration.cards import live_card, run_card, stage_card
-from gristmill.flows.orchestration.parameters import without_secrets
+from gristmill.flows.orchestration.parameters import RefusedError, SecretParameterError, without_secrets
 from gristmill.flows.orchestration.stage_windows import WindowObserver, artifact_key
 from gristmill.flows.report.report_links import report_link
 from gristmill.flows.running.run import Observer, Outcome
 from gristmill.flows.running.session import Session
 from gristmill.flows.store.runs import RunRecord
 
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
 QUEUE_LENGTH = 1000
 CLOSE_SECONDS = 15.0
+ENGINE_LOGGERS = ("prefect.flow_runs", "prefect.engine")
+"""Where Prefect's engine logs how a flow ended (3.8)."""
 log = logging.getLogger("gristmill.reporting")
 
 
@@ -124,12 +129,17 @@ def publish_card(key: str, markdown: str, description: str | None = None) -> Non
 def publishing_refusal(what: str) -> Iterator[None]:
     """Show all problems of a manifest or of parameters in the run: Prefect's state names the first lines only.
 
-    The error is raised again, without credentials.
+    Raises:
+        RefusedError: the manifest or a parameter is wrong. Its sentence is all that a user needs, so that the flow ends
+            with it and without a traceback.
+        Exception: any other error as it was raised, without credentials.
     """
     try:
         yield
     except Exception as error:
         refusal = without_secrets(error)
+        if isinstance(error, _refusals()):
+            refusal = RefusedError(str(refusal))
         try:
             publish_card(
                 "refused",
@@ -141,6 +151,44 @@ def publishing_refusal(what: str) -> Iterator[None]:
         if refusal is error:
             raise
         raise refusal from None
+
+
+def failed(refusal: RefusedError) -> State:
+    """The state of a flow that is refused.
+
+    Prefect's engine raises the state again when the flow has ended, and logs that with its own traceback, which says
+    nothing of the refusal: those two records are left out.
+    """
+    from prefect.states import Failed
+
+    for name in ENGINE_LOGGERS:
+        logging.getLogger(name).addFilter(_is_not_of_failed_run)
+    return Failed(message=str(refusal))
+
+
+def _is_not_of_failed_run(record: logging.LogRecord) -> bool:
+    from prefect.exceptions import FailedRun
+
+    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """The errors of opening a manifest that are a user's to mend, as the command line treats them."""
+    from gristmill.dataprep.reading.sources import SourceError
+    from gristmill.flows.stages.plan import UnknownStageError
+    from gristmill.flows.store.store import StoreLocationError
+    from gristmill.flows.sweeps.grid import SweepError
+    from gristmill.mixtures.load import ManifestError
+
+    return (
+        ManifestError,
+        SourceError,
+        UnknownStageError,
+        StoreLocationError,
+        SweepError,
+        SecretParameterError,
+        FileNotFoundError,
+    )
 
 
 def publish_run(session: Session, record: RunRecord) -> None:

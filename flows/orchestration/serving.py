@@ -26,9 +26,16 @@ from gristmill.flows.orchestration.server_settings import (
     check_database,
     database_environment,
     is_admitted,
-    password_file,
     server_environment,
     server_password,
+)
+from gristmill.flows.orchestration.sign_in import (
+    PAGES_VARIABLE,
+    add_sign_in_page,
+    deployments_page,
+    how_to_open,
+    pages_folder,
+    pages_of,
 )
 from gristmill.flows.orchestration.tell_server import keep_telling
 from gristmill.flows.orchestration.tracking import LOCAL_API, answers, apply_default_settings, find_api, is_ready
@@ -94,7 +101,7 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
         [ManifestOnOffer(path) for path in [*map(Path, manifests)] or find_manifests(Path.cwd())]
     )
     names = ", ".join(f"{one.flow_name}/{one.name}" for one in deployments)
-    print(f"Deployments {names}: {api.removesuffix('/api')}/deployments", flush=True)
+    print(f"Deployments {names}: {deployments_page(api)}", flush=True)
     try:
         run_triggered(deployments, limit)
     finally:
@@ -198,7 +205,7 @@ def up_and_serve(port: int, limit: int, database: str | None = None, manifests: 
     # The flows' processes inherit this environment, and need no password of the database's.
     os.environ.pop(DATABASE_VARIABLE, None)
     password = server_password()
-    os.environ.update({"PREFECT_API_URL": api, CLIENT_VARIABLE: password})
+    os.environ.update({"PREFECT_API_URL": api, "PREFECT_UI_URL": pages_of(api), CLIENT_VARIABLE: password})
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -206,19 +213,15 @@ def up_and_serve(port: int, limit: int, database: str | None = None, manifests: 
     try:
         environment = {
             "PREFECT_UI_API_URL": "/api",
+            PAGES_VARIABLE: str(pages_folder()),
             **server_environment(port, password),
             **database_environment(database),
         }
         children.append(Supervised("server", port, environment, subprocess.DEVNULL))
         if not wait_for_answer(api, [child.process for child in children], stopping):
             return
-        print(
-            f"Prefect: http://127.0.0.1:{port}",
-            where_the_password_is(password),
-            *([records] if records else []),
-            sep="\n",
-            flush=True,
-        )
+        add_sign_in_page()
+        print(*how_to_open(port, password), *([records] if records else []), sep="\n", flush=True)
         links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
         children.append(Supervised("deployments", limit, links, None, manifests))
         while not stopping.wait(POLL_SECONDS):
@@ -287,14 +290,6 @@ def listener(port: int) -> int | None:
             if os.readlink(link) in sockets:
                 return int(link.parts[2])
     return None
-
-
-def where_the_password_is(password: str) -> str:
-    """What to type into the page of Prefect; the password itself only where a person reads, not a log."""
-    if os.environ.get(SERVER_VARIABLE):
-        return f"Its page asks each browser once for the password that {SERVER_VARIABLE} holds"
-    shown = f" {password} , which" if sys.stdout.isatty() else " that"
-    return f"Its page asks each browser once for the password{shown} is kept in {password_file()}"
 
 
 def start_child(

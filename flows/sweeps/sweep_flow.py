@@ -11,6 +11,8 @@ from typing import Any, TextIO, cast
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from rich.text import Text
 
 from gristmill.dataprep.secrets import mask_secrets
@@ -20,11 +22,13 @@ from gristmill.flows.orchestration.parameters import (
     Count,
     FilePath,
     ProxyModel,
+    RefusedError,
     Setting,
     SourceShare,
     refuse_secrets,
+    run_name,
 )
-from gristmill.flows.orchestration.reporting import PrefectObserver, publishing_refusal
+from gristmill.flows.orchestration.reporting import PrefectObserver, failed, publishing_refusal
 from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking
 from gristmill.flows.pipeline import TRAINING_TAG, observer_of_caller
 from gristmill.flows.running.launch import interrupt
@@ -50,7 +54,13 @@ def mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
     return run_mixture(sweep, number, observer)
 
 
-@flow(name="gristmill-sweep", flow_run_name="mixtures of {manifest}", persist_result=False, log_prints=False)
+def name_of_run() -> str:
+    """The name of the current run."""
+    given = flow_run.parameters
+    return f"mixtures of {run_name(given['manifest'], given.get('overrides', ()))}"
+
+
+@flow(name="gristmill-sweep", flow_run_name=name_of_run, persist_result=False, log_prints=False)
 def gristmill_sweep(
     manifest: FilePath,
     grid: FilePath,
@@ -60,7 +70,7 @@ def gristmill_sweep(
     overrides: tuple[Setting, ...] = (),
     store: str = "",
     target: tuple[SourceShare, ...] = (),
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]] | State:
     """Train a small proxy on every mixture of a grid.
 
     Args:
@@ -77,18 +87,15 @@ def gristmill_sweep(
         sweep = sweep_of_caller.get()
         if sweep is not None:
             return _run(sweep)
-        with publishing_refusal(manifest):
-            refuse_secrets({"overrides": list(overrides), "store": store})
-            sweep = plan_sweep(
-                manifest,
-                Path(grid),
-                steps,
-                seeds,
-                model.as_keys(),
-                list(overrides),
-                store or None,
-                {one.source: one.share for one in target} or None,
-            )
+        shares = {one.source: one.share for one in target} or None
+        try:
+            with publishing_refusal(manifest):
+                refuse_secrets({"overrides": list(overrides), "store": store})
+                sweep = plan_sweep(
+                    manifest, Path(grid), steps, seeds, model.as_keys(), list(overrides), store or None, shares
+                )
+        except RefusedError as refusal:
+            return failed(refusal)
         return _run(sweep)
 
 
@@ -176,7 +183,8 @@ def _run_kept(sweep: Sweep, shown: Mapping[str, Any], observer: Observer) -> lis
     }
     parameters["target"] = [share.model_dump(mode="json") for share in shown["target"]]
     names = [SHARED, *map(mixture_name, range(len(sweep.mixtures)))]
-    kept = KeptRun.begin("gristmill-sweep", f"mixtures of {sweep.manifest_file}", parameters, dict.fromkeys(names, ()))
+    name = f"mixtures of {run_name(sweep.manifest_file, parameters['overrides'])}"
+    kept = KeptRun.begin("gristmill-sweep", name, parameters, dict.fromkeys(names, ()))
     with kept.until_end():
         return _run_untracked(sweep, KeptObserver(kept, observer), kept)
 

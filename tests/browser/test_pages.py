@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import urllib.error
 import urllib.request
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from gristmill.flows.orchestration.sign_in import sign_in_link
 from tests.servers import wait_for
 
 
@@ -73,6 +75,14 @@ def test_the_page_of_a_run_has_its_stages_log_lines_and_report(site: Any, page: 
     assert page.title() == "tiny - gristmill"
 
 
+def test_the_link_signs_in_and_shows_the_deployments(site: Any, browser: Any) -> None:
+    with closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.goto(sign_in_link(int(site.address.rpartition(":")[2]), site.password))
+        page.get_by_text("stage-of-tiny").first.wait_for()
+        assert page.url.startswith(f"{site.address}/v2/deployments")
+
+
 def test_reports_are_the_only_files_that_are_served(site: Any, finished: Any) -> None:
     summary = site.artifacts(finished["id"])["gristmill-run"]["data"]
     link = re.search(r"\[Open the report\]\((http://127[^)]+)\)", summary)
@@ -97,6 +107,9 @@ def test_wrong_values_are_refused_by_the_form_or_by_the_run_with_the_manifests_s
     )
     ended = site.ended(run["id"])
     assert ended["state_type"] == "FAILED"
+    assert ended["name"] == "tiny: mix.tokens=-3, pretrain.stepz=3"
+    lines = site.call("/logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}})
+    assert [line["message"] for line in lines if "Traceback" in line["message"]] == []
     for sentence in ("mix.tokens: input should be greater than 0 (got -3)", "unknown key, did you mean 'steps'?"):
         assert sentence in ended["state"]["message"]
         assert sentence in site.artifacts(run["id"])["refused"]["data"]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gristmill.flows.orchestration import parameters as parameter_secrets
+from gristmill.flows.orchestration import reporting, sign_in
 from gristmill.flows.orchestration.parameters import (
+    MOST_NAME_CHARS,
     ProxyModel,
     RefusedError,
     SecretParameterError,
     refuse_secrets,
+    run_name,
     without_secrets,
 )
+from gristmill.flows.stages.plan import UnknownStageError
 
 SECRET = "hunter2"
 
@@ -55,6 +61,64 @@ def test_what_is_wrong_is_told_without_the_credentials_that_it_is_about() -> Non
     told = without_secrets(ValueError(f"https://me:{SECRET}@host/a does not answer"))
     assert isinstance(told, RefusedError)
     assert str(told) == "https://***@host/a does not answer"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "overrides", "name"),
+    [
+        ("/data/mill/train.yaml", [], "train"),
+        ("train.yaml", ["pretrain.steps=3000", "seed=2"], "train: pretrain.steps=3000, seed=2"),
+        ("recipe:c4", [], "c4"),
+        ("a.yaml", [f"sources.a.path=https://me:{SECRET}@host/a"], "a: sources.a.path=https://***@host/a"),
+    ],
+)
+def test_a_run_is_named_by_manifest_and_overrides(manifest: str, overrides: list[str], name: str) -> None:
+    assert run_name(manifest, overrides) == name
+    assert len(run_name(manifest, ["x=" + "y" * 999])) == MOST_NAME_CHARS
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(UnknownStageError("no such stage"), RefusedError), (ZeroDivisionError("a bug"), ZeroDivisionError)],
+)
+def test_a_refusal_is_a_sentence_and_a_bug_stays_what_it_is(
+    error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards: list[str] = []
+    monkeypatch.setattr(reporting, "publish_card", lambda key, text, about: cards.append(text))
+    with pytest.raises(raised, match=str(error)), reporting.publishing_refusal("a.yaml"):
+        raise error
+    assert str(error) in cards[0]
+
+
+def test_a_refused_flow_ends_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    from prefect.exceptions import FailedRun
+
+    state = reporting.failed(RefusedError("mix.tokns: unknown key"))
+    assert (state.is_failed(), state.message) == (True, "mix.tokns: unknown key")
+    for name in reporting.ENGINE_LOGGERS:
+        logger = logging.getLogger(name)
+        logger.propagate, logger.disabled = True, False
+        for error in (FailedRun("mix.tokns"), ZeroDivisionError("a bug")):
+            logger.error("ended", exc_info=error)
+    kinds = [record.exc_info[0] for record in caplog.records if record.exc_info]
+    assert kinds == [ZeroDivisionError] * len(reporting.ENGINE_LOGGERS)
+
+
+def test_the_printed_link_signs_in_and_a_log_does_not_hold_the_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.delenv(sign_in.PAGES_VARIABLE, raising=False)
+    sign_in.add_sign_in_page()
+    page = tmp_path / "gristmill-pages" / "v2" / "gristmill.html"
+    assert sign_in.KEY in page.read_text()
+    for is_terminal in (True, False):
+        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        lines = "\n".join(sign_in.how_to_open(4200, f"me:{SECRET}"))
+        assert ("#bWU6aHVudGVyMg==" in lines) == is_terminal
+        assert "http://127.0.0.1:4200/v2/" in lines
+        assert "-L 4200:127.0.0.1:4200 -L 4201:127.0.0.1:4201" in lines
 
 
 def test_the_proxys_form_stands_for_keys_of_the_model_and_back() -> None:
