@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -15,17 +17,70 @@ from gristmill.mixtures.own_code import OwnFunction
 from gristmill.mixtures.prepare import Step, step_fields
 from gristmill.mixtures.section import OutsidePath, docstrings
 
+INDEX = "README.md"
 TITLE = """\
-# The manifest, key by key
+# Every key of the manifest
 
-Written by `gristmill schema --markdown`. Every key may be replaced on the command line: `--set pretrain.steps=50`,
-`--set filter.gopher_quality.min_words=40`. A relative path is relative to the manifest's folder.
+A page for each section, written by `gristmill schema --markdown docs/manifest`. Every key may be replaced on the
+command line: `--set pretrain.steps=50`, `--set filter.gopher_quality.min_words=40`. A relative path is relative to the
+manifest's folder.
 """
+STEPS = "prepare"
+"""The section whose steps have a page each."""
 
 
-def markdown() -> str:
-    """The whole reference."""
-    return "\n".join([TITLE, *_section(Manifest, "", _homes())])
+def pages() -> dict[str, str]:
+    """The reference: name of a page -> its text. The index comes first, then the sections in their order."""
+    homes = _homes()
+    parts: dict[str, list[str]] = {INDEX: []}
+    for at, lines in _sections(Manifest, "", homes):
+        parts.setdefault(page_of(at), []).append("\n".join(lines))
+    texts = {name: f"{_title(name)}{''.join(text)}" for name, text in parts.items()}
+    texts[INDEX] += _list_of_pages(texts)
+    return {name: f"{text.rstrip()}\n" for name, text in texts.items()}
+
+
+def page_of(at: str) -> str:
+    """The page of a section that stands at a place: `pretrain.md`, `prepare-filter.md`, the index for the whole."""
+    first, *inner = at.replace("[]", "").split(".")
+    if first == STEPS and inner:
+        return f"{first}-{inner[0]}.md"
+    return f"{first}.md" if first else INDEX
+
+
+def write_pages(folder: Path) -> None:
+    """Write the pages into a folder, and delete those of sections that are no more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = pages()
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for path in folder.glob("*.md"):
+        if path.name not in texts:
+            path.unlink()
+
+
+def _title(name: str) -> str:
+    if name == INDEX:
+        return TITLE
+    section, _, step = name.removesuffix(".md").partition("-")
+    key = f"{section}[].{step}" if step else section
+    return f"# The section `{key}`\n\nWritten by `gristmill schema --markdown`; [all sections]({INDEX}).\n"
+
+
+def _list_of_pages(texts: Mapping[str, str]) -> str:
+    """The sections of every page, each with a link to it."""
+    lines = ["\n## All sections\n"]
+    for name, text in texts.items():
+        if name != INDEX:
+            first, *inner = dict.fromkeys(re.findall(r"^## `(.*?)`", text, re.MULTILINE))
+            links = [f"[`{heading.removeprefix(first)}`]({name}#{anchor_of(heading)})" for heading in inner]
+            lines.append(f"- [`{first}`]({name}){': ' if links else ''}{', '.join(links)}")
+    return "\n".join(lines)
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor that Markdown gives a heading: letters, digits, `_` and `-`."""
+    return re.sub(r"[^\w-]", "", heading.lower())
 
 
 def _homes() -> dict[type[BaseModel], str]:
@@ -52,26 +107,39 @@ def _inside(fields: Mapping[str, FieldInfo], at: str) -> list[tuple[type[BaseMod
     ]
 
 
-def _section(model: type[BaseModel], at: str, homes: Mapping[type[BaseModel], str]) -> Iterator[str]:
-    """A section's own table, then the sections inside it; one that is described elsewhere is only referred to."""
-    yield f"## {f'`{at}`' if at else 'The whole'}{_variant(model)}\n"
+def _sections(model: type[BaseModel], at: str, homes: Mapping[type[BaseModel], str]) -> Iterator[tuple[str, list[str]]]:
+    """A section's place and the lines of its table, then those of the sections inside it.
+
+    One that is described elsewhere is only referred to.
+    """
     same = next((base for base in model.__mro__ if homes.get(base, at) != at and _keys(base) == _keys(model)), None)
-    if same is not None:
-        own = _own_defaults(model, same)
-        yield f"The keys of `{homes[same]}`{', with other defaults:' if own else '.'}\n"
-        if not own:
-            return
+    own = _fields(model) if same is None else _own_defaults(model, same)
+    lines = ["", f"## {f'`{at}`' if at else 'The sections'}{_variant(model)}\n"]
+    if same is None:
+        lines.append(f"{_prose(model.__doc__)}\n")
     else:
-        yield f"{_prose(model.__doc__)}\n"
-        own = _fields(model)
-    yield "| key | value | default | |"
-    yield "| --- | --- | --- | --- |"
-    for name, field in own.items():
-        cells = (f"`{name}`", _kind(field.annotation), _default(field), _meaning(field, docstrings(model).get(name)))
-        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
-    yield ""
+        link = f"[`{homes[same]}`]({page_of(homes[same])}#{anchor_of(homes[same])})"
+        lines.append(f"The keys of {link}{', with other defaults:' if own else '.'}\n")
+    if own:
+        lines += _table(model, own, at)
+    yield at, lines
     for inner, place in _inside(own, at):
-        yield from _section(inner, place, homes)
+        yield from _sections(inner, place, homes)
+
+
+def _table(model: type[BaseModel], fields: Mapping[str, FieldInfo], at: str) -> list[str]:
+    lines = ["| key | value | default | |", "| --- | --- | --- | --- |"]
+    for name, field in fields.items():
+        meaning = _meaning(field, docstrings(model).get(name))
+        cells = (_key(name, field, at), _kind(field.annotation), _default(field), meaning)
+        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+    return [*lines, ""]
+
+
+def _key(name: str, field: FieldInfo, at: str) -> str:
+    """A key; a section of the manifest, or a step, with a link to its page."""
+    has_page = at in ("", f"{STEPS}[]") and any(_models(field.annotation))
+    return f"[`{name}`]({page_of(f'{at}.{name}'.strip('.'))})" if has_page else f"`{name}`"
 
 
 def _keys(model: type[BaseModel]) -> set[str]:

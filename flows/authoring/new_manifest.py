@@ -136,7 +136,7 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
     tokens = wishes.tokens or max(LEAST_TOKENS, _round(sum(sizes.values()) / BYTES_PER_TOKEN * KEPT_SHARE))
     parts = [
         f"# Written by `gristmill new` from a look at the data; every key is explained by: gristmill schema "
-        f"--markdown\nname: {wishes.name}\nseed: 1\n",
+        f"--markdown DIR\nname: {wishes.name}\nseed: 1\n",
         _sources(looks, sizes),
         _prepare(wishes, looks),
     ]

@@ -32,7 +32,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "new": "gristmill new mine.yaml --source web=crawl/ --source books.jsonl --language en",
         "recipes": "gristmill recipes fineweb",
         "try": 'gristmill try ./mine.py:is_recipe --on "data/*.jsonl"',
-        "schema": "gristmill schema --markdown",
+        "schema": "gristmill schema --markdown keys/",
         "export-documents": "gristmill export-documents mine.yaml --format parquet --out clean/",
         "export-tokens": "gristmill export-tokens mine.yaml --format megatron --out tokens/",
         "takedown": "gristmill takedown mine.yaml --ids ids.txt",

@@ -257,14 +257,17 @@ def describe(look: Look) -> str:
 
 @app.command()
 def schema(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference as Markdown instead.")] = False,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the reference to this folder instead, a Markdown page per section."),
+    ] = None,
 ) -> None:
     """Print the manifest's JSON Schema, for editors."""
-    from gristmill.flows.authoring.manifest_reference import markdown as reference
+    from gristmill.flows.authoring.manifest_reference import write_pages
     from gristmill.mixtures.manifest import Manifest
 
-    if markdown:
-        typer.echo(reference(), nl=False)
+    if markdown is not None:
+        write_pages(markdown)
         raise typer.Exit
     print_json(Manifest.model_json_schema())
 

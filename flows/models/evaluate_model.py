@@ -60,7 +60,7 @@ def read_task_file(path: Path) -> TaskFile:
         if not isinstance(read, dict):
             raise EvaluationError(
                 f"{path}: a file of tasks is a mapping `tasks: [...]`; see evaluate.tasks in: "
-                "gristmill schema --markdown"
+                "gristmill schema --markdown DIR"
             )
         found = TaskFile.model_validate(read)
     except YamlFileError as error:

@@ -58,7 +58,7 @@ class Manifest:
         Args:
             content: its sections, as an alternative to giving them by name.
             folder: what relative paths and own code in it are relative to.
-            sections: by name; docs/manifest.md has all of them.
+            sections: by name; docs/manifest/README.md has all of them.
 
         Raises:
             ManifestError: with everything that is wrong.

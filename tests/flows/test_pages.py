@@ -84,7 +84,7 @@ def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
     assert re.search(r"`DedupSemantic` mixtures/steps/dedup_semantic.py:\d+", papers)
     bundle = (tmp_path / "gristmill.md").read_text()
     assert "<!-- guide/manifest.md -->" in bundle
-    assert "<!-- manifest.md -->" in bundle
+    assert "<!-- manifest/README.md -->" in bundle
 
 
 @pytest.mark.parametrize(

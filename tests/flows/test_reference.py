@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from gristmill.flows.authoring.manifest_reference import markdown
+from gristmill.flows.authoring.manifest_reference import INDEX, anchor_of, pages, write_pages
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.section import docstrings
 from gristmill.mixtures.steps.rules import GopherQuality
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "manifest.md"
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "manifest"
 
 
-def test_the_page_is_what_the_schema_says_now() -> None:
-    assert PAGE.read_text(encoding="utf-8") == markdown(), "run: gristmill schema --markdown > docs/manifest.md"
+def test_the_pages_are_what_the_schema_says_now() -> None:
+    written = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
+    assert written == pages(), "run: gristmill schema --markdown docs/manifest"
 
 
-def test_every_key_has_a_kind_a_default_and_a_meaning() -> None:
-    page = markdown()
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    assert "| `min_words` | whole number | `50` |" in page
-    assert "| `packing` | `stream`, `best_fit` | `stream` |" in page
-    assert "## `prepare[].dedup.minhash`" in page
-    assert "## `sources.<name>`" in page
+def test_every_section_has_a_page_and_every_key_a_kind_a_default_and_a_meaning() -> None:
+    written = pages()
+    rows = [line for text in written.values() for line in text.splitlines() if line.startswith(("| `", "| [`"))]
+    assert "| `min_words` | whole number | `50` |" in written["prepare-filter.md"]
+    assert "| `packing` | `stream`, `best_fit` | `stream` |" in written["mix.md"]
+    assert "## `prepare[].dedup.minhash`" in written["prepare-dedup.md"]
+    assert "## `sources.<name>`" in written["sources.md"]
+    assert "| [`pretrain`](pretrain.md) |" in written[INDEX]
     assert len(rows) > 250
     assert [line for line in rows if not line.split("|")[-2].strip()] == []
+
+
+def test_no_page_is_as_long_as_a_book_and_every_link_leads_somewhere() -> None:
+    written = pages()
+    assert max(map(len, written.values())) < 40_000
+    for text in written.values():
+        for page, anchor in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", text):
+            anchors = {anchor_of(heading) for heading in re.findall(r"^## (.*)$", written[page], re.MULTILINE)}
+            assert not anchor or any(one.startswith(anchor) for one in anchors), (page, anchor)
+
+
+def test_writing_replaces_pages_of_sections_that_are_no_more(tmp_path: Path) -> None:
+    (tmp_path / "former.md").write_text("")
+    write_pages(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(pages())
 
 
 def test_the_json_schema_says_of_each_setting_what_its_docstring_says() -> None:
