@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from gristmill.flows.stages.stage import Recipe
 from gristmill.flows.stages.trainings import made_sets, model_before, training, whole
-from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.objectives.rl_tools import SearchTool
+from gristmill.mixtures.manifest import Location, Manifest
+from gristmill.mixtures.objectives.rl_tools import PythonTool, SearchTool
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.sources import INGEST
 
@@ -49,12 +51,26 @@ def needs(manifest: Manifest) -> list[str]:
     return [*made_sets(manifest.rl), *searched, "mix", "tokenizer", start, *models]
 
 
+def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+    """A sandbox that this machine lacks."""
+    from gristmill.train.reinforcement.tools.sandbox import SandboxError, check_sandbox
+
+    for number, tool in enumerate(manifest.rl.tools if manifest.rl is not None else ()):
+        if not isinstance(tool, PythonTool):
+            continue
+        try:
+            check_sandbox()
+        except SandboxError as error:
+            yield (STAGE.name, "tools", number), str(error)
+
+
 STAGE = training(
     "rl",
     3,
     configure,
     needs,
     trained=Rl,
+    preflight=preflight,
     rows="prompts",
     makes_model=True,
     details="gristmill.flows.report.training:reinforcement_details",

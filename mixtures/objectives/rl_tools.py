@@ -27,8 +27,8 @@ class CalculatorTool(Tool):
 
 
 class PythonTool(Tool):
-    """Runs `code` in a process of its own, without network, other processes, or files but the standard library's, and
-    answers what it printed. Linux 5.13 or later; docs/how-to/training/tools-in-rl.md says what holds it."""
+    """Runs `code` in a sandbox of bubblewrap, without network, processes, or files but the standard library's, and
+    answers with its output. Needs bubblewrap 0.8 and libseccomp: docs/how-to/training/tools-in-rl.md."""
 
     kind: Literal["python"]
     """Names this tool."""

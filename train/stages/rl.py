@@ -62,7 +62,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         gristmill.dataprep.judges.answer_checks.NoAnswerError: a reward wants right answers that prompts do not have.
         gristmill.train.reinforcement.rewards.RewardModelError: a reward model is missing, or knows other ids.
         gristmill.train.reinforcement.tools.toolbox.ToolError: a tool cannot be had.
-        gristmill.train.reinforcement.tools.sandbox.SandboxError: Python cannot be held on this machine.
+        gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no sandbox for Python.
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Rl.model_validate(config)

@@ -1,50 +1,67 @@
-"""Runs Python that a model wrote: a process of its own, which computes and prints, and can do little else.
+"""Runs Python programs that a model wrote, in a sandbox of bubblewrap.
 
-What holds the process, all of it before the first line of the code (see `sandbox_child.py`):
+Every program gets:
 
-- limits of the kernel on seconds of computing, memory, size and number of files; no core dump;
-- a seccomp filter, under which starting processes or threads, sockets, signals to others, and every call that changes
-  the machine fail;
-- Landlock, under which it reads the standard library and nothing else, and writes in an empty folder that is removed;
-- a network namespace of its own, where the kernel gives one to everybody;
-- Python without site-packages and without the environment, whose hash seed is fixed.
+- its own user, process, network, IPC, mount and host-name namespaces, without capabilities or new privileges;
+- a read-only root with the interpreter, its standard library and the shared libraries of both, and nothing else;
+- an empty folder in memory with a limited size, which disappears with the program;
+- limits on processor time, address space and open files (`sandbox_program.py`);
+- a seccomp filter without processes, threads and sockets (`seccomp_filter.py`);
+- no environment but a fixed hash seed.
 
-It is a fence around clumsy programs, not a wall against an attacker: a fault in the kernel, or in what the standard
-library does with the files it may read, is open to it, and it shares the machine's processors and caches.
+The kernel is shared with the machine: a kernel bug or a side channel (caches, clocks) is out of scope.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import selectors
-import signal as signals
+import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from gristmill.mixtures.objectives.rl_tools import PythonTool
+from gristmill.train.reinforcement.tools.seccomp_filter import seccomp_program
 
-CHILD = Path(__file__).with_name("sandbox_child.py")
-CLOCK = 4
-"""Seconds of the clock for each one of computing: other work may hold the processor, and code may sleep."""
-MOST_OUTPUT_BYTES = 65_536
-"""Of what a program prints; it is stopped when it prints more."""
-LATE, PRINTS = "stopped: it took too long", f"stopped: it printed more than {MOST_OUTPUT_BYTES} bytes"
-"""Why a program was stopped."""
+PROGRAM = Path(__file__).with_name("sandbox_program.py")
+PROGRAM_INSIDE, FOLDER_INSIDE = "/program.py", "/tmp"
+WALL_SECONDS_PER_SECOND = 4
+"""Wall-clock seconds per second of processor time: other work may hold the processor, and code may sleep."""
+MAX_OUTPUT_BYTES = 65_536
+"""A program is stopped if it prints more."""
+FOLDER_BYTES = 16 << 20
+"""Size of the folder in memory."""
+NOBODY = "65534"
+GRAPHICAL = "_tkinter"
+"""The one standard module that needs a display, and 20 libraries for it."""
+SIGNAL_STATUS = 128
+"""Bubblewrap exits with this plus the number of the signal that ended the program."""
+HOW_TO_INSTALL = (
+    "install bubblewrap 0.8 or newer and libseccomp 2.5 or newer (Debian and Ubuntu: apt-get install bubblewrap "
+    "libseccomp2) and let it make user namespaces (sysctl kernel.unprivileged_userns_clone=1 and "
+    "kernel.apparmor_restrict_unprivileged_userns=0, where the kernel has these; docker run --privileged in a "
+    "container), or remove the tool"
+)
 
 
 class SandboxError(RuntimeError):
-    """This machine cannot hold a program as it must be held."""
+    """This machine cannot run sandboxed programs; the message says how to change that."""
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a program printed, and whether it ended by itself without an error."""
+class ProgramResult:
+    """Output of a program, and whether it ended by itself without an error."""
 
     output: str
     succeeded: bool
@@ -52,74 +69,139 @@ class Ran:
 
 @cache
 def check_sandbox() -> None:
-    """Run a first program, to see that it can be held here.
+    """Run a first program.
 
     Raises:
-        SandboxError: it cannot; says what is missing.
+        SandboxError: it cannot be sandboxed on this machine.
     """
     if platform.system() != "Linux":
-        raise SandboxError("rl.tools: python is held by means of Linux, and this is another system: remove the tool")
-    found = run_python("print(1)", PythonTool(kind="python"))
-    if not found.succeeded:
-        raise SandboxError(
-            f"rl.tools: python cannot be held here: {found.output}; it needs Linux 5.13 or later with "
-            "seccomp and Landlock, on x86_64 or aarch64: remove the tool, or use such a machine"
-        )
+        raise SandboxError("the tool python needs Linux, for its sandbox; remove the tool")
+    if shutil.which("bwrap") is None:
+        raise SandboxError(f"the tool python needs bubblewrap (bwrap), which is not installed; {HOW_TO_INSTALL}")
+    result = run_python("print(1)", PythonTool(kind="python"))
+    if result != ProgramResult("1", True):
+        raise SandboxError(f"the tool python cannot be sandboxed here: {result.output}; {HOW_TO_INSTALL}")
 
 
-def run_python(code: str, limits: PythonTool) -> Ran:
-    """Run a program in a process of its own; ends within `CLOCK` times its seconds, whatever the program does.
+def run_python(code: str, limits: PythonTool) -> ProgramResult:
+    """Run a program; any failure, of the sandbox too, is a result and never an exception.
 
     Args:
-        code: of the program; the value of a last line that is an expression is printed, as in a notebook.
-        limits: seconds of computing and memory.
+        code: source text; the value of a last line that is an expression is printed, as in a notebook.
+        limits: processor seconds and memory. The program ends within `WALL_SECONDS_PER_SECOND` times the seconds.
     """
-    with tempfile.TemporaryDirectory(prefix="gristmill-python-") as folder, tempfile.TemporaryFile() as source:
+    try:
+        return _run(code, limits)
+    except OSError as error:
+        return ProgramResult(f"the sandbox cannot start: {error}", False)
+
+
+def _run(code: str, limits: PythonTool) -> ProgramResult:
+    with tempfile.TemporaryFile() as source, _seccomp_file() as seccomp:
         source.write(code.encode(errors="replace"))
         source.seek(0)
         process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-S", str(CHILD), str(limits.seconds), str(limits.memory_mb), folder],
+            sandbox_command(limits, seccomp),
             stdin=source,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=folder,
-            env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"},
-            start_new_session=True,
+            pass_fds=[seccomp],
         )
         with process:
             try:
-                output, stopped = _read(process, CLOCK * limits.seconds)
+                output, timed_out = _read(process, WALL_SECONDS_PER_SECOND * limits.seconds)
             finally:
                 process.kill()
-    status = process.returncode
-    if stopped == PRINTS:
-        return Ran(f"{stopped}\n{output}", False)
-    if stopped or status in (-signals.SIGXCPU, -signals.SIGKILL):
-        # How far it came by then depends on the machine, and is not told: a model is to read the same on each.
-        return Ran(f"stopped: it computes for more than {limits.seconds} s, or waits", False)
-    return Ran(output.strip() if status >= 0 else f"ended by signal {-status}", status == 0)
+    if len(output) > MAX_OUTPUT_BYTES:
+        text = output[:MAX_OUTPUT_BYTES].decode(errors="replace")
+        return ProgramResult(f"stopped: it printed more than {MAX_OUTPUT_BYTES} bytes\n{text}", False)
+    signal_number = process.returncode - SIGNAL_STATUS
+    if timed_out or signal_number in (signal.SIGXCPU, signal.SIGKILL):
+        # The output up to then depends on the machine's speed; the model must read the same answer on every machine.
+        return ProgramResult(f"stopped: it computes for more than {limits.seconds} s, or waits", False)
+    if signal_number > 0:
+        return ProgramResult(f"ended by signal {signal_number}", False)
+    return ProgramResult(output.decode(errors="replace").strip(), process.returncode == 0)
 
 
-def _read(process: subprocess.Popen[bytes], seconds: float) -> tuple[str, str]:
-    """What a process printed, and why it was stopped ("" where it was not)."""
+def sandbox_command(limits: PythonTool, seccomp: int) -> list[str]:
+    """Arguments of bubblewrap that run `PROGRAM` with the code on stdin.
+
+    Args:
+        limits: processor seconds and memory.
+        seccomp: file descriptor of the seccomp program.
+    """
+    return [
+        *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns"),
+        *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *("--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox"),
+        *("--clearenv", "--setenv", "PYTHONHASHSEED", "0", "--setenv", "PYTHONUTF8", "1"),
+        *interpreter_arguments(),
+        *("--ro-bind", str(PROGRAM), PROGRAM_INSIDE),
+        *("--size", str(FOLDER_BYTES), "--tmpfs", FOLDER_INSIDE, "--chdir", FOLDER_INSIDE, "--remount-ro", "/"),
+        *("--seccomp", str(seccomp)),
+        *("--", interpreter(), "-B", "-P", "-s", "-S", PROGRAM_INSIDE, str(limits.seconds), str(limits.memory_mb)),
+    ]
+
+
+def interpreter() -> str:
+    """Path of the interpreter itself, outside any virtual environment."""
+    return os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+
+
+@cache
+def interpreter_arguments() -> tuple[str, ...]:
+    """Arguments that show the interpreter, its standard library without site-packages, and their shared libraries."""
+    standard_library = Path(sysconfig.get_path("stdlib"))
+    modules = [path for path in standard_library.glob("lib-dynload/*.so") if not path.name.startswith(GRAPHICAL)]
+    libraries = shared_libraries([interpreter(), *map(str, modules)])
+    arguments = ["--setenv", "PYTHONHOME", sys.base_prefix]
+    arguments += ["--setenv", "LD_LIBRARY_PATH", ":".join(sorted({os.path.dirname(path) for path in libraries}))]
+    for path in (interpreter(), str(standard_library), *libraries):
+        arguments += ["--ro-bind", path, path]
+    for packages in ("site-packages", "dist-packages"):
+        folder = standard_library / packages
+        if folder.exists():
+            arguments += ["--tmpfs", str(folder), "--remount-ro", str(folder)]
+    return tuple(arguments)
+
+
+def shared_libraries(files: list[str]) -> list[str]:
+    """Shared libraries that files are linked to, at the paths where the dynamic linker looks for them."""
+    listing = subprocess.run(["ldd", *files], capture_output=True, text=True)
+    return sorted(set(re.findall(r"(/\S+) \(0x", listing.stdout)))
+
+
+@contextmanager
+def _seccomp_file() -> Iterator[int]:
+    program = seccomp_program()
+    file = os.memfd_create("seccomp")
+    try:
+        os.write(file, program)
+        os.lseek(file, 0, os.SEEK_SET)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _read(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool]:
+    """Output of a process, up to a little over `MAX_OUTPUT_BYTES`, and whether its time ran out."""
     assert process.stdout is not None
-    deadline, found, stopped = time.monotonic() + seconds, bytearray(), ""
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(process.stdout, selectors.EVENT_READ)
-        while not stopped:
-            left = deadline - time.monotonic()
-            if left <= 0 or not waiting.select(left):
-                stopped = LATE
-                break
-            part = os.read(process.stdout.fileno(), MOST_OUTPUT_BYTES)
-            found += part
+    deadline, output = time.monotonic() + seconds, bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while len(output) <= MAX_OUTPUT_BYTES:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not selector.select(remaining):
+                return bytes(output), True
+            part = os.read(process.stdout.fileno(), MAX_OUTPUT_BYTES)
             if not part:
                 break
-            if len(found) > MOST_OUTPUT_BYTES:
-                stopped = PRINTS
-    if not stopped:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:  # it closed its output and goes on
-            stopped = LATE
-    return bytes(found[:MOST_OUTPUT_BYTES]).decode(errors="replace"), stopped
+            output += part
+        else:
+            return bytes(output), False
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:  # it closed its output and continues
+        return bytes(output), True
+    return bytes(output), False

@@ -60,7 +60,7 @@ class Toolbox:
     Raises:
         ToolError: a search has nothing to look through, or a function does not say what it does.
         OwnCodeError: a function of the user's cannot be loaded.
-        gristmill.train.reinforcement.tools.sandbox.SandboxError: Python cannot be held on this machine.
+        gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no sandbox for Python.
     """
 
     def __init__(self, tools: Sequence[Tool], inputs: Mapping[str, Path]) -> None:
@@ -176,10 +176,10 @@ def _text(value: Any) -> str:
 
 def _python(tool: PythonTool) -> Callable[..., str]:
     def run(code: Any) -> str:
-        found = run_python(_text(code), tool)
-        if not found.succeeded:
-            raise ToolError(found.output or "it ended with an error and printed nothing")
-        return found.output or "it printed nothing"
+        result = run_python(_text(code), tool)
+        if not result.succeeded:
+            raise ToolError(result.output or "it ended with an error and printed nothing")
+        return result.output or "it printed nothing"
 
     return run
 
