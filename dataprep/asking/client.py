@@ -134,12 +134,12 @@ class Asking:
         self.model, self.tally = model, Tally()
         self._context, self._total, self._done, self._told = context, total, 0, 0.0
         self._identity = identity if identity is not None or model.folder is None else _identify(model)
-        self._key = _api_key(model)
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             served_model = opened.enter_context(served(self.model, self._context))
+            self._key = _api_key(served_model)
             self._kept = KeptAnswers(
                 self._context.answers or self._context.work / "answers",
                 settings_of(self.model, self._identity),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -21,6 +22,10 @@ START_SECONDS = 900.0
 """For a model to be loaded."""
 LOOK_SECONDS = 0.2
 END_SECONDS = 15.0
+API_KEY_VARIABLE = "GRISTMILL_API_KEY"
+"""The API key that `gristmill serve-model` asks for."""
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"
+KEY_BYTES = 32
 LOG = "model-server.log"
 SHOWN_LINES = 5
 
@@ -40,6 +45,8 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
         yield model
         return
     context.work.mkdir(parents=True, exist_ok=True)
+    # All users of a machine reach its loopback address. One key serves all models of this process.
+    key = os.environ.setdefault(API_KEY_VARIABLE, secrets.token_urlsafe(KEY_BYTES))
     port = _free_port()
     command = _vllm(model, port) if model.server == "vllm" else _gristmill(model, port)
     with (context.work / LOG).open("ab") as log:
@@ -49,10 +56,12 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            env={**os.environ, VLLM_KEY_VARIABLE: key},
         )
         try:
             _wait(child, port, model, context.work / LOG)
-            yield model.model_copy(update={"endpoint": f"http://127.0.0.1:{port}/v1", "folder": None})
+            address = {"endpoint": f"http://127.0.0.1:{port}/v1", "api_key_env": API_KEY_VARIABLE}
+            yield model.model_copy(update={**address, "folder": None})
         finally:
             end_session(child, END_SECONDS)
 

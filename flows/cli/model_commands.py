@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -178,9 +179,7 @@ def generate(
 @app.command()
 def serve_model(
     model: ModelArgument,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; there is no authentication.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", help="Port.", min=0, max=65535)] = 8000,
     name: Annotated[
         str | None,
@@ -204,11 +203,16 @@ def serve_model(
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Serve a model with OpenAI's chat completions API, with streaming."""
+    """Serve a model with OpenAI's chat completions API, with streaming.
+
+    Requests need an API key: that of the environment variable GRISTMILL_API_KEY, or a new one that is printed.
+    """
+    from gristmill.dataprep.asking.served_folder import API_KEY_VARIABLE
+    from gristmill.flows.access_token import AccessToken
     from gristmill.flows.models.find_model import name_of
     from gristmill.flows.models.limits import Limits
     from gristmill.flows.models.listening import LOOPBACK, listen, serve
-    from gristmill.flows.models.server import make_app
+    from gristmill.flows.models.server import make_app, with_api_key
 
     language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
     called = name or name_of(model)
@@ -218,10 +222,14 @@ def serve_model(
         fail(f"cannot listen on {host}, port {port}: {error.strerror}; give another --host or --port", EXIT_USAGE)
     port = listening.getsockname()[1]
     if host not in LOOPBACK:
-        typer.echo(f"{host}: everyone who reaches this address can use the model; there is no authentication", err=True)
-    typer.echo(json.dumps({"model": called, "base_url": f"http://{host}:{port}/v1"}))
+        typer.echo(f"{host}: requests and the API key reach this address unencrypted", err=True)
+    api_key = os.environ.get(API_KEY_VARIABLE)
+    token = AccessToken(api_key, port) if api_key else AccessToken.fresh(port)
+    printed_key = {} if api_key else {"api_key": token.value}
+    typer.echo(json.dumps({"model": called, "base_url": f"http://{host}:{port}/v1", **printed_key}))
     limits = Limits(answers=max_answers, requests=2 * max_answers)
-    serve(make_app(language, scheduler, called, max_new_tokens, host, limits), listening)
+    app = make_app(language, scheduler, called, max_new_tokens, host, limits)
+    serve(with_api_key(app, token), listening)
 
 
 def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:

@@ -393,6 +393,7 @@ def browse(
     store: StoreOption = None,
 ) -> None:
     """Browse documents, thresholds, duplicates, packed rows and training steps in pages on this machine."""
+    from gristmill.flows.access_token import AccessToken, SignIn
     from gristmill.flows.browse.browsed_run import BrowsedRun
     from gristmill.flows.browse.data_server import make_app
     from gristmill.flows.models.listening import LOOPBACK, listen, serve
@@ -402,5 +403,6 @@ def browse(
         listening = listen(LOOPBACK[0], port)
     except OSError as error:
         fail(f"cannot listen on port {port}: {error.strerror}; give another --port", EXIT_USAGE)
-    typer.echo(f"http://{LOOPBACK[0]}:{listening.getsockname()[1]}/ shows {session.manifest.name}; Ctrl-C ends it")
-    serve(make_app(BrowsedRun(session)), listening)
+    token = AccessToken.fresh(listening.getsockname()[1])
+    typer.echo(f"{token.url(LOOPBACK[0])} shows {session.manifest.name}; Ctrl-C ends it")
+    serve(SignIn(make_app(BrowsedRun(session)), token), listening)

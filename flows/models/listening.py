@@ -1,10 +1,11 @@
-"""How a server of this machine listens, and how it ends."""
+"""Local servers: their sockets, and uvicorn behind an access token."""
 
 from __future__ import annotations
 
 import socket
 
-from gristmill.flows.models.limits import Asgi, ImpatientProtocol
+from gristmill.flows.access_token import SignIn
+from gristmill.flows.models.limits import ImpatientProtocol
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -19,7 +20,7 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address[:2], family=family)
 
 
-def serve(app: Asgi, listening: socket.socket) -> None:
+def serve(app: SignIn, listening: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM; answers on their way are finished first, for a few seconds."""
     import uvicorn
 

@@ -1,8 +1,7 @@
 """`gristmill serve-model`: a model behind OpenAI's chat completions API, requests answered together.
 
-Any client of that API works with `base_url="http://127.0.0.1:8000/v1"`. There is no authentication, so it listens on
-the loopback address unless told otherwise, and there refuses requests that name another host: a web page whose name
-is made to point here cannot ask.
+Any client of that API works with `base_url="http://127.0.0.1:8000/v1"` and the server's API key. On the loopback address
+it also refuses requests that name another host: a web page whose name is made to point here cannot ask.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from gristmill.flows.access_token import AccessToken, SignIn
 from gristmill.flows.models.limits import (
     TAKEN,
     Guard,
@@ -51,6 +51,8 @@ from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler_thread import Engine, EngineStoppedError
 
+HEALTH = "/health"
+"""Answered without the API key, as probes have none."""
 DEFAULT_LIMITS = Limits()
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default."""
@@ -187,7 +189,7 @@ def make_app(
         _check_name(wanted, name)
         return card
 
-    @app.get("/health")
+    @app.get(HEALTH)
     def health() -> dict[str, str]:
         return {"status": "ok"}
 
@@ -229,6 +231,12 @@ def make_app(
         return completion(head, texts, finishes, usage(len(answering.prompt), answering.completion_tokens))
 
     return app
+
+
+def with_api_key(app: FastAPI, token: AccessToken) -> SignIn:
+    """The application for those who send the API key."""
+    refusal = refuse("this request has no valid API key; send `Authorization: Bearer KEY`", 403)
+    return SignIn(app, token, frozenset({HEALTH}), refusal)
 
 
 async def _events(answering: Answering, asked: ChatRequest, head: dict[str, Any]) -> AsyncIterator[str]:

@@ -197,6 +197,13 @@ def server_password() -> str:
     return file.read_text().strip()
 
 
+def keep_private() -> None:
+    """Let this process create files for its user alone, and restrict a database of Prefect's that is there already."""
+    os.umask(0o077)
+    for file in prefect_folder().glob("prefect.db*"):
+        file.chmod(0o600)
+
+
 def server_environment(port: int, password: str) -> dict[str, str]:
     """What lets a Prefect server on the loopback address ask for a password, and allow its own pages alone."""
     return {SERVER_VARIABLE: password, ORIGINS_VARIABLE: f"http://127.0.0.1:{port},http://localhost:{port}"}

@@ -26,6 +26,7 @@ from gristmill.flows.orchestration.server_settings import (
     check_database,
     database_environment,
     is_admitted,
+    keep_private,
     server_environment,
     server_password,
 )
@@ -200,11 +201,11 @@ def up_and_serve(port: int, limit: int, database: str | None = None, manifests: 
     """
     apply_default_settings(quiet_console=False)
     api = f"http://127.0.0.1:{port}/api"
-    reports = take_ports(port)
+    password = server_password()
+    reports = take_ports(port, password)
     records = check_database(database)
     # The flows' processes inherit this environment, and need no password of the database's.
     os.environ.pop(DATABASE_VARIABLE, None)
-    password = server_password()
     os.environ.update({"PREFECT_API_URL": api, "PREFECT_UI_URL": pages_of(api), CLIENT_VARIABLE: password})
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -234,10 +235,14 @@ def up_and_serve(port: int, limit: int, database: str | None = None, manifests: 
         reports.server_close()
 
 
-def take_ports(port: int) -> ThreadingHTTPServer:
+def take_ports(port: int, password: str) -> ThreadingHTTPServer:
     """Serve the reports at the port above a server's, after a look at whether that one is free.
 
     No two `up` of one port get beyond this, however soon one follows the other.
+
+    Args:
+        port: of Prefect's server.
+        password: of Prefect's server, with which links to reports are signed.
 
     Raises:
         PortTakenError: one of the two ports is in use.
@@ -248,7 +253,7 @@ def take_ports(port: int) -> ThreadingHTTPServer:
         except OSError as error:
             raise PortTakenError(why_taken(number, port)) from error
     try:
-        return serve_reports(port + 1)
+        return serve_reports(port + 1, password)
     except OSError as error:
         raise PortTakenError(why_taken(port + 1, port)) from error
 
@@ -341,6 +346,7 @@ def main(role: str, number: int, parent: int, manifests: Sequence[str] = ()) -> 
     if role == "deployments":
         serve_deployments(number, manifests)
         return
+    keep_private()
     os.execv(
         sys.executable,
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(number)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from gristmill.flows.access_token import AccessToken, SignIn
 from gristmill.flows.models.find_model import ModelNotFoundError
 from gristmill.flows.models.generate import PromptsError, read_prompts
 from gristmill.flows.models.listening import LOOPBACK, listen, serve
@@ -64,10 +65,10 @@ def serve_pairs(
     if not found.pairs:
         raise RateProblemError(f"no prompt of {prompts} has two answers that differ; there is nothing to rate")
     write_settled(read_ratings(files.ratings), files.settled)
+    token = AccessToken.fresh(listening.getsockname()[1])
     print(
-        f"http://{LOOPBACK[0]}:{listening.getsockname()[1]}/ asks about {len(found.pairs):,} pairs; ratings go to "
-        f"{files.ratings}; Ctrl-C ends it",
+        f"{token.url(LOOPBACK[0])} asks about {len(found.pairs):,} pairs; ratings go to {files.ratings}; Ctrl-C ends it",
         flush=True,
     )
     pages = RatingPages(found.pairs, files.ratings, files.settled, session.command("rate", "--results"))
-    serve(pages.app(), listening)
+    serve(SignIn(pages.app(), token), listening)

@@ -1,19 +1,25 @@
 """Reports under an address that a browser opens: pages from a server may not link to files.
 
-`gristmill up` serves them on the loopback address, beside Prefect. Nothing is served but `report.html` of a folder
-that is a run's.
+`gristmill up` serves them on the loopback address, beside Prefect. Every link is signed with the password of the server,
+because all users of a machine reach its loopback address. Nothing is served but `report.html` of a folder that is a
+run's.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import threading
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from gristmill.dataprep.files import as_path
+from gristmill.flows.orchestration.server_settings import server_password
 from gristmill.flows.report.parts import content_policy
 
 VARIABLE = "GRISTMILL_REPORTS_URL"
@@ -26,30 +32,53 @@ def report_link(report: Path) -> str | None:
     if not base:
         return None
     path = str(report) if "://" in str(report) else str(report.absolute())
-    return f"{base.rstrip('/')}/{quote(path, safe='')}"
+    return f"{base.rstrip('/')}/{signature(path, server_password())}/{quote(path, safe='')}"
 
 
-def serve_reports(port: int) -> ThreadingHTTPServer:
+def signature(path: str, password: str) -> str:
+    """The part of a link that only this server's user can compute; always the same, as links outlast the server."""
+    return hmac.new(password.encode(), path.encode(), hashlib.sha256).hexdigest()
+
+
+def serve_reports(port: int, password: str) -> ThreadingHTTPServer:
     """Serve reports on a port of the loopback address, on a thread of its own, until `shutdown`.
+
+    Args:
+        port: to listen on.
+        password: that links are signed with.
 
     Raises:
         OSError: the port is taken.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", port), ReportHandler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), partial(ReportHandler, password))
     threading.Thread(target=server.serve_forever, daemon=True, name="reports").start()
     return server
 
 
 class ReportHandler(BaseHTTPRequestHandler):
-    """Answers `GET /PATH`, where PATH is a report's path, quoted."""
+    """Answers `GET /SIGNATURE/PATH`, where PATH is a report's path, quoted.
+
+    Args:
+        password: that links are signed with.
+        arguments: of the base class.
+    """
+
+    def __init__(self, password: str, *arguments: Any) -> None:
+        self._password = password
+        super().__init__(*arguments)
 
     def do_GET(self) -> None:
-        """Send a report, or 404."""
+        """Send a report, 403 without its signature, or 404."""
         # Other names that lead to this address belong to pages that have no business here.
         if (self.headers.get("Host") or "").partition(":")[0] not in ("127.0.0.1", "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN)
             return
-        content = read_report(unquote(urlsplit(self.path).path.removeprefix("/")))
+        signed, _, quoted = urlsplit(self.path).path.removeprefix("/").partition("/")
+        path = unquote(quoted)
+        if not hmac.compare_digest(signed.encode(), signature(path, self._password).encode()):
+            self.send_error(HTTPStatus.FORBIDDEN, "follow the link to a report from the page of its run")
+            return
+        content = read_report(path)
         if content is None:
             self.send_error(HTTPStatus.NOT_FOUND, "no such report")
             return
@@ -60,6 +89,7 @@ class ReportHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Security-Policy", f"{content_policy()}; frame-ancestors 'none'")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
         self.wfile.write(content)
 

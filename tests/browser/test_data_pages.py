@@ -19,7 +19,7 @@ PHONE, DESK = 390, 1200
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def printed_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The server, as the command starts it; Ctrl-C ends it."""
     session = make_run(tmp_path_factory.mktemp("browsed"))
     command = [
@@ -40,16 +40,37 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         line = server.stdout.readline()
         assert line.startswith("http://127.0.0.1:")
         assert "shows browsed; Ctrl-C ends it" in line
-        yield line.split()[0].rstrip("/")
+        yield line.split()[0]
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 130
 
 
+@pytest.fixture(scope="module")
+def address(printed_address: str) -> str:
+    """The address of the server without its token."""
+    return printed_address.partition("/?")[0]
+
+
+def signed_in_page(context: Any, printed_address: str) -> Any:
+    """A page of a browser that has opened the printed address."""
+    context.set_default_timeout(60_000)
+    page = context.new_page()
+    page.goto(printed_address)
+    return page
+
+
 @pytest.fixture
-def page(address: str, browser: Any) -> Iterator[Any]:
+def page(printed_address: str, browser: Any) -> Iterator[Any]:
     with closing(browser.new_context(viewport={"width": DESK, "height": 900})) as context:
-        context.set_default_timeout(60_000)
-        yield context.new_page()
+        yield signed_in_page(context, printed_address)
+
+
+def test_a_browser_is_signed_in_by_the_printed_address_alone(address: str, page: Any, browser: Any) -> None:
+    assert page.url == f"{address}/"
+    assert page.evaluate("document.cookie") == ""  # no script reads it
+    assert page.goto(f"{address}/documents").status == 200
+    with closing(browser.new_context()) as context:
+        assert context.new_page().goto(f"{address}/documents").status == 403
 
 
 def links_of(page: Any) -> dict[str, str]:
@@ -92,12 +113,11 @@ def test_a_person_searches_by_the_form_and_follows_a_document_to_its_cut(address
     page.get_by_text("of 69 documents").wait_for()
 
 
-def test_pages_are_dark_where_the_browser_is_and_fit_a_phone(address: str, browser: Any) -> None:
+def test_pages_are_dark_where_the_browser_is_and_fit_a_phone(address: str, printed_address: str, browser: Any) -> None:
     shown = {}
     for scheme in ("light", "dark"):
         with closing(browser.new_context(viewport={"width": PHONE, "height": 800}, color_scheme=scheme)) as context:
-            page = context.new_page()
-            page.goto(f"{address}/")
+            page = signed_in_page(context, printed_address)
             shown[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
             for link in (
                 "/",
@@ -117,8 +137,9 @@ def test_pages_are_dark_where_the_browser_is_and_fit_a_phone(address: str, brows
     assert shown == {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 24, 39)"}
 
 
-def test_a_page_of_another_origin_reads_and_frames_nothing(address: str, browser: Any) -> None:
+def test_a_page_of_another_origin_reads_and_frames_nothing(address: str, printed_address: str, browser: Any) -> None:
     with closing(browser.new_context()) as context:
+        signed_in_page(context, printed_address)
         stranger = context.new_page()
         stranger.route(
             "http://elsewhere.example/", lambda route: route.fulfill(body="<title>x</title>", content_type="text/html")

@@ -90,7 +90,7 @@ def test_reports_are_the_only_files_that_are_served(site: Any, finished: Any) ->
     for asked in (link[1].replace("report.html", "run.json"), link[1].rpartition("/")[0] + "/%2Fetc%2Fpasswd"):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(asked, timeout=20)
-        assert refused.value.code == 404
+        assert refused.value.code == 403
     with pytest.raises(urllib.error.HTTPError) as foreign:
         urllib.request.urlopen(urllib.request.Request(link[1], headers={"Host": "elsewhere.example"}), timeout=20)
     assert foreign.value.code == 403

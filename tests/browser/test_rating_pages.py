@@ -17,6 +17,7 @@ from gristmill.flows.rating.ratings import read_ratings
 SERVER = """
 import sys
 from pathlib import Path
+from gristmill.flows.access_token import AccessToken, SignIn
 from gristmill.flows.models.listening import listen, serve
 from gristmill.flows.rating.answer_pairs import AnswerPair
 from gristmill.flows.rating.rating_server import RatingPages
@@ -24,8 +25,10 @@ ratings = Path(sys.argv[1])
 pairs = [AnswerPair(f"{one:032x}", f"Question {one}?", "sft", "dpo", (f"plain {one}", f"<b>other</b> {one}"))
          for one in range(4)]
 listening = listen("127.0.0.1", 0)
-print(listening.getsockname()[1], flush=True)
-serve(RatingPages(pairs, ratings, ratings.with_name("x.pairs.jsonl"), "gristmill rate").app(), listening)
+token = AccessToken.fresh(listening.getsockname()[1])
+print(token.url("127.0.0.1"), flush=True)
+pages = RatingPages(pairs, ratings, ratings.with_name("x.pairs.jsonl"), "gristmill rate")
+serve(SignIn(pages.app(), token), listening)
 """
 
 
@@ -40,10 +43,12 @@ def page(ratings: Path, browser: Any) -> Iterator[Any]:
         [sys.executable, "-c", SERVER, str(ratings)], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as server:
         assert server.stdout is not None
-        address = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        address = server.stdout.readline().strip()
         with closing(browser.new_context(base_url=address)) as context:
             context.set_default_timeout(60_000)
-            yield context.new_page()
+            page = context.new_page()
+            page.goto(address)
+            yield page
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=30)
 

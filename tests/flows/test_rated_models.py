@@ -189,9 +189,14 @@ def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_t
     serve_pairs(run, after, None, None, asked(tmp_path, "red", "sky " * 100, "rose"), files, (0.0, 1.0, 0), 8, 0)
     (app, (host, port)), printed = served[0], capsys.readouterr()
     assert host == "127.0.0.1"
-    assert f"http://127.0.0.1:{port}/ asks about 2 pairs; ratings go to {files.ratings}" in printed.out
+    address = printed.out.split()[0]
+    assert address.startswith(f"http://127.0.0.1:{port}/?token=")
+    assert f"asks about 2 pairs; ratings go to {files.ratings}" in printed.out
     assert f"{tmp_path / 'prompts.jsonl'}, line 2 is left out: run/pretrain: " in printed.err
-    page = TestClient(app, base_url="http://127.0.0.1").get("/?rater=ann").text
+    client = TestClient(app, base_url=f"http://127.0.0.1:{port}")
+    assert client.get("/?rater=ann").status_code == 403
+    assert client.get(address).status_code == 200
+    page = client.get("/?rater=ann").text
     assert "ann: 0 of 2 rated" in page
     assert "run/pretrain" not in page
     answers = json.loads(files.answers.read_text())

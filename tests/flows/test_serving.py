@@ -344,6 +344,7 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
     for text in (printed.read_text(), (tmp_path / "serve.txt").read_text()):
         assert "never awaited" not in text
         assert "Traceback" not in text
+    assert (tmp_path / "prefect" / "prefect.db").stat().st_mode & 0o777 == 0o600
     with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
         assert dict(database.execute("select name, paused from deployment").fetchall()) == dict.fromkeys(names, 1)
 

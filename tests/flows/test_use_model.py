@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from gristmill.dataprep.asking.client import Asking
 from gristmill.dataprep.asking.prompting import prompt
+from gristmill.dataprep.asking.served_folder import API_KEY_VARIABLE
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import write_json
 from gristmill.flows.cli.main import app
@@ -48,6 +49,7 @@ from gristmill.train.models.weights import drawn, save_model
 from gristmill.train.stages.export import exported_tensors
 from tests.servers import serving
 
+API_KEY = "key-of-the-tests"
 DEADLINE_SECONDS = 120.0
 SAID = [{"role": "user", "content": "red blue"}]
 
@@ -213,13 +215,19 @@ def server(stage: Path) -> Iterator[str]:
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        env={**os.environ, API_KEY_VARIABLE: API_KEY},
     )
     assert process.stdout is not None
     told = process.stdout.readline().decode()
     assert told.startswith("{"), told + process.stdout.read().decode()
     url = json.loads(told)["base_url"].removesuffix("/v1")
     assert not url.endswith(":0")
+    assert API_KEY not in told
+    with_key = urllib.request.build_opener()
+    with_key.addheaders = [("Authorization", f"Bearer {API_KEY}")]
+    urllib.request.install_opener(with_key)
     yield url
+    urllib.request.install_opener(urllib.request.build_opener())
     process.send_signal(signal.SIGTERM)
     process.wait(20)
     assert "Traceback" not in process.stdout.read().decode()
@@ -495,7 +503,8 @@ def fuzz(url: str, requests: int, seed: int) -> tuple[Counter[int], list[str]]:
             value.pop("max_completion_tokens", None)
         body = random_.choice(BODIES) if random_.random() < 0.03 else json.dumps(value).encode()
         method = "POST" if random_.random() < 0.98 else random_.choice(["GET", "PUT", "DELETE"])
-        connection.request(method, "/v1/chat/completions", body, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", "authorization": f"Bearer {API_KEY}"}
+        connection.request(method, "/v1/chat/completions", body, headers)
         response = connection.getresponse()
         content = response.read()
         statuses[response.status] += 1
@@ -513,6 +522,17 @@ def test_requests_drawn_from_its_own_description_are_answered_or_refused_with_a_
     statuses, wrong = fuzz(server, requests=10_000 if os.environ.get("GRISTMILL_TEST_EXPLORE") else 1_000, seed=0)
     assert wrong == [], wrong[:3]
     assert min(statuses[200], statuses[400]) > sum(statuses.values()) // 10, statuses
+
+
+@pytest.mark.parametrize("authorization", ["", "Bearer wrong", f"Basic {API_KEY}"])
+def test_requests_without_the_api_key_are_refused_in_openais_form(server: str, authorization: str) -> None:
+    status, answer = ask(server, {"model": "tiny", "messages": SAID}, authorization=authorization)
+    assert status == 403
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    for path, status in (("/v1/models", 403), ("/metrics", 403), ("/openapi.json", 403), ("/health", 200)):
+        connection = raw(server, f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode())
+        assert read_all(connection).startswith(f"HTTP/1.1 {status} ".encode())
+        connection.close()
 
 
 def test_models_are_listed_and_other_hosts_refused(server: str) -> None:

@@ -51,7 +51,10 @@ def answer(asked: str, before: int) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["judges.md", "examples.md"])
-def test_what_the_page_says_happens_where_a_model_answers(name: str, tmp_path: Path) -> None:
+def test_what_the_page_says_happens_where_a_model_answers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRISTMILL_API_KEY", "key")
     with Endpoint(answer) as endpoint:
         assert run_page(ROOT / "docs" / name, tmp_path, {ADDRESS: endpoint.url}) >= 2
         assert endpoint.answered.total() > 0

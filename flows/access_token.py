@@ -1,0 +1,116 @@
+"""Access tokens of gristmill's servers: every user of a machine reaches its loopback address.
+
+A server prints its address with a token. A browser that opens this address gets a cookie, which no script can read and
+no other site can send; other clients send the token as `Authorization: Bearer TOKEN`. Everything else is answered 403.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+TOKEN_BYTES = 32
+PARAMETER = "token"
+REFUSAL = "403: open the address with its token, as the server printed it when it started\n"
+
+
+@dataclass(frozen=True)
+class AccessToken:
+    """The secret of one server.
+
+    Attributes:
+        value: the token.
+        port: of the server. Browsers send cookies to every port of a host, so that its name has the port.
+    """
+
+    value: str
+    port: int
+
+    @classmethod
+    def fresh(cls, port: int) -> AccessToken:
+        """A random token."""
+        return cls(secrets.token_urlsafe(TOKEN_BYTES), port)
+
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie."""
+        return f"gristmill-{self.port}"
+
+    @property
+    def set_cookie(self) -> str:
+        """The header that gives a browser the cookie, until it is closed."""
+        return f"{self.cookie}={self.value}; Path=/; HttpOnly; SameSite=Strict"
+
+    def url(self, host: str, path: str = "/") -> str:
+        """An address of the server that signs a browser in."""
+        return f"http://{host}:{self.port}{path}?{urlencode({PARAMETER: self.value})}"
+
+    def admits(self, cookies: str, authorization: str) -> bool:
+        """Whether the headers `Cookie` and `Authorization` of a request hold the token."""
+        scheme, _, credentials = authorization.partition(" ")
+        if scheme.lower() == "bearer" and self.matches(credentials.strip()):
+            return True
+        try:
+            morsel = SimpleCookie(cookies).get(self.cookie)
+        except CookieError:
+            return False
+        return morsel is not None and self.matches(morsel.value)
+
+    def matches(self, text: str) -> bool:
+        """Whether a text is the token, compared in constant time."""
+        return hmac.compare_digest(text.encode(errors="replace"), self.value.encode())
+
+    def signed_in_path(self, path: str, query: str) -> str | None:
+        """The address without its token, to which a browser with the right one is sent; None without it."""
+        parameters = parse_qsl(query, keep_blank_values=True)
+        if not any(name == PARAMETER and self.matches(value) for name, value in parameters):
+            return None
+        kept = urlencode([(name, value) for name, value in parameters if name != PARAMETER])
+        # Browsers read two slashes, or a backslash, as the name of another host.
+        return "/" + path.lstrip("/\\") + (f"?{kept}" if kept else "")
+
+
+class SignIn:
+    """An ASGI application behind an access token.
+
+    Args:
+        app: the application.
+        token: of its server.
+        open_paths: answered without the token.
+        refusal: the answer to everything else.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        token: AccessToken,
+        open_paths: frozenset[str] = frozenset(),
+        refusal: Response | None = None,
+    ) -> None:
+        self._app, self._token, self._open_paths = app, token, open_paths
+        self._refusal = refusal or PlainTextResponse(REFUSAL, HTTPStatus.FORBIDDEN)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        if scope["type"] == "lifespan" or scope.get("path") in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope.get("headers", ()))
+        cookies, authorization = (headers.get(name, b"").decode("latin-1") for name in (b"cookie", b"authorization"))
+        path = self._token.signed_in_path(
+            scope["raw_path"].decode("latin-1"), scope.get("query_string", b"").decode("latin-1")
+        )
+        if path is not None and scope.get("method") == "GET":
+            headers = {"set-cookie": self._token.set_cookie, "referrer-policy": "no-referrer"}
+            await RedirectResponse(path, HTTPStatus.SEE_OTHER, headers)(scope, receive, send)
+        elif self._token.admits(cookies, authorization):
+            await self._app(scope, receive, send)
+        else:
+            await self._refusal(scope, receive, send)

@@ -1,0 +1,139 @@
+"""Servers answer nobody without their token: every user of a machine reaches its loopback address."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.cookies import SimpleCookie
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from gristmill.flows.access_token import AccessToken, SignIn
+from gristmill.flows.orchestration.server_settings import keep_private
+from gristmill.flows.report.report_links import VARIABLE, report_link, serve_reports
+
+TOKEN = AccessToken.fresh(4300)
+
+
+@pytest.fixture
+def client() -> TestClient:
+    def answer(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(request.url.query))
+
+    routes = [Route("/{path:path}", answer, methods=["GET", "POST"])]
+    app = SignIn(Starlette(routes=routes), TOKEN, frozenset({"/health"}))
+    return TestClient(app, base_url="http://127.0.0.1:4300")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "OPTIONS"])
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [
+        ("", {}),
+        ("?token=", {}),
+        ("?token=wrong", {}),
+        ("", {"Authorization": "Bearer wrong"}),
+        ("", {"Authorization": f"Basic {TOKEN.value}"}),
+        ("", {"Authorization": "Bearer \xff".encode("latin-1")}),
+        ("", {"Cookie": f"{TOKEN.cookie}=wrong"}),
+        ("", {"Cookie": f"gristmill-4301={TOKEN.value}"}),
+        ("", {"Cookie": "a=b; \x01 ;;="}),
+    ],
+)
+def test_nothing_is_answered_without_the_token(
+    client: TestClient, method: str, query: str, headers: dict[str, str]
+) -> None:
+    assert client.request(method, f"/documents{query}", headers=headers).status_code == 403
+
+
+def test_the_printed_address_signs_a_browser_in(client: TestClient) -> None:
+    address = TOKEN.url("127.0.0.1", "/documents/a%20b") + "&page=2"
+    response = client.get(address, follow_redirects=False)
+    assert (response.status_code, response.headers["location"]) == (303, "/documents/a%20b?page=2")
+    (cookie,) = SimpleCookie(response.headers["set-cookie"]).values()
+    assert (cookie.key, cookie.value) == ("gristmill-4300", TOKEN.value)
+    assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", "/")
+    assert client.get("/documents?page=2").text == "page=2"
+    assert client.post("/documents").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["//attacker.example/", "/%5C/", "///a", "/\\attacker.example"])
+def test_signing_in_leads_to_no_other_host(path: str) -> None:
+    location = TOKEN.signed_in_path(path, f"token={TOKEN.value}")
+    assert location is not None
+    assert location[0] == "/"
+    assert location[1] not in "/\\"
+
+
+def test_programs_send_the_token_as_a_bearer_token_and_probes_need_none(client: TestClient) -> None:
+    assert client.get("/documents", headers={"Authorization": f"bearer {TOKEN.value}"}).status_code == 200
+    assert client.get("/health").status_code == 200
+
+
+def test_two_servers_have_different_tokens() -> None:
+    assert AccessToken.fresh(4300) != AccessToken.fresh(4300)
+    assert len(TOKEN.value) >= 32
+
+
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The report of a run, while reports are served."""
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "gristmill:secret")
+    report = tmp_path / "report.html"
+    report.write_text("grist")
+    (tmp_path / "run.json").write_text("{}")
+    server = serve_reports(0, "gristmill:secret")
+    monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{server.server_address[1]}")
+    yield report
+    server.shutdown()
+    server.server_close()
+
+
+def test_reports_are_served_to_those_who_have_their_link(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = report_link(reports)
+    assert link is not None
+    with urllib.request.urlopen(link) as response:
+        assert response.read() == b"grist"
+    base, _, path = link.rpartition("/")
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "gristmill:another")
+    other_password = report_link(reports)
+    for refused in (f"{base.rpartition('/')[0]}/{path}", f"{base}/x{path}", f"{base}{path}", other_password):
+        assert refused is not None
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(refused)
+        with error.value:
+            assert error.value.code == 403
+
+
+def test_files_of_prefects_server_are_their_users_alone(tmp_path: Path) -> None:
+    (tmp_path / "prefect.db").touch(0o644)
+    create = f"open({str(tmp_path / 'prefect.db-wal')!r}, 'w')"
+    subprocess.run(
+        [sys.executable, "-c", f"from {keep_private.__module__} import keep_private; keep_private(); {create}"],
+        env={**os.environ, "PREFECT_HOME": str(tmp_path)},
+        check=True,
+    )
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
+        "prefect.db": 0o600,
+        "prefect.db-wal": 0o600,
+    }
+
+
+@pytest.mark.parametrize("name", ["run.json", "../report.html", "absent/report.html"])
+def test_a_signed_link_leads_to_nothing_but_a_report(reports: Path, name: str) -> None:
+    link = report_link(reports.parent / name)
+    assert link is not None
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(link)
+    with error.value:
+        assert error.value.code == 404
