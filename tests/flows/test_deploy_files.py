@@ -38,7 +38,7 @@ def test_kubernetes_jobs_are_not_repeated_and_have_time_for_a_checkpoint() -> No
         assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 40
         assert resource in spec["template"]["spec"]["containers"][0]["resources"]
     kinds = [one["kind"] for one in yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text())]
-    assert kinds == ["Namespace", "ServiceAccount", "Role", "RoleBinding", "Deployment", "Deployment"]
+    assert kinds == ["Namespace", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Deployment", "Deployment"]
 
 
 def test_compose_starts_a_server_on_postgresql_and_a_worker_per_pool() -> None:
@@ -82,9 +82,11 @@ def test_what_is_mounted_belongs_to_the_user_of_the_image() -> None:
     ]
     for one in pods:
         assert one["template"]["spec"]["securityContext"] == {
+            "runAsNonRoot": True,
             "runAsUser": int(user),
             "runAsGroup": int(user),
             "fsGroup": int(user),
+            "seccompProfile": {"type": "RuntimeDefault"},
         }
 
 
@@ -93,11 +95,11 @@ def test_all_files_for_kubernetes_name_one_image_which_the_readme_replaces() -> 
     named = {
         image
         for name in ("worker.yaml", "cpu-pool.json", "gpu-pool.json")
-        for image in re.findall(r"[\w/.]*gristmill:\w+", (folder / name).read_text())
+        for image in re.findall(r"[\w/.]*/gristmill[:@]\w+", (folder / name).read_text())
     }
-    assert named == {"REGISTRY/gristmill:latest"}
+    assert named == {"REGISTRY/gristmill@DIGEST"}
     readme = (folder / "README.md").read_text()
-    assert "s|REGISTRY/gristmill:latest|$IMAGE|" in readme
+    assert "s|REGISTRY/gristmill@DIGEST|$IMAGE|" in readme
     assert readme.index("create namespace") < readme.index("create secret") < readme.index("kubectl apply")
 
 
@@ -150,6 +152,37 @@ def test_the_objects_for_kubernetes_are_valid_by_its_own_schemas(file: str) -> N
     )
 
 
+def test_checkov_finds_nothing_in_the_jobs_that_pools_start(tmp_path: Path) -> None:
+    """`make check` runs checkov on deploy/, where it does not recognise the manifests inside of pools' templates."""
+    for name in ("cpu-pool.json", "gpu-pool.json"):
+        template = json.loads((DEPLOY / "kubernetes" / name).read_text())
+        variables = template["variables"]["properties"]
+        values = {key: variable.get("default", "x") for key, variable in variables.items()}
+        values |= {"env": [], "labels": {"app": "x"}, "command": ["true"]}
+        text = json.dumps(template["job_configuration"]["job_manifest"])
+        for key, value in values.items():
+            text = text.replace(f'"{{{{ {key} }}}}"', json.dumps(value)).replace(f"{{{{ {key} }}}}", str(value))
+        (tmp_path / name).write_text(text)
+    options = ("--framework", "kubernetes", "--skip-download", "--output", "json")
+    done = run_tool("checkov", "--directory", str(tmp_path), *options)
+    summary = json.loads(done.stdout)["summary"]
+    assert (summary["failed"], summary["parsing_errors"], summary["resource_count"]) == (0, 0, 2)
+
+
+def test_other_namespaces_reach_the_job_server_and_not_flinks_rest_port() -> None:
+    objects = yaml.safe_load_all((DEPLOY / "beam" / "flink-session.yaml").read_text())
+    policies = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "NetworkPolicy"}
+    assert policies["inside"] == {
+        "podSelector": {},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": {}}]}],
+    }
+    (rule,) = policies["beam-job-server"]["ingress"]
+    assert policies["beam-job-server"]["podSelector"] == {"matchLabels": {"app": "beam-job-server"}}
+    assert {entry["port"] for entry in rule["ports"]} == {8099, 8098}
+    assert len(policies) == 2
+
+
 def test_beams_workers_job_server_and_package_are_of_one_version() -> None:
     constraints = (DEPLOY.parent / "constraints.txt").read_text()
     (beam,) = re.findall(r"^apache-beam==(.+)$", constraints, re.MULTILINE)
@@ -184,5 +217,5 @@ def test_the_flink_session_names_its_own_services_ports_and_image() -> None:
     assert (host, int(port)) == ("localhost", workers["ports"][0]["containerPort"])
     server = engine["options"]["job_endpoint"].partition(":")[0].split(".")
     assert server == ["beam-job-server", "gristmill-flink"]
-    assert workers["image"] == "REGISTRY/gristmill-beam:latest"
-    assert "s|REGISTRY/gristmill-beam:latest|$IMAGE|" in readme
+    assert workers["image"] == "REGISTRY/gristmill-beam@DIGEST"
+    assert "s|REGISTRY/gristmill-beam@DIGEST|$IMAGE|" in readme
