@@ -101,14 +101,15 @@ AREAS = {
     "posttrain": ("train.tuning:rows", "train.rollouts:rows"),
     "red_team": ("train.red_team:rows",),
     "chain": ("chain.chain:rows",),
-    "chaos": ("chaos.chaos:rows", "chaos.asking_kills:rows"),
+    "chaos": ("chaos.chaos:rows", "chaos.full_disk:rows", "chaos.asking_kills:rows"),
+    "chaos_disk": ("chaos.full_disk:rows",),
     "chaos_asking": ("chaos.asking_kills:rows",),
     "outages": ("chaos.outages:rows",),
     "engines": ("engines.engines:rows",),
 }
 """Area -> the functions of this folder that yield what was measured: module and name."""
 OPTIONS = {
-    **dict.fromkeys(("chaos", "chaos_asking"), ("points", "seed", "folder", "at_once")),
+    **dict.fromkeys(("chaos", "chaos_asking", "chaos_disk"), ("points", "seed", "folder", "at_once")),
     "bounds": ("documents", "folder"),
     "outages": ("folder",),
     "chain": ("documents", "folder", "whole_peers", "flame"),

@@ -6,9 +6,11 @@ Paths are `pathlib.Path` for local folders and `upath.UPath` for any fsspec URL;
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,10 @@ from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
 
 One = TypeVar("One")
 Other = TypeVar("Other")
@@ -86,12 +91,16 @@ def is_local(path: Path) -> bool:
     return type(path).__module__.startswith("pathlib") or getattr(path, "protocol", "") in ("", "file")
 
 
+class IncompleteFileError(OSError):
+    """A library has written a file that cannot be read back whole."""
+
+
 @contextmanager
 def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that appears under its final name whole, or not at all.
 
     On a local disk the bytes go to a temporary name beside it, are flushed to the disk and renamed. On an object
-    store the write itself is a single put, which is atomic there.
+    store the write itself is a single put, which is atomic there; after an error nothing is put.
 
     Args:
         durable: whether to wait for the disk. Without, the file is as whole to every process, whatever is killed, but
@@ -99,20 +108,84 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """
     _make_folder(path.parent)
     if not is_local(path):
-        with path.open("wb") as sink:
-            yield sink  # type: ignore[misc]
-        return
-    temporary = path.parent / f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    try:
-        with open(temporary, "wb") as sink:
+        with _remote_write(path) as sink:
             yield sink
-            sink.flush()
-            if durable:
-                os.fsync(sink.fileno())
+        return
+    with _renamed(path) as temporary, open(temporary, "wb") as sink:
+        yield sink
+        sink.flush()
+        if durable:
+            os.fsync(sink.fileno())
+
+
+@contextmanager
+def foreign_file(path: Path, check: Callable[[Path], object], scratch: Path | None = None) -> Iterator[Path]:
+    """A local path for a library that writes files by itself; the file gets its final name once it reads back whole.
+
+    Libraries in C and C++ may ignore that a write failed, and leave a file that is cut off where the disk was full.
+
+    Args:
+        path: final name.
+        check: reads the file as its users will; raises where it is not whole.
+        scratch: local folder that the library writes to if `path` is not local; the system's temporary one if None.
+
+    Raises:
+        IncompleteFileError: `check` has raised.
+    """
+    _make_folder(path.parent)
+    if is_local(path):
+        with _renamed(path) as temporary:
+            yield temporary
+            _check_whole(temporary, path.name, check)
+        return
+    with tempfile.TemporaryDirectory(prefix="gristmill-", dir=scratch) as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        _check_whole(temporary, path.name, check)
+        with temporary.open("rb") as source, atomic_write(path) as sink:
+            shutil.copyfileobj(source, sink, CHUNK_BYTES)
+
+
+def _check_whole(file: Path, name: str, check: Callable[[Path], object]) -> None:
+    try:
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+        check(file)
+    except Exception as error:
+        free = shutil.disk_usage(file.parent).free
+        raise IncompleteFileError(
+            f"{name} was not written whole: {error or type(error).__name__}; its disk has {free:,} bytes free"
+        ) from error
+
+
+@contextmanager
+def _renamed(path: Path) -> Iterator[Path]:
+    """A temporary name beside a path, which is renamed to it unless there is an error."""
+    temporary = _temporary_name(path)
+    try:
+        yield temporary
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.parent / f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@contextmanager
+def _remote_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of a store. fsspec completes an upload whenever its file is closed, so after an error it is not."""
+    sink: Any = path.open("wb")
+    try:
+        yield sink
+    except BaseException:
+        if hasattr(sink, "discard"):
+            sink.discard()
+        sink.closed = True
+        raise
+    sink.close()
 
 
 def _make_folder(folder: Path) -> None:
@@ -129,6 +202,31 @@ def write_json(path: Path, value: Any, durable: bool = True) -> None:
 def json_bytes(value: Any) -> bytes:
     """A value as readable JSON."""
     return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+
+
+def array_bytes(array: np.ndarray) -> bytes:
+    """An array as the content of a `.npy` file.
+
+    `np.save` into an open file ignores that the last bytes could not be written (`ndarray.tofile` does not look at
+    what `fclose` returns).
+    """
+    import numpy as np
+
+    content = io.BytesIO()
+    np.save(content, array, allow_pickle=False)
+    return content.getvalue()
+
+
+def reserve(path: Path) -> None:
+    """Take the disk space of a file that is about to be filled through memory.
+
+    Without it, a full disk ends the process by SIGBUS.
+
+    Raises:
+        OSError: the disk has not so much space.
+    """
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, max(path.stat().st_size, 1))
 
 
 def read_json(path: Path) -> Any:
@@ -149,12 +247,12 @@ def create_exclusively(path: Path, content: bytes) -> bool:
         except FileExistsError:
             return bool(content) and path.read_bytes() == content
         return True
-    temporary = path.parent / f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    with open(temporary, "wb") as aside:
-        aside.write(content)
-        aside.flush()
-        os.fsync(aside.fileno())
+    temporary = _temporary_name(path)
     try:
+        with open(temporary, "wb") as aside:
+            aside.write(content)
+            aside.flush()
+            os.fsync(aside.fileno())
         os.link(temporary, path)
     except FileExistsError:
         return False

@@ -85,7 +85,7 @@ class DocumentFiles(Section):
     `#` and its number. Absent: a file is one document. For `format: hf`: the split that is read, `train` if absent."""
     text_field: str = "text"
     """Column or JSON key that holds the text (JSONL, Parquet, Arrow, CSV); `a.b` is the key `b` inside of `a`. A column
-    of bytes is decoded, see `encoding`."""
+    of bytes is decoded, see `encoding`. null counts as an empty text, a record without the field as damaged."""
     id_field: str | None = None
     """Column or key kept as the document's locator; otherwise path and record number. The locator of a page from a WARC
     is its URL, `#` and its record's id, since a crawl may hold an address more than once."""
@@ -93,12 +93,14 @@ class DocumentFiles(Section):
     """What happens to a record with the id (`id_field`, or a WARC record's) and the text of one before, in the order of
     the files: `keep_first` drops it (`ingest/repeated`), `fail` ends the stage."""
     metadata_fields: tuple[str, ...] | None = None
-    """Keys kept as metadata, `a.b` for one inside another; all top-level keys with a single value if absent."""
+    """Keys kept as metadata, `a.b` for one inside another; all top-level keys with a single value if absent. NaN and
+    infinities, which JSON does not have, become the strings `NaN`, `Infinity` and `-Infinity`."""
     encoding: str | None = None
     """A codec of Python, or `auto`: the byte order mark, the encoding that the page or its server declares, UTF-8,
-    the guess of a detector, the first that decodes every byte. Absent: `auto` for web pages, UTF-8 for everything
-    else, where a guess would let binary files pass as text. JSON is always UTF-8. What does not decode is
-    quarantined, but see `encoding_errors`."""
+    the guess of a detector, the first that decodes every byte. Absent: `auto` for web pages; for everything else what a
+    byte order mark at the file's beginning says (UTF-8, UTF-16, UTF-32), UTF-8 without one, since a guess would let
+    binary files pass as text. JSON lines ignore this setting, but for the byte order mark. What does not decode is
+    quarantined, but see `encoding_errors`, and so is a text with NUL characters."""
     encoding_errors: Literal["replace", "strict"] = "replace"
     """What happens to bytes that the encoding does not hold: `replace` puts U+FFFD where they are at most 1 in 200 of
     the record, counts them (`replaced` in the summary) and says so; a record with more of them, and with `strict` any,

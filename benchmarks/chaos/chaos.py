@@ -58,9 +58,6 @@ FAULTS = (
         partial(surroundings.damage_a_file, how="flip"),
     ),
     Fault(
-        "the disk is full", "code 1 and the reason; with space the same command resumes it", surroundings.fill_the_disk
-    ),
-    Fault(
         "the store is read-only",
         "code 1 and the reason, nothing changes; later the same command resumes it",
         surroundings.forbid_writing,
@@ -116,8 +113,10 @@ def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: 
 def rows_of(
     name: str, promised: str, faults: Iterable[tuple[str, str]], results: Sequence[Result]
 ) -> Iterator[dict[str, Any]]:
-    """A row for all kills, and one for each fault that was tried: its name, and what is promised then."""
-    yield _row(name, promised, [result for result in results if "kills" in result])
+    """A row for all kills if there are any, and one for each fault that was tried: its name, and what is promised."""
+    killed = [result for result in results if "kills" in result]
+    if killed:
+        yield _row(name, promised, killed)
     by_fault = defaultdict(list)
     for result in results:
         by_fault[result["fault"]].append(result)

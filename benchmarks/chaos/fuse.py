@@ -40,7 +40,13 @@ lay()
 """
 Role = Literal["any", "flow", "stage", "worker", "rank"]
 Act = Literal[
-    "nothing", "kill the flow", "kill it and all above", "kill it", "terminate the flow", "set the clock back"
+    "nothing",
+    "kill the flow",
+    "kill it and all above",
+    "kill it",
+    "terminate the flow",
+    "set the clock back",
+    "fill the disk",
 ]
 
 
@@ -57,6 +63,8 @@ class Fuse:
         late_seconds: how long after the change it burns, instead of before it.
         back_seconds: by how much the clock is set back, where that is the act.
         before: where given, only changes that begin so count, such as `link _SUCCESS`.
+        ballast: the file that fills the disk, where that is the act.
+        spare_pages: what it leaves free, so that later writes are cut anywhere.
     """
 
     root: str
@@ -67,6 +75,8 @@ class Fuse:
     late_seconds: float = 0.0
     back_seconds: float = 0.0
     before: str = ""
+    ballast: str = ""
+    spare_pages: int = 0
 
     def see(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Be told of everything that this process does; what changes nothing in the store is of no interest."""
@@ -122,9 +132,20 @@ class Fuse:
             os.kill(flow, signal.SIGKILL)
         elif self.act == "kill it":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif self.act == "fill the disk":
+            fill_disk(Path(self.ballast), self.spare_pages)
         elif self.act == "kill it and all above":
             for process in _line_from(flow):
                 os.kill(process, signal.SIGKILL)
+
+
+def fill_disk(ballast: Path, spare_pages: int) -> None:
+    """Take a disk's free space by a file, but for some pages."""
+    free = os.statvfs(ballast.parent)
+    size = (free.f_bavail - spare_pages) * free.f_frsize
+    if size > 0:
+        with open(ballast, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
 
 
 def burn_at(fuse: Fuse) -> dict[str, str]:

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ from benchmarks.chaos.kills import LEAVE_SECONDS, draw, still_running
 from benchmarks.chaos.undisturbed import Undisturbed, finish, gristmill, start
 
 PAGE_BYTES = 4096
+DISK_BYTES = 64 << 20
+"""Of a disk that a fuse fills, besides what the stage needs."""
+FULL = ("No space left on device", "was not written whole")
+"""What is said of a full disk: by the system, and by `dataprep.files.foreign_file`."""
 BACK_SECONDS = 400 * 86_400.0
 """By how much the clock is set back: more than any age that something is kept for."""
 
@@ -88,22 +92,41 @@ def _verify(scene: Scene, file: Path) -> list[str]:
     return wrong if mended.returncode == 0 else [*wrong, f"verify --repair failed: {mended.stdout[-300:]}"]
 
 
-def fill_the_disk(scene: Scene) -> list[str]:
-    """Make the stage on a disk that is too small, then with more space."""
+def fill_the_disk(scene: Scene, share: float | None = None) -> list[str]:
+    """Let the disk be full from one of the stage's changes on, but for some pages, then have space.
+
+    Every write of every library that comes behind fails for real, in Python, C and C++ alike. The stage either ends
+    with the reason and commits nothing, or has made the right bytes.
+
+    Args:
+        share: of the stage's changes, that come before; drawn if None.
+    """
+    changes = scene.run.changes()[scene.stage]
+    at = 1 + int((scene.place("change") if share is None else share) * changes)
     needed = sum(
-        -(-path.stat().st_size // PAGE_BYTES)
-        for path in scene.run.session.folder(scene.stage).path.rglob("*")
-        if path.is_file()
+        file.stat().st_size for file in scene.run.session.folder(scene.stage).path.rglob("*") if file.is_file()
     )
-    pages = int((0.3 + 0.6 * scene.place("size")) * needed)
-    with mounted(scene.store, pages * PAGE_BYTES) as remount:
+    pages = needed // PAGE_BYTES
+    spare = int((pages + 1) ** scene.place("spare")) - 1  # as often below 10 pages as above
+    ballast = scene.store / "ballast"
+    with mounted(scene.store, 3 * needed + DISK_BYTES):
         scene.run.lend(scene.store, scene.stage)
-        done = scene.gristmill()
-        wrong = _is_told(done, "No space left on device")
-        if scene.run.folder_in(scene.store, scene.stage).state() == "committed":
-            wrong.append("committed on a disk that is too small for it")
-        remount("size=1g")
-        return [*wrong, *scene.goes_on()]
+        fuse = replace(scene.fuse(at, "fill the disk"), ballast=str(ballast), spare_pages=spare)
+        done = gristmill(scene.run.arguments(scene.store, scene.stage), burn_at(fuse))
+        wrong = _wrong_on_a_full_disk(scene, done)
+        ballast.unlink(missing_ok=True)
+        wrong += scene.goes_on()
+        shutil.rmtree(Path(fuse.log).parent)
+        return [f"full before change {at} of {changes}, {spare} pages spare: {sentence}" for sentence in wrong]
+
+
+def _wrong_on_a_full_disk(scene: Scene, done: subprocess.CompletedProcess[str]) -> list[str]:
+    is_committed = scene.run.folder_in(scene.store, scene.stage).state() == "committed"
+    if is_committed and (wrong := scene.run.differences(scene.store, [scene.stage])):
+        return [f"committed on a full disk: {sentence}" for sentence in wrong]
+    if done.returncode == 0:
+        return [] if is_committed else ["ended with code 0 and committed nothing"]
+    return _is_told(done, *FULL)
 
 
 def forbid_writing(scene: Scene) -> list[str]:
@@ -124,10 +147,10 @@ def forbid_writing(scene: Scene) -> list[str]:
         return [*wrong, *scene.goes_on()]
 
 
-def _is_told(done: subprocess.CompletedProcess[str], reason: str) -> list[str]:
+def _is_told(done: subprocess.CompletedProcess[str], *reasons: str) -> list[str]:
     wrong = [] if done.returncode == 1 else [f"ended with code {done.returncode} instead of 1: {done.stdout[-300:]}"]
-    if reason.lower() not in done.stdout.lower():
-        wrong.append(f"does not say {reason!r}: {done.stdout[-300:]}")
+    if not any(reason.lower() in done.stdout.lower() for reason in reasons):
+        wrong.append(f"does not say {' or '.join(reasons)}: {done.stdout[-300:]}")
     return [*wrong, "ended with a traceback"] if "Traceback" in done.stdout else wrong
 
 

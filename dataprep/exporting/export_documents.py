@@ -32,7 +32,7 @@ from gristmill.dataprep.corpus import TEXT, Corpus
 from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.exporting.croissant import croissant
 from gristmill.dataprep.exporting.dataset_card import Exported, card
-from gristmill.dataprep.files import atomic_write, write_json
+from gristmill.dataprep.files import array_bytes, atomic_write, write_json
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.mixtures.evaluation import Documents
 from gristmill.mixtures.sources import INGEST
@@ -146,10 +146,8 @@ def measure_shard(task: Task, corpus: Corpus, section: Documents, out: Path) -> 
     columns = ["source", "licence", TEXT, *([language] if language else [])]
     chosen = corpus.read(task.name, columns, not section.dropped, section.where)
     lengths = pc.binary_length(chosen[TEXT]).to_numpy().astype(np.int64)
-    sink = io.BytesIO()
-    np.save(sink, lengths)
-    with atomic_write(out / f"{task.name}.npy") as file:
-        file.write(sink.getvalue())
+    with atomic_write(out / f"{task.name}.npy") as sink:
+        sink.write(array_bytes(lengths))
     drops = Counter(zip(fates["dropped_by"].to_pylist(), fates["reason"].to_pylist(), strict=True))
     per_source: dict[tuple[str, str], list[int]] = {}
     for source, licence, length in zip(

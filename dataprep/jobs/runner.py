@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from gristmill.dataprep.context import Context
@@ -140,7 +141,7 @@ def on_spark(context: Context) -> Any:
 
     from gristmill.dataprep.jobs.spark import ChainRunner
 
-    return Pipeline(runner=ChainRunner(str(context.address), context.options))
+    return without_folder(Pipeline(runner=ChainRunner(str(context.address), context.options)))
 
 
 def _do_all(stage: str, pool: Pool, work: Work, elements: Sequence[Element], _impulse: bytes) -> Iterator[None]:
@@ -215,7 +216,14 @@ def make_pipeline(options: Mapping[str, Any]) -> Any:
     from apache_beam.options.pipeline_options import PipelineOptions
 
     # The options of a runner are known only once Beam has imported it: given as flags, they wait for that.
-    return Pipeline(options=PipelineOptions.from_dictionary(dict(options)))
+    return without_folder(Pipeline(options=PipelineOptions.from_dictionary(dict(options))))
+
+
+def without_folder(pipeline: Any) -> Any:
+    """The pipeline without the temporary folder that Beam makes for transforms in other languages, and that a killed
+    run would leave."""
+    Path(pipeline.local_tempdir).rmdir()
+    return pipeline
 
 
 def run_pipeline(pipeline: Any, seconds: float | None = None) -> Any:

@@ -14,13 +14,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.files import foreign_file
 from gristmill.mixtures.steps.quality import Classifier
 
 if TYPE_CHECKING:  # the process that trains has no use for kernels
@@ -32,6 +33,9 @@ END_OF_LINE = "</s>"
 ZEROED_MEMORY = {"MALLOC_PERTURB_": "255", "GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"}
 """glibc fills new memory with the complement of this byte: zero (mallopt(3), M_PERTURB)."""
 PROBE_BYTES = 1 << 16
+KNOWN_LINES = 8
+"""Training lines that a saved model is tried on."""
+SHOWN_CHARACTERS = 60
 MAX_CHARACTERS = 2000
 """What a classifier that is trained here looks at, unless the manifest says otherwise."""
 
@@ -169,7 +173,41 @@ def main(lines: str, model: str, settings: str) -> None:
             "compiler at hand, with: pip install 'gristmill[fasttext]'"
         ) from error
 
-    fasttext.train_supervised(input=lines, **json.loads(settings)).save_model(model)
+    trained = fasttext.train_supervised(input=lines, **json.loads(settings))
+    known = Path(lines).read_text(encoding="utf-8").splitlines()[:KNOWN_LINES]
+    save_model(trained, Path(model), [line.partition(" ")[2] for line in known])
+
+
+def save_model(trained: Any, path: Path, known: Sequence[str]) -> None:
+    """Write a fastText model, whose own writer ignores a full disk.
+
+    Args:
+        trained: the model.
+        path: where to.
+        known: lines that the file must score as the model does. Its matrix of labels, the end of the file, is compared
+            too.
+
+    Raises:
+        IncompleteFileError: the file does not hold the model.
+    """
+    import fasttext
+
+    def check(file: Path) -> None:
+        saved = fasttext.load_model(str(file))
+        if not np.array_equal(saved.get_output_matrix(), trained.get_output_matrix(), equal_nan=True):
+            raise ValueError("its matrix of labels is not the model's")
+        for line in known:
+            if _scores(saved, line) != _scores(trained, line):
+                raise ValueError(f"it does not score {line[:SHOWN_CHARACTERS]!r} as the model does")
+
+    with foreign_file(path, check) as file:
+        trained.save_model(str(file))
+
+
+def _scores(model: Any, line: str) -> list[tuple[str, float]]:
+    """The labels of a line, the likeliest first, each with its probability."""
+    labels, shares = model.predict([line], -1)  # with one string, fastText 0.9.3 fails on NumPy 2
+    return list(zip(labels[0], shares[0].tolist(), strict=True))
 
 
 if __name__ == "__main__":

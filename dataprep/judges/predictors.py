@@ -12,7 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from gristmill.dataprep.files import as_path, is_local
-from gristmill.dataprep.judges.fasttext.fasttext_files import UnknownModelError, Weights, path_to, read_model
+from gristmill.dataprep.judges.fasttext.fasttext_files import (
+    DamagedModelError,
+    UnknownModelError,
+    Weights,
+    path_to,
+    read_model,
+)
 from gristmill.dataprep.judges.fasttext.fasttext_predict import find_shares, find_tops, multiply_rows
 from gristmill.dataprep.judges.fasttext.fasttext_words import Cache, Lines, average_rows, make_cache
 
@@ -141,6 +147,8 @@ def load_model(path: str, sha256: str) -> Predictor:
 def _load(path: Path) -> Predictor:
     try:
         return KernelPredictor(*read_model(path))
+    except DamagedModelError:
+        raise
     except UnknownModelError as error:
         try:
             import fasttext

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.document_numbers import Numbering, number_documents
 from gristmill.dataprep.duplicates.sketches import binary_numbers, write_sketches
-from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.files import array_bytes, atomic_write
 from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.dataprep.jobs.shuffled import Sent, Shuffled
 from gristmill.dataprep.meaning.centroids import count_clusters, count_sample, draw, fit_centroids
@@ -119,7 +119,7 @@ def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
 def write_centroids(out: Path, centroids: np.ndarray) -> None:
     """Write the centroids into an output."""
     with atomic_write(out / CENTROIDS) as sink:
-        np.save(sink, centroids)
+        sink.write(array_bytes(centroids))
 
 
 def read_centroids(out: Path) -> np.ndarray:

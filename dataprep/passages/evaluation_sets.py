@@ -16,6 +16,7 @@ from typing import Any
 
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_whole, split_compression
+from gristmill.dataprep.reading.encoding import UndecodableError, decode
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.dataprep.reading.tables import table_rows
 from gristmill.mixtures.steps.decontaminate import EvaluationSet
@@ -238,6 +239,6 @@ def _parsed(path: Path, number: int, line: str) -> Any:
 
 def _decoded(path: Path, compression: str) -> str:
     try:
-        return read_whole(path, compression).decode("utf-8-sig")
-    except (CorruptFileError, RecordTooLongError, UnicodeDecodeError) as error:
+        return decode(read_whole(path, compression), None).text
+    except (CorruptFileError, RecordTooLongError, UndecodableError) as error:
         raise EvaluationSetError(f"{path}: the evaluation set cannot be read: {error}") from error

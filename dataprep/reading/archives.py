@@ -60,21 +60,25 @@ class _Member:
 
 
 class _LastHeader(tarfile.TarInfo):
-    """Remembers the block that was last taken for a member's header.
+    """Remembers the block that was last taken for a member's header, and how many before a member were none.
 
-    tarfile ends quietly at a block that is not a header; only one of zeros is the archive's end.
+    tarfile passes over them quietly; only blocks of zeros are an archive's end.
     """
 
     last = b""
+    passed = 0
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        cls.last = bytes(buf)
-        return super().frombuf(buf, encoding, errors)
+        cls.last = bytes(buf) or cls.last
+        cls.passed += bool(cls.last.strip(b"\0")) and len(buf) == tarfile.BLOCKSIZE
+        header = super().frombuf(buf, encoding, errors)
+        cls.passed -= 1
+        return header
 
 
 def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
-    """The members of a tar archive in their order; one that is damaged gives those before the damage."""
+    """The members of a tar archive in their order; behind damage it goes on with the next header that is sound."""
     seen: Counter[str] = Counter()
 
     class Header(_LastHeader):
@@ -83,8 +87,15 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
     with DecodedStream(item.path, item.compression) as stream:
         error = ""
         try:
-            with tarfile.open(fileobj=cast(Any, stream), mode="r|", tarinfo=Header) as archive:
+            with tarfile.open(fileobj=cast(Any, stream), mode="r|", tarinfo=Header, ignore_zeros=True) as archive:
                 for member in archive:
+                    if Header.passed:
+                        size, Header.passed = Header.passed * tarfile.BLOCKSIZE, 0
+                        yield Rejected(
+                            seen.total() + 1,
+                            f"the tar archive is damaged: the {size:,} bytes before offset {member.offset:,} are passed "
+                            "over",
+                        )
                     opened = partial(archive.extractfile, member)
                     yield from _member_records(
                         item, reading, read_member, seen, _Member(member.name, member.isfile(), member.size, opened)

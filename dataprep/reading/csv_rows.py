@@ -23,6 +23,8 @@ from gristmill.dataprep.reading.encoding import (
 )
 from gristmill.dataprep.reading.records import Dropped, Input, Page, Reading, Record, Rejected, excerpt, from_row
 
+_WIDE = ("utf-16", "utf-32")
+"""Codecs whose characters begin at even bytes alone, so that nothing can be read from any byte on."""
 SNIFFED_BYTES = 1 << 20
 """Beginning of the file from which `encoding: auto` decides."""
 
@@ -42,7 +44,8 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
             yield Rejected(1, str(error), excerpt(start), lost=None)
             return
         lines = _Lines(_lines(start, stream, codec))
-        rows = _rows(lines, "\t" if ".tsv" in item.name.lower() else ",")
+        delimiter = "\t" if ".tsv" in item.name.lower() else ","
+        rows = _rows(lines, delimiter)
         number = 0
         try:
             header = next(rows, [])
@@ -50,16 +53,33 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
                 why = f"the header: {header.error}" if isinstance(header, _Broken) else "a column is named twice"
                 yield Rejected(1, why, lost=None)
                 return
-            for number, row in enumerate(rows, start=1):
-                record = _record(item, reading, number, header, row, codec)
-                cut_off = lines.unended and isinstance(row, list) and len(row) < len(header)
-                yield replace(record, lost=None) if cut_off and isinstance(record, Rejected) else record
+            while True:
+                for row in rows:
+                    if lines.unended and stream.error is not None:
+                        break  # damage cuts this row
+                    number += 1
+                    record = _record(item, reading, number, header, row, codec)
+                    cut_off = lines.unended and isinstance(row, list) and len(row) < len(header)
+                    yield replace(record, lost=None) if cut_off and isinstance(record, Rejected) else record
+                if stream.error is None:
+                    return
+                number += 1
+                yield Rejected(number, str(stream.error), lost=stream.error.lost(number - 1))
+                if codec.startswith(_WIDE) or not stream.resume():
+                    return
+                _pass_line(stream)
+                lines = _Lines(_lines(stream.read(compression.READ_BYTES), stream, codec))
+                rows = _rows(lines, delimiter)
         except RecordTooLongError as error:
             yield Rejected(number + 1, str(error), lost=None)
         except UnicodeDecodeError as error:
             yield Rejected(number + 1, f"not valid {codec}: byte 0x{error.object[error.start]:02x}", lost=None)
-        if stream.error is not None:
-            yield Rejected(number + 1, str(stream.error), lost=None)
+
+
+def _pass_line(stream: DecodedStream) -> None:
+    """Pass over the end of the row that damage has cut: it may have as many fields as a whole one."""
+    while (line := stream.readline(compression.READ_BYTES)) and not line.endswith(b"\n"):
+        continue
 
 
 @dataclass
@@ -94,10 +114,10 @@ class _Broken:
 
 
 def _codec(start: bytes, reading: Reading) -> str:
+    if reading.encoding in (None, AUTO) and (marked := marked_codec(start)) is not None:
+        return "utf-8-sig" if marked == UTF8 else marked[: len("utf-16")]  # codecs that take the mark off
     if reading.encoding != AUTO:
         return "utf-8-sig" if reading.encoding in (None, UTF8) else codecs.lookup(reading.encoding).name
-    if (marked := marked_codec(start)) is not None:
-        return "utf-8-sig" if marked == UTF8 else marked[: len("utf-16")]  # codecs that take the mark off
     whole = start[: start.rfind(b"\n") + 1] or start  # whole lines, so whole characters
     return decode(whole, AUTO, errors=reading.encoding_errors).encoding
 

@@ -13,8 +13,10 @@ import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from itertools import chain
+from typing import Literal, TypeVar
 
+Other = TypeVar("Other")
 AUTO = "auto"
 UTF8 = "utf-8"
 PRESCAN_BYTES = 1024
@@ -28,6 +30,7 @@ _BYTE_ORDER_MARKS = (  # UTF-32's begins with UTF-16's, so it comes first
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+MOST_MARK_BYTES = 4
 _WIDER = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"}
 """Codecs of Python that decode everything that the Encoding standard's decoder of the first name does."""
 MAX_REPLACED_SHARE = 0.005
@@ -71,7 +74,7 @@ def decode(
     Args:
         content: what to decode.
         encoding: a codec's name, or `auto` for: byte order mark, `charset`, the page's own declaration, UTF-8, a
-            detector's guess. None is UTF-8.
+            detector's guess. None is what a byte order mark says, else UTF-8.
         charset: what came with the content (an HTTP header), or empty.
         html: look for a declaration inside.
         errors: `replace` bad bytes where they are at most MAX_REPLACED_SHARE of the content; `strict`: none.
@@ -79,10 +82,9 @@ def decode(
     Raises:
         UndecodableError: no candidate decodes enough.
     """
-    if encoding != AUTO:
-        return _as(content, encoding or UTF8, errors)
-    if (marked := marked_codec(content)) is not None:
-        return _as(content, marked, errors)
+    marked = marked_codec(content) if encoding in (None, AUTO) else None
+    if marked is not None or encoding != AUTO:
+        return _as(content, marked or encoding or UTF8, errors)
     tried = list(dict.fromkeys(_declared(content, charset, html)))
     for codec in tried:
         if (text := _try(content, codec)) is not None:
@@ -106,6 +108,44 @@ def decode(
 def marked_codec(content: bytes) -> str | None:
     """The codec that a byte order mark at the beginning stands for."""
     return next((codec for mark, codec in _BYTE_ORDER_MARKS if content.startswith(mark)), None)
+
+
+def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
+    """Parts of a content as UTF-8 where a byte order mark at its beginning says that they are something else.
+
+    A byte order mark is left out; bytes that do not decode become bytes that are not UTF-8.
+
+    Args:
+        parts: of the content, between them what is passed on as it is.
+    """
+    begin = b""
+    for part in parts:
+        if not isinstance(part, bytes):
+            yield from filter(None, [begin])
+            yield part
+            yield from parts
+            return
+        begin += part
+        if len(begin) >= MOST_MARK_BYTES:
+            break
+    codec = marked_codec(begin)
+    if codec is None:
+        yield from filter(None, [begin])
+        yield from parts
+        return
+    begin = begin.removeprefix(next(mark for mark, of in _BYTE_ORDER_MARKS if of == codec))
+    if codec == UTF8:
+        yield from filter(None, [begin])
+        yield from parts
+        return
+    decoder = codecs.getincrementaldecoder(codec)(KEEP_BAD)
+    for part in chain([begin], parts):
+        if isinstance(part, bytes):
+            yield decoder.decode(part).encode(UTF8, "surrogatepass")
+        else:
+            decoder.reset()
+            yield part
+    yield decoder.decode(b"", final=True).encode(UTF8, "surrogatepass")
 
 
 def _as(content: bytes, codec: str, errors: Errors) -> Decoded:

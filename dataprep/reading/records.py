@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -14,17 +15,32 @@ from gristmill.dataprep.reading.compression import Openable
 from gristmill.dataprep.reading.encoding import AUTO, UTF8, Decoded, Errors, UndecodableError, decode
 
 EXCERPT_CHARACTERS = 200
+NUL = "\0"
 EMPTY = "extract/empty"
 """Reason for which a page without text is dropped: on the web they are common, and no mistake of anybody's."""
 
 
-_METADATA_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=str)
+_METADATA_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=str, allow_nan=False)
 """Made once: `json.dumps` makes one for every record."""
 
 
 def metadata_json(values: Mapping[str, Any]) -> str:
-    """Metadata as the JSON string that a document carries."""
-    return _METADATA_ENCODER.encode(values) if values else "{}"
+    """Metadata as the JSON string that a document carries. NaN and infinities, which JSON lacks, become strings."""
+    if not values:
+        return "{}"
+    try:
+        return _METADATA_ENCODER.encode(values)
+    except ValueError:
+        return _METADATA_ENCODER.encode(_finite(values))
+
+
+def _finite(value: Any) -> Any:
+    """A value with strings, as Python's `json` spells them, for the numbers that JSON lacks."""
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
@@ -226,9 +242,19 @@ def with_end(records: Iterator[Read], stored_bytes: int, meter: Meter | None, pa
 def make_record(
     number: int, locator: str, text: str, metadata: Mapping[str, Any], replaced: int = 0
 ) -> Record | Rejected | Dropped:
-    """A document, or why it cannot be one: it is dropped without text, quarantined with what UTF-8 cannot hold."""
+    """A document, or why it cannot be one: it is dropped without text, quarantined with NULs or what UTF-8 cannot hold.
+
+    No text has NULs: they are another encoding's, or those of a binary file.
+    """
     if not text:
         return Dropped(number, EMPTY, locator)
+    if NUL in text:
+        return Rejected(
+            number,
+            f"the text has {text.count(NUL):,} NUL characters; if it is UTF-16 or UTF-32 without a byte order mark, "
+            "name that as `encoding`",
+            excerpt(text),
+        )
     record = Record(number, locator, text, metadata_json(metadata), replaced)
     if text.isascii() and locator.isascii() and record.metadata.isascii():  # strings know it without a look
         return record
@@ -249,6 +275,8 @@ def from_row(
     text = field_of(row, reading.text)
     if text is None and not has_field(row, reading.text):
         return Rejected(number, f"no field {reading.text!r}; the fields are {_names(row)}", excerpt(str(dict(row))))
+    if text is None:
+        return Dropped(number, EMPTY, locator)
     if not isinstance(text, str | bytes):
         return Rejected(number, f"field {reading.text!r} must be a string, not {kind(text)}", excerpt(str(dict(row))))
     if reading.id is not None:

@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +26,8 @@ BATCH_BYTES = 16 << 20
 """Bytes above which a batch is cut in two, down to single rows."""
 _FILE_MAGIC = b"ARROW1"
 """What the Arrow file format begins with, and the stream format does not."""
+_STREAM_OFFSET = 8
+"""Where the stream begins in the file format: behind the magic bytes and their padding (Arrow Columnar Format)."""
 
 
 def main() -> None:
@@ -48,8 +51,13 @@ def _answer(answers: BinaryIO, path: Path, about: dict[str, Any], settings: dict
             if isinstance(batch, int):
                 answers.write(frame({"rows": batch}))
                 continue
+            if isinstance(batch, _Lost):
+                answers.write(frame({"lost": batch.rows, "error": batch.error}))
+                continue
             for piece in _pieces(batch, min(BATCH_BYTES, settings["row_bytes"])):
-                _check(piece)
+                if (error := _damage_of(piece)) is not None:
+                    answers.write(frame({"lost": len(piece), "error": error}))
+                    continue
                 long = len(piece) == 1 and piece.nbytes > settings["row_bytes"]
                 answers.write(frame({"batch": not long}))
                 if not long:
@@ -67,9 +75,27 @@ def _answer(answers: BinaryIO, path: Path, about: dict[str, Any], settings: dict
     return {"end": True}
 
 
+@dataclass(frozen=True)
+class _Lost:
+    """Rows of a row group or a batch that cannot be read, and why."""
+
+    rows: int
+    error: str
+
+
 def _damage(error: Exception) -> dict[str, Any]:
-    """The answer about a file that is damaged; what it says is one line."""
-    return {"damage": " ".join(str(error).split())}
+    """The answer about a file that cannot be read on."""
+    return {"damage": _one_line(error)}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _raise_unless_damage(error: Exception) -> None:
+    """Raise what says nothing of the file: a lack of memory, a storage that fails."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+        raise error
 
 
 def _address_space() -> int:
@@ -77,29 +103,62 @@ def _address_space() -> int:
     return pages * resource.getpagesize()
 
 
-def _parquet(path: Path, about: dict[str, Any]) -> Iterator[pa.RecordBatch | int]:
-    """The number of rows, unless it is more than a file of this size can hold, then the batches."""
-    with pq.ParquetFile(str(path)) as table:
-        if table.metadata.num_rows <= path.stat().st_size:
+def _parquet(path: Path, about: dict[str, Any]) -> Iterator[pa.RecordBatch | int | _Lost]:
+    """The number of rows, unless it is more than a file of this size can hold, then the batches; damage costs its row
+    group alone."""
+    size = path.stat().st_size
+    with pq.ParquetFile(str(path), page_checksum_verification=True) as table:
+        if table.metadata.num_rows <= size:
             yield table.metadata.num_rows
         columns = columns_of(table.schema_arrow, about)
-        for group in range(table.num_row_groups):  # so that damage costs no row of the groups before
-            yield from table.iter_batches(BATCH_ROWS, [group], columns, use_threads=False)
+        for group in range(table.num_row_groups):
+            read = 0
+            try:
+                for batch in table.iter_batches(BATCH_ROWS, [group], columns, use_threads=False):
+                    read += len(batch)
+                    yield batch
+            except Exception as error:  # noqa: BLE001 - whatever a file does to its reader
+                _raise_unless_damage(error)
+                yield _Lost(max(min(table.metadata.row_group(group).num_rows, size) - read, 1), _one_line(error))
 
 
-def _arrow(path: Path, about: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+def _arrow(path: Path, about: dict[str, Any]) -> Iterator[pa.RecordBatch | _Lost]:
     with pa.OSFile(str(path)) as source:
         is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         source.seek(0)
-        opened = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-        columns = columns_of(opened.schema, about)
-        with opened:
-            batches = (opened.get_batch(n) for n in range(opened.num_record_batches)) if is_file else opened
-            for batch in batches:
+        if not is_file:
+            yield from _stream_batches(source, about)
+            return
+        try:
+            opened = pa.ipc.open_file(source)
+        except pa.ArrowInvalid:  # a file that is cut off has lost its footer, and is a stream behind its first bytes
+            source.seek(_STREAM_OFFSET)
+            yield from _stream_batches(source, about)
+            raise
+        columns, rows = columns_of(opened.schema, about), 1
+        for number in range(opened.num_record_batches):
+            try:
+                batch = opened.get_batch(number)
                 batch.validate()  # lengths of the columns, before they are sliced
-                wanted = batch.select(columns)
-                for begin in range(0, len(wanted), BATCH_ROWS):
-                    yield wanted.slice(begin, BATCH_ROWS)
+            except Exception as error:  # noqa: BLE001 - whatever a file does to its reader
+                _raise_unless_damage(error)
+                yield _Lost(rows, _one_line(error))  # as many as in the batch before
+                continue
+            rows = len(batch)
+            yield from _slices(batch.select(columns))
+
+
+def _stream_batches(source: pa.NativeFile, about: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    with pa.ipc.open_stream(source) as opened:
+        columns = columns_of(opened.schema, about)
+        for batch in opened:
+            batch.validate()
+            yield from _slices(batch.select(columns))
+
+
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for first in range(0, len(batch), BATCH_ROWS):
+        yield batch.slice(first, BATCH_ROWS)
 
 
 def columns_of(schema: pa.Schema, about: dict[str, Any]) -> list[str]:
@@ -128,14 +187,17 @@ def _pieces(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
     yield from _pieces(batch.slice(half), most_bytes)
 
 
-def _check(batch: pa.RecordBatch) -> None:
-    """Raise ArrowInvalid where an offset, an index or a length is wrong. Strings need not be UTF-8: that is an
-    error of the row."""
+def _damage_of(batch: pa.RecordBatch) -> str | None:
+    """An offset, an index or a length that is wrong. Strings need not be UTF-8: that is an error of the row."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid:
-        for column in batch.columns:
-            column.view(as_bytes(column.type)).validate(full=True)
+        try:
+            for column in batch.columns:
+                column.view(as_bytes(column.type)).validate(full=True)
+        except pa.ArrowInvalid as error:
+            return _one_line(error)
+    return None
 
 
 def as_bytes(kind: pa.DataType) -> pa.DataType:

@@ -32,6 +32,19 @@ BATCH_SECONDS = 60.0
 """Processor time for one batch of rows."""
 
 
+@dataclass(frozen=True)
+class LostRows:
+    """Rows in the middle of a file that cannot be read.
+
+    Attributes:
+        rows: how many, as far as it is known.
+        error: why.
+    """
+
+    rows: int
+    error: str
+
+
 class _EndedError(Exception):
     """The process ended without an answer, or said that it lacks memory."""
 
@@ -61,7 +74,7 @@ class TableReader:
 
     def batches(
         self, path: Path, form: str, columns: Sequence[str] | None = None, scalars: bool = False
-    ) -> Iterator[pa.RecordBatch | RecordTooLongError]:
+    ) -> Iterator[pa.RecordBatch | RecordTooLongError | LostRows]:
         """The rows of a file, a small valid batch at a time; in place of a row that is too long, the error.
 
         Args:
@@ -94,7 +107,7 @@ class TableReader:
                         raise CorruptFileError(f"the {form.capitalize()} file is damaged: {error}") from error
                     fresh = True
 
-    def _answers(self, request: dict[str, Any]) -> Iterator[pa.RecordBatch | RecordTooLongError]:
+    def _answers(self, request: dict[str, Any]) -> Iterator[pa.RecordBatch | RecordTooLongError | LostRows]:
         """Raises _EndedError where the process did; it is ended wherever it did not come to the file's end."""
         import pyarrow as pa
 
@@ -105,6 +118,10 @@ class TableReader:
                 answer = json.loads(self._frame())
                 if "rows" in answer:
                     self.rows = answer["rows"]
+                elif "lost" in answer:
+                    yield LostRows(
+                        answer["lost"], f"the {request['form'].capitalize()} file is damaged: {answer['error']}"
+                    )
                 elif "batch" in answer:
                     yield (
                         pa.ipc.open_stream(self._frame()).read_next_batch()

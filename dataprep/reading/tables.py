@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files as records; a damaged file gives its rows up to the damage."""
+"""Rows of Parquet and Arrow files as records; damage costs the row groups and batches that it touches."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gristmill.dataprep.reading.records import (
     not_utf8,
     one_line,
 )
-from gristmill.dataprep.reading.table_guard import TableReader
+from gristmill.dataprep.reading.table_guard import LostRows, TableReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row = tuple[dict[str, Any], int] | str
+Row = tuple[dict[str, Any], int] | str | LostRows
 """A row and how many bad sequences of bytes became U+FFFD, or what is wrong with it."""
 
 
@@ -34,15 +34,20 @@ def read_table(
     """The rows of a Parquet file, or of an Arrow file in either form: stream (as Hugging Face saves) or file."""
     asked = [reading.text, *([] if reading.id is None else [reading.id]), *(reading.metadata or ())]
     batches = tables.batches(cast(Path, item.path), form, asked, scalars=reading.metadata is None)
-    number = 0
+    number = lost = 0
     try:
         for number, row in enumerate(_all_rows(batches, reading.encoding_errors == "replace"), start=1):
             if isinstance(row, str):
                 yield Rejected(number, row)
+            elif isinstance(row, LostRows):
+                yield Rejected(number, row.error, lost=row.rows - 1)
+                lost += row.rows - 1
             else:
                 yield from_row(reading, number, row[0], f"{item.name}#{number}", row[1])
     except CorruptFileError as error:
-        yield Rejected(number + 1, str(error), lost=None if tables.rows is None else max(tables.rows - number - 1, 0))
+        yield Rejected(
+            number + 1, str(error), lost=None if tables.rows is None else max(tables.rows - number - lost - 1, 0)
+        )
 
 
 def table_rows(path: Path, form: str = "parquet") -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
@@ -51,20 +56,22 @@ def table_rows(path: Path, form: str = "parquet") -> Iterator[tuple[int, dict[st
     with TableReader() as tables:
         try:
             for number, row in enumerate(_all_rows(tables.batches(path, form), replaces=False), start=1):
-                yield (
-                    number,
-                    ValueError(row)
-                    if isinstance(row, str)
-                    else ({key: value for key, value in row[0].items() if value is not None}),
-                )
+                if isinstance(row, LostRows):
+                    yield number, CorruptFileError(row.error)
+                elif isinstance(row, str):
+                    yield number, ValueError(row)
+                else:
+                    yield number, {key: value for key, value in row[0].items() if value is not None}
         except CorruptFileError as error:
             yield number + 1, error
 
 
-def _all_rows(batches: Iterator[pa.RecordBatch | RecordTooLongError], replaces: bool) -> Iterator[Row]:
+def _all_rows(batches: Iterator[pa.RecordBatch | RecordTooLongError | LostRows], replaces: bool) -> Iterator[Row]:
     for batch in batches:
         if isinstance(batch, RecordTooLongError):
             yield str(batch)
+        elif isinstance(batch, LostRows):
+            yield batch
         else:
             yield from _rows(batch, replaces)
 

@@ -1,4 +1,4 @@
-"""WARC, WET and ARC files: the web pages of a crawl (ISO 28500, read by fastwarc; ARC is what came before).
+"""WARC, WET and ARC files: the web pages of a crawl (ISO 28500; ARC is what came before). HTTP is read by fastwarc.
 
 WHATWG MIME Sniffing Standard, 7.1 "Identifying a resource with an unknown MIME type" (https://mimesniff.spec.whatwg.org).
 Two things differ, since what is looked for is pages: a byte order mark before a tag is passed over, and XML whose
@@ -18,9 +18,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, Literal
 
 from gristmill.dataprep.reading import compression
+from gristmill.dataprep.reading.archive_records import ARC, WARC, Gap, Stored, split_records
 from gristmill.dataprep.reading.compression import DecodedStream
 from gristmill.dataprep.reading.encoding import AUTO, UTF8, Decoded, UndecodableError, decode
 from gristmill.dataprep.reading.records import (
@@ -74,7 +75,13 @@ def is_text(content: bytes) -> bool:
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 PLAIN_TYPE = "text/plain"
-MAX_ARC_LINE_BYTES = 1 << 20
+TOO_LONG = "the record is longer than {} MiB"
+_KINDS = ("warcinfo", "response", "resource", "request", "metadata", "revisit", "conversion", "continuation")
+"""Types of records (ISO 28500, 5.5)."""
+_TYPE = re.compile(rb"\nwarc-type[ \t]*:[ \t]*([a-z]+)[ \t]*\r?\n")
+_CONTINUED = re.compile(r"\r?\n[ \t]+")
+_ARC_ABOUT = re.compile(r"(.*) ([0-9a-fA-F.:]{3,45}) (\d{14}) .*")
+"""URL, address and date of a record: the URL may hold blanks, and so may the type."""
 ARC_FIELDS = 5
 """Fields of the line about a record in version 1: URL, IP address, date, type, length."""
 _ARC_BEGIN = b"filedesc://"
@@ -98,121 +105,111 @@ class _BrokenError(ValueError):
 def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
     """The pages of a WARC, WET or ARC file; records are numbered from 1, of whatever type they are.
 
-    A file that is cut off or damaged gives the pages before the damage and one Rejected.
+    Damage costs the records that it touches: one Rejected for what lies between two sound records.
     """
-    from fastwarc.warc import ArchiveIterator, WarcRecordType
-
-    number = 0
     with DecodedStream(item.path, item.compression) as stream:
-        begin = stream.read(len(_ARC_BEGIN))
-        stream.push_back(begin)
-        if begin == _ARC_BEGIN:
-            yield from _read_arc(item, reading, stream)
-            return
-        try:
-            for number, record in enumerate(ArchiveIterator(cast(BinaryIO, stream), parse_http=False), start=1):
-                declared = record.headers.get("Content-Length") or ""
-                if not declared.strip().isdigit():
-                    yield Rejected(number, _damage(stream, "a record has no valid Content-Length"), lost=None)
-                    return
-                length = int(declared)
-                wanted = record.record_type in (WarcRecordType.response, WarcRecordType.conversion)
-                block = record.reader.read() if wanted and length <= compression.MAX_RECORD_BYTES else b""
-                if len(block) + record.reader.consume() < length:
-                    ends = _damage(stream, "it ends in the middle of a record")
-                    yield Rejected(number, ends, excerpt(block), lost=None)
-                    return
-                if not wanted:
-                    yield Skipped(f"{record.record_type} record")
-                elif length > compression.MAX_RECORD_BYTES:
-                    yield Rejected(number, f"the record is longer than {compression.MAX_RECORD_BYTES >> 20} MiB")
-                else:
-                    yield _from_record(item, reading, number, record, block)
-        except OSError as error:
-            if error.errno is not None:  # the storage failed; without an errno it is fastwarc that cannot parse
-                raise
-            yield Rejected(number + 1, _damage(stream, str(error)), lost=None)
-            return
-        if stream.error is not None:
-            yield Rejected(number + 1, str(stream.error), lost=None)
+        is_arc = stream.peek(len(_ARC_BEGIN)) == _ARC_BEGIN
+        read = _ArcReader(item, reading) if is_arc else _WarcReader(item, reading)
+        for number, record in enumerate(split_records(stream, ARC if is_arc else WARC), start=1):
+            if isinstance(record, Gap):
+                yield Rejected(number, record.error, excerpt(record.begin), lost=record.lost)
+            else:
+                yield read.record(number, record)
+
+
+class _Header:
+    """The header of a record: names in any case -> values.
+
+    Continued lines are one value (RFC 822, 3.1.1), as the format allows.
+    """
+
+    def __init__(self, values: dict[str, str]) -> None:
+        self._values = values
+
+    @classmethod
+    def parse(cls, header: bytes) -> _Header:
+        """The header of a WARC record."""
+        text = header.decode("utf-8", "replace")
+        if "\n " in text or "\n\t" in text:
+            text = _CONTINUED.sub(" ", text)
+        pairs = (line.partition(":") for line in text.split("\n")[1:])
+        return cls({name.strip().lower(): value.strip() for name, colon, value in pairs if colon})
+
+    def get(self, name: str, default: str = "") -> str:
+        """A value, or the default."""
+        return self._values.get(name.lower(), default)
 
 
 @dataclass(frozen=True)
-class _ArcRecord:
-    """A record of an ARC file, with the part of a WARC record's interface that is used here."""
+class _Record:
+    """What is known of a record besides its content."""
 
-    headers: Mapping[str, str]
+    headers: _Header
+    is_http: bool
     record_id: str = ""
 
-    @property
-    def is_http(self) -> bool:
-        """Whether it is the answer of a web server."""
-        return self.headers["WARC-Target-URI"].lower().startswith(("http://", "https://"))
+
+@dataclass
+class _WarcReader:
+    """Reads the records of a WARC file."""
+
+    item: Input
+    reading: Reading
+
+    def record(self, number: int, stored: Stored) -> Read:
+        """What becomes of a record."""
+        found = _TYPE.search(stored.header.lower())
+        kind = found[1].decode("ascii") if found else ""
+        if kind not in ("response", "conversion"):
+            return Skipped(f"{kind if kind in _KINDS else 'unknown'} record")
+        if stored.block is None:
+            return Rejected(number, TOO_LONG.format(compression.MAX_RECORD_BYTES >> 20))
+        headers = _Header.parse(stored.header)
+        is_http = headers.get("Content-Type").startswith("application/http")
+        record = _Record(headers, is_http, headers.get("WARC-Record-ID"))
+        if kind == "conversion":
+            return _conversion(self.item, self.reading, number, record, stored.block)
+        return _page(self.item, self.reading, number, record, stored.block)
 
 
-def _read_arc(item: Input, reading: Reading, stream: DecodedStream) -> Iterator[Read]:
-    """An ARC file: one line about each record, its length last, then its content.
+@dataclass
+class _ArcReader:
+    """Reads the records of an ARC file: one line about each record, its length last, then its content.
 
     The first record describes the file; its second line names the fields, 5 in version 1 and 10 in version 2
     (https://archive.org/web/researcher/ArcFileFormat.php).
     """
-    fields = number = 0
-    while line := stream.readline(MAX_ARC_LINE_BYTES):
-        if not line.strip():
-            continue
-        number += 1
-        about = line.decode("latin-1").strip()
-        declared = about.rpartition(" ")[2]
-        if not line.endswith(b"\n") or not declared.isascii() or not declared.isdigit():
-            yield Rejected(number, _damage(stream, "a record has no valid length"), excerpt(line), lost=None)
-            return
-        length = int(declared)
-        block = stream.read(min(length, compression.MAX_RECORD_BYTES))
-        read = len(block)
-        while read < length and (passed := stream.read(min(length - read, compression.READ_BYTES))):
-            read += len(passed)
-        if read < length:
-            yield Rejected(number, _damage(stream, "it ends in the middle of a record"), excerpt(block), lost=None)
-            return
-        if number == 1:
-            names = (block.splitlines() or [b""])[1:2]
-            fields = len(names[0].split()) if names else ARC_FIELDS
-            yield Skipped("description of an ARC file")
-        elif length > compression.MAX_RECORD_BYTES:
-            yield Rejected(number, f"the record is longer than {compression.MAX_RECORD_BYTES >> 20} MiB")
-        else:
-            yield _from_arc(item, reading, number, about.rsplit(" ", max(fields, ARC_FIELDS) - 1), block)
-    if stream.error is not None:
-        yield Rejected(number + 1, str(stream.error), lost=None)
+
+    item: Input
+    reading: Reading
+    fields: int = ARC_FIELDS
+
+    def record(self, number: int, stored: Stored) -> Read:
+        """What becomes of a record."""
+        if stored.header.startswith(_ARC_BEGIN):
+            names = (stored.block or b"").splitlines()[1:2]
+            self.fields = max(len(names[0].split()) if names else 0, ARC_FIELDS)
+            return Skipped("description of an ARC file")
+        if stored.block is None:
+            return Rejected(number, TOO_LONG.format(compression.MAX_RECORD_BYTES >> 20))
+        about = stored.header.decode("latin-1").strip()
+        named = _ARC_ABOUT.fullmatch(about)
+        fields = list(named.groups()) if named else about.rsplit(" ", self.fields - 1)
+        if len(fields) < ARC_FIELDS and named is None:
+            return Rejected(number, f"the line about the record has {len(fields)} fields", excerpt(about))
+        headers = _Header({"warc-target-uri": fields[0], "warc-date": _ARC_DATE.sub(r"\1-\2-\3T\4:\5:\6Z", fields[2])})
+        is_http = fields[0].lower().startswith(("http://", "https://"))
+        return _page(self.item, self.reading, number, _Record(headers, is_http), stored.block)
 
 
-def _from_arc(item: Input, reading: Reading, number: int, fields: list[str], block: bytes) -> Read:
-    if len(fields) < ARC_FIELDS:
-        return Rejected(number, f"the line about the record has {len(fields)} fields", excerpt(" ".join(fields)))
-    date = _ARC_DATE.sub(r"\1-\2-\3T\4:\5:\6Z", fields[2])
-    record = _ArcRecord({"WARC-Target-URI": fields[0], "WARC-Date": date})
+def _page(item: Input, reading: Reading, number: int, record: _Record, block: bytes) -> Read:
     try:
         return _response(item, reading, number, record, block)
     except (_BrokenError, UndecodableError) as error:
         return Rejected(number, str(error), excerpt(block))
 
 
-def _damage(stream: DecodedStream, what: str) -> str:
-    return str(stream.error) if stream.error is not None else f"the WARC file is damaged or cut off: {what}"
-
-
-def _from_record(item: Input, reading: Reading, number: int, record: Any, block: bytes) -> Read:
-    from fastwarc.warc import WarcRecordType
-
-    if record.record_type == WarcRecordType.conversion:
-        return _conversion(item, reading, number, record, block)
-    try:
-        return _response(item, reading, number, record, block)
-    except (_BrokenError, UndecodableError) as error:
-        return Rejected(number, str(error), excerpt(block))
-
-
-def _conversion(item: Input, reading: Reading, number: int, record: Any, block: bytes) -> Read:
+def _conversion(item: Input, reading: Reading, number: int, record: _Record, block: bytes) -> Read:
     try:
         decoded = decode(block, UTF8, errors=reading.encoding_errors)
     except UndecodableError as error:
@@ -233,7 +230,7 @@ def _text_of(
     return make_record(number, locator, decoded.text, chosen_metadata(about, reading), decoded.replaced)
 
 
-def _response(item: Input, reading: Reading, number: int, record: Any, block: bytes) -> Read:
+def _response(item: Input, reading: Reading, number: int, record: _Record, block: bytes) -> Read:
     if not record.is_http:
         return Skipped("response of another protocol than HTTP", candidate=True)
     block = _with_crlf(block)
@@ -335,7 +332,7 @@ def _unpacked(block: bytes) -> bytes:
     return content
 
 
-def _about(record: Any) -> dict[str, Any]:
+def _about(record: _Record) -> dict[str, Any]:
     return {
         "url": _url(record),
         "date": record.headers.get("WARC-Date", ""),
@@ -343,9 +340,10 @@ def _about(record: Any) -> dict[str, Any]:
     }
 
 
-def _url(record: Any) -> str:
-    url: str = record.headers.get("WARC-Target-URI", "") or ""
-    return url.strip().removeprefix("<").removesuffix(">")  # wget puts it in angle brackets
+def _url(record: _Record) -> str:
+    return (
+        record.headers.get("WARC-Target-URI").strip().removeprefix("<").removesuffix(">")
+    )  # wget puts it in angle brackets
 
 
 def _locator(item: Input, number: int, record: Any) -> str:

@@ -60,7 +60,7 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 
 STAGE = Stage(
     INGEST,
-    2,
+    3,
     "gristmill.dataprep.reading.ingest:run",
     configure,
     needs,

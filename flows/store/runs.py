@@ -6,16 +6,16 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.files import write_json
+from gristmill.dataprep.files import TEMPORARY_MARK, is_local, read_json, write_json
 from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.running.run import Outcome
 from gristmill.flows.stages.plan import Plan
-from gristmill.flows.store.lease import identity, running_owner
+from gristmill.flows.store.lease import FORGOTTEN_SECONDS, identity, is_gone, running_owner
 from gristmill.flows.store.store import FINGERPRINT_CHARS, Store, new_run_folder, read_runs, remove_tree
 from gristmill.mixtures.manifest import Manifest
 
@@ -29,7 +29,8 @@ class RunRecord:
 
     @classmethod
     def start(cls, store: Store, manifest: Manifest, file: str, overrides: list[str], plan: Plan) -> RunRecord:
-        """Make a new run's folder and first record."""
+        """Make a new run's folder and first record; remove what killed runs have left half-written."""
+        remove_half_written(store)
         record = cls(new_run_folder(store, manifest.name))
         record.content = {
             "run": record.folder.name,
@@ -75,6 +76,19 @@ class RunRecord:
     def save(self) -> None:
         """Write the record, without credentials that addresses or settings carry."""
         write_json(self.folder / "run.json", mask_secrets(self.content))
+
+
+def remove_half_written(store: Store) -> None:
+    """Remove temporary files from the folders of runs that have ended, or were killed."""
+    if not is_local(store.runs) or not store.runs.exists():
+        return
+    for leftover in store.runs.glob(f"*/*{TEMPORARY_MARK}*"):
+        file = leftover.with_name("run.json")
+        owner = read_json(file).get("owner") if file.exists() else None
+        with suppress(FileNotFoundError):  # it was just renamed
+            is_old = time.time() - leftover.stat().st_mtime > FORGOTTEN_SECONDS
+            if is_old or (owner is not None and is_gone(owner)):
+                leftover.unlink()
 
 
 def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]]:

@@ -105,7 +105,7 @@ def test_points_that_are_written_down_are_not_done_again_and_each_kill_counts(
     points = {
         "one": lambda: act("one", 3, []),
         "two": lambda: act("two", 1, ["a file differs"]),
-        "disk": lambda: {"fault": "the disk is full", "stage": "mix", "wrong": [], "not_tried": "no mount"},
+        "disk": lambda: {"fault": "the store is read-only", "stage": "mix", "wrong": [], "not_tried": "no mount"},
     }
     monkeypatch.setattr(chaos, "all_points", lambda *arguments: points)
     monkeypatch.setattr(chaos, "undisturbed_runs", lambda folder: {})

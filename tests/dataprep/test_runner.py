@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import grpc
 import pytest
 
 from gristmill.dataprep.context import Context
+from gristmill.dataprep.jobs import runner
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.jobs.errors import WorkerError, shorten
 from gristmill.dataprep.jobs.runner import NotLinearError, check_linear, import_beam
@@ -115,3 +117,11 @@ def test_a_chain_with_a_shuffle_is_linear() -> None:
     pipeline = beam.Pipeline()
     _ = numbers(pipeline) | beam.Map(lambda n: (n % 2, n)) | beam.GroupByKey() | beam.Map(print)
     check_linear(pipeline)
+
+
+def test_a_pipeline_has_no_temporary_folder_that_a_killed_run_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runner.make_pipeline(runner.LOCAL_OPTIONS)
+    assert list(tmp_path.iterdir()) == []

@@ -249,11 +249,12 @@ def test_an_arc_file_that_is_cut_off_gives_the_pages_before(tmp_path: Path, exte
     assert "cut off" in error.error
 
 
-def test_garbage_in_an_arc_file_ends_it_with_a_reason(tmp_path: Path) -> None:
+def test_garbage_in_an_arc_file_is_passed_over_with_a_reason(tmp_path: Path) -> None:
     parts = arc(1, *ARC_RECORDS)
     records = read(tmp_path / "a.arc", b"".join([*parts[:3], b"no header line\n", *parts[3:]]))
-    assert pages(records) == [b"<p>one</p>"]
-    assert errors(records) == {4: "the WARC file is damaged or cut off: a record has no valid length"}
+    assert pages(records) == [b"<p>two</p>\n", b"<p>three</p>"]
+    # The garbage is where the header of the next record should be, so the record before it has a wrong length.
+    assert list(errors(records)) == [3]
 
 
 def test_crawls_in_lz4_and_xz_are_read_from_folders(tmp_path: Path) -> None:
@@ -294,14 +295,17 @@ def test_a_cut_off_file_gives_the_pages_before_and_one_quarantined_record(
     assert ("cut off" if extension else "damaged or cut off") in error
 
 
-def test_garbage_between_records_ends_the_file_with_a_reason(tmp_path: Path) -> None:
+def test_garbage_between_records_is_passed_over_with_a_reason(tmp_path: Path) -> None:
     good = record("response", http(b"<p>a</p>"))
     records = read(tmp_path / "a.warc", good + b"this is no record\r\n\r\n" + good)
-    assert pages(records) == [b"<p>a</p>"]
-    assert errors(records) == {2: "the WARC file is damaged or cut off: Invalid WARC header"}
-    assert errors(read(tmp_path / "b.warc", b"<html>no WARC</html>")) == {
-        1: "the WARC file is damaged or cut off: Invalid WARC header"
-    }
+    assert pages(records) == [b"<p>a</p>"] * 2
+    assert list(errors(records)) == [2]
+
+
+def test_a_file_that_is_no_archive_is_one_damaged_record(tmp_path: Path) -> None:
+    (item,) = read(tmp_path / "b.warc", b"<html>no WARC</html>")
+    assert isinstance(item, Rejected)
+    assert item.lost is None
     assert read(tmp_path / "c.warc", b"") == []
 
 

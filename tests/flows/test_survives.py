@@ -69,7 +69,9 @@ def test_deleted_and_truncated_files_are_found_and_made_again(scene: Scene) -> N
 
 def test_a_full_disk_is_told_of_and_with_space_the_stage_goes_on(scene: Scene) -> None:
     try:
-        assert surroundings.fill_the_disk(scene) == []
+        for number, share in enumerate((0.1, 0.5, 0.9)):
+            turn = replace(scene, store=scene.store.with_name(f"store-{number}"), number=number)
+            assert surroundings.fill_the_disk(turn, share) == []
     except CannotMountError as error:
         pytest.skip(f"no disk can be mounted here: {error}")
 

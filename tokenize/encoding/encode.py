@@ -38,7 +38,7 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.edits import EDITS
-from gristmill.dataprep.files import as_path, atomic_write, write_json
+from gristmill.dataprep.files import array_bytes, as_path, atomic_write, write_json
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.row_groups import ahead, read_texts
 from gristmill.dataprep.text.kernels import text_buffers
@@ -210,7 +210,7 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
         )
         write_table(files[1], docs)
         with atomic_write(files[2]) as sink:
-            np.save(sink, token_counts)
+            sink.write(array_bytes(token_counts))
         flushed.result()
     if errors:
         files.append(as_path(out) / f"{task.name}.quarantine.parquet")

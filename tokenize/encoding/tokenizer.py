@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path, atomic_write, read_json, sha256_file, write_json
+from gristmill.dataprep.files import array_bytes, as_path, atomic_write, read_json, sha256_file, write_json
 from gristmill.mixtures import tokenizer as sections
 from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, check_formatter
@@ -208,7 +208,7 @@ def write_tokenizer(
         with atomic_write(out / "chat_template.jinja") as sink:
             sink.write(chat.encode())
     with atomic_write(out / "token_bytes.npy") as sink:
-        np.save(sink, count_token_bytes(tokenizer))
+        sink.write(array_bytes(count_token_bytes(tokenizer)))
     with atomic_write(out / TOKENIZER_FILE) as sink:
         sink.write(tokenizer.to_str(pretty=True).encode())
 

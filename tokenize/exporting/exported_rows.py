@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gristmill.dataprep.files import reserve
 from gristmill.tokenize.document_sampling import id_words
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import OpenShard, PackedSet
@@ -123,6 +124,8 @@ class Split:
         total = sum(len(shard.boundaries.bounds) - len(shard.boundaries) for shard in self._shards)
         first = np.memmap(folder / "first", dtype=np.int64, mode="w+", shape=(self.rows + 1,))
         pieces = np.memmap(folder / "pieces", dtype=PIECE, mode="w+", shape=(total,))
+        for name in ("first", "pieces"):
+            reserve(folder / name)
         at = row = 0
         for shard in self._shards:
             table, offsets = shard.pieces(), shard.boundaries.offsets

@@ -7,19 +7,17 @@ Queries and keys of its `llama` are in another order: llama.cpp turns pairs of n
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.files import foreign_file
 from gristmill.mixtures.evaluation import GgufKind
 from gristmill.mixtures.model import RopeScaling
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import Vocabulary
@@ -101,13 +99,14 @@ def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: 
         kind: data type of the matrices; vectors are in single precision, and matrices whose rows are no whole blocks
             of a type in half. Embedding and output of `q4_0` are `q8_0`: every token would pay for their error.
         labels: what else the file says.
-        scratch: a folder on this machine, in which the file is made.
+        scratch: a folder on this machine, in which the file is made where `path` is not local.
 
     Returns:
         bytes of the file.
 
     Raises:
         GgufError: see `check_gguf`.
+        IncompleteFileError: gguf did not write all of it.
     """
     import gguf
 
@@ -116,8 +115,7 @@ def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: 
     factors = _rope_factors(shape)
     pieces = [piece for name in file.names() for piece in _pieces(name, file.shape(name), shape, architecture)]
     tensors: list[tuple[_Piece, GGMLQuantizationType]] = [(piece, _type_of(piece, kind)) for piece in pieces]
-    with TemporaryDirectory(dir=scratch) as folder:
-        made = Path(folder) / path.name
+    with foreign_file(path, partial(_check_whole, len(tensors) + (factors is not None)), scratch) as made:
         writer = gguf.GGUFWriter(made, architecture)
         _write_sizes(writer, shape)
         _write_labels(writer, labels)
@@ -137,9 +135,17 @@ def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: 
         if factors is not None:
             writer.write_tensor_data(factors)
         writer.close()
-        with made.open("rb") as source, atomic_write(path) as sink:
-            shutil.copyfileobj(source, sink)
     return path.stat().st_size
+
+
+def _check_whole(tensors: int, file: Path) -> None:
+    """Raise ValueError where a file does not hold so many tensors to the last byte: gguf ignores a full disk."""
+    import gguf
+
+    stored = gguf.GGUFReader(file).tensors
+    end = max((tensor.data_offset + tensor.n_bytes for tensor in stored), default=0)
+    if len(stored) != tensors or file.stat().st_size < end:
+        raise ValueError(f"{len(stored)} of {tensors} tensors, {file.stat().st_size:,} of {end:,} bytes")
 
 
 def _pieces(name: str, size: tuple[int, ...], shape: Shape, architecture: str) -> Iterator[_Piece]:

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.dataprep.files import canonical_json, read_json, sha256_file
+from gristmill.dataprep.files import canonical_json, read_json, reserve, sha256_file
 from gristmill.mixtures.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.train.data.conversation_tokens import Chat
@@ -243,7 +243,11 @@ class TeacherFiles:
 
     @staticmethod
     def create(folder: Path, masks: LossMasks, kept: int, with_ids: bool) -> None:
-        """Make files of the right size, by one process."""
+        """Make files of the right size, by one process.
+
+        Raises:
+            OSError: the disk has not so much space.
+        """
         tokens = int(masks.trained_per_row.sum())
         sizes: dict[str, tuple[Any, tuple[int, ...]]] = {LOGPS: (np.float32, (tokens, kept))}
         if with_ids:
@@ -251,6 +255,7 @@ class TeacherFiles:
         folder.mkdir(parents=True, exist_ok=True)
         for name, (dtype, size) in sizes.items():
             np.lib.format.open_memmap(folder / name, mode="w+", dtype=dtype, shape=size)
+            reserve(folder / name)
 
     def write(self, rows: np.ndarray, taught: Taught) -> None:
         """Put what was kept of some rows, in their order, into its places."""

@@ -48,6 +48,10 @@ class UnknownModelError(ValueError):
     """The kernels cannot use this model; the message says why."""
 
 
+class DamagedModelError(UnknownModelError):
+    """The file of a model is cut off or damaged, which fastText itself does not notice."""
+
+
 class Dictionary(NamedTuple):
     """The words that a model knows, and its labels."""
 
@@ -157,13 +161,15 @@ def read_model(path: Path) -> Model:
     """Read a supervised model.
 
     Raises:
-        UnknownModelError: it is not one, it is damaged, or its quantised rows would take over MOST_ROW_BYTES.
+        DamagedModelError: the file is cut off or damaged.
+        UnknownModelError: it is not one, or its quantised rows would take over MOST_ROW_BYTES.
     """
     try:
         return _read(_Reader(path))
+    except UnknownModelError as error:
+        raise type(error)(f"{path.name}: {error}") from error
     except (struct.error, ValueError, IndexError) as error:
-        reason = str(error) if isinstance(error, UnknownModelError) else "the file is not whole"
-        raise UnknownModelError(f"{path.name}: {reason}") from error
+        raise DamagedModelError(f"{path.name}: the file is cut off or damaged") from error
 
 
 def read_labels(path: str) -> list[str] | None:
@@ -206,7 +212,7 @@ def _read(reader: _Reader) -> Model:
     d, word_ngrams, loss, buckets, shortest, longest, size, words, n, pruned = _read_head(reader)
     starts, ends, counts, bytes_taken = read_entries(reader.content[reader.at :], size)
     if bytes_taken < 0 or words + n != size or n < 1:
-        raise UnknownModelError("its dictionary is damaged")
+        raise DamagedModelError("its dictionary is damaged")
     content = reader.content[reader.at : reader.at + bytes_taken].copy()
     reader.at += bytes_taken
     if buckets < 1 and (longest > 0 or word_ngrams > 1):
@@ -218,7 +224,7 @@ def _read(reader: _Reader) -> Model:
     output, norms = _read_quantised(reader, d) if quantised and quantised_output else (_read_dense(reader), None)
     used = kept_rows.max(initial=-1) + 1 if pruned >= 0 else buckets if longest > 0 or word_ngrams > 1 else 0
     if rows.shape[0] < words + used or rows.shape[1] != d or output.shape != (n, d) or (pruned >= 0) > quantised:
-        raise UnknownModelError("its matrices do not go with its dictionary")
+        raise DamagedModelError("its matrices do not go with its dictionary")
     if pruned >= 0:
         chosen = np.concatenate([np.arange(words), words + kept_rows])
         rows = np.take(rows, chosen, axis=0, out=aligned((len(chosen), d), rows.dtype))
@@ -305,7 +311,7 @@ def _read_kept(reader: _Reader, pruned: int, buckets: int) -> tuple[np.ndarray, 
     pairs = reader.array("i4", pruned, 2)
     pairs = pairs[np.argsort(pairs[:, 0])]
     if pruned and not 0 <= pairs[0, 0] <= pairs[-1, 0] < buckets:
-        raise UnknownModelError("its list of kept n-grams is damaged")
+        raise DamagedModelError("its list of kept n-grams is damaged")
     kept = np.zeros(max(1, -(-buckets // WORD_BITS)), np.uint64)
     np.bitwise_or.at(kept, pairs[:, 0] // WORD_BITS, np.uint64(1) << (pairs[:, 0] % WORD_BITS).astype(np.uint64))
     before = np.searchsorted(pairs[:, 0], np.arange(len(kept)) * WORD_BITS).astype(np.int32)

@@ -10,12 +10,14 @@ from gristmill.dataprep.reading.compression import (
     BLOCK_BYTES,
     MAX_RECORD_BYTES,
     CorruptFileError,
+    Damage,
     Openable,
     RecordTooLongError,
     blocks_of,
-    read_chunks,
+    read_parts,
     split_blocks,
 )
+from gristmill.dataprep.reading.encoding import utf8_parts
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SEPARATORS = b", \t\r\n"
@@ -25,19 +27,23 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
 """A string, a bracket, or the quote of a string that has not ended yet."""
 
 
-def json_blocks(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
+def json_blocks(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError | Damage]:
     """Yield the lines of a file of JSON in blocks, as `read_blocks` does; of an array, a line per element.
 
     Raises:
-        CorruptFileError: after all whole lines and elements before the damage, or before the missing end of an array.
+        CorruptFileError: of an array, after all whole elements before the damage or before its missing end.
     """
-    chunks = read_chunks(path, compression)
+    parts = utf8_parts(read_parts(path, compression))
+    begin: list[bytes | Damage] = []
     start = b""
-    for chunk in chunks:
-        start += chunk
-        if start.removeprefix(BYTE_ORDER_MARK).strip():
+    for part in parts:
+        begin.append(part)
+        if isinstance(part, Damage):
             break
-    content = chain([start.removeprefix(BYTE_ORDER_MARK)], chunks)
+        start += part
+        if start.strip():
+            break
+    content = chain(begin, parts)
     if is_array(start):
         return _array_blocks(content)
     return blocks_of(content)
@@ -49,25 +55,28 @@ def is_array(start: bytes) -> bool:
 
 
 def json_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
-    """Yield the lines of `json_blocks` one by one, without their ends."""
+    """Yield the lines of `json_blocks` one by one, without their ends.
+
+    Raises:
+        CorruptFileError: at the first damage.
+    """
     return split_blocks(json_blocks(path, compression))
 
 
-def _array_blocks(chunks: Iterator[bytes]) -> Iterator[bytes | RecordTooLongError]:
+def _array_blocks(parts: Iterator[bytes | Damage]) -> Iterator[bytes | RecordTooLongError | Damage]:
     elements = _Elements()
-    try:
-        for chunk in chunks:
-            yield from elements.add(chunk)
-            if elements.behind is not None:
-                break
-    except CorruptFileError:
-        yield from elements.scan()
-        raise
+    for part in parts:
+        if isinstance(part, Damage):
+            yield from elements.scan()
+            raise CorruptFileError(part.error)
+        yield from elements.add(part)
+        if elements.behind is not None:
+            break
     if elements.behind is None:
         yield from elements.scan()
     if elements.behind is None:
         raise CorruptFileError("the JSON array has no end: the file is cut off")
-    yield from blocks_of(chain([elements.behind], chunks))
+    yield from blocks_of(chain([elements.behind], parts))
 
 
 class _Elements:

@@ -1,7 +1,7 @@
 """JSON lines and arrays: a document per line or element, in columns where a kernel is certain of it, else one by one.
 
 `_from_line` is what a line means. The kernel (`json_columns.py`) gives the same for the lines that it takes, many times
-as fast, and leaves the others: bad ones, texts without content, keys that come twice, numbers that Python writes in
+as fast, and leaves the others: bad ones, texts without content or with NULs, keys that come twice, numbers that Python writes in
 another form than the line has.
 """
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 from gristmill.dataprep.reading.compression import (
     BLOCK_BYTES,
     CorruptFileError,
+    Damage,
     RecordTooLongError,
     Unended,
     lines_of,
@@ -67,6 +68,10 @@ def read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Records | Pag
             if isinstance(block, RecordTooLongError):
                 number += 1
                 yield Rejected(number, str(block))
+                continue
+            if isinstance(block, Damage):
+                number += 1
+                yield Rejected(number, str(block), lost=block.lost(number - 1))
                 continue
             number, parts = _cut(block, number, columns)
             for part in parts:
@@ -184,6 +189,9 @@ class Columns:
             for row, begin, end in doubtful[:num_doubtful].tolist()
             if repr(float(token := metadata[begin:end].tobytes())).encode() != token
         ]
+        size = int(rows[-1, 3]) if num_rows else 0
+        if np.count_nonzero(texts[:size]) < size:
+            other += np.searchsorted(rows[:, 3], np.flatnonzero(texts[:size] == 0), side="right").tolist()
         if other:
             left = np.concatenate([left, rows[sorted(set(other)), :3]])
             left = left[np.argsort(left[:, 0])]

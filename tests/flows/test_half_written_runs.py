@@ -1,0 +1,32 @@
+"""What a killed run has left half-written goes when the next one begins; that of a living run stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from gristmill.dataprep.files import write_json
+from gristmill.flows.store.lease import identity
+from gristmill.flows.store.runs import remove_half_written
+from gristmill.flows.store.store import Store
+
+
+def test_half_written_records_of_killed_runs_are_removed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        killed = identity(process.pid)
+        process.kill()
+    store = Store.at(str(tmp_path))
+    leftovers = {}
+    for name, owner in (("killed", killed), ("living", identity(os.getpid())), ("beginning", None), ("old", None)):
+        folder = store.runs / name
+        folder.mkdir(parents=True)
+        leftovers[name] = folder / "run.json.tmp-1-abc"
+        leftovers[name].write_text("{")
+        if owner is not None:
+            write_json(folder / "run.json", {"owner": owner})
+    os.utime(leftovers["old"], (0, 0))
+    remove_half_written(store)
+    assert [name for name, leftover in leftovers.items() if leftover.exists()] == ["living", "beginning"]
+    assert (store.runs / "killed" / "run.json").exists()
