@@ -77,9 +77,9 @@ def _answer(answers: BinaryIO, path: Path, about: dict[str, Any], settings: dict
 
 @dataclass(frozen=True)
 class _Lost:
-    """Rows of a row group or a batch that cannot be read, and why."""
+    """Rows of a row group or a batch that cannot be read, None where nobody knows how many, and why."""
 
-    rows: int
+    rows: int | None
     error: str
 
 
@@ -135,7 +135,8 @@ def _arrow(path: Path, about: dict[str, Any]) -> Iterator[pa.RecordBatch | _Lost
             source.seek(_STREAM_OFFSET)
             yield from _stream_batches(source, about)
             raise
-        columns, rows = columns_of(opened.schema, about), 1
+        columns = columns_of(opened.schema, about)
+        rows: int | None = None
         for number in range(opened.num_record_batches):
             try:
                 batch = opened.get_batch(number)

@@ -37,11 +37,11 @@ class LostRows:
     """Rows in the middle of a file that cannot be read.
 
     Attributes:
-        rows: how many, as far as it is known.
+        rows: how many, None where nobody knows.
         error: why.
     """
 
-    rows: int
+    rows: int | None
     error: str
 
 

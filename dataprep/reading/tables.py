@@ -40,8 +40,8 @@ def read_table(
             if isinstance(row, str):
                 yield Rejected(number, row)
             elif isinstance(row, LostRows):
-                yield Rejected(number, row.error, lost=row.rows - 1)
-                lost += row.rows - 1
+                yield Rejected(number, row.error, lost=None if row.rows is None else row.rows - 1)
+                lost += (row.rows or 1) - 1
             else:
                 yield from_row(reading, number, row[0], f"{item.name}#{number}", row[1])
     except CorruptFileError as error:

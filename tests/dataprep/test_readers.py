@@ -123,7 +123,7 @@ def test_bad_lines_are_quarantined_each_with_its_reason(tmp_path: Path) -> None:
     records = read(write(tmp_path / "a.jsonl", b"\n".join(lines)))
     assert texts(records) == ["good", "last"]
     found = errors(records)
-    assert sorted(found) == [2, 3, 4, 5, 6, 7, 9, 11, 12]
+    assert sorted(found) == [2, 3, 4, 5, 6, 7, 11, 12]
     assert found[2].startswith("not valid JSON")
     assert found[3] == "a JSON object was expected, not a list"
     assert found[4] == "no field 'text'; the fields are body"
@@ -131,7 +131,7 @@ def test_bad_lines_are_quarantined_each_with_its_reason(tmp_path: Path) -> None:
     assert found[6] == "text has a lone surrogate \\ud800, which UTF-8 cannot hold"
     assert found[7] == "not valid UTF-8: byte 0xff at position 10"
     assert Dropped(8, "extract/empty", "a.jsonl#8") in records  # as an empty page is
-    assert found[9] == "field 'text' must be a string, not null"
+    assert Dropped(9, "extract/empty", "a.jsonl#9") in records
     assert found[11] == "metadata has a lone surrogate \\udfff, which UTF-8 cannot hold"
     assert "nested too deeply" in found[12]
     for record in records:
@@ -166,8 +166,8 @@ def test_lines_do_not_depend_on_where_the_pieces_are_cut(
 
 
 def test_a_text_file_is_one_document_unchanged_but_for_its_byte_order_mark(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\ntwo\0three\n")
-    assert read(path) == [Record(1, "a.txt", "one\r\ntwo\0three\n", "{}")]
+    path = write(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\ntwo\1three\n")
+    assert read(path) == [Record(1, "a.txt", "one\r\ntwo\1three\n", "{}")]
 
 
 def test_an_empty_and_a_binary_text_file_are_quarantined(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_parquet_rows_are_records(tmp_path: Path) -> None:
     records = read(tmp_path / "a.parquet")
     assert records[0] == Record(1, "a.parquet#1", "a", '{"n": 1}')
     assert texts(records) == ["a", "d"]
-    assert errors(records) == {2: "field 'text' must be a string, not null"}
+    assert [item.number for item in records if isinstance(item, Dropped)] == [2, 3]
 
 
 def test_a_parquet_row_that_is_not_utf8_is_quarantined_alone(tmp_path: Path) -> None:
@@ -217,9 +217,8 @@ def test_damaged_parquet_files_are_quarantined(tmp_path: Path) -> None:
     middle = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(2).column(0).data_page_offset
     content[middle : middle + 200] = b"\xff" * 200
     records = read(write(tmp_path / "b.parquet", bytes(content)))
-    assert len(texts(records)) >= 1000
-    assert texts(records) == [f"{n} " * 50 for n in range(len(texts(records)))]
-    assert list(errors(records)) == [len(records)]
+    assert texts(records) == [f"{n} " * 50 for n in (*range(2000), *range(3000, 4000))]
+    assert list(errors(records)) == [2001]
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_not_a_quarantined_record(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ def test_a_body_without_a_type_is_looked_at_as_browsers_do(
     if kind in ("text/html", "application/xhtml+xml"):
         assert isinstance(found, Page)
         assert found.metadata["content_type"] == kind
+    elif b"\0" in body and kind == "text/plain" and not body.startswith(b"\xff\xfe"):
+        assert isinstance(found, Rejected)
     elif kind == "text/plain":
         assert isinstance(found, Record | Dropped)
     else:
