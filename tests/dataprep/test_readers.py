@@ -159,6 +159,7 @@ def test_a_line_longer_than_allowed_is_refused_and_the_next_one_is_read(
 def test_lines_do_not_depend_on_where_the_pieces_are_cut(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], step: int
 ) -> None:
+    lines = [b"no byte order mark", *lines]
     path = write(tmp_path_factory.getbasetemp() / "lines", b"".join(line + b"\r\n" for line in lines))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression, "READ_BYTES", step)
