@@ -22,19 +22,14 @@ def read_inputs(description: Mapping[str, Any]) -> dict[str, Path]:
     Edits are applied in this order, so it is a list in the file: the keys of a JSON object have none.
 
     Args:
-        description: a `stage.json`. Those of earlier versions have a mapping, by which a folder can be found, but which
-            says nothing of the order.
+        description: a `stage.json`.
     """
-    listed = description["inputs"]
-    if isinstance(listed, Mapping):
-        return {name: as_path(folder) for name, folder in listed.items()}
-    return {one["stage"]: as_path(one["folder"]) for one in listed}
+    return {entry["stage"]: as_path(entry["folder"]) for entry in description["inputs"]}
 
 
 def input_fingerprints(description: Mapping[str, Any]) -> dict[str, str]:
-    """Stage -> fingerprint of what an output is made of, in order but for those of earlier versions."""
-    listed = description.get("input_fingerprints", {})
-    return dict(listed) if isinstance(listed, Mapping) else {one["stage"]: one["fingerprint"] for one in listed}
+    """Stage -> fingerprint of each input of an output, in order."""
+    return {entry["stage"]: entry["fingerprint"] for entry in description.get("input_fingerprints", [])}
 
 
 def print_event(event: dict[str, Any]) -> None:

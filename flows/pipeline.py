@@ -34,7 +34,6 @@ from gristmill.flows.orchestration.reporting import (
     failed,
     publish_run,
     publishing_refusal,
-    warn_of_renamed,
 )
 from gristmill.flows.orchestration.routing import run_elsewhere
 from gristmill.flows.report.ahead import drawing_ahead
@@ -171,7 +170,6 @@ def _open(manifest: str, overrides: tuple[str, ...], store: str, until: str, exa
 
 def _run(session: Session, stages: list[str], force: frozenset[str], training_deployment: str = "") -> str:
     """Run stages as tasks that wait for those whose output they read, with the run's record; returns its folder."""
-    warn_of_renamed(session)
     observer = PrefectObserver(observer_of_caller.get())
     record = session.start_record()
     called = server_of_caller.get()

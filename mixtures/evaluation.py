@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -85,13 +85,6 @@ class Task(Section):
     `loglikelihood_rolling` and `generate_until`). `prompt`, `choices` and `answer` are Jinja templates over the fields
     of an item, or the bare name of a field.
     """
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "delimiter": "target_delimiter",
-        "shots": "num_fewshot",
-        "shots_path": "fewshot_path",
-        "shot_delimiter": "fewshot_delimiter",
-    }
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     """What the results are called by."""
@@ -350,8 +343,6 @@ class RedTeam(Section):
 
 class Evaluate(Seeded):
     """Measurements on held-out data, on tasks, and samples."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"resamples": "bootstrap_samples"}
 
     prompts: tuple[str, ...] = ("The", "def", "Return")
     """Continued by the pre-trained model, and asked of the tuned ones."""

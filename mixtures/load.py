@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +13,12 @@ from pydantic import BaseModel, ValidationError
 from gristmill.mixtures.contradictions import contradictions
 from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.manifest import (
-    FormerName,
     Location,
     Manifest,
-    RenamedKeyWarning,
     all_keys,
-    current_place,
     dotted,
     known_keys,
     models_in,
-    take_current_names,
 )
 from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, OwnCodeError, OwnFunction, OwnPlace, own_functions, take_code
 from gristmill.mixtures.prepare import (
@@ -88,14 +83,12 @@ class Written:
         raw: its content, with the settings.
         lines: 1-based line of every key and list item.
         settings: what each setting replaces -> its key, as it was given.
-        renamed: what was warned of: keys under their former names.
     """
 
     file: str
     raw: Any
     lines: Mapping[Location, int]
     settings: Mapping[Location, str]
-    renamed: Sequence[str] = ()
 
     def problem(self, location: Sequence[str | int], message: str) -> Problem:
         """A mistake at a key, named as it stands in the file or in a setting."""
@@ -151,7 +144,7 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
         raise ManifestError([Problem(file, line, "(syntax)", f"not valid YAML: {what}")]) from error
     if not isinstance(raw, dict):
         raise ManifestError([Problem(file, 1, WHOLE_FILE, "a manifest is a mapping that starts with `name:`")])
-    lines = {} if node is None else {current_place(at): line for at, line in _key_lines(node)}
+    lines = {} if node is None else dict(_key_lines(node))
     return check_manifest(raw, file, Path(file).resolve().parent, overrides, lines, _duplicate_keys(node, file))
 
 
@@ -177,28 +170,20 @@ def check_manifest(
         ManifestError: with all problems, before any work.
     """
     lines = lines or {}
-    renamed = [
-        (Problem(file, lines.get(name.new, 1 if lines else 0), dotted(name.old), str(name)), name)
-        for name in take_current_names(raw)
-    ]
-    found, settings, of_settings = _apply_overrides(raw, overrides)
-    renamed += of_settings
-    found += [problem for problem, name in renamed if name.is_twice]
-    found += problems
-    written = Written(file, raw, lines, settings, [str(problem) for problem, name in renamed if not name.is_twice])
-    for told in written.renamed:
-        warnings.warn(told, RenamedKeyWarning, stacklevel=2)
+    override_problems, settings = _apply_overrides(raw, overrides)
+    problems = [*override_problems, *problems]
+    written = Written(file, raw, lines, settings)
     manifest: Manifest | None = None
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
-        found += [_field_problem(item, written) for item in error.errors()]
-    found += _contradictions(written)
-    if found or manifest is None:
-        raise ManifestError(found)
-    found = list(_own_code_problems(manifest, folder, written))
-    if found:
-        raise ManifestError(found)
+        problems += [_field_problem(item, written) for item in error.errors()]
+    problems += _contradictions(written)
+    if problems or manifest is None:
+        raise ManifestError(problems)
+    problems = list(_own_code_problems(manifest, folder, written))
+    if problems:
+        raise ManifestError(problems)
     anchored: Manifest = anchor(manifest, folder)
     return anchored, written
 
@@ -252,15 +237,10 @@ def _duplicate_keys(node: yaml.Node | None, file: str, at: Location = ()) -> Ite
             yield from _duplicate_keys(value, file, (*at, index))
 
 
-Renamed = tuple[Problem, FormerName]
-"""Where a key stands under its former name: what to say of it, and which one it is."""
-
-
-def _apply_overrides(
-    raw: dict[str, Any], overrides: Sequence[str]
-) -> tuple[list[Problem], dict[Location, str], list[Renamed]]:
-    """Replace what the overrides name; returns what is wrong with them, what each of them replaced, former names."""
-    problems, settings, renamed = [], {}, []
+def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], dict[Location, str]]:
+    """Apply overrides in place; returns their problems, and each replaced location with the key that replaced it."""
+    problems: list[Problem] = []
+    settings: dict[Location, str] = {}
     for override in overrides:
         key, equals, value = override.partition("=")
 
@@ -272,25 +252,18 @@ def _apply_overrides(
             continue
         target: Any = raw
         at: Location = ()
-        given = tuple(full_key(key, raw).split("."))
-        *parents, last = place = tuple(map(str, current_place(given)))
+        *parents, last = full_key(key, raw).split(".")
         try:
             for parent in parents:
                 target, way = _child(target, parent)
                 at += way
-            new = parse_yaml(value)
-            at += _put(target, last, new)
+            at += _put(target, last, parse_yaml(value))
             settings[at] = key
-            former = [FormerName(given, place, False)] if place != given else []
-            renamed += [
-                (Problem(f"{SETTING}{key}", 0, key, f"{dotted(found.old)} {found}"), found)
-                for found in (*former, *take_current_names(new, at))
-            ]
         except yaml.YAMLError as error:
             wrong(f"{shortened(value)} is not valid YAML: {why_invalid(error)[1]}")
         except LookupError as error:
             wrong(f"cannot be overridden: {error.args[0]}")
-    return problems, settings, renamed
+    return problems, settings
 
 
 def _put(target: Any, key: str, value: Any) -> Location:

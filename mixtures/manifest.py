@@ -7,8 +7,7 @@ changes that stage and those behind it, and nothing more. A section that is abse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
@@ -267,57 +266,6 @@ def context_warnings(manifest: Manifest, trained: int) -> dict[str, str]:
             warnings[stage] = beyond_context(stage, length, contexts[start])
         contexts[stage] = max(contexts[start], length)
     return warnings
-
-
-class RenamedKeyWarning(UserWarning):
-    """A key of a manifest, or of a setting, is given under its former name."""
-
-
-@dataclass(frozen=True)
-class FormerName:
-    """A key that was given under its former name.
-
-    Attributes:
-        old: where it was given.
-        new: the same place with today's name.
-        is_twice: whether it was given under both names.
-    """
-
-    old: Location
-    new: Location
-    is_twice: bool
-
-    def __str__(self) -> str:
-        name = dotted(self.new)
-        return (
-            f"is the former name of {name}, which is given too; keep {name}"
-            if self.is_twice
-            else f"is now called {name}; the next version does not read the former name"
-        )
-
-
-def take_current_names(value: Any, at: Location = ()) -> Iterator[FormerName]:
-    """Put today's names in place of former ones in what was read of a manifest, and yield each that was replaced."""
-    if isinstance(value, dict):
-        renamed = {old: new for model in _models_at(at) for old, new in model.renamed.items() if old in value}
-        for old, new in renamed.items():
-            found = FormerName((*at, old), (*at, new), new in value)
-            value.setdefault(new, value.pop(old))
-            yield found
-        for key, inner in value.items():
-            yield from take_current_names(inner, (*at, str(key)))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from take_current_names(inner, (*at, index))
-
-
-def current_place(location: Sequence[str | int]) -> Location:
-    """A location under today's names: `mix.short` is `mix.on_shortfall`."""
-    place: Location = ()
-    for part in location:
-        renamed = {old: new for model in _models_at(place) for old, new in model.renamed.items()}
-        place += (part if isinstance(part, int) else renamed.get(part, part),)
-    return place
 
 
 def known_keys(location: Location) -> list[str]:

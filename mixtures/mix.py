@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -34,8 +34,6 @@ Weights = Annotated[dict[str, Annotated[float, Field(ge=0.0)]], AfterValidator(_
 
 class MixPhase(Section):
     """A part of the training order with weights of its own."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"until": "end"}
 
     end: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Share of the training set at which it ends; only the last phase has none, and ends with the set."""
@@ -105,7 +103,6 @@ class FillInMiddle(Section):
 class Mix(Seeded):
     """The packed training set."""
 
-    renamed: ClassVar[Mapping[str, str]] = {"stages": "phases", "short": "on_shortfall"}
     added = ("fim", "continues")
 
     tokens: Positive

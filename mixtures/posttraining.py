@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -128,8 +128,6 @@ LossOfPairs = Annotated[
 
 class Examples(Section):
     """One set of instructions or preferences. A set of several forms needs no `format`: each record's keys tell."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"max_refused": "max_quarantined"}
 
     path: OutsidePath
     """JSON lines (`.jsonl`, compressed or not), a list of JSON (`.json`), Parquet; a file, a glob, a folder or an

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -19,7 +19,6 @@ from pydantic import (
     SerializationInfo,
     SerializerFunctionWrapHandler,
     model_serializer,
-    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -29,23 +28,15 @@ Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 RECIPE = "recipe"
-"""The context of `model_dump` for what is hashed and stored: keys under the names that fingerprints know them by."""
+"""Context of `model_dump` for the settings that are hashed into fingerprints."""
 
 
 class Section(BaseModel):
     """A part of the manifest: unknown keys are errors, values never change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Former name of a key -> its name. The former one is still read, and stays the one in recipes: renaming a key
-    changes no fingerprint."""
     added: ClassVar[Collection[str]] = ()
-    """Keys that came later: recipes leave them out where they have their default, which changes no fingerprint."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_former_names(cls, value: Any) -> Any:
-        return rename_keys(value, cls.renamed) if isinstance(value, Mapping) and cls.renamed else value
+    """Keys that recipes omit at their default, so that adding a key changes no fingerprint."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -61,19 +52,15 @@ class Section(BaseModel):
         return schema
 
     @model_serializer(mode="wrap")
-    def _as_fingerprints_know_it(
-        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
-    ) -> dict[str, Any]:
+    def _omit_added_defaults(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         dumped: dict[str, Any] = handler(self)
-        if info.context != RECIPE or not (self.renamed or self.added):
+        if info.context != RECIPE:
             return dumped
-        former = {new: old for old, new in self.renamed.items()}
         fields = type(self).model_fields
-        return {
-            former.get(key, key): value
-            for key, value in dumped.items()
-            if key not in self.added or getattr(self, key) != fields[key].get_default(call_default_factory=True)
-        }
+        for key in self.added:
+            if key in dumped and getattr(self, key) == fields[key].get_default(call_default_factory=True):
+                del dumped[key]
+        return dumped
 
 
 @cache
@@ -110,18 +97,6 @@ def _written_below(section: type) -> Iterator[tuple[str, str | None]]:
                     else None
                 ),
             )
-
-
-def rename_keys(value: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """A mapping with today's names in place of former ones.
-
-    Raises:
-        ValueError: a key is there under both names.
-    """
-    for old, new in renamed.items():
-        if old in value and new in value:
-            raise ValueError(f"{old} is the former name of {new}, which is given too; keep {new}")
-    return {renamed.get(key, key): item for key, item in value.items()}
 
 
 class Seeded(Section):

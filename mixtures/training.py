@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -247,8 +246,6 @@ class Spikes(Section):
 
 class EarlyStopping(Section):
     """When a training ends before its last step."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"least_improvement": "min_delta"}
 
     patience: Positive
     """Validations in a row without a better loss (per token, over all sources) after which it ends."""

@@ -225,8 +225,7 @@ def forget_answers(root: Path, documents: Collection[str], remove: bool) -> dict
         remove: whether to overwrite these answers; else they are only counted.
 
     Returns:
-        `answers` about these documents, and `unknown`, those of which no document is known: kept by earlier versions,
-        and not used since.
+        `answers` about these documents, and `unknown`, the answers that name no document.
     """
     files = [
         folder / name

@@ -110,14 +110,6 @@ class PrefectObserver(WindowObserver):
             log.warning("%s (the run continues; its record is in the store)", message)
 
 
-def warn_of_renamed(session: Session) -> None:
-    """Log in the current run what the manifest has under former names."""
-    from prefect.logging import get_run_logger
-
-    for message in session.renamed:
-        get_run_logger().warning(mask_text(message))
-
-
 def publish_card(key: str, markdown: str, description: str | None = None) -> None:
     """Create a markdown artifact of the current run."""
     from prefect.artifacts import create_markdown_artifact

@@ -18,7 +18,6 @@ from gristmill.flows.report.run_data import Facts, funnel, topics_of, training, 
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.stages.registry import STAGES, TOKENIZE
 from gristmill.flows.store.store import Store, read_runs
-from gristmill.mixtures.manifest import take_current_names
 from gristmill.mixtures.own_code import name_code
 from gristmill.mixtures.prepare import name_steps, written_steps
 from gristmill.mixtures.sources import INGEST
@@ -110,11 +109,8 @@ def keyed(value: Any) -> Any:
 
 
 def keyed_manifest(manifest: Mapping[str, Any]) -> Any:
-    """The manifest of a run's record, keyed, under today's names of its keys."""
-    manifest = name_code(deepcopy(dict(manifest)))
-    for _ in take_current_names(manifest):
-        pass  # A record's manifest cannot be edited, so there is nothing to warn of.
-    return keyed(manifest)
+    """The manifest of a run's record with its lists keyed by name."""
+    return keyed(name_code(deepcopy(dict(manifest))))
 
 
 def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

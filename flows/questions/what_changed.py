@@ -15,7 +15,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.flows.store.store import StageFolder
-from gristmill.mixtures.manifest import Manifest, context_warnings, current_place
+from gristmill.mixtures.manifest import Manifest, context_warnings
 from gristmill.mixtures.own_code import code_in, is_code
 from gristmill.mixtures.training import HOW_KEYS
 
@@ -172,8 +172,7 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
         elif key.rpartition(".")[2] == "listing":
             changes["files"].append(f"{key.rpartition('.')[0]} ({_changed_files(old, new)})")
         else:
-            named = current_place((node.name, *key.split(".")))[1:]
-            changes["config"].append(describe_change(".".join(map(str, named)), old, new))
+            changes["config"].append(describe_change(key, old, new))
     if manifest["version"] != node.stage.version:
         changes["code"].append(f"stage version {manifest['version']} -> {node.stage.version}")
     before = input_fingerprints(manifest)

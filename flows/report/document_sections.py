@@ -341,7 +341,7 @@ def duplicates(facts: Facts, name: str = "dedup") -> Section | None:
     rows = [[cluster["locator"], cluster["survivor"][:16], cluster["size"]] for cluster in found["largest"]]
     summary = facts["summaries"][name]
     parts: list[Part] = [Note(f"{summary['clusters']:,} clusters of two or more documents.")]
-    if dropped := summary.get("dropped_by_rule"):  # of an older version there is none
+    if dropped := summary.get("dropped_by_rule"):
         parts.append(
             Note(
                 f"`clusters: survivors` drops {dropped['survivors']:,} documents, each similar to a kept one;"

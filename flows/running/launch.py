@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TextIO, cast
@@ -41,13 +40,6 @@ STORE_ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space there"),
 }
 """What to do first about an error of the system."""
-FORMER_VARIABLES = {
-    "GRISTMILL_NODES": "say engine.nodes, as in --set engine.nodes=2",
-    "GRISTMILL_LAUNCHER": "start the same command on each host, as in `srun gristmill run ...` (docs/hosts.md)",
-    "GRISTMILL_RENDEZVOUS": "hosts find each other by the store; engine.network.interface and engine.network.port say "
-    "where the one that leads listens",
-}
-"""Variables that an earlier version read -> what says the same now."""
 SHOWN_NAMES = 3
 """Of files that were not written."""
 EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
@@ -71,8 +63,6 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
         summarise: whether to print the run's summary at the end.
     """
     console = plain_console(cast(TextIO, LastingStream(sys.stdout)))
-    for name, instead in former_variables(os.environ).items():
-        console.print(Text(f"warning: {name} is no longer read: {instead}", style="yellow"), soft_wrap=True)
     failure: tuple[str, int] | None = None
     try:
         run = run_stages(session, stages, force, tracked, TerminalObserver(console, stages), console)
@@ -88,11 +78,6 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
 
         print_summary(session, run, console)
     return EXIT_DONE
-
-
-def former_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those variables of an environment that earlier versions read -> what is to be used instead of each."""
-    return {name: instead for name, instead in FORMER_VARIABLES.items() if name in environment}
 
 
 def run_stages(

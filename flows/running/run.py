@@ -25,7 +25,7 @@ from gristmill.flows.running.take_part import MODULE as TAKE_PART
 from gristmill.flows.running.take_part import Waiting
 from gristmill.flows.stages.plan import Node, Plan
 from gristmill.flows.store.lease import Lease, acquire, running_owner
-from gristmill.flows.store.store import WORK_FORMAT, StageFolder, Store, remove_tree
+from gristmill.flows.store.store import StageFolder, Store, remove_tree
 from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.sources import IMPORTED, INGEST
 from gristmill.mixtures.training import HOW_KEYS
@@ -267,7 +267,6 @@ class Runner:
         engine = {**self.engine.model_dump(mode="json"), "workers": workers or self.engine.workers}
         return {
             **self.header(node),
-            WORK_FORMAT: node.stage.work_format,
             "launch": node.stage.launch,
             "run": node.stage.run,
             "config": dict(node.config),

@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +29,7 @@ from gristmill.mixtures.yaml_text import did_you_mean
 
 @dataclass(frozen=True)
 class Session:
-    """A manifest, its plan and its store.
-
-    Attributes:
-        renamed: what the command line warned of: keys under their former names.
-    """
+    """A manifest, its plan and its store."""
 
     manifest: Manifest
     manifest_file: str
@@ -41,7 +37,6 @@ class Session:
     store: Store
     store_option: str | None
     plan: Plan
-    renamed: Sequence[str] = ()
 
     def folder(self, stage: str) -> StageFolder:
         """The folder of a stage of the plan.
@@ -192,7 +187,7 @@ def session_of(
             raise UnknownStageError(f"{manifest} has no stage {until!r}, and none before it; it has {', '.join(plan)}")
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last) + 1]}
-    session = Session(loaded, manifest, overrides, opened, store, plan, written.renamed)
+    session = Session(loaded, manifest, overrides, opened, store, plan)
     to_make = [name for name, node in plan.items() if node.stage.preflight and session.committed(name) is None]
     problems = find_problems(loaded, written, to_make)
     if problems:

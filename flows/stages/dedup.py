@@ -31,7 +31,6 @@ STAGE = Stage(
     "gristmill.dataprep.duplicates.dedup:run",
     section=Dedup,
     preflight=preflight,
-    work_format=2,
     imports=lambda settings: ["datasketch"],
     columns=lambda section: ["cluster", "cluster_size", "duplicate_of", "jaccard", "against_index", "against_locator"],
     report_facts="gristmill.flows.report.run_data:clusters_found",

@@ -66,7 +66,6 @@ STAGE = Stage(
     needs,
     parallel=True,
     preflight=preflight,
-    work_format=2,
     report=(
         "gristmill.flows.report.document_sections:damaged_files",
         "gristmill.flows.report.document_sections:skipped_records",

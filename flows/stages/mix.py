@@ -61,7 +61,6 @@ STAGE = Stage(
     configure,
     documents("tokenizer", "tokenize", "import_tokens"),
     parallel=True,
-    work_format=2,
     preflight=preflight,
     pace="a sample has too few tokens to be mixed",
     topics={"packed": "packed.json"},

@@ -95,7 +95,7 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
         recipe, told = configured
         inputs = {name: plan[name].fingerprint for name in placed.needs if name in plan}
         edits = tuple(name for name, step in manifest.steps.items() if step.config.edits_text and name in inputs)
-        named = fingerprint(placed.stage, recipe, inputs, edits)
+        named = fingerprint(placed.stage, recipe, inputs)
         called = placed.name if placed.name != placed.stage.name else ""
         config = {**recipe, **told} if placed.settings is None else told  # a step is told all its settings
         plan[placed.name] = Node(placed.stage, named, recipe, config, inputs, edits, called, placed.settings)
@@ -114,16 +114,11 @@ def present_stages(manifest: Manifest) -> list[str]:
     return found
 
 
-def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str], edits: Sequence[str] = ()) -> str:
-    """64 hexadecimal digits that name a stage's output by what goes into it.
-
-    The edits of two stages and more are named besides: earlier versions applied them in the order of the stages' names,
-    so that what they made is another output.
-    """
-    ordered = {"edits": list(edits)} if len(edits) > 1 else {}
+def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str]) -> str:
+    """Hash of a stage's name, version, recipe and inputs: 64 hexadecimal digits."""
     return hashlib.sha256(
         canonical_json(
-            {"stage": stage.name, "version": stage.version, "recipe": recipe, "inputs": list(inputs.items()), **ordered}
+            {"stage": stage.name, "version": stage.version, "recipe": recipe, "inputs": list(inputs.items())}
         )
     ).hexdigest()
 

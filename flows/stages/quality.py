@@ -69,6 +69,5 @@ STAGE = Stage(
     columns=lambda section: [*section.scores, "perplexity_bucket"],
     recipe=recipe,
     ranking="gristmill.dataprep.judges.replay_ranking:keep_top_rule",
-    work_format=2,
     report=("gristmill.flows.report.document_sections:quality", "gristmill.flows.report.asked_sections:judges"),
 )

@@ -12,7 +12,7 @@ from gristmill.mixtures.section import RECIPE, Judging, Section, outside_paths
 
 
 def dump(section: Section, *leave_out: str) -> Recipe:
-    """The settings of a section as JSON, without some; renamed keys under their former names."""
+    """The settings of a section as JSON, without `leave_out`."""
     return section.model_dump(mode="json", exclude=set(leave_out), context=RECIPE)
 
 

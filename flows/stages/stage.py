@@ -37,8 +37,6 @@ class Stage:
     Attributes:
         name: what users call it; of a step of `prepare` also its key there.
         version: raised whenever the same recipe gives an output with another meaning or other bytes.
-        work_format: raised whenever what an interrupted attempt leaves has another form: the next attempt then begins
-            anew, as it could not read it.
         run: `module:function`, imported in the stage's own process only.
         imports: modules that its work imports where it uses them: (settings of a step) -> names. The process that
             stages are forked from has them ready.
@@ -91,7 +89,6 @@ class Stage:
     recipe: Callable[[Any, Recipe], Recipe] = lambda section, named: named
     rules: str = "gristmill.dataprep.replay:rules"
     ranking: str | None = None
-    work_format: int = 1
     imports: Callable[[Any], Iterable[str]] = lambda settings: ()
     needs_libraries: Callable[[Any], Iterable[tuple[str, str]]] = lambda settings: ()
     parallel: bool = False

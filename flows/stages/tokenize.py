@@ -18,7 +18,6 @@ STAGE = Stage(
     configure,
     documents("tokenizer"),
     parallel=True,
-    work_format=2,
     imports=lambda settings: ["tokenizers", "gigatoken", "awkward"],
     report=("gristmill.flows.report.mixture:tokenizer_section",),
 )

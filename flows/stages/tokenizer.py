@@ -132,7 +132,6 @@ STAGE = Stage(
     needs,
     parallel=True,
     is_short=lambda recipe: "external" in recipe,
-    work_format=2,
     imports=lambda settings: ["tokenizers"],
     preflight=preflight,
 )

@@ -130,8 +130,6 @@ LAST_WORK = ("result.json", KEPT_LIST)
 
 HASHED_AT_ONCE = 4
 """Files of an output, by threads."""
-WORK_FORMAT = "work_format"
-"""The key of a stage's description that says which form its `work/` has; 1 where it is absent."""
 
 
 class CorruptError(RuntimeError):
@@ -198,23 +196,15 @@ class StageFolder:
     def begin(self, description: Mapping[str, Any], shared: bool = False) -> None:
         """Write down what is to be made, and put a damaged commit aside so that the work continues.
 
-        What an interrupted attempt has left in a form that is no longer read is removed, and so are its half-written
-        files.
+        Half-written files of an interrupted attempt are removed.
 
         Args:
             shared: whether other hosts may be at work here (`engine.nodes`): half-written files of the output are
                 theirs, perhaps, and stay until the commit.
         """
-        written = self.path / "stage.json"
-        if (
-            self.work.exists()
-            and written.exists()
-            and (read_json(written).get(WORK_FORMAT, 1) != description.get(WORK_FORMAT, 1))
-        ):
-            remove_tree(self.work)
         for folder in (self.data, self.work, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
-        write_json(written, description)
+        write_json(self.path / "stage.json", description)
         success = self.path / "_SUCCESS"
         if success.exists():
             number = len(list(self.path.glob("_CORRUPT.*")))

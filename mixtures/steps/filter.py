@@ -111,7 +111,7 @@ class Filter(Judging):
     def _whatever_rules_say(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         """Each language's rules so that nothing else of `rules` comes in when they are read again: with null for a set
         that is off, and without keys that came later (see `Section.added`) only where `rules` has the same."""
-        dumped = self._as_fingerprints_know_it(dump, info)
+        dumped = self._omit_added_defaults(dump, info)
         if dumped.get("by_language"):
             off = dict.fromkeys(configured_names(self.rules))
             dumped["by_language"] = {

@@ -72,17 +72,6 @@ def test_a_run_hears_an_interrupt_itself_unless_whoever_started_it_lets_it_ignor
     assert heard == [signal.SIG_IGN if before is signal.SIG_IGN else launch.interrupt]
 
 
-def test_variables_of_an_earlier_version_are_warned_of_with_what_to_use_instead(
-    untracked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GRISTMILL_NODES", "2")
-    assert start(monkeypatch, "none", AssertionError("Prefect was asked")) == 0
-    said = capsys.readouterr().out
-    assert said.count("warning: GRISTMILL_NODES is no longer read: say engine.nodes, as in --set engine.nodes=2") == 1
-    assert said.count("warning") == 1
-    assert {*launch.former_variables({"GRISTMILL_LAUNCHER": "srun", "GRISTMILL_STORE": "x"})} == {"GRISTMILL_LAUNCHER"}
-
-
 def test_every_error_of_the_flow_is_raised(untracked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="something else"):
         start(monkeypatch, "server", RuntimeError("something else"))

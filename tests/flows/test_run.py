@@ -66,20 +66,6 @@ def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(to
     assert runner.folder("second").manifest()["files"] == undisturbed.folder("second").manifest()["files"]
 
 
-def test_what_an_attempt_has_left_in_an_earlier_form_is_made_anew(toy_runner: Make) -> None:
-    runner = toy_runner(first={"n": 4}, second={"die_once": True})
-    runner.run_stage("first")
-    with pytest.raises(StageFailedError, match="was killed"):
-        runner.run_stage("second")
-    node = runner.plan["second"]
-    runner.plan["second"] = replace(node, stage=replace(node.stage, work_format=2))  # type: ignore[index]
-    (runner.folder("second").work / "of_another_form").touch()
-    with pytest.raises(StageFailedError, match="was killed"):  # the mark that it has died once is gone, too
-        runner.run_stage("second")
-    assert not (runner.folder("second").work / "of_another_form").exists()
-    assert runner.run_stage("second").how == "Resumed"
-
-
 def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(toy_runner: Make) -> None:
     runner = toy_runner(failing={})
     with pytest.raises(StageFailedError) as caught:

@@ -109,6 +109,6 @@ class LoopState:
         self.skipped, self.overflows = plain["skipped"], plain["overflows"]
         self.streak, self.rollbacks = Streak(*plain["streak"]), plain["rollbacks"]
         self.best, self.stale = plain["best"], plain["stale"]
-        self.stopped = plain.get("stopped")  # which checkpoints of earlier versions lack
-        self.scales = list(plain.get("scales", ()))
+        self.stopped = plain["stopped"]
+        self.scales = list(plain["scales"])
         self.seen.clear()
