@@ -16,14 +16,13 @@ ADDRESSES = {
     "dask": "tcp://host:8786",
     "spark": "spark://host:7077",
     "flink": "host:8081",
-    "prism": "host:8073",
 }
 """Engines that are somewhere else, and what an address of each looks like."""
 ENGINES = ("local", *ADDRESSES, "dataflow")
 """What `runner` may be, beside the names of Beam's own runners."""
 FLINK_VERSIONS = ("1.19", "1.20", "2.0", "2.1", "2.2")
 """Lines of Flink that Beam 2.77 publishes a job server for (`FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS`)."""
-FOUND_OTHERWISE = {"dask": "dask_scheduler_file", "flink": "job_endpoint", "prism": "prism_location"}
+FOUND_OTHERWISE = {"dask": "dask_scheduler_file", "flink": "job_endpoint"}
 """The option that stands in for an address."""
 DATAFLOW_NEEDS = ("project", "region", "temp_location", "sdk_container_image")
 """Options without which Dataflow takes no job."""
@@ -44,7 +43,7 @@ def check_engine(runner: str, address: str | None, options: Mapping[str, Any]) -
         )
     if runner not in ADDRESSES and address is not None:
         raise ValueError(f"address is for runner {', '.join(ADDRESSES)}, not for {runner}; remove it")
-    if runner in ADDRESSES and runner != "prism" and address is None and FOUND_OTHERWISE.get(runner) not in options:
+    if runner in ADDRESSES and address is None and FOUND_OTHERWISE.get(runner) not in options:
         raise ValueError(f"runner {runner} needs an address: {{runner: {runner}, address: {ADDRESSES[runner]!r}}}")
     if runner == "local" and options:
         raise ValueError(f"options ({', '.join(options)}) are for a runner other than local; remove them")

@@ -57,25 +57,23 @@ class Engine(Section):
       version here (`SPARK_HOME`, the package `pyspark`, or `make engines`). `options` are Spark's own settings.
     - `flink` needs `address: host:8081` of a JobManager, Java, and Beam's job server for its `flink_version` (an
       option; `make engines` fetches it, `flink_job_server_jar` names one), or the `job_endpoint` of one that runs.
-    - `prism`, Beam's local portable engine, needs its program (`make engines`, or `options: {prism_location: FILE}`),
-      or the `address` of one that runs.
     - `dataflow` needs `options: {project: ..., region: ..., temp_location: "gs://...", sdk_container_image: ...}`, the
       image with this package in it, and a store in `gs://`.
     - `PortableRunner`, `SparkRunner` and the like are Beam's runners as they come, with Beam's options.
-    - The option `environment_type` says what does the work on Flink and Prism: `PROCESS` (the default: the program
+    - The option `environment_type` says what does the work on Flink: `PROCESS` (the default: the program
       `gristmill-worker` of this installation, at the same path everywhere, or `environment_config: '{"command":
       FILE}'`), `EXTERNAL` (`gristmill-worker --pool HOST:PORT`, with `environment_config: HOST:PORT`), `DOCKER` (with
       `environment_config: IMAGE`), or `LOOPBACK` (this process, for trying things out).
     """
 
     runner: str = "local"
-    """`local`, `dask`, `spark`, `flink`, `prism`, `dataflow`, or the name of any Beam runner."""
+    """`local`, `dask`, `spark`, `flink`, `dataflow`, or the name of any Beam runner."""
     mode: Literal["auto", "memory", "threads", "processes"] = "auto"
     """What the workers of the local runner are. `auto`: processes for a job that holds Python's global lock and has
     enough input to be worth the second that they take to start, else threads; nothing of either for a single task or
     worker."""
     address: str | None = None
-    """Where the cluster is: Dask's scheduler, Spark's master, Flink's JobManager, or a Prism that runs."""
+    """Where the cluster is: Dask's scheduler, Spark's master or Flink's JobManager."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Beam's pipeline options for a runner other than `local`, by the names of its flags; for `spark`, its settings."""
     shuffle: Literal["files", "engine"] | None = None

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -30,7 +30,7 @@ from tests.servers import wait_for
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 LIBRARIES = Path(np.__file__).parents[1]
-STORE_PORT, SCHEDULER_PORT, POOL_PORT, MASTER_PORT = 9000, 8786, 50000, 7077
+STORE_PORT, SCHEDULER_PORT, MASTER_PORT = 9000, 8786, 7077
 """Free in a network that is new."""
 BUCKET = "bucket"
 
@@ -233,16 +233,6 @@ def start_dask(made: Machines) -> str:
     return json.dumps({"runner": "dask", "address": address, "workers": 2})
 
 
-def start_prism(made: Machines) -> str:
-    """A pool of Beam's own that starts a stranger's workers; Prism wants them on its host, so there is one home."""
-    distributions.find(distributions.prism())
-    beside = replace(made.strangers[0], namespace=made.driver.namespace)
-    made.start(beside, "python", "-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={POOL_PORT}")
-    wait_for(lambda: answers(made, POOL_PORT), "the pool's answer")
-    options = {"environment_type": "EXTERNAL", "environment_config": f"{made.driver.address}:{POOL_PORT}"}
-    return json.dumps({"runner": "prism", "options": options})
-
-
 def start_spark(made: Machines) -> str:
     """A master on the driver's host, and a worker on each stranger's, which has Spark in its home."""
     made.lent["spark"] = distributions.find(distributions.spark()).parents[1]
@@ -297,6 +287,5 @@ def start_spark(made: Machines) -> str:
 
 CLUSTERS: Mapping[str, Callable[[Machines], str]] = {
     "dask": start_dask,
-    "prism": start_prism,
     "spark": start_spark,
 }

@@ -122,7 +122,7 @@ class Cluster:
 
 @contextmanager
 def running(name: str, folder: Path) -> Iterator[Cluster]:
-    """An engine by its name in `engine.runner`; `prism-external` has its workers from a pool.
+    """An engine by its name in `engine.runner`; `flink-external` has its workers from a pool.
 
     Raises:
         MissingEngineError: it is not on this machine.
@@ -271,23 +271,6 @@ def has_slots(rest: int, number: int) -> bool:
         return False
 
 
-def start_prism(_folder: Path) -> Cluster:
-    """Prism itself is started by gristmill, and the workers by Prism."""
-    distributions.find(distributions.prism())
-    command = {"command": str(program()), "env": {"PYTHONPATH": CHECKOUT}}
-    options = {"environment_type": "PROCESS", "environment_config": json.dumps(command)}
-    what = "its program, and a worker of its own for each job (PROCESS)"
-    return Cluster({"runner": "prism", "options": options}, what)
-
-
-def start_prism_external(folder: Path) -> Cluster:
-    """Prism whose workers a pool starts."""
-    made = start_prism(folder)
-    made.what = "its program, and workers that a pool starts (EXTERNAL)"
-    made.engine["options"] = {"environment_type": "EXTERNAL", "environment_config": start_pool(made, folder)}
-    return made
-
-
 def start_pool(made: Cluster, folder: Path) -> str:
     """Start a pool of workers; returns its address."""
     port = free_port()
@@ -301,8 +284,6 @@ def start_pool(made: Cluster, folder: Path) -> str:
 ENGINES: Mapping[str, Callable[[Path], Cluster]] = {
     "dask": start_dask,
     "spark": start_spark,
-    "prism": start_prism,
-    "prism-external": start_prism_external,
     "flink": start_flink,
     "flink-external": start_flink_external,
 }

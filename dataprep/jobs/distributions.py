@@ -2,8 +2,8 @@
 
 `python -m gristmill.dataprep.jobs.distributions` (`make engines`) fetches them into a cache outside of the repository,
 each by the client of its own registry, which checks what it got: pip against the index's SHA-256 (Spark's is pinned
-below), Maven against the repository's checksums, Go against its checksum database. What is there and whole, by the
-SHA-256 of the file that is run, is left alone.
+below), Maven against the repository's checksums. What is there and whole, by the SHA-256 of the file that is run, is left
+alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import tarfile
@@ -92,14 +91,6 @@ RUNNER_POM = """\
 without what only a Flink inside of it, ZooKeeper and Google's stores want, and without signatures, which are those of
 the jars that it was made from."""
 MAVEN = ("mvn", "--batch-mode", "--quiet", "--strict-checksums", "-Dstyle.color=never")
-PRISM = "github.com/apache/beam/sdks/v2"
-"""The Go module that has Prism."""
-LISTENER = "go/pkg/beam/runners/prism/internal/jobservices/server.go"
-"""Where it opens its port."""
-LISTENS = 'net.Listen("tcp", fmt.Sprintf(":%d", port))'
-"""How Prism listens: on every interface, without authentication and without an option."""
-LISTENS_HERE = 'net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))'
-"""How the one does that is built here (docs/patched.md)."""
 DATAFLOW = (
     "google-cloud-dataflow-client==0.13.0",
     "google-auth==2.62.2",
@@ -167,11 +158,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill" / "engines"
 
 
-def prism() -> Part:
-    """Beam's portable local engine, built from source: Beam's own downloads are not in a package registry."""
-    return Part("prism", f"prism-{beam_version()}", "prism", "go", _build_prism)
-
-
 def spark() -> Part:
     """Spark's distribution."""
     return Part("spark", f"spark-{SPARK_VERSION}", "bin/spark-submit", sys.executable, _fetch_spark)
@@ -213,7 +199,6 @@ def dataflow() -> Part:
 
 
 PARTS: dict[str, Callable[[], Part]] = {
-    "prism": prism,
     "spark": spark,
     "flink": flink,
     "flink-cluster": flink_cluster,
@@ -410,21 +395,6 @@ def _fetch_flink_cluster(line: str, folder: Path) -> None:
     [dist] = unpacked.glob("*/deps/lib/flink-dist-*.jar")
     dist.parent.rename(folder / "lib")
     (folder / "lib" / dist.name).rename(folder / "lib" / "flink-dist.jar")
-
-
-def _build_prism(folder: Path) -> None:
-    """Build Prism from its module, listening on the loopback address alone."""
-    got = json.loads(_call("go", "mod", "download", "-json", f"{PRISM}@v{beam_version()}"))
-    source = folder.parent / "source"
-    shutil.copytree(got["Dir"], source, ignore=shutil.ignore_patterns("java", "python", "typescript", "*_test.go"))
-    for path in (source, *source.rglob("*")):
-        path.chmod(path.stat().st_mode | stat.S_IWUSR)
-    server = source / LISTENER
-    text = server.read_text()
-    if text.count(LISTENS) != 1:
-        raise MissingEngineError(f"prism: {LISTENER} does not listen as expected, so it would on all interfaces")
-    server.write_text(text.replace(LISTENS, LISTENS_HERE))
-    _call("go", "build", "-trimpath", "-o", str(folder / "prism"), "./go/cmd/prism", folder=source)
 
 
 def main(names: list[str]) -> int:

@@ -94,7 +94,7 @@ def run_on_cluster(
 ) -> None:
     """Run a job (`runner.run_there`); again, where the runner gives up because a worker was lost.
 
-    Most do a lost worker's tasks again by themselves; Prism ends the job, and so does Flink unless told otherwise.
+    Most engines repeat the tasks of a lost worker; Flink ends the job unless it has a restart strategy.
 
     Args:
         job, context, work, receive: see `runner.run_there`.

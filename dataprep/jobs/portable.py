@@ -1,4 +1,4 @@
-"""Engines behind Beam's portable job service: which job server takes a job there, and which program does the work."""
+"""Flink through Beam's portable job service: its job server and the worker program."""
 
 from __future__ import annotations
 
@@ -17,28 +17,24 @@ PROGRAM = "gristmill-worker"
 """What `worker.py` is called where this package is installed."""
 UNLISTED = "disable_logging_submission_environment"
 """Beam lists all installed packages for each job, in a second, and leaves the list in the temporary folder."""
-OURS = ("flink_version", "flink_job_server_jar", "job_server_jvm_properties", "prism_location")
+OURS = ("flink_version", "flink_job_server_jar", "job_server_jvm_properties")
 """Options that tell how the job server is started, and that it is not told itself."""
 
 
-def portable_options(engine: str, address: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of Beam's portable runner: the job server's address, and the program that does the work.
+def flink_options(address: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of Beam's portable runner for Flink: the job server's address and the worker program.
 
     Args:
-        engine: `prism` or `flink`.
-        address: of a Prism that runs, or of Flink's JobManager.
-        options: the user's. With a `job_endpoint` that server is taken; otherwise one is started.
+        address: of Flink's JobManager.
+        options: the user's. Without a `job_endpoint` a job server is started.
 
     Raises:
         MissingEngineError: the job server, Java, or the worker's program is not on this machine.
         WorkerError: the job server does not start.
     """
     rest = {name: value for name, value in options.items() if name not in OURS}
-    if engine == "prism" and address is None and "job_endpoint" not in rest:
-        check_program(rest)
     if "job_endpoint" not in rest:
-        start = {"prism": _start_prism, "flink": _start_flink}[engine]
-        rest["job_endpoint"] = address if engine == "prism" and address else start(address, options)
+        rest["job_endpoint"] = _start_job_server(address, options)
     return {**rest, "experiments": [*rest.get("experiments", ()), UNLISTED], **environment(rest)}
 
 
@@ -57,39 +53,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"environment_type": kind, "environment_config": json.dumps({"command": str(program())})}
 
 
-def check_program(options: Mapping[str, Any]) -> None:
-    """Raise MissingEngineError where the program that the options name is not on this machine.
-
-    A Prism that is started here starts it here; without it no worker ever comes, and Prism does not say why.
-    """
-    if options.get("environment_type") != "PROCESS" or "environment_config" not in options:
-        return
-    try:
-        command = json.loads(options["environment_config"])["command"]
-    except (ValueError, TypeError, KeyError):
-        raise MissingEngineError(
-            f"engine.options.environment_config is {options['environment_config']!r}; give "
-            f'{{"command": "/path/{PROGRAM}"}} as JSON'
-        ) from None
-    if shutil.which(command) is None:
-        raise MissingEngineError(
-            f"engine.options.environment_config names {command}, which is no program on this "
-            f"machine, nor on its PATH; give its whole path (that of this installation is "
-            f"{program()}), or leave environment_config out"
-        )
-
-
-def _start_prism(_address: str | None, options: Mapping[str, Any]) -> str:
-    binary = Path(options.get("prism_location") or distributions.find(distributions.prism()))
-    _check_there(binary, "prism_location")
-
-    def command(port: int, _folder: Path) -> Sequence[str]:
-        return [str(binary), f"--job_port={port}", "--serve_http=false", "--log_kind=text", "--log_level=warn"]
-
-    return job_server(f"prism ({binary})", command)
-
-
-def _start_flink(address: str | None, options: Mapping[str, Any]) -> str:
+def _start_job_server(address: str | None, options: Mapping[str, Any]) -> str:
     """Start Beam's job server for Flink; it hands jobs to the JobManager at `address`."""
     line = str(options.get("flink_version", FLINK_VERSION))
     jar = Path(options.get("flink_job_server_jar") or distributions.find(distributions.flink(line)))

@@ -41,7 +41,6 @@ ANSWER_SECONDS = 30.0
 """For a job server to answer, unless `job_server_timeout` says otherwise."""
 BEAM_NAMES = {
     "dask": "apache_beam.runners.dask.dask_runner.DaskRunner",
-    "prism": "PortableRunner",
     "flink": "PortableRunner",
     "dataflow": "DataflowRunner",
 }
@@ -112,13 +111,13 @@ def run_there(
     if runner == "dask":
         options = dask_options(context.address, len(groups), options)
         check_cluster(options)
-    endpoint = options.get("job_endpoint", context.address if runner == "prism" else None)
+    endpoint = options.get("job_endpoint")
     if endpoint not in (None, EMBEDDED):
         check_job_server(endpoint, float(options.get("job_server_timeout", ANSWER_SECONDS)))
-    if runner in ("prism", "flink"):
-        from gristmill.dataprep.jobs.portable import portable_options
+    if runner == "flink":
+        from gristmill.dataprep.jobs.portable import flink_options
 
-        options = portable_options(runner, context.address, options)
+        options = flink_options(context.address, options)
     with loopback_only(options):
         pipeline = (
             on_spark(context)

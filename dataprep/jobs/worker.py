@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         return serve(given.pool)
     if not (given.control_endpoint or given.provision_endpoint):
         parser.error("an engine starts this, or --pool HOST:PORT is needed")
-    work(given.id.strip("'"), given.control_endpoint, given.provision_endpoint)  # Prism quotes it
+    work(given.id, given.control_endpoint, given.provision_endpoint)
     return 0
 
 

@@ -177,7 +177,7 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="With --tb: the engine (local, dask, flink, spark, prism, dataflow), flink if absent; may "
+            help="With --tb: the engine (local, dask, flink, spark, dataflow), flink if absent; may "
             "be given several times.",
         ),
     ] = None,

@@ -86,7 +86,6 @@ ENGINES: Mapping[str, Engine] = {
     "dask": Engine("engine", "memory"),
     "flink": Engine("engine", "disk"),
     "spark": Engine("engine", "disk"),
-    "prism": Engine("engine", "process"),
     "dataflow": Engine("engine", "service"),
 }
 """`local` are hosts that share the store (`engine.nodes`)."""
@@ -181,9 +180,7 @@ def holds_of(engine: Engine, loads: Sequence[Load], workers: int) -> Iterator[st
     """Where shuffled rows lie, and how many bytes of them, in sentences."""
     most = max(loads, key=lambda load: load.shuffle_bytes)
     said = f"{most.step} shuffles {sized(most.shuffle_bytes)}"
-    if engine.holds == "process":
-        yield f"{said}, which this engine holds in one process: it is for one machine"
-    elif engine.holds == "memory":
+    if engine.holds == "memory":
         yield (
             f"{said}: {sized(most.shuffle_bytes / workers)} in the memory of each worker, or on its disk where that "
             "is full"

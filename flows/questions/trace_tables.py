@@ -250,8 +250,7 @@ def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, 
     if found["unknown_answers"]:
         console.print(
             Text(
-                f"{found['unknown_answers']:,} answers name no document; remove "
-                "STORE/answers to be sure",
+                f"{found['unknown_answers']:,} answers name no document; remove STORE/answers to be sure",
                 style="yellow",
             )
         )

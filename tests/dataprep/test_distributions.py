@@ -130,7 +130,7 @@ def test_flink_itself_is_fetched_where_its_job_server_is_there_or_it_is_asked_fo
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert distributions.main(["flnk", "flink-1.7=jar"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("unknown: flink-1.7, flnk; there are prism, spark, flink, flink-cluster, dataflow, flink-1.")
+    assert said.startswith("unknown: flink-1.7, flnk; there are spark, flink, flink-cluster, dataflow, flink-1.")
 
 
 def test_what_the_registry_lacks_is_taken_from_a_file(

@@ -8,21 +8,21 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.engines.clusters import CHECKOUT, PATIENCE_SECONDS, running, start_pool
+from benchmarks.engines.clusters import PATIENCE_SECONDS, running, start_pool
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs import on_cluster, spark
-from gristmill.dataprep.jobs.distributions import CACHE_VARIABLE, MissingEngineError, find, prism
+from gristmill.dataprep.jobs import on_cluster, portable, spark
+from gristmill.dataprep.jobs.distributions import CACHE_VARIABLE, MissingEngineError
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.jobs.errors import WorkerError
-from gristmill.dataprep.jobs.portable import portable_options
+from gristmill.dataprep.jobs.portable import flink_options
 from gristmill.dataprep.jobs.runner import run_there, wait_no_longer
 from gristmill.dataprep.jobs.worker import end_worker, pool_type
 
@@ -51,12 +51,12 @@ def counters(result: Any) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["prism", "flink", "spark"])
+@pytest.mark.parametrize("name", ["flink", "spark"])
 @pytest.mark.timeout(1800)
 def test_other_processes_do_the_work_one_of_them_may_die_and_the_engine_counts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Prism and Flink both where the engine starts them (PROCESS), and where a pool does (EXTERNAL)."""
+    """On Flink both with workers that the engine starts (PROCESS) and with those of a pool (EXTERNAL)."""
     ended: list[Any] = []
     monkeypatch.setattr(on_cluster, "run_there", lambda *job, **more: ended.append(run_there(*job, **more)))
     monkeypatch.setattr(on_cluster, "WORKER_SECONDS", PATIENCE_SECONDS)
@@ -120,79 +120,51 @@ def fail_on_two(task: Task) -> Done:
     return Done()
 
 
-@pytest.mark.slow
-def test_flinks_job_server_is_started_for_its_jobmanager_on_the_loopback_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beam's job server is played by Prism, which any Java would start: what is said to it is what matters here."""
-    try:
-        binary = find(prism())
-    except MissingEngineError as error:
-        pytest.skip(str(error))
-    java, jar = tmp_path / "bin" / "java", tmp_path / "server.jar"
-    java.parent.mkdir()
-    java.write_text(
-        f"#!{sys.executable}\nimport os, sys\nopen({str(tmp_path / 'said')!r}, 'w').write(' '.join(sys.argv[1:]))\n"
-        f"port = [one for one in sys.argv if one.startswith('--job-port')][0].replace('-port', '_port')\n"
-        f"os.execv({str(binary)!r}, ['prism', port, '--serve_http=false'])\n"
-    )
-    java.chmod(java.stat().st_mode | stat.S_IXUSR)
-    jar.write_text("")
-    monkeypatch.setenv("PATH", f"{java.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", CHECKOUT)
-    options = {"flink_version": "2.1", "flink_job_server_jar": str(jar), "parallelism": 2}
-    told = context(tmp_path / "work", runner="flink", address="flink:8081", options=options)
-    assert [one["n"] for one in run_tasks("job", TASKS, partial(square, tmp_path, None), told)] == list(range(6))
-    said = (tmp_path / "said").read_text().split()
-    assert said[:4] == ["-Xmx512m", "-jar", str(jar), "--flink-master=flink:8081"]
-    assert "--job-host=127.0.0.1" in said
+def test_job_server_of_flink_listens_on_the_loopback_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[Sequence[str]] = []
+
+    def job_server(name: str, command: Callable[[int, Path], Sequence[str]]) -> str:
+        commands.append(command(8099, tmp_path))
+        return "127.0.0.1:8099"
+
+    monkeypatch.setattr(portable, "job_server", job_server)
+    java, jar = tmp_path / "java", tmp_path / "server.jar"
+    java.write_text("#!/bin/sh\n")
+    java.chmod(0o700)
+    jar.touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    options = flink_options("flink:8081", {"flink_version": "2.1", "flink_job_server_jar": str(jar), "parallelism": 2})
+    assert {name: options[name] for name in ("job_endpoint", "parallelism")} == {
+        "job_endpoint": "127.0.0.1:8099",
+        "parallelism": 2,
+    }
+    assert set(options) & {"flink_version", "flink_job_server_jar"} == set()
+    [command] = commands
+    assert command[:4] == [str(java), "-Xmx512m", "-jar", str(jar)]
+    assert {"--flink-master=flink:8081", "--job-host=127.0.0.1", "--job-port=8099"} <= set(command)
 
 
 @pytest.mark.parametrize(
-    ("runner", "options", "message"),
+    ("options", "missing"),
     [
-        ("prism", {}, "^prism is not in .*: fetch it with `make engines`"),
-        (
-            "prism",
-            {"prism_location": "/nowhere/prism"},
-            "^there is no file /nowhere/prism; correct engine.options.prism_",
-        ),
-        (
-            "prism",
-            {"environment_type": "PROCESS", "environment_config": '{"command": "gristmill-worker"}'},
-            "^engine.options.environment_config names gristmill-worker, which is no program on this machine, nor on its PATH",
-        ),
-        (
-            "prism",
-            {"environment_type": "PROCESS", "environment_config": "gristmill-worker"},
-            "^engine.options.environment_config is 'gristmill-worker'; give ",
-        ),
-        (
-            "flink",
-            {"flink_version": "1.20"},
-            "^flink-1.20 is not in .*: fetch it with `make engines`, or .* flink-1.20`",
-        ),
-        (
-            "flink",
-            {"flink_job_server_jar": "/nowhere.jar"},
-            "^there is no file /nowhere.jar; correct engine.options.flink",
-        ),
+        ({"flink_version": "1.20"}, "flink-1.20"),
+        ({"flink_job_server_jar": "/nowhere.jar"}, "/nowhere.jar"),
     ],
 )
-def test_an_engine_that_is_not_here_says_how_it_is_had(
-    runner: str, options: Mapping[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_missing_job_server_of_flink_is_named(
+    options: Mapping[str, Any], missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingEngineError, match=message):
-        portable_options(runner, "flink:8081" if runner == "flink" else None, options)
+    with pytest.raises(MissingEngineError, match=missing):
+        flink_options("flink:8081", options)
 
 
 def test_without_java_flinks_job_server_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "server.jar").write_text("")
     with pytest.raises(MissingEngineError, match="needs Java, which is not on this machine; install a Java"):
-        portable_options("flink", "flink:8081", {"flink_job_server_jar": str(tmp_path / "server.jar")})
+        flink_options("flink:8081", {"flink_job_server_jar": str(tmp_path / "server.jar")})
 
 
 @pytest.mark.slow

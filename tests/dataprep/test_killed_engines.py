@@ -191,18 +191,6 @@ def lives(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_prisms_own_process_is_killed_and_what_is_missing_is_given_to_another_one(
-    clusters: Callable[[str], Any], tmp_path: Path
-) -> None:
-    def find() -> int:
-        return next(server.process.pid for name, server in servers._running.items() if name.startswith("prism "))
-
-    with clusters("prism") as cluster:
-        check(do(cluster, tmp_path, find), tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_flink_loses_its_job_server_then_a_taskmanager_and_what_is_missing_is_done_by_another(
     clusters: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ def expected(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return files
 
 
-@pytest.mark.parametrize("name", ["dask", "spark", "prism-external", "flink-external"])
+@pytest.mark.parametrize("name", ["dask", "spark", "flink-external"])
 def test_an_engine_gives_the_same_bytes_and_a_killed_worker_costs_only_time(
     name: str, manifest: Path, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

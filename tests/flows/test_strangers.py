@@ -57,8 +57,8 @@ STAGES = (
     "mix",
     "pretrain",
 )
-LAST = {"dask": "pretrain", "prism": "filter", "spark": "ingest"}
-"""How far an engine goes: Prism begins a process for each job, Spark five for each stage."""
+LAST = {"dask": "pretrain", "spark": "ingest"}
+"""Last stage of each engine: Spark starts five processes for each stage."""
 MODEL = "  - annotate: {model: {path: ./model, like: {prose: w1 w2}}}\n"
 """By a model whose folder the driver alone has."""
 DRIVER = """

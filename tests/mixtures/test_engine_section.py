@@ -20,7 +20,6 @@ from gristmill.mixtures.manifest import Engine
         {"runner": "spark", "address": "spark://spark:7077", "options": {"spark.executor.memory": "4g"}},
         {"runner": "flink", "address": "flink:8081", "options": {"flink_version": "1.20", "parallelism": 8}},
         {"runner": "flink", "options": {"job_endpoint": "flink:8099"}},
-        {"runner": "prism"},
         {"runner": "FlinkRunner", "options": {"flink_master": "flink:8081"}},
     ],
 )
@@ -32,12 +31,12 @@ def test_what_fits_together_is_accepted(section: dict[str, Any]) -> None:
     ("section", "message"),
     [
         ({"runner": "dask"}, "runner dask needs an address: {runner: dask, address: 'tcp://host:8786'}"),
-        ({"address": "tcp://127.0.0.1:8786"}, "address is for runner dask, spark, flink, prism, not for local"),
+        ({"address": "tcp://127.0.0.1:8786"}, "address is for runner dask, spark, flink, not for local"),
         ({"runner": "FlinkRunner", "mode": "threads"}, "mode is for runner local, not for FlinkRunner"),
         ({"options": {"parallelism": 2}}, r"options \(parallelism\) are for a runner other than local"),
         (
             {"runner": "flnk"},
-            "there is no engine flnk; there are local, dask, spark, flink, prism, dataflow, and Beam's",
+            "there is no engine flnk; there are local, dask, spark, flink, dataflow, and Beam's",
         ),
         ({"runner": "flink"}, "runner flink needs an address: {runner: flink, address: 'host:8081'}"),
         (
