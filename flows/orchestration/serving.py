@@ -38,7 +38,6 @@ from gristmill.flows.orchestration.sign_in import (
     pages_folder,
     pages_of,
 )
-from gristmill.flows.orchestration.tell_server import keep_telling
 from gristmill.flows.orchestration.tracking import LOCAL_API, answers, apply_default_settings, find_api, is_ready
 from gristmill.flows.report.report_links import VARIABLE, serve_reports
 
@@ -97,7 +96,6 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
 
     limit_trainings(TRAINING_TAG)
     keep_marking()
-    keep_telling(api)
     deployments = make_deployments(
         [ManifestOnOffer(path) for path in [*map(Path, manifests)] or find_manifests(Path.cwd())]
     )

@@ -1,7 +1,4 @@
-"""What is shown in Prefect of a stage while it runs: which lines of its log, how often how far it is, which cards.
-
-Where it is shown is left to those who take it there: a server (`reporting.py`), or a file for one (`kept_runs.py`).
-"""
+"""Log lines, progress and cards of a stage that Prefect shows while it runs. `reporting.py` sends them."""
 
 from __future__ import annotations
 

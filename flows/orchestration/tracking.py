@@ -1,7 +1,7 @@
 """Which Prefect a run is shown in. Prefect is the window, never the source of truth: the store decides everything.
 
 In this order: the server that PREFECT_API_URL names; one on this machine's usual port; the one that the active Prefect
-profile names; otherwise a file, of which the first server is told that is started here (`kept_runs.py`).
+profile names; otherwise in the store alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Literal
 
 from gristmill.flows.orchestration.server_settings import (
     CLIENT_VARIABLE,
@@ -23,7 +22,6 @@ from gristmill.flows.orchestration.server_settings import (
 
 LOCAL_API = "http://127.0.0.1:4200/api"
 PROBE_SECONDS = 2.0
-Tracking = Literal["server", "kept", "none"]
 
 DEFAULT_SETTINGS = {
     "DO_NOT_TRACK": "1",
@@ -82,18 +80,18 @@ def is_ready(api: str) -> bool:
         return False
 
 
-def choose_tracking() -> tuple[Tracking, str]:
-    """Choose where the run is shown, and a sentence that says so."""
+def choose_tracking() -> tuple[bool, str]:
+    """Decide whether a Prefect server shows the run, and word it for the terminal."""
     api = find_api()
     if api is None:
-        return "kept", "Recorded for Prefect (see it any time: gristmill up)"
+        return False, "No Prefect server runs; the run is recorded in the store (start a server: gristmill up)"
     with suppress(OSError):
         if answers(api) and is_admitted(api):
-            return "server", f"Shown in Prefect at {api.removesuffix('/api')}"
+            return True, f"Shown in Prefect at {api.removesuffix('/api')}"
         if answers(api):
-            return "none", (
+            return False, (
                 f"Prefect at {api} asks for a password: this run is not shown there (its record is in the "
                 f"store); set {CLIENT_VARIABLE}=USER:PASSWORD"
             )
     # Retrying an unreachable server for minutes would hold up the run for the sake of its picture.
-    return "none", f"Prefect at {api} does not answer: this run is not shown there (its record is in the store)"
+    return False, f"Prefect at {api} does not answer: this run is not shown there (its record is in the store)"

@@ -18,9 +18,7 @@ from gristmill.dataprep import object_stores
 from gristmill.dataprep.files import as_path, is_local
 from gristmill.dataprep.object_stores import until_interrupted
 from gristmill.dataprep.secrets import mask_secrets, mask_text
-from gristmill.flows.orchestration.kept_runs import KeptObserver, KeptRun, end_run, keep_run
-from gristmill.flows.orchestration.tell_server import tell_kept_quietly
-from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking, find_api
+from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking
 from gristmill.flows.report.ahead import drawing_ahead
 from gristmill.flows.running.extras import is_installed
 from gristmill.flows.running.fork_server import ForkServer
@@ -170,16 +168,10 @@ def run_untracked(
     force: frozenset[str],
     observer: Display,
     server: ForkServer | None = None,
-    keep: bool = False,
 ) -> RunRecord:
-    """Run stages without Prefect; returns the run's record.
-
-    Args:
-        keep: let the next Prefect server hear of it (see `kept_runs.py`).
-    """
+    """Run stages without Prefect; returns the run's record."""
     record, draw_ahead = session.start_record(), drawing_ahead(session)
-    kept = keep_run(session, stages, force) if keep else KeptRun()
-    runner = session.runner(KeptObserver(kept, observer) if keep else observer, server)
+    runner = session.runner(observer, server)
 
     def finish(stage: str, outcome: Outcome) -> None:
         record.add(outcome)
@@ -190,14 +182,14 @@ def run_untracked(
             run_in_threads(
                 jobs_of(session.plan, stages, runner.engine),
                 runner.engine.workers,
-                lambda stage, workers: kept.task(stage, lambda: runner.run_stage(stage, stage in force, workers)),
+                lambda stage, workers: runner.run_stage(stage, stage in force, workers),
                 finish,
                 runner.processes.stop,
             )
     finally:
         from gristmill.flows.report.page import write_report
 
-        end_run(kept, session, record, write_report(session, record))
+        write_report(session, record)
     return record
 
 
@@ -213,15 +205,10 @@ def _run_tracked(
     if not is_installed("prefect"):  # the extra `ui`: the store has all that is needed
         return run_untracked(session, stages, force, observer, server).folder
     apply_default_settings(quiet_console=True)
-    tracking, sentence = choose_tracking()
+    is_shown, sentence = choose_tracking()
     console.print(Text(sentence, style="dim"))
-    # To let Prefect's engine carry stages that are made takes several times as long as everything else here.
-    is_made = not force and all(session.committed(stage) for stage in stages)
-    if tracking != "server" or is_made:
-        record = run_untracked(session, stages, force, observer, server, keep=tracking != "none")
-        if tracking == "server":
-            tell_kept_quietly(find_api() or "")
-        return record.folder
+    if not is_shown:
+        return run_untracked(session, stages, force, observer, server).folder
     from gristmill.flows.orchestration.owners import mark_crashed_quietly, show_cancelled
     from gristmill.flows.pipeline import (
         gristmill,
@@ -232,7 +219,6 @@ def _run_tracked(
     )
 
     mark_crashed_quietly()
-    tell_kept_quietly(find_api() or "")
     tokens = observer_of_caller.set(observer), session_of_caller.set(session), server_of_caller.set(server)
     # Prefect keeps these for everybody to read; what the flow works with is the session.
     shown: dict[str, Any] = mask_secrets({"overrides": session.overrides, "store": session.store_option or ""})

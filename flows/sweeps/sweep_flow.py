@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import signal
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -16,7 +15,6 @@ from prefect.runtime import flow_run
 from rich.text import Text
 
 from gristmill.dataprep.secrets import mask_secrets
-from gristmill.flows.orchestration.kept_runs import KeptObserver, KeptRun
 from gristmill.flows.orchestration.owners import owned_run, show_cancelled
 from gristmill.flows.orchestration.parameters import (
     Count,
@@ -156,37 +154,15 @@ def launch_sweep(
     try:
         if tracked:
             apply_default_settings(quiet_console=True)
-            tracking, sentence = choose_tracking()
+            is_shown, sentence = choose_tracking()
             console.print(Text(sentence, style="dim"))
-            if tracking == "server":
+            if is_shown:
                 return _run_tracked(sweep, shown, observer)
-            if tracking == "kept":
-                return _run_kept(sweep, shown, observer)
-        return _run_untracked(sweep, observer, KeptRun())
+        run_shared(sweep, observer)
+        return [run_mixture(sweep, number, observer) for number in range(len(sweep.mixtures))]
     finally:
         observer.stop_bar()
         signal.signal(signal.SIGTERM, previous)
-
-
-def _run_untracked(sweep: Sweep, observer: Observer, kept: KeptRun) -> list[dict[str, Any]]:
-    kept.task(SHARED, lambda: run_shared(sweep, observer))
-    return [
-        kept.task(mixture_name(number), partial(run_mixture, sweep, number, observer))
-        for number in range(len(sweep.mixtures))
-    ]
-
-
-def _run_kept(sweep: Sweep, shown: Mapping[str, Any], observer: Observer) -> list[dict[str, Any]]:
-    """Train every proxy; the next Prefect server hears of it."""
-    parameters = {
-        name: value.model_dump(mode="json") if isinstance(value, ProxyModel) else value for name, value in shown.items()
-    }
-    parameters["target"] = [share.model_dump(mode="json") for share in shown["target"]]
-    names = [SHARED, *map(mixture_name, range(len(sweep.mixtures)))]
-    name = f"mixtures of {run_name(sweep.manifest_file, parameters['overrides'])}"
-    kept = KeptRun.begin("gristmill-sweep", name, parameters, dict.fromkeys(names, ()))
-    with kept.until_end():
-        return _run_untracked(sweep, KeptObserver(kept, observer), kept)
 
 
 def _run_tracked(sweep: Sweep, shown: dict[str, Any], observer: TerminalObserver) -> list[dict[str, Any]]:

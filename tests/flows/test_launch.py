@@ -18,8 +18,8 @@ def untracked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How every run that was made without Prefect's engine is shown."""
     runs: list[str] = []
 
-    def run(session: Any, stages: list[str], force: Any, observer: Any, server: Any = None, keep: bool = False) -> Any:
-        runs.append("kept" if keep else "nowhere")
+    def run(session: Any, stages: list[str], force: Any, observer: Any, server: Any = None) -> Any:
+        runs.append(stages[-1])
         return SimpleNamespace(folder=Path("run"))
 
     monkeypatch.setattr(launch, "run_untracked", run)
@@ -28,7 +28,7 @@ def untracked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def start(
     monkeypatch: pytest.MonkeyPatch,
-    tracking: str,
+    is_shown: bool,
     error: Exception,
     committed: tuple[str, ...] = (),
     force: frozenset[str] = frozenset(),
@@ -36,7 +36,7 @@ def start(
     def failing(**_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(launch, "choose_tracking", lambda: (tracking, "where it is shown"))
+    monkeypatch.setattr(launch, "choose_tracking", lambda: (is_shown, "where it is shown"))
     monkeypatch.setattr("gristmill.flows.pipeline.gristmill", failing)
     monkeypatch.setattr("gristmill.flows.orchestration.owners.mark_crashed_quietly", lambda: None)
     node = SimpleNamespace(settings=None, stage=SimpleNamespace(instances=None, asks=lambda manifest: ()))
@@ -65,7 +65,7 @@ def test_a_run_hears_an_interrupt_itself_unless_whoever_started_it_lets_it_ignor
     )
     own = signal.signal(signal.SIGINT, before)
     try:
-        assert start(monkeypatch, "none", AssertionError("Prefect was asked")) == 0
+        assert start(monkeypatch, False, AssertionError("Prefect was asked")) == 0
         assert signal.getsignal(signal.SIGINT) is before
     finally:
         signal.signal(signal.SIGINT, own)
@@ -74,21 +74,14 @@ def test_a_run_hears_an_interrupt_itself_unless_whoever_started_it_lets_it_ignor
 
 def test_every_error_of_the_flow_is_raised(untracked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="something else"):
-        start(monkeypatch, "server", RuntimeError("something else"))
+        start(monkeypatch, True, RuntimeError("something else"))
     assert untracked == []
 
 
-def test_only_a_run_that_a_server_watches_and_that_makes_something_goes_through_prefects_engine(
-    untracked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unwanted, told = AssertionError("Prefect was asked"), list[str]()
-    monkeypatch.setattr(launch, "tell_kept_quietly", told.append)
-    monkeypatch.setattr(launch, "find_api", lambda: "http://here/api")
-    for tracking in ("kept", "none"):
-        assert start(monkeypatch, tracking, unwanted) == 0
-    assert (untracked, told) == (["kept", "nowhere"], [])
-    assert start(monkeypatch, "server", unwanted, committed=("ingest", "filter")) == 0
-    assert (untracked, told) == (["kept", "nowhere", "kept"], ["http://here/api"])
-    for committed, force in ((("ingest",), ()), (("ingest", "filter"), ("filter",))):
-        with pytest.raises(AssertionError, match="Prefect was asked"):
-            start(monkeypatch, "server", unwanted, committed, frozenset(force))
+def test_prefect_runs_the_flow_only_with_a_server(untracked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    error = AssertionError("Prefect was asked")
+    assert start(monkeypatch, False, error) == 0
+    assert untracked == ["filter"]
+    with pytest.raises(AssertionError, match="Prefect was asked"):
+        start(monkeypatch, True, error)
+    assert untracked == ["filter"]
