@@ -212,12 +212,6 @@ def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(t
     assert written["edits"] == ["dedup_substrings", "decontaminate", "clean"]
 
 
-def test_folders_are_found_in_the_record_of_an_earlier_version(tmp_path: Path) -> None:
-    assert read_inputs({"inputs": {"mix": "/store/mix", "tokenizer": "s3://bucket/tokenizer"}})["mix"] == Path(
-        "/store/mix"
-    )
-
-
 def test_only_what_two_editing_stages_stand_before_is_another_output_than_earlier_versions_made(
     tmp_path: Path,
 ) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from gristmill.mixtures.training import Optimizer
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.optim import orthogonal
-from gristmill.train.optim.ademamix import AdEMAMix, risen
+from gristmill.train.optim.ademamix import AdEMAMix, scheduled_slow_mean
 from gristmill.train.optim.dion import Dion
+from gristmill.train.optim.normuon import NorMuon, newton_schulz
 from gristmill.train.optim.optimizer import make_optimizers
-from gristmill.train.optim.orthogonal import OrthogonalMomentum, newton_schulz
 
 LR, DECAY = 0.1, 0.5
 
@@ -57,7 +57,7 @@ def test_normuon_is_algorithm_1(cautious: bool, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(orthogonal, "newton_schulz", exact)
     start, gradients = drawn(4, 6, 1), [drawn(4, 6, 2 + step) for step in range(3)]
     weight = nn.Parameter(torch.from_numpy(start).float())
-    found = steps_of(OrthogonalMomentum([weight], LR, DECAY, 0.9, 0.8, cautious), weight, gradients)
+    found = steps_of(NorMuon([weight], LR, DECAY, 0.9, 0.8, cautious), weight, gradients)
     w, m, v = start, np.zeros((4, 6)), np.zeros((4, 1))
     for g in gradients:
         m = 0.9 * m + 0.1 * g
@@ -73,7 +73,7 @@ def test_normuon_is_algorithm_1(cautious: bool, monkeypatch: pytest.MonkeyPatch)
 def test_normuons_update_has_adamws_size_and_rows_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orthogonal, "newton_schulz", exact)
     weight = nn.Parameter(torch.zeros(32, 8))
-    steps_of(OrthogonalMomentum([weight], 1.0, 0.0, 0.95, 0.95, False), weight, [drawn(32, 8, 0)])
+    steps_of(NorMuon([weight], 1.0, 0.0, 0.95, 0.95, False), weight, [drawn(32, 8, 0)])
     assert weight.detach().square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-3)
     rows = weight.detach().norm(dim=1)
     assert (rows.max() / rows.min()).item() == pytest.approx(1.0, rel=1e-3)
@@ -83,11 +83,11 @@ def test_muon_with_cautious_decay_is_pytorchs_muon_but_for_the_decay() -> None:
     start, gradients = drawn(12, 8, 3), [drawn(12, 8, 4 + step) for step in range(3)]
     ours, theirs, cautious = (nn.Parameter(torch.from_numpy(start).float()) for _ in range(3))
     peer = torch.optim.Muon([theirs], lr=LR, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-    plain = steps_of(OrthogonalMomentum([ours], LR, 0.0, 0.95, None, True), ours, gradients)
+    plain = steps_of(NorMuon([ours], LR, 0.0, 0.95, None, True), ours, gradients)
     np.testing.assert_allclose(plain, steps_of(peer, theirs, gradients), atol=5e-3)
-    decayed = steps_of(OrthogonalMomentum([cautious], LR, DECAY, 0.95, None, True), cautious, gradients[:1])
+    decayed = steps_of(NorMuon([cautious], LR, DECAY, 0.95, None, True), cautious, gradients[:1])
     single = nn.Parameter(torch.from_numpy(start).float())
-    update = start - steps_of(OrthogonalMomentum([single], LR, 0.0, 0.95, None, True), single, gradients[:1])
+    update = start - steps_of(NorMuon([single], LR, 0.0, 0.95, None, True), single, gradients[:1])
     kept = update * start >= 0
     assert 20 < kept.sum() < 76
     np.testing.assert_allclose(decayed, start - update - LR * DECAY * kept * start, atol=1e-5)
@@ -133,10 +133,15 @@ def test_ademamix_is_algorithm_1() -> None:
 
 def test_the_slow_means_half_life_rises_linearly() -> None:
     halves = [
-        math.log(0.5) / math.log(risen(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[0].item()) for step in (0, 5, 10)
+        math.log(0.5) / math.log(scheduled_slow_mean(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[0].item())
+        for step in (0, 5, 10)
     ]
     assert halves[1] == pytest.approx((halves[0] + halves[2]) / 2, rel=1e-2)
-    assert [risen(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[1].item() for step in (5, 10, 40)] == [2.5, 5.0, 5.0]
+    assert [scheduled_slow_mean(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[1].item() for step in (5, 10, 40)] == [
+        2.5,
+        5.0,
+        5.0,
+    ]
 
 
 def test_the_rise_takes_the_whole_training_unless_the_manifest_says_otherwise() -> None:

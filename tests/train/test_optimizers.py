@@ -17,7 +17,7 @@ from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.mixtures.training import SMALL_MOMENTS, Optimizer
 from gristmill.train.optim.clipping import clip_gradients, clip_units
 from gristmill.train.optim.lion import Lion
-from gristmill.train.optim.offload import is_on_host, one_by_one
+from gristmill.train.optim.offload import is_offloaded, load_each
 from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.optim.sophia import Sophia
 
@@ -119,8 +119,8 @@ def test_moments_on_the_host_give_the_same_bits_and_stay_where_they_were_made(ki
     for a, b in zip(plain.parameters(), offloaded.parameters(), strict=True):
         assert torch.equal(a, b)
     for ours, theirs in zip(first, second, strict=True):
-        assert is_on_host(theirs)
-        assert not is_on_host(ours)
+        assert is_offloaded(theirs)
+        assert not is_offloaded(ours)
         assert_equal_states(ours, theirs)
         assert ours.param_groups[0]["params"][0].shape == theirs.param_groups[0]["params"][0].shape
 
@@ -130,7 +130,7 @@ def test_moments_lie_on_the_device_for_their_own_parameters_update_only() -> Non
     model = Small()
     (optimizer,) = make_optimizers(model, Optimizer(), offload=True)
     on_host = {parameter: optimizer.state[parameter]["exp_avg"] for parameter in model.parameters()}
-    for parameter in one_by_one(optimizer):
+    for parameter in load_each(optimizer):
         assert [one for group in optimizer.param_groups for one in group["params"]] == [parameter]
         moved = [one for one in on_host if optimizer.state[one]["exp_avg"] is not on_host[one]]
         assert moved == [parameter]

@@ -16,8 +16,8 @@ from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.optim.clipping import clip_gradients
+from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.optimizer import make_optimizers, update
-from gristmill.train.optim.sharded import local
 from gristmill.train.parallel.sharding import assert_master_weights, evaluating, sharded_model
 from gristmill.train.parallel.world import World, single_process
 

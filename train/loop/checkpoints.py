@@ -35,7 +35,7 @@ from torch import nn
 
 from gristmill.dataprep.context import Following
 from gristmill.dataprep.files import read_json, sha256_file, write_json
-from gristmill.train.optim.offload import is_on_host, wait_until_back
+from gristmill.train.optim.offload import is_offloaded, wait_for_moments
 from gristmill.train.optim.optimizer import has_plain_state
 from gristmill.train.parallel.world import World, agree, exchange_timeout
 
@@ -184,7 +184,7 @@ class Checkpoints:
         # All tensors were filled in place. Moments on the host stay as they are: PyTorch would take them to the device.
         set_state_dict(
             self._model,
-            [one for one in optimizers if not is_on_host(one)],
+            [one for one in optimizers if not is_offloaded(one)],
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
             options=StateDictOptions(strict=True),
@@ -209,7 +209,7 @@ class Checkpoints:
     def _state(self, tensors: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
-        wait_until_back(optimizers)
+        wait_for_moments(optimizers)
         weights, moments = get_state_dict(self._model, optimizers)
         return {"model": weights, "optimizer": moments, "loop": tensors}
 

@@ -19,7 +19,7 @@ from gristmill.train.loop.prefetch import READING_THREADS
 from gristmill.train.loop.row_plan import RowPlan, plan_of
 from gristmill.train.loop.state import Part
 from gristmill.train.optim.averaging import AveragedWeights
-from gristmill.train.optim.elastic import ElasticWeights
+from gristmill.train.optim.ewc import ElasticWeights
 from gristmill.train.optim.schedules import learning_rate, warmup_steps
 from gristmill.train.parallel.world import World
 

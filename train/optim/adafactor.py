@@ -1,7 +1,7 @@
 """Adafactor: second moments of a matrix by its rows and columns (Shazeer & Stern 2018, algorithms 4 and 5).
 
-The variant, its names and its defaults are those of torch.optim.Adafactor, which the tests compare with; that one
-itself takes no sharded matrices, and asks the device for two numbers per parameter and step.
+Variant, names and defaults are those of torch.optim.Adafactor, which the tests compare with. PyTorch's takes no sharded
+matrices and synchronises with the device twice per parameter and step.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.sharded import local, settled, sum_along, whole_sum
+from gristmill.train.optim.dtensor_sums import local, reduce_partial, sum_along, total_sum
 
 BETA2_DECAY = -0.8
 """Section 7.2: the decay of the second moment is 1 - t^-0.8."""
 LARGEST_UPDATE = 1.0
-"""Section 6: the root mean square that an update is clipped to, d."""
+"""Section 6: d, the root mean square at which updates are clipped."""
 SMALLEST_SCALE = 1e-3
-"""Section 8: the least root mean square that a parameter counts with, epsilon 2."""
+"""Section 8: epsilon 2, the smallest root mean square of a parameter."""
 
 
 class Adafactor(torch.optim.Optimizer):
@@ -27,7 +27,7 @@ class Adafactor(torch.optim.Optimizer):
 
     Args:
         groups: parameter groups; `weight_decay` per group.
-        lr: learning rate, relative to each parameter's root mean square and at the most 1 / sqrt(step).
+        lr: learning rate, relative to each parameter's root mean square and at most 1 / sqrt(step).
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float) -> None:
@@ -56,18 +56,18 @@ def _empty_state(parameter: Tensor) -> dict[str, Tensor]:
 def _update(parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, weight_decay: float) -> None:
     eps = torch.finfo(parameter.dtype).eps
     state["step"] += 1
-    forget = state["step"] ** BETA2_DECAY
-    scale = (whole_sum(parameter * parameter) / parameter.numel()).sqrt().clamp(min=SMALLEST_SCALE)
+    decay = state["step"] ** BETA2_DECAY
+    scale = (total_sum(parameter * parameter) / parameter.numel()).sqrt().clamp(min=SMALLEST_SCALE)
     rate = scale * (state["step"] ** -0.5).clamp(max=lr)
     squares = gradient * gradient
     if parameter.ndim < 2:
-        local(state["variance"]).lerp_(local(squares), forget)
+        local(state["variance"]).lerp_(local(squares), decay)
         estimate = local(state["variance"]).clone()
     else:
-        local(state["row_var"]).lerp_(local(sum_along(squares, -1)) / parameter.size(-1), forget)
-        local(state["col_var"]).lerp_(local(sum_along(squares, -2)) / parameter.size(-2), forget)
-        # Algorithm 4, line 7: the outer product over the sum; here means stand for sums on both sides.
-        mean = local(settled(state["row_var"].sum(dim=-2, keepdim=True))) / parameter.size(-2)
+        local(state["row_var"]).lerp_(local(sum_along(squares, -1)) / parameter.size(-1), decay)
+        local(state["col_var"]).lerp_(local(sum_along(squares, -2)) / parameter.size(-2), decay)
+        # Algorithm 4, line 7: the outer product over the sum; means stand for sums on both sides.
+        mean = local(reduce_partial(state["row_var"].sum(dim=-2, keepdim=True))) / parameter.size(-2)
         estimate = local(state["row_var"]) @ local(state["col_var"]) / mean.clamp(min=eps)
     step = estimate.clamp_(min=eps * eps).rsqrt_().mul_(local(gradient))
     rms = (_sum_like(parameter, step * step) / parameter.numel()).sqrt()
@@ -75,15 +75,15 @@ def _update(parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: f
     local(parameter).sub_(step * (rate / (rms / LARGEST_UPDATE).clamp(min=1.0)))
 
 
-def _sum_like(parameter: Tensor, share: Tensor) -> Tensor:
-    """The sum of a local share and of all others, split as a parameter is."""
+def _sum_like(parameter: Tensor, shard: Tensor) -> Tensor:
+    """Sum of all shards of a tensor that is sharded as a parameter."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(parameter, DTensor):
-        return share.sum()
-    return whole_sum(
+        return shard.sum()
+    return total_sum(
         DTensor.from_local(
-            share,
+            shard,
             parameter.device_mesh,
             parameter.placements,
             run_check=False,

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.offload import STEP
-from gristmill.train.optim.sharded import local
 
 
 class AdEMAMix(torch.optim.Optimizer):
-    """Three moments, elementwise; works on the shares of DTensors, with no host synchronisation.
+    """Three moments, elementwise on the shards of DTensors, without host synchronisation.
 
     Args:
         groups: parameter groups; `weight_decay` per group.
         lr: learning rate.
         betas: of the fast mean and of the mean of squares.
-        beta3: of the slow mean, at the end of its rise.
-        alpha: how much the slow mean counts, at the end of its rise.
-        rise_steps: steps in which alpha rises from 0 and beta3 from the fast mean's; none if 0.
+        beta3: of the slow mean after its warm-up.
+        alpha: weight of the slow mean after its warm-up.
+        rise_steps: warm-up steps of alpha (from 0) and of beta3 (from the fast mean's beta); 0 for none.
         eps: added to the root of the second moment.
-        zeros_like: makes a parameter's moments.
+        zeros_like: creates the moments of a parameter.
     """
 
     def __init__(
@@ -70,25 +70,25 @@ class AdEMAMix(torch.optim.Optimizer):
                 state, gradient, weight = self.state[parameter], local(parameter.grad), local(parameter)
                 step = state[STEP]
                 step += 1
-                beta3, alpha = risen(step, fast, group["beta3"], group["alpha"], group["rise_steps"])
+                beta3, alpha = scheduled_slow_mean(step, fast, group["beta3"], group["alpha"], group["rise_steps"])
                 mean, slow, square = (local(state[name]) for name in ("exp_avg", "exp_avg_slow", "exp_avg_sq"))
                 mean.lerp_(gradient, 1.0 - fast)
                 slow.lerp_(gradient, (1.0 - beta3).to(slow.dtype))
                 square.lerp_(gradient * gradient, 1.0 - squares)
-                # The slow mean is not corrected for its beginning at zero: its weight rises instead (section 3).
+                # The slow mean has no bias correction: its weight warms up instead (section 3).
                 direction = mean / (1.0 - fast**step) + alpha * slow
                 direction /= (square / (1.0 - squares**step)).sqrt_().add_(group["eps"])
                 weight.mul_(1.0 - lr * group["weight_decay"]).sub_(direction, alpha=lr)
 
 
-def risen(step: Tensor, fast: float, beta3: float, alpha: float, steps: int) -> tuple[Tensor, Tensor]:
-    """beta3 and alpha of a step: alpha rises linearly, beta3 so that its half-life does (section 3, schedulers).
+def scheduled_slow_mean(step: Tensor, fast: float, beta3: float, alpha: float, steps: int) -> tuple[Tensor, Tensor]:
+    """beta3 and alpha of a step: alpha rises linearly, beta3 with a linear half-life (section 3, schedulers).
 
     Args:
         step: counted from 1, a scalar.
-        fast: where beta3 begins.
-        beta3, alpha: where they end.
-        steps: of the rise; none if 0.
+        fast: initial beta3.
+        beta3, alpha: final values.
+        steps: of the warm-up; 0 for none.
     """
     if not steps:
         return torch.full_like(step, beta3), torch.full_like(step, alpha)

@@ -1,4 +1,4 @@
-"""A second set of weights that follows the trained ones: exponential (EMA) or plain (SWA) means of them."""
+"""Averages of the trained weights: exponential (EMA) or uniform (SWA)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.training import Average
-from gristmill.train.optim.sharded import local
+from gristmill.train.optim.dtensor_sums import local
 
 
 class AveragedWeights:
-    """The mean of a model's trained weights along the way, sharded as they are.
+    """Running mean of a model's trainable weights, sharded as they are.
 
     Args:
         model: sharded.
-        section: which mean, from when on, how often.
+        section: kind of mean, start and interval.
         steps: of the whole training.
     """
 
@@ -29,14 +29,14 @@ class AveragedWeights:
         self._count = torch.zeros((), dtype=torch.float32, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state, for a checkpoint; filled in place when one is loaded."""
+        """State for a checkpoint, loaded in place."""
         return {**self._weights, "count": self._count}
 
     @torch.no_grad()
     def follow(self, step: int, bad: Tensor) -> None:
-        """Take in the weights after a step (counted from 1); a step that was held back does not count again.
+        """Add the weights after a step (counted from 1); a skipped step does not count.
 
-        Until averaging starts the mean is the weights themselves, so that nothing of the untrained model is in it.
+        The mean equals the weights until averaging starts, so the untrained model is not part of it.
         """
         if step > self._start and (step - self._start) % self._section.every:
             return
@@ -48,17 +48,17 @@ class AveragedWeights:
             self._count += (~bad).float()
 
     def _share(self, step: int) -> Tensor:
-        """How much of the new mean the present weights are."""
+        """Fraction of the new mean that the current weights contribute."""
         if step <= self._start:
             return torch.ones_like(self._count)
         if self._section.kind == "swa":
             return 1.0 / (self._count + 1.0)
-        # The first one starts the mean; from then on it forgets at the given rate.
+        # The first weights start the mean, which decays from then on.
         return torch.where(self._count == 0, 1.0, 1.0 - self._section.decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within this the model has the mean weights; afterwards its own ones again, bit by bit."""
+        """Swap the averaged weights into the model, and restore its own weights bit-equal on exit."""
         own = {name: local(parameter).detach().clone() for name, parameter in self._trained()}
         self._put({name: local(tensor) for name, tensor in self._weights.items()})
         try:
@@ -72,5 +72,5 @@ class AveragedWeights:
             local(parameter).copy_(weights[name])
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters that are not frozen: the mean of the others is what they are."""
+        """Parameters that are not frozen."""
         return [(name, parameter) for name, parameter in self._model.named_parameters() if parameter.requires_grad]

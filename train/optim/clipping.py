@@ -1,4 +1,4 @@
-"""How gradients are kept from being too large: all together, or unit by unit."""
+"""Gradient clipping: global, or adaptive by output unit."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.training import Optimizer
-from gristmill.train.optim.sharded import local, settled, squared_norm, sum_along
+from gristmill.train.optim.dtensor_sums import local, reduce_partial, squared_norm, sum_along
 from gristmill.train.parallel.pipeline_parallel import over_stages
 
 SMALLEST_WEIGHT_NORM = 1e-3
-"""Brock et al. 2021, section 4: epsilon, so that what starts at zero is not frozen."""
+"""Epsilon of Brock et al. 2021, section 4: keeps weights that start at zero trainable."""
 OUTPUT_MATRIX = "lm_head"
-"""Brock et al. 2021, section 4.2: the final linear layer is not clipped."""
+"""Final linear layer, which is not clipped (Brock et al. 2021, section 4.2)."""
 
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, section: Optimizer) -> Tensor:
-    """Scale gradients down as the section says; returns their global norm before (a plain scalar)."""
+    """Clip gradients; returns their global norm before clipping (a plain scalar)."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = over_stages(model, squared_norm(gradients)).sqrt()
     if section.clip == "adaptive":
@@ -30,21 +30,21 @@ def clip_gradients(model: nn.Module, section: Optimizer) -> Tensor:
 def clip_units(model: nn.Module, factor: float) -> None:
     """Adaptive gradient clipping (Brock et al. 2021, equation 3), by output unit.
 
-    A unit is a row of a matrix, or a whole vector. Its gradient is scaled to `factor` times the norm of its weights
-    (at least 1e-3) where it is longer than that.
+    A unit is a row of a matrix, or a whole vector. The norm of its gradient is at most `factor` times the norm of its
+    weights (at least 1e-3).
     """
     for name, parameter in model.named_parameters():
         if parameter.grad is None or name.startswith(OUTPUT_MATRIX):
             continue
         weights, gradients = unit_norms(parameter), unit_norms(parameter.grad)
-        most = weights.clamp(min=SMALLEST_WEIGHT_NORM) * factor
-        # Where the gradient is zero there is nothing to clip, and nothing to divide by.
-        local(parameter.grad).mul_((most / gradients.clamp(min=torch.finfo(gradients.dtype).tiny)).clamp(max=1.0))
+        limits = weights.clamp(min=SMALLEST_WEIGHT_NORM) * factor
+        # The clamp avoids a division by the norm of a zero gradient.
+        local(parameter.grad).mul_((limits / gradients.clamp(min=torch.finfo(gradients.dtype).tiny)).clamp(max=1.0))
 
 
 def unit_norms(tensor: Tensor) -> Tensor:
-    """Norms of this process's units: (rows, 1, ...) for a matrix, (1,) for a vector; over all their shares."""
+    """Norms of the local units over all shards: (rows, 1, ...) for a matrix, (1,) for a vector."""
     squares = tensor * tensor
     for dim in range(1 if tensor.ndim > 1 else 0, tensor.ndim):
         squares = sum_along(squares, dim)
-    return local(settled(squares)).sqrt()
+    return local(reduce_partial(squares)).sqrt()

@@ -3,9 +3,9 @@
     B = M + G;  P = orthonormal(B Q);  R = B^T P;  M = B - (1 - mu) P R^T;  Q = R with columns of norm 1
     W -= lr (lambda W + 0.2 sqrt(max(rows, columns)) P Q^T)
 
-The scale is that of our Muon, so that AdamW's learning rate holds (the paper's is sqrt(rows / columns)). P and R, of
-rows x rank and columns x rank, are what processes that share a matrix exchange. PyTorch has no QR of a sharded matrix:
-every process makes the whole P orthonormal, where the paper has a randomised Cholesky QR of shares.
+The scale is that of our Muon, so AdamW's learning rate applies (the paper's is sqrt(rows / columns)). Processes that
+share a matrix exchange P (rows x rank) and R (columns x rank). PyTorch has no QR of a sharded matrix: every process
+orthonormalises the whole P, where the paper has a randomised Cholesky QR of shards.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.train.models.initialisation import generator_of
-from gristmill.train.optim.orthogonal import ADAMWS_RMS, placed_as
-from gristmill.train.optim.sharded import local
+from gristmill.train.optim.dtensor_sums import local
+from gristmill.train.optim.normuon import ADAMWS_RMS, redistribute_as
 
 SMALLEST_NORM = 1e-8
 
 
 class Dion(torch.optim.Optimizer):
-    """Low-rank orthonormal updates of whole and sharded matrices.
+    """Low-rank orthonormal updates of plain and sharded matrices.
 
     Args:
         matrices: parameters of two dimensions, by name.
-        lr: learning rate, AdamW's.
-        weight_decay: of all of them.
+        lr: learning rate, at AdamW's scale.
+        weight_decay: of every matrix.
         momentum: mu.
-        rank_fraction: rank, as a share of the shorter side.
-        zeros_like: makes a parameter's moments.
+        rank_fraction: rank as a fraction of the shorter side.
+        zeros_like: creates the moments of a parameter.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class Dion(torch.optim.Optimizer):
                 state, weight = self.state[matrix], local(matrix)
                 buffer, basis = state["momentum_buffer"], state["basis"]
                 local(buffer).add_(local(matrix.grad))
-                left = torch.linalg.qr(_whole(buffer @ _on_mesh(basis, matrix)))[0]
-                right = _whole(buffer.T @ _on_mesh(left, matrix))
-                seen = placed_as(_on_mesh(left, matrix) @ _on_mesh(right.T, matrix), matrix)
-                local(buffer).sub_(local(seen), alpha=1.0 - group["momentum"])
+                left = torch.linalg.qr(_gather(buffer @ _on_mesh(basis, matrix)))[0]
+                right = _gather(buffer.T @ _on_mesh(left, matrix))
+                low_rank = redistribute_as(_on_mesh(left, matrix) @ _on_mesh(right.T, matrix), matrix)
+                local(buffer).sub_(local(low_rank), alpha=1.0 - group["momentum"])
                 basis.copy_(right / right.norm(dim=0).clamp(min=SMALLEST_NORM))
-                update = local(placed_as(_on_mesh(left, matrix) @ _on_mesh(basis.T, matrix), matrix))
+                update = local(redistribute_as(_on_mesh(left, matrix) @ _on_mesh(basis.T, matrix), matrix))
                 weight.mul_(1.0 - group["lr"] * group["weight_decay"])
                 weight.sub_(update, alpha=group["lr"] * ADAMWS_RMS * math.sqrt(max(matrix.shape)))
 
 
 def _on_mesh(tensor: Tensor, matrix: Tensor) -> Tensor:
-    """A tensor that all processes have, as one that can be multiplied with a matrix that they share."""
+    """Replicate a tensor on the mesh of a sharded matrix, so that the two can be multiplied."""
     from torch.distributed.tensor import DTensor, Replicate
 
     if not isinstance(matrix, DTensor):
@@ -83,7 +83,7 @@ def _on_mesh(tensor: Tensor, matrix: Tensor) -> Tensor:
     return DTensor.from_local(tensor, matrix.device_mesh, [Replicate()] * matrix.device_mesh.ndim, run_check=False)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _gather(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from gristmill.train.optim.sharded import local
+from gristmill.train.optim.dtensor_sums import local
 
 
 class Lion(torch.optim.Optimizer):
-    """One moment, elementwise; works on the shares of DTensors.
+    """One moment, elementwise on the shards of DTensors.
 
     Args:
         groups: parameter groups; `weight_decay` per group.
         lr: learning rate.
-        betas: of the interpolation that is stepped along, and of the running mean.
-        zeros_like: makes a parameter's moment.
+        betas: of the interpolation whose sign is the step, and of the running mean.
+        zeros_like: creates the moment of a parameter.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Lion(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            used = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not used:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
                 continue
-            weights = [local(parameter) for parameter in used]
-            gradients = [local(parameter.grad) for parameter in used]
-            means = [local(self.state[parameter]["exp_avg"]) for parameter in used]
+            weights = [local(parameter) for parameter in parameters]
+            gradients = [local(parameter.grad) for parameter in parameters]
+            means = [local(self.state[parameter]["exp_avg"]) for parameter in parameters]
             first, second = group["betas"]
             # c = beta1 m + (1 - beta1) g; theta -= lr (sign(c) + decay theta); m = beta2 m + (1 - beta2) g
             steps = torch._foreach_lerp(means, gradients, 1.0 - first)

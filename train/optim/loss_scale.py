@@ -1,7 +1,7 @@
 """Dynamic loss scaling for float16 (Micikevicius et al. 2018, section 3.2), decided on the device.
 
 Gradients below float16's range would vanish, so the loss is multiplied before the backward pass and the gradients are
-divided after it. Where they overflow, the step is held back and the scale halves; after enough good steps it doubles.
+divided after it. An overflow skips the step and halves the scale; after enough good steps the scale doubles.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gristmill.train.optim.sharded import local
+from gristmill.train.optim.dtensor_sums import local
 
 INITIAL, GROWTH, BACKOFF, GROWTH_STEPS = 2.0**16, 2.0, 0.5, 2000
 """PyTorch's GradScaler."""
 
 
 class LossScale:
-    """The scale and how long it has been good; both are state.
+    """Loss scale and the number of good steps since its last change.
 
     Args:
         device: where the training computes.
@@ -27,12 +27,12 @@ class LossScale:
         self._good_steps = torch.zeros((), dtype=torch.float32, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state, for a checkpoint; filled in place when one is loaded."""
+        """State for a checkpoint, loaded in place."""
         return {"value": self.value, "good_steps": self._good_steps}
 
     @torch.no_grad()
     def divide(self, model: nn.Module) -> None:
-        """Undo the scale on all gradients."""
+        """Divide all gradients by the scale."""
         gradients = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
         torch._foreach_mul_(gradients, self.value.reciprocal())
 

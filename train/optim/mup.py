@@ -1,12 +1,12 @@
-"""muP: learning rates by the width of a matrix, so that one found on a narrow model holds on a wide one.
+"""muP: learning rates by width, so that a rate tuned on a narrow model transfers to a wide one.
 
-With m = width / base width (Yang & Hu 2021, "Tensor Programs V", table 8): a matrix of the layers gets 1 / m of Adam's
-rate, whose every update has the same size. Muon's updates, scaled to AdamW's root mean square (Liu et al. 2025), have
-spectral norms that grow with sqrt(width), where they are to grow not at all (Yang et al. 2023, "A spectral condition
-for feature learning"): a matrix gets 1 / sqrt(m). The gain of the last norm, which holds the output multiplier 1 / m
-(`train/models/initialisation.py`), moves with 1 / m too: for Adam that is the multiplier itself (lemma J.1).
+With m = width / base width (Yang & Hu 2021, "Tensor Programs V", table 8), a matrix of the layers gets 1 / m of Adam's
+rate. Muon's updates, scaled to AdamW's root mean square (Liu et al. 2025), have spectral norms that grow with
+sqrt(width) and should not grow (Yang et al. 2023, "A spectral condition for feature learning"): a matrix gets
+1 / sqrt(m). The gain of the final norm holds the output multiplier 1 / m (`train/models/initialisation.py`) and also
+gets 1 / m of the rate, which for Adam equals the multiplier (lemma J.1).
 
-Decay per step, rate times decay, is the same at every width (Wang & Aitchison 2024, section 3.2).
+Decay per step, rate times decay, does not depend on the width (Wang & Aitchison 2024, section 3.2).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gristmill.mixtures.training import ON_MATRICES, OptimizerKind
 from gristmill.train.models.initialisation import FINAL_NORM, LAYERS
 
 RATE_FACTOR = "lr_factor"
-"""The key of a parameter group under which a factor of its learning rate stands."""
+"""Key of a parameter group for its share of the learning rate."""
 
 
 def rate_factor(name: str, dimensions: int, width_factor: float, kind: OptimizerKind) -> float:
-    """The share of the learning rate that a parameter gets.
+    """Share of the learning rate for a parameter.
 
     Args:
         name: the parameter's.
@@ -40,7 +40,7 @@ def rate_factor(name: str, dimensions: int, width_factor: float, kind: Optimizer
 def scale_rates(
     optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, width_factor: float, kind: OptimizerKind
 ) -> None:
-    """Split groups of parameters by the share of the learning rate that they get."""
+    """Split parameter groups by their share of the learning rate."""
     factors = {
         id(parameter): rate_factor(name, parameter.ndim, width_factor, kind)
         for name, parameter in model.named_parameters()

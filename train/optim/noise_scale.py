@@ -1,7 +1,7 @@
-"""The gradient noise scale: how large a batch still pays (McCandlish et al. 2018, appendix A.1).
+"""Gradient noise scale, the batch size up to which larger batches pay (McCandlish et al. 2018, appendix A.1).
 
-The squared norm of a gradient over B rows is on average |G|^2 + tr(Sigma) / B. Micro-batches and the whole batch are
-two values of B, which gives both unknowns; the simple noise scale is tr(Sigma) / |G|^2, in rows.
+The expected squared norm of a gradient over B rows is |G|^2 + tr(Sigma) / B. Micro-batches and the whole batch give two
+values of B, which determine both unknowns; the simple noise scale is tr(Sigma) / |G|^2, in rows.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.train.optim.sharded import squared_norm
+from gristmill.train.optim.dtensor_sums import squared_norm
 
 DECAY = 0.9
-"""Of the running means over measurements; the two are averaged apart, since only they are unbiased (appendix A.1)."""
+"""Decay of the running means. The two unknowns are averaged separately: their ratio is biased (appendix A.1)."""
 
 
 class PartNorms:
-    """Squared norms of the mean gradients of micro-batches, from gradients that accumulate on the parameters."""
+    """Squared norms of the micro-batches' mean gradients, from gradients accumulated on the parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -29,15 +29,15 @@ class PartNorms:
 
     @torch.no_grad()
     def take(self, share: float, rows: int) -> None:
-        """After the backward pass of a micro-batch, its gradients being reduced already.
+        """Measure a micro-batch after its backward pass and gradient reduction.
 
         Args:
-            share: of the whole batch's weight; what it added is its mean gradient times this.
-            rows: it has, over all ranks.
+            share: its fraction of the batch's weight; it added its mean gradient times this.
+            rows: number of its rows over all ranks.
         """
-        now = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-        added = now if self._before is None else [a - b for a, b in zip(now, self._before, strict=True)]
-        self._before = [gradient.clone() for gradient in now]
+        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+        added = gradients if self._before is None else [a - b for a, b in zip(gradients, self._before, strict=True)]
+        self._before = [gradient.clone() for gradient in gradients]
         self._squares.append(squared_norm(added) / share**2)
         self._rows.append(rows)
 
@@ -48,7 +48,7 @@ class PartNorms:
 
 
 def noise_and_signal(part_squares: Tensor, part_rows: Sequence[int], whole_square: Tensor) -> Tensor:
-    """Solve for both unknowns: (tr Sigma, |G|^2), float64; either may come out negative by chance.
+    """Solve for (tr Sigma, |G|^2), float64; either may be negative by chance.
 
     Args:
         part_squares: (m,) squared norms of the micro-batches' mean gradients.
@@ -66,7 +66,7 @@ class NoiseScale:
     """Running means of the two unknowns.
 
     Args:
-        device: where the training computes.
+        device: of the training.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -74,17 +74,17 @@ class NoiseScale:
         self._weight = torch.zeros((), dtype=torch.float64, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state, for a checkpoint; filled in place when one is loaded."""
+        """State for a checkpoint, loaded in place."""
         return {"means": self._means, "weight": self._weight}
 
     def follow(self, estimate: Tensor, bad: Tensor) -> None:
-        """Take in a measurement, unless its step was a bad one."""
+        """Add a measurement unless its step was bad."""
         share = torch.where(bad, 0.0, 1.0 - DECAY).double()
         self._means.copy_(torch.where(bad, self._means, self._means.lerp(estimate, share)))
         self._weight.lerp_(torch.ones_like(self._weight), share)
 
     def report(self) -> dict[str, Any]:
-        """`gradient_noise_scale` in rows; nothing before the first measurement, None while |G|^2 is not positive."""
+        """`gradient_noise_scale` in rows: absent before the first measurement, None while |G|^2 is not positive."""
         noise, signal, weight = (*self._means.tolist(), self._weight.item())
         if not weight:
             return {}

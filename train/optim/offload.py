@@ -1,10 +1,9 @@
-"""Moments in host memory: each parameter's come to the device for its update, and go back.
+"""Moments in host memory, loaded to the device parameter by parameter for the update.
 
-The update itself is computed on the device as ever, so that its bits are those of moments that stay there, and so that
-a bad step is held back without asking the host. What crosses the bus is each moment, once in and once out per step;
-what it takes on the device is the moments of the largest parameter. (Torchao's CPUOffloadOptimizer computes on the
-host, which needs the weights there too, and cannot be held back by a flag on the device; FSDP2's CPUOffloadPolicy
-moves weights and gradients along.) On a CPU nothing is gained, but the same copies are made.
+The update is computed on the device, so it is bit-equal to one without offloading, and a bad step is skipped without a
+host synchronisation. Each moment crosses the bus twice per step; the device holds the moments of one parameter at a
+time. (torchao's CPUOffloadOptimizer computes on the host, needs the weights there, and cannot be skipped by a flag on
+the device; FSDP2's CPUOffloadPolicy also moves weights and gradients.) On a CPU nothing is gained.
 """
 
 from __future__ import annotations
@@ -14,63 +13,60 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from gristmill.train.optim.sharded import local
+from gristmill.train.optim.dtensor_sums import local
 
 STEP = "step"
-"""AdamW's count of steps, a scalar, which stays on the device."""
+"""AdamW's step count, a scalar that stays on the device."""
 
 
 def host_zeros_like(parameter: Tensor) -> Tensor:
-    """Zeros of this process's share of a parameter in host memory, page-locked where there is a GPU."""
-    share = local(parameter)
-    zeros = torch.zeros(share.shape, dtype=share.dtype, device="cpu", pin_memory=torch.cuda.is_available())
-    return _shared_as(parameter, zeros)
+    """Zeros in the shape of a parameter's local shard in host memory, pinned if there is a GPU."""
+    shard = local(parameter)
+    zeros = torch.zeros(shard.shape, dtype=shard.dtype, device="cpu", pin_memory=torch.cuda.is_available())
+    return _sharded_like(parameter, zeros)
 
 
-def keep_on_host(optimizer: torch.optim.Optimizer) -> None:
-    """Say that an optimizer's moments were made by `host_zeros_like`."""
+def mark_offloaded(optimizer: torch.optim.Optimizer) -> None:
+    """Mark an optimizer whose moments were created by `host_zeros_like`."""
     optimizer.moments_on_host = True  # type: ignore[attr-defined]
 
 
-def is_on_host(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer's moments lie in host memory."""
+def is_offloaded(optimizer: torch.optim.Optimizer) -> bool:
+    """True if an optimizer's moments are in host memory."""
     return getattr(optimizer, "moments_on_host", False)
 
 
-def one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
-    """Each parameter, while it is the only one that the optimizer has, and its moments lie on the device."""
+def load_each(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
+    """Yield each parameter while it is the optimizer's only one and its moments are on the device."""
     groups = optimizer.param_groups
     for group in groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
-            kept = {name: value for name, value in state.items() if name != STEP}
-            state.update(
-                {
-                    name: _shared_as(value, local(value).to(parameter.device, non_blocking=True, copy=True))
-                    for name, value in kept.items()
-                }
-            )
+            host_moments = {name: value for name, value in state.items() if name != STEP}
+            for name, value in host_moments.items():
+                shard = local(value).to(parameter.device, non_blocking=True, copy=True)
+                state[name] = _sharded_like(value, shard)
             optimizer.param_groups = [{**group, "params": [parameter]}]
             yield parameter
             optimizer.param_groups = groups
-            for name, value in kept.items():
+            for name, value in host_moments.items():
                 local(value).copy_(local(state[name]), non_blocking=True)
-            state.update(kept)
+            state.update(host_moments)
 
 
-def wait_until_back(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Wait until the moments that the last update sent back to the host have come there, before they are read."""
-    if torch.cuda.is_available() and any(map(is_on_host, optimizers)):
+def wait_for_moments(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Wait for the copies of the last update's moments to host memory."""
+    if torch.cuda.is_available() and any(map(is_offloaded, optimizers)):
         torch.cuda.current_stream().synchronize()
 
 
-def _shared_as(tensor: Tensor, share: Tensor) -> Tensor:
-    """A tensor that is split among the processes as another one is, of this process's share of it.
+def _sharded_like(tensor: Tensor, shard: Tensor) -> Tensor:
+    """DTensor of a local shard with the placements of another tensor.
 
-    DTensor.from_local would move the share to the device of the mesh.
+    DTensor.from_local would move the shard to the device of the mesh.
     """
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
-        return share
-    return DTensor(share, tensor._spec, requires_grad=False)  # type: ignore[call-arg, arg-type]
+        return shard
+    return DTensor(shard, tensor._spec, requires_grad=False)  # type: ignore[call-arg, arg-type]

@@ -1,4 +1,4 @@
-"""An optimizer of the user's: made from its code, after a look at whether a training can use it."""
+"""User-defined optimizers: created from the user's code and checked before training."""
 
 from __future__ import annotations
 
@@ -12,52 +12,61 @@ from gristmill.mixtures.own_code import Own, OwnCodeError, OwnFunction
 
 
 def own_optimizer(own: Own, named: Sequence[tuple[str, nn.Parameter]], learning_rate: float) -> torch.optim.Optimizer:
-    """What the user's class or function makes of a model's parameters.
+    """Create an optimizer by the user's class or function.
 
-    It gets two groups, matrices and vectors; the vectors' has `weight_decay` 0. Their `lr` is set before every step.
+    It gets two parameter groups: matrices, and vectors with `weight_decay` 0. Their `lr` is set before every step.
 
     Args:
         own: the code and its options.
-        named: the trained parameters by name, split as they are.
-        learning_rate: at the peak of the schedule; given as `lr` to what takes that.
+        named: trainable parameters by name, sharded.
+        learning_rate: at the peak of the schedule; passed as `lr` if the function has that parameter.
 
     Raises:
-        OwnCodeError: it fails, or what it makes is no optimizer of all these parameters.
+        OwnCodeError: the code fails, or returns something else than an optimizer of all parameters.
     """
-    code, function = own.use, load_function(own.use)
+    code = own.use
+    function = load_function(code)
     options = {**dict.fromkeys(taken_by_name(function, ["lr"]), learning_rate), **own.options}
     check_call(code, function, ("params",), options)
     groups = [
-        {"params": [one for _, one in named if one.ndim >= 2], "lr": learning_rate},
-        {"params": [one for _, one in named if one.ndim < 2], "lr": learning_rate, "weight_decay": 0.0},
+        {"params": [parameter for _, parameter in named if parameter.ndim >= 2], "lr": learning_rate},
+        {
+            "params": [parameter for _, parameter in named if parameter.ndim < 2],
+            "lr": learning_rate,
+            "weight_decay": 0.0,
+        },
     ]
     with blaming(code):
-        made = function([group for group in groups if group["params"]], **options)
-    if not isinstance(made, torch.optim.Optimizer):
-        raise OwnCodeError(f"{code.place}: {code.name} returned {type(made).__name__}; return a torch.optim.Optimizer")
-    has = {id(parameter) for group in made.param_groups for parameter in group["params"]}
-    missing = [name for name, parameter in named if id(parameter) not in has]
-    if missing or len(has) != len(named):
-        what = f"leaves out {missing[0]}, which is trained" if missing else "has parameters that were not given to it"
-        raise OwnCodeError(f"{code.place}: the optimizer of {code.name} {what}; give it all of `params`")
-    # PyTorch calls it so where a checkpoint is loaded.
-    check_call(code, made.step, (), {"closure": None}, "step")
-    made.own_code = code  # type: ignore[attr-defined]
-    return made
+        optimizer = function([group for group in groups if group["params"]], **options)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        returned = type(optimizer).__name__
+        raise OwnCodeError(f"{code.place}: {code.name} returned {returned}; return a torch.optim.Optimizer")
+    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    missing = [name for name, parameter in named if id(parameter) not in updated]
+    if missing or len(updated) != len(named):
+        problem = (
+            f"leaves out {missing[0]}, which is trained" if missing else "has parameters that were not passed to it"
+        )
+        raise OwnCodeError(f"{code.place}: the optimizer of {code.name} {problem}; give it all of `params`")
+    # PyTorch calls step(closure=None) when it loads a checkpoint.
+    check_call(code, optimizer.step, (), {"closure": None}, "step")
+    optimizer.own_code = code  # type: ignore[attr-defined]
+    return optimizer
 
 
 def own_code_of(optimizer: torch.optim.Optimizer) -> OwnFunction | None:
-    """The user's code that an optimizer was made by; None of a built-in one."""
+    """User code that created an optimizer; None for a built-in one."""
     code: OwnFunction | None = getattr(optimizer, "own_code", None)
     return code
 
 
 def step_own(code: OwnFunction, optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
-    """A step of the user's optimizer, unless it is a bad one, for which the device is asked: what a step would change
-    of the optimizer's own state cannot be known beforehand.
+    """Step a user's optimizer unless the step is bad.
+
+    Synchronises with the device: the state that a user's step changes is unknown, so it cannot be restored.
 
     Raises:
-        OwnCodeError: it fails.
+        OwnCodeError: the step fails.
     """
     if not bad.item():
         with blaming(code):

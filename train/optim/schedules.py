@@ -1,4 +1,4 @@
-"""Learning rate as a function of the step: pure, so that resuming needs no state."""
+"""Learning rate as a pure function of the step, so that resuming needs no state."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gristmill.mixtures.training import Schedule, ScheduleKind
 
 
 def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_tokens: int = 0) -> float:
-    """The learning rate of one optimizer step.
+    """Learning rate of one optimizer step.
 
     Args:
         schedule: kind, warm-up, decay.
-        peak: the highest learning rate.
+        peak: highest learning rate.
         step: counted from 1; step k of a warm-up of n has k/n of the peak.
-        steps: steps of the whole training; the last one has `final_fraction` of the peak (but for the kinds
-            `constant` and `inverse_sqrt`).
-        step_tokens: tokens of one step; needed for a warm-up in tokens.
+        steps: of the whole training; the last one has `final_fraction` of the peak (except for `constant` and
+            `inverse_sqrt`).
+        step_tokens: tokens per step; needed for a warm-up in tokens.
 
     Raises:
-        ValueError: the step is outside the training, or a warm-up in tokens does not know a step's tokens.
-        OwnCodeError: a schedule of the user's fails, or gives no share of the peak.
+        ValueError: the step is outside the training, or `step_tokens` is missing.
+        OwnCodeError: a user's schedule fails, or returns something else than a share of the peak.
     """
     if not 1 <= step <= steps:
         raise ValueError(f"step {step} is not one of 1 to {steps}")
@@ -39,10 +39,10 @@ def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_t
 
 
 def schedule(kind: ScheduleKind = "wsd", *, steps: int, **settings: Any) -> Callable[[int], float]:
-    """The share of the highest learning rate that each step of a training has, as a function of the step.
+    """Share of the peak learning rate as a function of the step.
 
-    The function takes the steps that are done, from 0, as `torch.optim.lr_scheduler.LambdaLR` gives them; behind the
-    last step it stays as it is there. It holds no state, so that resuming needs none.
+    The function takes the number of finished steps, from 0, as `torch.optim.lr_scheduler.LambdaLR` passes them; after
+    the last step it is constant. It has no state.
 
     Args:
         kind: wsd, cosine, linear, constant, inverse_sqrt, polynomial or one_cycle.
@@ -51,7 +51,7 @@ def schedule(kind: ScheduleKind = "wsd", *, steps: int, **settings: Any) -> Call
             defaults.
 
     Raises:
-        pydantic.ValidationError: names a setting that is wrong or unknown.
+        pydantic.ValidationError: a setting is wrong or unknown.
 
     >>> share = schedule("wsd", steps=10, warmup_steps=2, decay_fraction=0.4)
     >>> [share(done) for done in range(11)]
@@ -64,31 +64,32 @@ def schedule(kind: ScheduleKind = "wsd", *, steps: int, **settings: Any) -> Call
 
 
 def own_share(own: Own, step: int, steps: int) -> float:
-    """Share of the peak that a function of the user's gives for a step, counted from 1.
+    """Share of the peak that a user's function returns for a step, counted from 1.
 
-    It is asked twice: every rank asks it, a resumed training asks it again, and all must hear the same.
+    It is called twice to detect randomness: every rank and every resumed training must get the same share.
 
     Raises:
-        OwnCodeError: it fails, or gives no finite number from 0 on, or two of them.
+        OwnCodeError: the function fails, is random, or does not return a finite number of at least 0.
     """
-    function, place = load_own(own, "step", "steps"), f"{own.use.place}: {own.use.name}({step}, {steps})"
+    function = load_own(own, "step", "steps")
+    place = f"{own.use.place}: {own.use.name}({step}, {steps})"
     with blaming(own.use):
         first, again = function(step, steps), function(step, steps)
     if isinstance(first, bool) or not isinstance(first, int | float) or not math.isfinite(first) or first < 0:
         raise OwnCodeError(
-            f"{place} returned {first!r}; return the share of optimizer.learning_rate that this step "
-            "has, a finite number from 0 on"
+            f"{place} returned {first!r}; return this step's share of optimizer.learning_rate, "
+            "a finite number of at least 0"
         )
     if again != first:
         raise OwnCodeError(
-            f"{place} returned {first!r} and then {again!r}; the same step must have the same share, on "
-            "every rank and when a training is resumed"
+            f"{place} returned {first!r} and then {again!r}; a step must have the same share on every rank "
+            "and in a resumed training"
         )
     return float(first)
 
 
 def warmup_steps(schedule: Schedule, steps: int, step_tokens: int) -> int:
-    """Steps of the warm-up of a training of so many; one that is given in tokens is rounded up."""
+    """Warm-up steps of a training of `steps`; a warm-up in tokens is rounded up."""
     if schedule.warmup_tokens is None:
         return schedule.warmup_of(steps)
     if step_tokens < 1:
@@ -130,9 +131,9 @@ def _wsd(schedule: Schedule, step: int, steps: int, warmup: int) -> float:
 
 
 def _one_cycle(schedule: Schedule, step: int, steps: int) -> float:
-    """Up along half a cosine, down along another (Smith & Topin 2019; cosines as PyTorch's OneCycleLR has them).
+    """Rise and fall along half a cosine each (Smith & Topin 2019; cosines as in PyTorch's OneCycleLR).
 
-    Step 1 has the initial share, the last one the final share, the peak lies at `rise_fraction` between them.
+    Step 1 has the initial share, the last step the final share; the peak is at `rise_fraction`.
     """
     position, rise = step - 1, schedule.rise_fraction * steps - 1.0
     if position <= rise:
@@ -142,10 +143,10 @@ def _one_cycle(schedule: Schedule, step: int, steps: int) -> float:
 
 
 def _cosine(progress: float) -> float:
-    """From 1 to 0 along half a period."""
+    """Fall from 1 to 0 along half a cosine."""
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def _between(final: float, remaining: float) -> float:
-    """From 1 to `final` as `remaining` falls from 1 to 0."""
+    """Fall from 1 to `final` as `remaining` falls from 1 to 0."""
     return final + (1.0 - final) * remaining

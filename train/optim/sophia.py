@@ -7,24 +7,24 @@ from typing import Any
 
 import torch
 
-from gristmill.train.optim.sharded import local
+from gristmill.train.optim.dtensor_sums import local
 
 SMALLEST_CURVATURE = 1e-12
 """Section 3.1: epsilon."""
 
 
 class Sophia(torch.optim.Optimizer):
-    """Two moments, elementwise; works on the shares of DTensors.
+    """Momentum and curvature, elementwise on the shards of DTensors.
 
-    The curvature comes from outside: gradients of the loss against labels that the model itself drew are handed to
-    `estimate`, and enter with the next step, so that a step which is held back leaves them out too.
+    `estimate` takes gradients of the loss against labels sampled from the model. They enter with the next step, so a
+    skipped step skips them too.
 
     Args:
         groups: parameter groups; `weight_decay` per group.
         lr: learning rate.
         betas: of the running means of gradients and of curvatures.
         gamma: scale of the curvature.
-        zeros_like: makes a parameter's moments.
+        zeros_like: creates the moments of a parameter.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Sophia(torch.optim.Optimizer):
 
     @torch.no_grad()
     def estimate(self, examples: float) -> None:
-        """Take the gradients that lie on the parameters for those of drawn labels, and clear them.
+        """Take the parameters' gradients as those of sampled labels, and clear them.
 
         Args:
-            examples: over how many predictions their loss is a mean, B: the estimate is B g * g (algorithm 2).
+            examples: B, the number of predictions that the loss averages: the estimate is B g * g (algorithm 2).
         """
         self._estimates = {
             parameter: local(parameter.grad) ** 2 * examples

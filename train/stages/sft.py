@@ -36,7 +36,7 @@ from gristmill.train.objectives.assistant_turns import AssistantTurns
 from gristmill.train.objectives.distillation import TaughtTurns, TeacherRows, check_teacher_key, teacher_key
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.proofs import CERTIFICATE, prove
-from gristmill.train.optim.elastic import ElasticWeights, fisher_diagonal
+from gristmill.train.optim.ewc import ElasticWeights, fisher_diagonal
 from gristmill.train.parallel.sharding import compute_dtype, evaluating
 from gristmill.train.parallel.world import World, process_group, sum_over_ranks
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT

@@ -21,7 +21,7 @@ from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import draw_targets, next_tokens, uniforms
 from gristmill.train.objectives.next_token import NextToken
-from gristmill.train.optim.elastic import ElasticWeights, fisher_diagonal
+from gristmill.train.optim.ewc import ElasticWeights, fisher_diagonal
 
 
 def test_the_penalty_by_hand() -> None:
