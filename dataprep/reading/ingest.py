@@ -185,8 +185,9 @@ def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], s
 
 
 def reading_of(source: Source) -> Reading:
-    """How a source's records are read."""
+    """Settings for reading a source's records."""
     split = source.split if source.format != "hf" else None
+    chapters: Any = split.paragraphs if isinstance(split, Paragraphs) else split
     return Reading(
         source.text_field,
         source.id_field,
@@ -194,8 +195,8 @@ def reading_of(source: Source) -> Reading:
         source.encoding,
         source.extract,
         source.encoding_errors,
-        split.paragraphs if isinstance(split, Paragraphs) else split,
-    )  # type: ignore[arg-type]
+        chapters,
+    )
 
 
 def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Iterator[list[SourceFile]]:

@@ -29,7 +29,7 @@ def _lineage(manifest: Manifest) -> Recipe:
         name: {**({"weight": source.weight} if own else {}), "licence": licences.get(name, source.licence)}
         for name, source in manifest.sources.items()
     }
-    asked = {key: mix[key] for key in ("weights", "stages") if mix.get(key)}
+    asked = {key: mix[key] for key in ("weights", "phases") if mix.get(key)}
     return {"name": manifest.name, "sources": sources, **({"mix": asked} if asked else {})}
 
 

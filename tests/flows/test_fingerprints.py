@@ -93,7 +93,7 @@ name: others
 sources: {a: {path: "prose/*.txt"}}
 prepare: [dedup, filter, clean]
 tokenizer: {vocab_size: 300}
-mix: {tokens: 2000, sequence_length: 32, stages: [{until: 0.5}, {weights: {a: 1.0}}]}
+mix: {tokens: 2000, sequence_length: 32, phases: [{end: 0.5}, {weights: {a: 1.0}}]}
 pretrain: {steps: 3, model: {init_from: model}}
 sft: {data: [{path: chat.jsonl}], steps: 2, distill: {teacher: model}}
 reward: {steps: 2, data: [{path: pairs.jsonl}]}

@@ -143,7 +143,9 @@ def test_what_a_source_cannot_give_is_given_by_the_others_and_said(
     limited = {"code": {"max_tokens": 170}}
     with pytest.raises(MixError, match="code: weight 4 asks for 800 tokens, but its max_tokens 170 is 160"):
         mix(module_stages, prepared, "short", limited, tokens=1600, weights=weights)
-    summary, packed = mix(module_stages, prepared, "short", limited, tokens=1600, weights=weights, short="redistribute")
+    summary, packed = mix(
+        module_stages, prepared, "short", limited, tokens=1600, weights=weights, on_shortfall="redistribute"
+    )
     assert packed.rows_per_source == [68, 22, 10]
     assert summary["redistributed"] == {"web": 488, "books": 152, "code": -640}
     assert packed.manifest["redistributed"] == summary["redistributed"]

@@ -15,7 +15,7 @@ from gristmill.train.models.initialisation import FINAL_NORM
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.optim import orthogonal
+from gristmill.train.optim import normuon
 from gristmill.train.optim.mup import rate_factor
 from gristmill.train.optim.optimizer import make_optimizers, update
 
@@ -72,7 +72,7 @@ def test_a_step_of_muon_has_the_same_spectral_norm_at_all_widths(
     kind: OptimizerKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Yang et al. 2023, condition 1: of a square matrix it is not to depend on the width; plain, it grows as a root."""
-    monkeypatch.setattr(orthogonal, "newton_schulz", nearest_orthogonal)  # products in bfloat16 are slow on a CPU
+    monkeypatch.setattr(normuon, "newton_schulz", nearest_orthogonal)  # products in bfloat16 are slow on a CPU
     for base, growth in ((BASE, 1.0), (None, 2.0)):
         norms = [spectral_norm_of_a_step(width, base, kind) for width in (64, 256)]
         assert norms[1] / norms[0] == pytest.approx(growth, rel=0.1), (base, norms)

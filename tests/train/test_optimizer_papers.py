@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.training import Optimizer
 from gristmill.train.models.initialisation import generator_of
-from gristmill.train.optim import orthogonal
+from gristmill.train.optim import normuon
 from gristmill.train.optim.ademamix import AdEMAMix, scheduled_slow_mean
 from gristmill.train.optim.dion import Dion
 from gristmill.train.optim.normuon import NorMuon, newton_schulz
@@ -54,7 +54,7 @@ def test_newton_schulz_brings_all_singular_values_near_one(shape: tuple[int, int
 @pytest.mark.parametrize("cautious", [False, True])
 def test_normuon_is_algorithm_1(cautious: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Li et al. 2025, algorithm 1, three steps; cautious decay as Chen et al. 2025 mask it."""
-    monkeypatch.setattr(orthogonal, "newton_schulz", exact)
+    monkeypatch.setattr(normuon, "newton_schulz", exact)
     start, gradients = drawn(4, 6, 1), [drawn(4, 6, 2 + step) for step in range(3)]
     weight = nn.Parameter(torch.from_numpy(start).float())
     found = steps_of(NorMuon([weight], LR, DECAY, 0.9, 0.8, cautious), weight, gradients)
@@ -71,7 +71,7 @@ def test_normuon_is_algorithm_1(cautious: bool, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_normuons_update_has_adamws_size_and_rows_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orthogonal, "newton_schulz", exact)
+    monkeypatch.setattr(normuon, "newton_schulz", exact)
     weight = nn.Parameter(torch.zeros(32, 8))
     steps_of(NorMuon([weight], 1.0, 0.0, 0.95, 0.95, False), weight, [drawn(32, 8, 0)])
     assert weight.detach().square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-3)
