@@ -277,7 +277,7 @@ def test_prepared_examples_name_the_version_of_a_step_that_was_raised(tmp_path: 
     assert configured is not None
     found = configured(load_manifest(str(tmp_path / "m.yaml")), False)
     assert found is not None
-    assert [step.get("version") for step in found[0]["prepare"]] == [STAGES["langid"].version, None]
+    assert [step["version"] for step in found[0]["prepare"]] == [STAGES["langid"].version, STAGES["filter"].version]
     assert "version" not in found[1]["prepare"][0]
 
 

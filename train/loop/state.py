@@ -110,5 +110,5 @@ class LoopState:
         self.streak, self.rollbacks = Streak(*plain["streak"]), plain["rollbacks"]
         self.best, self.stale = plain["best"], plain["stale"]
         self.stopped = plain["stopped"]
-        self.scales = list(plain["scales"])
+        self.scales = list(plain.get("scales", ()))
         self.seen.clear()

@@ -332,10 +332,8 @@ class TaughtTurns:
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> TaughtBatch:
         """See AssistantTurns.prepare."""
         taught = self._teacher.read(rows if len(rows) else np.zeros(1, dtype=np.int64))
-        return TaughtBatch(
-            self._turns.prepare(rows, cuts),
-            Taught(*(None if part is None else pinned(part) for part in (taught.logps, taught.ids, taught.rest))),
-        )  # type: ignore[arg-type]
+        tensors = [None if tensor is None else pinned(tensor) for tensor in (taught.logps, taught.ids, taught.rest)]
+        return TaughtBatch(self._turns.prepare(rows, cuts), Taught(*tensors))  # type: ignore[arg-type]
 
     def loss(self, model: nn.Module, batch: TaughtBatch, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective; the sums are the mixed loss and the divergence, and those of AssistantTurns."""

@@ -52,17 +52,14 @@ def opinion_of(model: nn.Module, part: Part, temperature: float) -> Opinion:
         logps, entropies = token_logps(chosen, matrix, part.tokens[part.mask], temperature)
         critic = getattr(model, VALUE_HEAD, None)
         values = None if critic is None else critic(chosen).squeeze(1).float()
-        return Opinion(
-            *(
-                None
-                if one is None
-                else torch.zeros(part.mask.shape, device=hidden.device).masked_scatter(part.mask, one)
-                for one in (logps, entropies, values)
-            )
-        )  # type: ignore[arg-type]
 
-    found: Opinion = model(part.ids, head)
-    return found
+        def on_answers(values: Tensor) -> Tensor:
+            return torch.zeros(part.mask.shape, device=hidden.device).masked_scatter(part.mask, values)
+
+        return Opinion(on_answers(logps), on_answers(entropies), None if values is None else on_answers(values))
+
+    opinion: Opinion = model(part.ids, head)
+    return opinion
 
 
 def token_logps(hidden: Tensor, matrix: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
