@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.chaos.network import CREDENTIALS
 from tests.flows.doc_pages import BLOCK, MARKED, run_page
+from tests.needs_sandbox import skip_without_sandbox
 from tests.test_architecture import ROOT
 
 HOW_TO = ROOT / "docs" / "how-to"
@@ -33,7 +34,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def what_the_page_needs(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """A cluster of Dask, or a server with a bucket, for the pages that say how to use one."""
+    """A cluster of Dask, a server with a bucket, or a sandbox, for the pages that say how to use one."""
     if page.name == "s3.md":
         address = f"http://127.0.0.1:{request.getfixturevalue('moto_port')}"
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": address}.items():
@@ -47,6 +48,9 @@ def what_the_page_needs(
         with closing(Cluster(tmp_path / "cluster")) as cluster:
             cluster.add_worker()
             yield
+    elif page.name == "tools-in-rl.md":
+        skip_without_sandbox()
+        yield
     else:
         yield
 

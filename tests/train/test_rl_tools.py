@@ -21,6 +21,7 @@ from gristmill.train.reinforcement.policy import opinion_of
 from gristmill.train.reinforcement.rollouts import Generated, Rollouts
 from gristmill.train.reinforcement.sampler import OwnEngine
 from gristmill.train.reinforcement.tools.used import Used
+from tests.needs_sandbox import skip_without_sandbox
 from tests.train.test_resume import finish, torchrun, write_stage
 from tests.train.test_rl import WORDS, killed_in, metrics, shape, tensors_of  # noqa: F401 - a fixture
 from tests.train.test_tools import own_tool, spoken
@@ -207,6 +208,7 @@ def test_a_prompt_offers_the_tools_that_its_record_describes(
 def test_two_ranks_answer_as_one_does(
     run_stage: Any, start: dict[str, Path], plain: dict[str, Any], tmp_path: Path
 ) -> None:
+    skip_without_sandbox()
     config = {**plain, "steps": 2, "tools": ["calculator", {"python": {"seconds": 1}}], "curriculum": {}}
     run_stage("rl", start, config, tmp_path / "one")
     write_stage(tmp_path / "two", "rl", start, config, every=100)

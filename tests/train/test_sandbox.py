@@ -29,6 +29,7 @@ from gristmill.train.reinforcement.tools.sandbox import (
     run_python,
 )
 from gristmill.train.reinforcement.tools.seccomp_filter import seccomp_program
+from tests.needs_sandbox import skip_without_sandbox
 
 STOPPED = "stopped: it computes for more than 1 s, or waits"
 LIMITS = PythonTool(kind="python", seconds=1, memory_mb=128)
@@ -39,10 +40,7 @@ SYSCALL = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 
 @pytest.fixture(autouse=True)
 def _needs_sandbox() -> None:
-    try:
-        check_sandbox()
-    except SandboxError as error:
-        pytest.skip(str(error))
+    skip_without_sandbox()
 
 
 def syscalls(*calls: str) -> str:

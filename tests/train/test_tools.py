@@ -30,6 +30,7 @@ from gristmill.train.reinforcement.tools.calculator import CalculatorError, calc
 from gristmill.train.reinforcement.tools.call_format import Call, CallFormat
 from gristmill.train.reinforcement.tools.toolbox import Toolbox, ToolError
 from tests.dataprep.test_by_words import WORDS, plain_bm25
+from tests.needs_sandbox import skip_without_sandbox
 
 LLAMA = """\
 {%- if tools -%}{{ 'Tools: ' + tools | tojson + '<|end|>' }}{%- endif -%}
@@ -372,6 +373,7 @@ def test_a_function_that_cannot_be_described_is_refused(tmp_path: Path) -> None:
 
 
 def test_several_calls_of_a_turn_are_answered_in_their_order(chat: Chat) -> None:
+    skip_without_sandbox()
     turn = [
         *calling(chat, "1+1")[:-1],
         *calling(chat, "2+2")[:-1],

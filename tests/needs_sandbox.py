@@ -1,0 +1,15 @@
+"""Tests that run programs in the sandbox of `rl.tools: python`."""
+
+from __future__ import annotations
+
+import pytest
+
+from gristmill.train.reinforcement.tools.sandbox import SandboxError, check_sandbox
+
+
+def skip_without_sandbox() -> None:
+    """Skip a test where bubblewrap is missing or cannot make namespaces."""
+    try:
+        check_sandbox()
+    except SandboxError as error:
+        pytest.skip(str(error))
