@@ -72,15 +72,16 @@ def _list_of_pages(texts: Mapping[str, str]) -> str:
     lines = ["\n## All sections\n"]
     for name, text in texts.items():
         if name != INDEX:
-            first, *inner = dict.fromkeys(re.findall(r"^## `(.*?)`", text, re.MULTILINE))
-            links = [f"[`{heading.removeprefix(first)}`]({name}#{anchor_of(heading)})" for heading in inner]
-            lines.append(f"- [`{first}`]({name}){': ' if links else ''}{', '.join(links)}")
+            first, *inner = dict.fromkeys(re.findall(r"^## (.*)$", text, re.MULTILINE))
+            section = first.split("`")[1]
+            links = [f"[{heading.replace(section, '', 1)}]({name}#{anchor_of(heading)})" for heading in inner]
+            lines.append(f"- [`{section}`]({name}){': ' if links else ''}{', '.join(links)}")
     return "\n".join(lines)
 
 
 def anchor_of(heading: str) -> str:
-    """The anchor that Markdown gives a heading: letters, digits, `_` and `-`."""
-    return re.sub(r"[^\w-]", "", heading.lower())
+    """The anchor that a forge gives a heading: in lower case, without punctuation, hyphens for spaces."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
 def _homes() -> dict[type[BaseModel], str]:
@@ -114,17 +115,21 @@ def _sections(model: type[BaseModel], at: str, homes: Mapping[type[BaseModel], s
     """
     same = next((base for base in model.__mro__ if homes.get(base, at) != at and _keys(base) == _keys(model)), None)
     own = _fields(model) if same is None else _own_defaults(model, same)
-    lines = ["", f"## {f'`{at}`' if at else 'The sections'}{_variant(model)}\n"]
+    lines = ["", f"## {_heading(model, at)}\n"]
     if same is None:
         lines.append(f"{_prose(model.__doc__)}\n")
     else:
-        link = f"[`{homes[same]}`]({page_of(homes[same])}#{anchor_of(homes[same])})"
+        link = f"[`{homes[same]}`]({page_of(homes[same])}#{anchor_of(_heading(same, homes[same]))})"
         lines.append(f"The keys of {link}{', with other defaults:' if own else '.'}\n")
     if own:
         lines += _table(model, own, at)
     yield at, lines
     for inner, place in _inside(own, at):
         yield from _sections(inner, place, homes)
+
+
+def _heading(model: type[BaseModel], at: str) -> str:
+    return f"{f'`{at}`' if at else 'The sections'}{_variant(model)}"
 
 
 def _table(model: type[BaseModel], fields: Mapping[str, FieldInfo], at: str) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.chaos.network import CREDENTIALS
 from tests.flows.doc_pages import BLOCK, MARKED, run_page
 from tests.needs_sandbox import skip_without_sandbox
+from tests.servers import prefect_home
 from tests.test_architecture import ROOT
 
 HOW_TO = ROOT / "docs" / "how-to"
@@ -39,6 +40,12 @@ def what_the_page_needs(
         address = f"http://127.0.0.1:{request.getfixturevalue('moto_port')}"
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": address}.items():
             monkeypatch.setenv(name, value)
+        yield
+    elif page.name == "reach-the-ui.md":
+        monkeypatch.setenv(
+            "PREFECT_HOME", prefect_home(tmp_path / "prefect", request.getfixturevalue("prefect_database"))
+        )
+        monkeypatch.delenv("PREFECT_API_URL", raising=False)
         yield
     elif page.name == "dask.md":
         pytest.importorskip("distributed")
@@ -97,6 +104,24 @@ def test_every_block_of_the_page_says_what_a_test_does_with_it(page: Path) -> No
     assert [block["text"] for block in MARKED.finditer(text)] == [held for _, held in BLOCK.findall(text)]
     marked = [block["mark"] for block in MARKED.finditer(text)]
     assert (page.name in NOTHING_TO_RUN) == (not any(mark.startswith("run") for mark in marked))
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("which architecture", "which-architectures.md"),
+        ("chat template", "chat-template.md"),
+        ("trained on", "chat-template.md"),
+        ("train longer", "train-longer.md"),
+        ("reach ui", "reach-the-ui.md"),
+        ("free disk space", "free-disk-space.md"),
+        ("source too small", "source-too-small.md"),
+    ],
+)
+def test_a_search_for_the_words_of_a_question_finds_its_page(words: str, page: str) -> None:
+    """The site's search ranks words in titles first; a page's question stands right below its title."""
+    openings = {path.name: "\n".join(path.read_text().split("\n\n")[:2]).lower() for path in PAGES}
+    assert page in {name for name, text in openings.items() if all(word in text for word in words.split())}
 
 
 def test_the_first_page_lists_all_others() -> None:
