@@ -200,6 +200,18 @@ class ElasticConsolidation(Section):
     """Rows of the pre-training, the first that it has read, from which the Fisher information is estimated."""
 
 
+class Gates(Section):
+    """What must hold of the examples before any model is loaded; the stage `sft_data` fails otherwise."""
+
+    min_end_of_turn_trained: Fraction = 0.99
+    """Least share of the answers whose end of turn is trained; a model that does not learn it does not stop."""
+    min_trained: Fraction = 0.01
+    """Least share of the examples' tokens that are trained; less is a mask that went wrong more often than it is
+    data."""
+    max_truncated: Fraction = 1.0
+    """Most of the examples whose end may be cut off; not limited unless it is given."""
+
+
 class SftData(Seeded):
     """What the stage `sft_data` gets of the section `sft`: which rows of tokens are made, and what is trained."""
 
@@ -217,6 +229,8 @@ class SftData(Seeded):
     holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of the conversations, chosen by hash of what is said before the first answer, that are never trained on:
     their loss, after every `validate_every` steps and the last, shows when the others are memorised."""
+    gates: Gates = Gates()
+    """What must hold of the examples."""
     seed: int | None = None
     """Seed of draws and of the order; the manifest's if absent."""
 
@@ -224,18 +238,6 @@ class SftData(Seeded):
     def _all_have_weights_or_none(self) -> Self:
         _check_weights("sft", self.data)
         return self
-
-
-class Gates(Section):
-    """What must hold of the data before a fine-tuning takes its first step; see `step-0.json` beside its model."""
-
-    min_end_of_turn_trained: Fraction = 0.99
-    """Least share of the answers whose end of turn is trained; a model that does not learn it does not stop."""
-    min_trained: Fraction = 0.01
-    """Least share of the examples' tokens that are trained; less is a mask that went wrong more often than it is
-    data."""
-    max_truncated: Fraction = 1.0
-    """Most of the examples whose end may be cut off; not limited unless it is given."""
 
 
 class SftOptimizer(TuningOptimizer):
@@ -252,8 +254,6 @@ class Tuning(Training):
     """What an update is."""
     lora: Lora | None = None
     """Train adapters only; the whole model is trained if absent."""
-    gates: Gates = Gates()
-    """What must hold before the first step."""
     distill: Distill | None = None
     """Learn from a larger model too; from the labels alone if absent."""
     ewc: ElasticConsolidation | None = None

@@ -1,9 +1,9 @@
 """Conversations from every form in which instructions come, in the one shape that chat templates take.
 
-A message is `{"role", "content"}` with a role of ROLES. An assistant's may have `tool_calls`, a list of `{"type":
-"function", "function": {"name", "arguments"}}` whose arguments are an object, as transformers' templates expect, and
-`"trained": false` where no token of it is to be learned; a tool's may have `tool_call_id` and `name`. Everything else
-of a message is left out.
+A message is `{"role", "content"}` with a role of ROLES, and perhaps a `name`. An assistant's may have
+`reasoning_content`; `tool_calls`, a list of `{"type": "function", "function": {"name", "arguments"}}` whose arguments
+are an object, as transformers' templates expect; and `"trained": false` where no token of it is to be learned. A tool's
+may have a `tool_call_id`. A message with images or sound is refused; keys that are not content are left out.
 
     messages      messages (OpenAI's; also under the key conversations), which may end with another than the assistant
     sharegpt      conversations of from and value, and perhaps system and tools
@@ -36,6 +36,10 @@ SHAREGPT_ROLES = {
 CALL = "function_call"
 PART_TEXTS = ("text", "value")
 """What a part of a content calls its text: OpenAI, and LLaMA-Factory's newer form."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What the assistant's reasoning is called; templates get it as transformers 5 gives it to them."""
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Keys of a message or row that hold more than text: OpenAI's, TRL's and LLaMA-Factory's."""
 WEIGHTS = ("weight", "loss_weight")
 """Whether an assistant's message is learned, 1 or 0: OpenAI's fine-tuning format, and LLaMA-Factory's newer form."""
 
@@ -100,6 +104,17 @@ def checked_tools(value: Any) -> list[dict[str, Any]]:
     return found
 
 
+def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The descriptions of a row's tools, also under OpenAI's former key `functions`.
+
+    Raises:
+        ValueError: they are not a list of objects.
+    """
+    if row.get("tools"):
+        return checked_tools(row["tools"])
+    return [{"type": "function", "function": function} for function in checked_tools(row.get("functions"))]
+
+
 def check_answered(what: str, messages: Sequence[Message]) -> None:
     """Refuse what does not end with an answer, and what `check_turns` refuses.
 
@@ -134,7 +149,8 @@ def _openai_message(where: str, message: Any) -> Message:
     role = OPENAI_ROLES.get(str(message.get("role")))
     if role is None:
         raise ValueError(f"{where}: role {message.get('role')!r} is none of {', '.join(OPENAI_ROLES)}")
-    calls = message.get("tool_calls")
+    refuse_media(where, message)
+    calls = message.get("tool_calls") or _former_call(message)
     if not calls:
         found: Message = {"role": role, "content": text(f"{where}: content", _joined(where, message.get("content")))}
     elif role != "assistant":
@@ -148,11 +164,34 @@ def _openai_message(where: str, message: Any) -> Message:
             "content": _encodable(f"{where}: content", content),
             "tool_calls": [_call(where, call) for call in _list(f"{where}: tool_calls", calls)],
         }
+    if role == "assistant":
+        found |= _reasoning(where, message)
     if role == "assistant" and not _weight(where, message):
         found["trained"] = False
-    if role == "tool":
-        found |= {key: text(f"{where}: {key}", message[key]) for key in ("tool_call_id", "name") if message.get(key)}
-    return found
+    keys = ("tool_call_id", "name") if role == "tool" else ("name",)
+    return found | {key: text(f"{where}: {key}", message[key]) for key in keys if message.get(key)}
+
+
+def refuse_media(where: str, record: Mapping[str, Any]) -> None:
+    """Refuse a message or row that holds images, videos or sound.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if key := next((key for key in MEDIA if record.get(key)), None):
+        raise ValueError(f"{where}: has {key}; only text can be trained on")
+
+
+def _reasoning(where: str, message: Mapping[str, Any]) -> dict[str, str]:
+    """The reasoning of an assistant's message under the name that templates read."""
+    key = next((key for key in REASONING if message.get(key)), None)
+    return {} if key is None else {REASONING[0]: text(f"{where}: {key}", message[key])}
+
+
+def _former_call(message: Mapping[str, Any]) -> list[Any]:
+    """The call of OpenAI's former `function_call`."""
+    call = message.get("function_call")
+    return [call] if call else []
 
 
 def _sharegpt_message(where: str, message: Any) -> Message:
@@ -162,9 +201,10 @@ def _sharegpt_message(where: str, message: Any) -> Message:
     role = SHAREGPT_ROLES.get(str(speaker))
     if role is None:
         raise ValueError(f"{where}: from {speaker!r} is none of {', '.join(SHAREGPT_ROLES)}")
+    refuse_media(where, message)
     content = text(f"{where}: value", message.get("value"))
     if speaker != CALL:
-        return {"role": role, "content": content}
+        return {"role": role, "content": content, **(_reasoning(where, message) if role == "assistant" else {})}
     calls = _parsed(f"{where}: value", content)
     return {
         "role": role,
@@ -265,9 +305,10 @@ def sft_example(row: Row, form: str = "auto") -> dict[str, Any]:
     Raises:
         ValueError: it is of no known form, or not of the one that is asked for; says why.
     """
+    refuse_media("the record", row)
     messages = SFT_FORMS[form_of(row) if form == "auto" else form](row)
     check_turns("the conversation", messages)
-    tools = checked_tools(row.get("tools"))
+    tools = tools_of(row)
     return {"messages": messages, **({"tools": tools} if tools else {})}
 
 

@@ -85,11 +85,13 @@ class UsableSet:
         quarantined: records that are not examples.
         counts: `records`, `refused`, `beyond_limit`, `refused_reasons`, and of a prepared set `prepared_dropped` (rule
             -> number) and `quarantined`.
+        places: id of an example -> file and line, or row of a table, from 1.
     """
 
     examples: Sequence[Example]
     quarantined: Sequence[Quarantined]
     counts: dict[str, Any]
+    places: Mapping[str, str]
 
 
 def usable_sets(
@@ -111,13 +113,13 @@ def usable_sets(
     if prepared is None:
         for one in data:
             read = read_set(made_path(one.path, inputs), kind, one.format, one.limit, one.max_quarantined)
-            yield UsableSet(read.examples, read.quarantined, read.counts())
+            yield UsableSet(read.examples, read.quarantined, read.counts(), read.places())
         return
     quarantined: dict[str, list[Quarantined]] = {}
     for line in (prepared / QUARANTINED).read_text(encoding="utf-8").splitlines():
         one_line = json.loads(line)
         quarantined.setdefault(one_line["set"], []).append(Quarantined(one_line["place"], one_line["reason"]))
-    kept = survivors(prepared)
+    kept, places = survivors(prepared), _places(prepared)
     for found in read_json(prepared / PREPARED)["sets"]:
         counts = {key: found[key] for key in ("records", "refused", "beyond_limit", "refused_reasons", "quarantined")}
         counts["prepared_dropped"] = found["dropped"]
@@ -127,7 +129,17 @@ def usable_sets(
                 f"{prepared}: {len(examples)} examples of {found['name']} are left, but its counts "
                 f"say {found['kept']}; run the stage again"
             )
-        yield UsableSet(examples, quarantined.get(found["name"], []), counts)
+        yield UsableSet(examples, quarantined.get(found["name"], []), counts, places)
+
+
+def _places(prepared: Path) -> dict[str, str]:
+    """Where the examples of prepared sets come from, by their ids."""
+    documents = prepared_inputs(prepared)["ingest"]
+    places: dict[str, str] = {}
+    for shard in shard_names(documents):
+        rows = read_table(documents / shard, ["id", "locator"])
+        places |= {id.hex(): place for id, place in zip(*(rows[name].to_pylist() for name in ("id", "locator")))}
+    return places
 
 
 def prepared_inputs(prepared: Path) -> dict[str, Path]:

@@ -34,10 +34,11 @@ from gristmill.dataprep.examples.conversations import (
     Message,
     any_messages,
     check_answered,
-    checked_tools,
     instructed,
+    refuse_media,
     said,
     text,
+    tools_of,
     turns,
     with_system,
 )
@@ -67,8 +68,9 @@ def dpo_example(row: Row, form: str = "auto") -> dict[str, Any]:
     Raises:
         ValueError: it is of no known form, or not of the one that is asked for; says why.
     """
+    refuse_media("the record", row)
     form = preference_form_of(row) if form == "auto" else form
-    tools = checked_tools(row.get("tools"))
+    tools = tools_of(row)
     described = {"tools": tools} if tools else {}
     if form == "labelled":
         return {**_labelled(row), **described}
@@ -253,17 +255,17 @@ def audit(examples: Sequence[Example]) -> dict[str, Any]:
 
     Returns:
         `pairs`; `duplicates`: pairs beyond the first with the same prompt and answers; `contradictions`: pairs whose
-        opposite is there too; `prompts`: distinct ones; `longer_chosen`: share, among pairs whose answers differ in
-        length, in which the longer one is preferred (None without any); `mean_characters` of both answers;
-        `near_identical`: pairs whose answers differ in case and blanks alone.
+        opposite is there too; `prompts`: distinct ones; `longer_chosen`: share of the pairs in which the longer answer
+        is preferred, where answers of equal length count half (None without any pair); `mean_characters` of both
+        answers; `near_identical`: pairs whose answers differ in case and blanks alone.
     """
     keys = [tuple(normalised(all_said(one[part])) for part in ("prompt", "chosen", "rejected")) for one in examples]
     lengths = np.array(
         [[len(all_said(one[part])) for part in ("chosen", "rejected")] for one in examples], dtype=np.int64
     ).reshape(-1, 2)
     known = set(keys)
-    differ = lengths[:, 0] != lengths[:, 1]
-    longer = float((lengths[differ, 0] > lengths[differ, 1]).mean()) if differ.any() else None
+    preference = np.sign(lengths[:, 0] - lengths[:, 1])
+    longer = float((1 + preference).mean() / 2) if keys else None
     return {
         "pairs": len(keys),
         "prompts": len({prompt for prompt, _, _ in keys}),
@@ -303,8 +305,8 @@ def warnings_of(name: str, found: Mapping[str, Any]) -> list[str]:
     if longer is not None and abs(longer - 0.5) > LARGEST_BIAS:
         said_of.append(
             f"{name}: the {'longer' if longer > 0.5 else 'shorter'} answer is preferred in "
-            f"{max(longer, 1 - longer):.0%} of the pairs: length is what will be learned; compare with "
-            "dpo.loss sigmoid_norm or simpo, which take means over tokens"
+            f"{max(longer, 1 - longer):.0%} of the pairs, ties counted half: the model will learn length; compare "
+            "with dpo.loss sigmoid_norm or simpo, which take means over tokens"
         )
     return said_of
 

@@ -33,9 +33,10 @@ from gristmill.dataprep.examples.conversations import (
     SFT_FORMS,
     Message,
     check_answered,
-    checked_tools,
     form_of,
+    refuse_media,
     sft_example,
+    tools_of,
     turns,
     with_system,
 )
@@ -67,6 +68,7 @@ def prompt_example(row: Row, form: str = "auto", answer: str = ANSWER, columns: 
     Raises:
         ValueError: it is of no known form, or not of the one that is asked for, or lacks one of the columns; says why.
     """
+    refuse_media("the record", row)
     form = prompt_form_of(row) if form == "auto" else form
     messages = _alone(row) if form == "prompts" else SFT_FORMS[form](row)
     right = _answer(answer, row.get(answer))
@@ -76,7 +78,7 @@ def prompt_example(row: Row, form: str = "auto", answer: str = ANSWER, columns: 
     if not messages:
         raise ValueError("there is no message in front of the answer")
     check_answered("the prompt", [*messages, {"role": "assistant", "content": "..."}])
-    tools = checked_tools(row.get("tools"))
+    tools = tools_of(row)
     return {
         "prompt": messages,
         **({} if right is None else {ANSWER: right}),
@@ -191,6 +193,11 @@ class ExampleSet:
     origins: Sequence[Origin]
     quarantined: Sequence[Quarantined]
     records: int
+
+    def places(self) -> dict[str, str]:
+        """File and line of each example, by its id."""
+        ids = (example["id"] for example in self.examples)
+        return {id: origin.place for id, origin in zip(ids, self.origins, strict=True)}
 
     def counts(self) -> dict[str, Any]:
         """`records`, `refused` with the most frequent reasons, and `beyond_limit`; the rest are examples."""

@@ -134,7 +134,7 @@ TUNING = {
     "contradictions": "pairs whose answers are preferred the other way round elsewhere",
     "nearly the same answer": "pairs whose answers differ in case and blanks alone",
     "the same answer": "pairs of equal answers",
-    "longer answer preferred": "share of pairs",
+    "longer answer preferred": "share of pairs, those of equal length counted half",
     "leaked": "items that a pair holds",
     "pairs that hold one": "pairs that hold an item of the evaluation set",
     "long enough": "items long enough to be searched",

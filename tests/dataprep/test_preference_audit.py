@@ -35,7 +35,7 @@ def test_duplicates_contradictions_and_length_are_counted() -> None:
         "duplicates": 1,
         "contradictions": 3,
         "near_identical": 1,
-        "longer_chosen": 2 / 4,
+        "longer_chosen": (2 + 1 / 2) / 5,  # 2 longer, 2 shorter, and a tie
         "mean_characters": {"chosen": (11 + 12 + 5 + 4 + 2) / 5, "rejected": (5 + 5 + 11 + 5 + 2) / 5},
     }
     assert audit([])["longer_chosen"] is None
@@ -47,7 +47,16 @@ def test_only_what_is_wrong_is_warned_of() -> None:
     said = warnings_of("set", {**audit(PAIRS), "same_answers": 2})
     assert [line.split(" pairs ")[1].split(" ")[0] for line in said] == ["repeat", "have", "have", "have"]
     (longer,) = warnings_of("set", audit([pair(f"q{n}", "longer", "short") for n in range(10)]))
-    assert longer.startswith("set: the longer answer is preferred in 100% of the pairs")
+    assert "100%" in longer
+
+
+def test_answers_of_equal_length_are_no_length_bias() -> None:
+    ties = [pair(f"tie {n}", "even", "odds") for n in range(98)]
+    longer = [pair(f"longer {n}", "longer", "short") for n in range(80)]
+    assert audit([*ties, *longer[:2]])["longer_chosen"] == (2 + 98 / 2) / 100
+    assert warnings_of("set", audit([*ties, *longer[:2]])) == []
+    assert audit([*ties[:20], *longer])["longer_chosen"] == (80 + 20 / 2) / 100
+    assert len(warnings_of("set", audit([*ties[:20], *longer]))) == 1
 
 
 @pytest.mark.skipif(not data_folder().exists(), reason="the real data sets are not here")

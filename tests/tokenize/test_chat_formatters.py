@@ -82,7 +82,7 @@ def test_a_model_is_asked_as_it_was_trained(chat: Chat) -> None:
 def test_a_special_token_in_a_content_and_a_tool_that_is_left_out_are_refused(chat: Chat) -> None:
     with pytest.raises(ChatError, match="content holds"):
         chat.encode([{"role": "user", "content": "<|end|>"}])
-    with pytest.raises(ChatError, match="chat:write leaves out the tool 'weather'"):
+    with pytest.raises(ChatError, match="chat:write does not write the tool 'weather'"):
         chat.encode(TURNS, tools=[{"type": "function", "function": {"name": "weather"}}])
 
 

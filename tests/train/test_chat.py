@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gristmill.train.data.conversation_tokens import (
     Chat,
     ChatError,
+    ContentLeftOutError,
     conversation,
     decoded_mask,
     padded,
@@ -130,15 +131,78 @@ def test_the_tools_of_preferences_are_in_their_prompts_as_transformers_writes_th
         assert '"weather"' in chat.decode(found.ids[: int(found.trained.argmax())].tolist())
 
 
-def test_a_template_that_leaves_out_tools_is_refused(chat: Chat, tmp_path: Path) -> None:
-    shutil.copytree(chat.folder, tmp_path / "copy")
-    (tmp_path / "copy" / "chat_template.jinja").write_text(
-        "{%- for message in messages -%}{% generation %}{{ message['content'] }}{% endgeneration %}{%- endfor -%}"
+PLAIN_TEMPLATE = (
+    "{%- for message in messages -%}{{- message['role'] + ':' -}}{% generation %}{{ message['content'] }}"
+    "{% endgeneration %}{%- endfor -%}"
+)
+ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 3, "b": 2}}}
+ADD_TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "Sum.", "parameters": {"properties": {"a": {"type": "integer"}}}},
+}
+SAYS_ADD = {"role": "user", "content": "add 3 and 2: Sum. of a and b"}
+ADDING = [SAYS_ADD, {"role": "assistant", "content": "", "tool_calls": [ADD]}]
+
+
+@pytest.fixture
+def templated(chat: Chat, tmp_path: Path) -> Any:
+    def copy(template: str) -> Chat:
+        shutil.copytree(chat.folder, tmp_path / "copy", dirs_exist_ok=True)
+        (tmp_path / "copy" / "chat_template.jinja").write_text(template)
+        return Chat(tmp_path / "copy")
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "left_out"),
+    [
+        (WITH_TOOLS, [], "the call of 'weather' in message 2"),
+        (TURNS, [TOOL], "the tool 'weather'"),
+        # The words of the user hold all that the template leaves out.
+        (ADDING, [], "the call of 'add' in message 2"),
+        ([SAYS_ADD, TURNS[2]], [ADD_TOOL], "the tool 'add'"),
+        ([SAYS_ADD, {**TURNS[2], "reasoning_content": "add"}], [], "the reasoning_content of message 2"),
+        ([{**SAYS_ADD, "name": "user"}, TURNS[2]], [], "the name of message 1"),
+    ],
+)
+def test_a_template_that_leaves_out_content_is_refused(
+    templated: Any, messages: list[Any], tools: list[Any], left_out: str
+) -> None:
+    with pytest.raises(ContentLeftOutError, match=left_out):
+        templated(PLAIN_TEMPLATE).encode(messages, tools=tools)
+
+
+def test_every_part_of_a_call_and_of_a_tool_is_looked_for(templated: Any) -> None:
+    name = "{%- for call in m.tool_calls or [] -%}{{- call.function.name -}}{%- endfor -%}"
+    loop = "{%- for m in messages -%}{{- m.role + m.content -}}" + name + "{%- endfor -%}"
+    with pytest.raises(ContentLeftOutError, match="the arguments of the call of 'add'"):
+        templated(loop).encode(ADDING)
+    described = "{%- for tool in tools or [] -%}{{- tool.function.name -}}{%- endfor -%}" + loop
+    with pytest.raises(ContentLeftOutError, match="the description of the tool 'add'"):
+        templated(described).encode(TURNS, tools=[ADD_TOOL])
+
+
+def test_a_template_that_cuts_reasoning_off_is_refused(templated: Any) -> None:
+    thinking = {"role": "assistant", "content": "<think>It is add.</think>add"}
+    cutting = "{%- for m in messages -%}{{- m.role + m.content.split('</think>')[-1] -}}{%- endfor -%}"
+    with pytest.raises(ContentLeftOutError, match="the reasoning in the content of message 2"):
+        templated(cutting).encode([SAYS_ADD, thinking])
+
+
+def test_reasoning_and_names_that_a_template_writes_are_kept(templated: Any) -> None:
+    writing = (
+        "{%- for m in messages -%}{{- m.role + '(' + (m.name or '') + ')' + (m.thinking or '') + m.content -}}"
+        "{%- endfor -%}"
     )
-    plain = Chat(tmp_path / "copy")
-    for messages, tools, what in ((WITH_TOOLS, [], "the call of 'weather'"), (TURNS, [TOOL], "the tool 'weather'")):
-        with pytest.raises(ChatError, match=f"leaves out {what}"):
-            plain.encode(messages, tools=tools)
+    messages = [{**SAYS_ADD, "name": "Ann"}, {**TURNS[2], "reasoning_content": "Hm."}]
+    text = "".join(text for text, _ in templated(writing).segments(messages))
+    assert text == f"user(Ann){SAYS_ADD['content']}assistant()Hm.{TURNS[2]['content']}"
+
+
+def test_the_name_of_a_tool_that_answers_its_call_need_not_be_written(chat: Chat) -> None:
+    answered = [*WITH_TOOLS[:2], {**WITH_TOOLS[2], "name": "weather", "tool_call_id": "1"}, WITH_TOOLS[3]]
+    assert chat.encode(answered, tools=[TOOL]).ids.tolist() == chat.encode(WITH_TOOLS, tools=[TOOL]).ids.tolist()
 
 
 def test_ids_and_mask_are_those_of_transformers(chat: Chat) -> None:
@@ -209,10 +273,8 @@ def test_cut_dropped_and_refused_examples_are_counted(chat: Chat) -> None:
         1,
     )
     assert counts["unrenderable_reasons"] == {"content holds '<|end|>', which is a special token": 1}
-    assert why_left_out(counts) == (
-        "1 too long, 1 not to be rendered: content holds '<|end|>', which is a special token (1)"
-    )
-    assert why_left_out({**counts, "unrenderable": 0, "unrenderable_reasons": {}}) == "1 too long, 0 not to be rendered"
+    assert why_left_out(counts) == ("1 too long, 1 not rendered: content holds '<|end|>', which is a special token (1)")
+    assert why_left_out({**counts, "unrenderable": 0, "unrenderable_reasons": {}}) == "1 too long, 0 not rendered"
     assert (counts["answers"], counts["end_of_turn_share"]) == (2, 0.5)
     assert counts["whole_share"] == 0.5
     assert counts["trained_tokens"] == sum(one.trained.sum() for one in used)

@@ -132,7 +132,7 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
         "2 of 5 examples are not traine",
     ]
     assert warned[-1] == (
-        "set: 2 of 5 examples are not trained on, for they may have 32 tokens: 1 too long, 1 not to be rendered: "
+        "set: 2 of 5 examples are not trained on (at most 32 tokens each): 1 too long, 1 not rendered: "
         "content holds '<|end|>', which is a special token (1)"
     )
 

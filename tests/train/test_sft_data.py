@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from gristmill.dataprep.examples.kept_examples import QUARANTINED, check_records
 from gristmill.dataprep.examples.read_examples import read_examples
 from gristmill.mixtures.posttraining import Sft
 from gristmill.mixtures.prepare import ExampleStep
+from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.conversation_tokens import NothingToTrainError
-from gristmill.train.stages.sft_data import HELD_OUT, ReplayError
+from gristmill.train.data.conversation_tokens import ContentLeftOutError, NothingToTrainError
+from gristmill.train.stages.sft_data import HELD_OUT, GateError, ReplayError
 
 
 def write(path: Path, count: int, answer: str) -> str:
@@ -32,6 +34,61 @@ def write(path: Path, count: int, answer: str) -> str:
 @pytest.fixture
 def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
     return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+@pytest.fixture
+def templated(tokenizer_folder: Path, tmp_path: Path) -> Any:
+    def inputs(template: str) -> dict[str, Path]:
+        folder = tmp_path / "tokenizer"
+        shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
+        (folder / "chat_template.jinja").write_text(template)
+        return {"tokenizer": folder}
+
+    return inputs
+
+
+def test_an_example_whose_calls_are_not_written_is_named(run_stage: Any, templated: Any, tmp_path: Path) -> None:
+    plain = "{%- for m in messages -%}{{- '<|' + m.role + '|>' + m.content + '<|end|>' -}}{%- endfor -%}"
+    inputs = templated(plain + "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}")
+    call = {"function": {"name": "add", "arguments": {"a": 3}}}
+    rows = [
+        [{"role": "user", "content": "add 3"}, {"role": "assistant", "content": "3", **more}]
+        for more in ({}, {"tool_calls": [call]})
+    ]
+    data = tmp_path / "calls.jsonl"
+    data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in rows))
+    config = {"data": [{"path": str(data)}], "seed": 1, "sequence_length": 64}
+    with pytest.raises(ContentLeftOutError, match=r"1 of 2 examples(.|\n)*calls\.jsonl:2: .*the call of 'add'"):
+        run_stage("sft_data", inputs, config, tmp_path / "out")
+    kept = {**config, "data": [{"path": str(data), "max_quarantined": 0.5}]}
+    summary = run_stage("sft_data", inputs, kept, tmp_path / "out")
+    assert (summary["sets"][0]["used"], summary["sets"][0]["unrenderable"]) == (1, 1)
+
+
+def test_ends_of_turn_that_are_cut_and_ones_without_a_mark_are_told_apart(
+    run_stage: Any, templated: Any, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    data = write(tmp_path / "a.jsonl", 4, "The file")
+    config = {"data": [{"path": data}], "seed": 1, "sequence_length": 64}
+    unmarked = CHAT_TEMPLATE.replace(
+        "{{- '<|end|>' -}}\n{%- endgeneration -%}", "{%- endgeneration -%}{{- '<|end|>' -}}"
+    )
+    with pytest.raises(GateError, match="4 are whole, but the chat template does not mark"):
+        run_stage("sft_data", templated(unmarked), config, tmp_path / "unmarked")
+    with pytest.raises(GateError, match="4 are cut at 10 tokens"):
+        run_stage("sft_data", {"tokenizer": tokenizer_folder}, {**config, "sequence_length": 10}, tmp_path / "cut")
+    lowered = {**config, "sequence_length": 10, "gates": {"min_end_of_turn_trained": 0.0}}
+    summary = run_stage("sft_data", {"tokenizer": tokenizer_folder}, lowered, tmp_path / "lowered")
+    assert (summary["end_of_turn_share"], summary["cut_answers"]) == (0.0, 4)
+
+
+def test_examples_without_a_marked_answer_are_not_called_too_long(
+    run_stage: Any, templated: Any, tmp_path: Path
+) -> None:
+    unmarked = "{%- for m in messages -%}{{- m.role + m.content + (messages | length) | string -}}{%- endfor -%}"
+    config = {"data": [{"path": write(tmp_path / "a.jsonl", 4, "yes")}], "seed": 1, "sequence_length": 64}
+    with pytest.raises(NothingToTrainError, match=r"0 too long, 4 not rendered: the chat template marks no answer"):
+        run_stage("sft_data", templated(unmarked), config, tmp_path / "out")
 
 
 def test_weights_and_replay_are_shares_of_tokens(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:

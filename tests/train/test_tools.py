@@ -187,7 +187,9 @@ def test_what_is_no_call_says_why(chat: Chat) -> None:
 
 
 def test_a_template_whose_calls_are_not_json_is_refused(with_template: Any) -> None:
-    calling = CHAT_TEMPLATE.replace("call['function'] | tojson", "call['function']['name'] + '(...)'")
+    calling = CHAT_TEMPLATE.replace(
+        "call['function'] | tojson", "call['function']['name'] + (call['function']['arguments'] | tojson)"
+    )
     with pytest.raises(ChatError, match="in a form that is not JSON"):
         CallFormat(with_template(calling))
 

@@ -1,31 +1,30 @@
 """How a conversation is written as text: our special tokens and chat template, and the templates of other models.
 
 A template is Jinja as transformers reads it, with marks around what the assistant generates: `{% generation %} ...
-{% endgeneration %}` encloses what is trained on (transformers' `return_assistant_tokens_mask`).
+{% endgeneration %}` encloses what is trained on (transformers' `return_assistant_tokens_mask`). Its functions and
+filters are those of transformers where that is installed, else equal ones.
 
-A template that somebody else wrote is run with bounds on what it may do, so that it ends. The sandbox of Jinja keeps it
-from reading and calling what it must not. It does not keep it from counting to 10^10 in nested loops, or from doubling
-a text forty times. Here every turn of a loop, every call and every filter is a step, and nothing may make a text or
-list beyond a size.
+A template may write the date (`strftime_now`, in the templates of Llama 3.2 and gpt-oss). What is trained must not
+depend on the day, so that it is TEMPLATE_DATE wherever a stage renders; `generate`, `chat` and `serve-model` give the
+clock's.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import jinja2
 import jinja2.nodes
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
+from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_NAMESPACE
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
+
+from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, refuse_widths, render
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -77,6 +76,10 @@ SPECIAL_FORM = re.compile(r"<\|[^<>|\s]+\|>")
 """What special tokens look like in the templates of Llama 3, Qwen, Phi and here."""
 
 
+TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+"""Errors of a rendering: a template may add what a message lacks to a text, or fail as any other expression."""
+
+
 class TemplateRefusedError(ValueError):
     """A chat template that conversations cannot be trained with."""
 
@@ -96,16 +99,110 @@ class _GenerationMarks(Extension):
         return OPEN + str(caller()) + CLOSE
 
 
-def compile_template(text: str) -> jinja2.Template:
-    """Compile a template as transformers does.
+TEMPLATE_DATE = datetime(2024, 7, 26)
+"""The date of every template that a stage renders: the one that Llama 3.2's template writes where it has no clock."""
+Clock = Callable[[], datetime]
+
+
+def fixed_clock() -> datetime:
+    """The clock of training and evaluation, which stands still."""
+    return TEMPLATE_DATE
+
+
+@dataclass(frozen=True)
+class TemplateFunctions:
+    """What chat templates have besides Jinja's own filters and globals."""
+
+    filters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    globals: Mapping[str, Any] = field(default_factory=dict)
+
+
+def own_functions() -> TemplateFunctions:
+    """The functions of transformers 5, written again for where it is not installed."""
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """JSON without Jinja's own escapes for HTML."""
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    return TemplateFunctions({"tojson": tojson}, {"raise_exception": raise_exception})
+
+
+def transformers_functions() -> TemplateFunctions:
+    """The functions of the environment in which transformers compiles chat templates.
 
     Raises:
-        jinja2.TemplateError: it is no Jinja.
+        ImportError: transformers is not installed.
     """
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    environment = _compile_jinja_template("").environment
+    return TemplateFunctions(
+        _difference(environment.filters, DEFAULT_FILTERS), _difference(environment.globals, DEFAULT_NAMESPACE)
+    )
+
+
+def _difference(names: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in names.items() if default.get(name) is not value}
+
+
+def template_functions() -> TemplateFunctions:
+    """Those of transformers, or our own where that is not installed."""
+    try:
+        return transformers_functions()
+    except ImportError:
+        return own_functions()
+
+
+def compile_template(
+    text: str, clock: Clock = fixed_clock, functions: TemplateFunctions | None = None
+) -> jinja2.Template:
+    """Compile a template as transformers does.
+
+    Args:
+        text: the template.
+        clock: what `strftime_now` asks for the time.
+        functions: `template_functions()` if absent.
+
+    Raises:
+        jinja2.TemplateError: it is not Jinja.
+    """
+
+    def strftime_now(form: str) -> str:
+        refuse_widths(form)
+        return clock().strftime(form)
+
+    functions = functions or template_functions()
     environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, loopcontrols])
-    environment.globals["raise_exception"] = _raise
-    environment.filters["tojson"] = _to_json
+    environment.add_filters(functions.filters)
+    environment.globals |= {**functions.globals, "strftime_now": strftime_now}
     return environment.from_string(text)
+
+
+def render_text(
+    template: jinja2.Template, messages: Sequence[Mapping[str, Any]], prompt: bool = False, **names: Any
+) -> str:
+    """Render a conversation, with OPEN and CLOSE where the template has marks; arguments as of `render_segments`.
+
+    Templates call reasoning by several names, of which transformers gives two (`_alias_reasoning_fields`).
+
+    Raises:
+        jinja2.TemplateError: the template refuses the messages.
+    """
+    aliased = [
+        {"thinking": message["reasoning_content"], **message} if message.get("reasoning_content") else message
+        for message in messages
+    ]
+    names = {"tools": None, "documents": None, **names}
+    return render(template, messages=aliased, add_generation_prompt=prompt, **names)
 
 
 def render_segments(
@@ -125,7 +222,7 @@ def render_segments(
     Raises:
         jinja2.TemplateError: the template refuses the messages.
     """
-    text = render(template, messages=messages, add_generation_prompt=prompt, **names)
+    text = render_text(template, messages, prompt, **names)
     if OPEN not in text:
         text = _marked(template, messages, text, **names)
     segments, generated = [], False
@@ -144,8 +241,8 @@ def _marked(template: jinja2.Template, messages: Sequence[Mapping[str, Any]], te
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        asked = render(template, messages=messages[:number], add_generation_prompt=True, **names)
-        answered = render(template, messages=messages[: number + 1], add_generation_prompt=False, **names).rstrip()
+        asked = render_text(template, messages[:number], prompt=True, **names)
+        answered = render_text(template, messages[: number + 1], **names).rstrip()
         if not (text.startswith(answered) and answered.startswith(asked) and len(asked) >= at):
             return text
         marked += text[at : len(asked)] + OPEN + answered[len(asked) :] + CLOSE
@@ -222,155 +319,3 @@ def refuse_untrainable(
             f"it writes {', '.join(unknown)}, which the tokenizer has no special token for; add "
             "it to tokenizer.special_tokens"
         )
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """As transformers' filter: Jinja's own escapes for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-MOST_STEPS = 200_000
-"""Of one rendering, which take a second: a conversation of 1,000 messages takes some ten thousand."""
-MOST_CHARACTERS = 1 << 26
-"""That an operation may make; of a filter or method, the product of the sizes of what it is given."""
-ABSENT_GLOBALS = ("lipsum",)
-"""Makes any amount of text."""
-_rendering = threading.local()
-
-
-class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox for templates that are not trusted with the machine's time and memory."""
-
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.filters = {name: _bounded(function) for name, function in self.filters.items()}
-        self.filters |= {_COUNTED: _counted, _JOINED: _joined}
-        for name in ABSENT_GLOBALS:
-            self.globals.pop(name, None)
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Bounds().visit(super()._parse(source, name, filename))
-        tree.set_environment(self)
-        return tree
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute `left operator right`, unless the result would be too large."""
-        _spend(1)
-        if operator == "**":
-            _refuse_above(abs(right) if isinstance(right, int | float) else 0, 64, "an exponent")
-        if operator == "+" and isinstance(left, Sequence) and isinstance(right, Sequence):
-            _refuse_above(len(left) + len(right), MOST_CHARACTERS, "a text or list")
-        if operator == "*" or (operator == "%" and isinstance(left, str)):
-            _refuse_above(_product((left, right)), MOST_CHARACTERS if _is_sized(left, right) else 1 << 64, "a value")
-        if operator == "%" and isinstance(left, str):
-            _refuse_widths(left)
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        """Call a function of the template, a macro or a method, unless it would make too much."""
-        _spend(1)
-        # The sandbox gives its own function for a text's `format`, around the method.
-        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
-        if isinstance(owner, str | bytes | list | tuple | dict):
-            _refuse_above(_product((owner, *args, *options.values())), MOST_CHARACTERS, "what a method is given")
-            if getattr(function, "__name__", "") in ("format", "format_map"):
-                _refuse_widths(str(owner))
-        return super().call(context, function, *args, **options)
-
-
-def render(template: jinja2.Template, **names: Any) -> str:
-    """Render a template of a BoundedEnvironment.
-
-    Raises:
-        jinja2.TemplateError: the template refuses what it is given, or does more than it may.
-    """
-    _rendering.left = MOST_STEPS
-    try:
-        return template.render(**names)
-    except (RecursionError, OverflowError, MemoryError) as error:
-        raise SecurityError(f"the template does more than it may: {type(error).__name__}: {error}") from error
-    finally:
-        _rendering.left = MOST_STEPS
-
-
-class _Bounds(NodeTransformer):
-    """Counts the turns of loops, and looks at what `~` joins."""
-
-    def visit_For(self, node: nodes.For) -> nodes.For:
-        """`{% for x in y %}` goes over `y | counted`."""
-        self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, _COUNTED, [], [], None, None, lineno=node.lineno)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
-        """`a ~ b` is `[a, b] | joined`."""
-        self.generic_visit(node)
-        return nodes.Filter(nodes.List(node.nodes, lineno=node.lineno), _JOINED, [], [], None, None, lineno=node.lineno)
-
-
-_COUNTED, _JOINED = "counted by gristmill", "joined by gristmill"
-"""Names that no template can write."""
-
-
-def _counted(items: Iterable[Any]) -> Iterator[Any]:
-    for item in items:
-        _spend(1)
-        yield item
-
-
-def _joined(parts: Sequence[Any]) -> str:
-    texts = [str(part) for part in parts]
-    _refuse_above(sum(map(len, texts)), MOST_CHARACTERS, "a text")
-    return "".join(texts)
-
-
-def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja's that refuses to make too much."""
-    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja's own argument
-
-    @wraps(function)
-    def bounded(*args: Any, **options: Any) -> Any:
-        given = (*args[skipped:], *options.values())
-        _refuse_above(_product(given), MOST_CHARACTERS, "what a filter is given")
-        _spend(1 + sum(len(one) for one in given if isinstance(one, list | tuple | dict | range)))
-        if function.__name__ == "do_format":
-            _refuse_widths(str(given[0]))
-        return function(*args, **options)
-
-    return bounded
-
-
-def _product(values: Iterable[Any]) -> int:
-    """How much could be made of values: their sizes and numbers multiplied."""
-    product = 1
-    for value in values:
-        size = abs(value) if isinstance(value, int) else len(value) if hasattr(value, "__len__") else 1
-        product *= max(size, 1)
-    return product
-
-
-def _is_sized(*values: Any) -> bool:
-    return any(isinstance(value, str | bytes | list | tuple) for value in values)
-
-
-def _refuse_widths(form: str) -> None:
-    """Refuse `%999999999d`, which is as long as it says."""
-    digits = "".join(letter if letter.isdigit() else " " for letter in form).split()
-    _refuse_above(max((len(run) for run in digits), default=0), 5, "a width")
-
-
-def _refuse_above(size: float, most: int, what: str) -> None:
-    if size > most:
-        raise SecurityError(f"the template does more than it may: {what} would be larger than {most:,}")
-
-
-def _spend(steps: int) -> None:
-    _rendering.left = getattr(_rendering, "left", MOST_STEPS) - steps
-    if _rendering.left < 0:
-        raise SecurityError(f"the template does more than it may: it takes over {MOST_STEPS:,} steps")

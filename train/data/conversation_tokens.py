@@ -9,16 +9,14 @@ and in generation.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import jinja2
 import numpy as np
 
 from gristmill.dataprep.files import atomic_write, read_json, sha256_file, write_json
@@ -29,9 +27,14 @@ from gristmill.tokenize.encoding.chat_templates import (
     END_OF_TURN,
     OPEN,
     PROBE,
+    TEMPLATE_ERRORS,
+    Clock,
     compile_template,
+    fixed_clock,
     render_segments,
+    render_text,
 )
+from gristmill.train.data.rendered_content import part_left_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,12 +43,15 @@ if TYPE_CHECKING:
 TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
 LEFT_OUT_SHARE = 0.1
 """Of a set; beyond it a warning says how many of its examples are not trained on."""
-SHOWN_CHARACTERS = 40
 Message = Mapping[str, Any]
 
 
 class ChatError(ValueError):
     """A conversation or a template cannot be turned into tokens."""
+
+
+class ContentLeftOutError(ChatError):
+    """A template does not write something that a conversation holds."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,13 @@ class Chat:
 
     Args:
         folder: output of the tokenizer stage.
+        clock: what a template that writes the date asks for it.
 
     Raises:
         ChatError: there is neither, or the function cannot be loaded.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Clock = fixed_clock) -> None:
         from tokenizers import Tokenizer
 
         self.folder = folder
@@ -87,7 +94,7 @@ class Chat:
         self.tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
         self._config: dict[str, Any] = read_json(folder / TOKENIZER_CONFIG_FILE)
         self._file = folder / (TEMPLATE_FILE if self._formatter is None else FORMATTER_FILE)
-        self._template = None if self._formatter else compile_template(self._file.read_text(encoding="utf-8"))
+        self._template = None if self._formatter else compile_template(self._file.read_text(encoding="utf-8"), clock)
 
     @property
     def digest(self) -> str:
@@ -130,19 +137,22 @@ class Chat:
             tools: descriptions of the tools that may be called.
 
         Raises:
-            ChatError: a content holds a special token, or the template refuses the messages or leaves out a tool.
+            ContentLeftOutError: the template does not write something that the messages or tools hold.
+            ChatError: a content holds a special token, or the template refuses the messages.
         """
-        told = [message["content"] for message in messages]
-        called = [call for message in messages for call in message.get("tool_calls", ())]
-        for text in (*told, *(json.dumps(part, ensure_ascii=False) for part in (*called, *tools))):
-            if found := self._special.search(text):
-                raise ChatError(f"content holds {found.group()!r}, which is a special token")
+        conversation = [*messages, *tools]
+        if spelled := next((match for item in conversation for match in self._special_in(item)), None):
+            raise ChatError(f"content holds {spelled!r}, which is a special token")
         try:
             segments = self._rendered(messages, prompt, tools)
-        # A template may add what a message has not to a text, or fail as any other expression.
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except TEMPLATE_ERRORS as error:
             raise ChatError(f"{self.formatter or self._file}: {error}") from error
-        self._check_tools(segments, messages, called, tools)
+        left_out = part_left_out(lambda messages, tools: self._text(messages, prompt, tools), messages, tools)
+        if left_out is not None:
+            raise ContentLeftOutError(
+                f"{self.formatter or self._file} does not write {left_out.label}, so that it would not be trained; give "
+                "a template that writes it, or remove it from the data"
+            )
         return segments
 
     def encode(
@@ -167,22 +177,24 @@ class Chat:
         assert self._template is not None
         return render_segments(self._template, messages, prompt, tools=list(tools) or None, **self._named_tokens)
 
-    def _check_tools(
-        self,
-        segments: Sequence[tuple[str, bool]],
-        messages: Sequence[Message],
-        called: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-    ) -> None:
-        """A template that knows nothing of tools would leave them out without a word."""
-        whole = "".join(text for text, _ in segments)
-        wanted = [("the tool", tool.get("function", tool).get("name", "")) for tool in tools]
-        wanted += [("the call of", call["function"]["name"]) for call in called]
-        wanted += [("the answer of a tool", message["content"]) for message in messages if message["role"] == "tool"]
-        for what, text in wanted:
-            # Templates may write an answer as JSON or trimmed; its first word is in both.
-            if text and text.split()[0] not in whole:
-                raise ChatError(f"{self.formatter or self._file} leaves out {what} {text[:SHOWN_CHARACTERS]!r}")
+    def _text(self, messages: Sequence[Message], prompt: bool, tools: Sequence[Mapping[str, Any]]) -> str:
+        """A conversation as text, perhaps with marks."""
+        if self._formatter is not None:
+            return "".join(text for text, _ in self._formatter.segments(messages, prompt, tools))
+        assert self._template is not None
+        return render_text(self._template, messages, prompt, tools=list(tools) or None, **self._named_tokens)
+
+    def _special_in(self, item: Any) -> Iterator[str]:
+        """The special tokens that a message or the description of a tool spells, in any of its texts."""
+        if isinstance(item, str):
+            yield from self._special.findall(item)
+        elif isinstance(item, Mapping):
+            for key, value in item.items():
+                yield from self._special_in(key)
+                yield from self._special_in(value)
+        elif isinstance(item, list | tuple):
+            for value in item:
+                yield from self._special_in(value)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of some ids, special tokens left out or shown."""
@@ -202,7 +214,9 @@ class Chat:
 
     @cached_property
     def _named_tokens(self) -> dict[str, str]:
-        return {name: text for name in ("bos_token", "eos_token", "pad_token") if (text := self._text_of(name))}
+        """The special tokens that the tokenizer's configuration names, all of which transformers gives templates."""
+        names = [name for name in self._config if name.endswith("_token")]
+        return {name: text for name in names if isinstance(text := self._text_of(name), str) and text}
 
     def _text_of(self, name: str) -> str | None:
         value = self._config.get(name)
@@ -223,12 +237,65 @@ ROWS_PER_SET = "rows-per-set.json"
 """Beside it: how many of the rows are of each set."""
 PAD_MULTIPLE = 64
 """Micro-batches are as long as their longest row, rounded up to this."""
-SHOWN_REASONS = 10
+SHOWN_REASONS, SHOWN_EXAMPLES = 10, 4
+UNMARKED = "the chat template marks no answer that is to be trained"
+ALL_UNTRAINED = "every answer has a weight of 0"
 TrainOn = Literal["assistant", "last", "all"]
 
 
 class NothingToTrainError(ValueError):
     """A set of examples has no token to train on."""
+
+
+class UnrenderableExamples:
+    """Examples that the chat template cannot write, or not all of.
+
+    Attributes:
+        left_out: id of an example -> what the template does not write of it.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: Counter[str] = Counter()
+        self.left_out: dict[str, str] = {}
+
+    def add(self, example: str, error: ChatError) -> None:
+        """Count an example with the reason for which it is not trained on."""
+        self._reasons[str(error)] += 1
+        if isinstance(error, ContentLeftOutError):
+            self.left_out[example] = str(error)
+
+    def counts(self) -> dict[str, Any]:
+        """`unrenderable`, the most frequent `unrenderable_reasons`, and `left_out`."""
+        reasons = dict(self._reasons.most_common(SHOWN_REASONS))
+        return {
+            "unrenderable": self._reasons.total(),
+            "unrenderable_reasons": reasons,
+            "left_out": self.left_out,
+        }
+
+
+def check_content(
+    where: str, left_out: Mapping[str, str], places: Mapping[str, str], records: int, max_quarantined: float
+) -> None:
+    """Refuse a set of which the chat template leaves content out.
+
+    Args:
+        where: names the set.
+        left_out: id of an example -> what the template does not write.
+        places: id of an example -> file and line.
+        records: of the set.
+        max_quarantined: share of the records that may be left out of the training for it.
+
+    Raises:
+        ContentLeftOutError: there are more; names the first examples.
+    """
+    if len(left_out) <= max_quarantined * records:
+        return
+    shown = [f"{places.get(example, example)}: {reason}" for example, reason in left_out.items()][:SHOWN_EXAMPLES]
+    raise ContentLeftOutError(
+        f"{where}: the chat template does not write all of {len(left_out):,} of {records:,} examples; or raise, beside "
+        f"its path, max_quarantined from {max_quarantined}:\n  " + "\n  ".join(shown)
+    )
 
 
 @dataclass(frozen=True)
@@ -242,6 +309,7 @@ class Conversation:
         example: id of the example that it was made from.
         answers: turns of the assistant that have a trained token.
         ended: how many of these have their end of turn, and it is trained.
+        cut: how many of the others have it behind `sequence_length`.
     """
 
     ids: np.ndarray
@@ -250,6 +318,7 @@ class Conversation:
     example: str
     answers: int = 0
     ended: int = 0
+    cut: int = 0
 
 
 def conversation(
@@ -274,18 +343,24 @@ def conversation(
 
     Returns:
         None where no trained token is left.
+
+    Raises:
+        ChatError: there is no trained token at any length.
     """
-    turns = tokens.turns[:length]
-    trained = np.ones(len(turns), dtype=bool) if everything else turns >= first_turn
-    trained[np.isin(turns, list(untrained))] = False
+    trained = np.ones(len(tokens.turns), dtype=bool) if everything else tokens.turns >= first_turn
+    trained[np.isin(tokens.turns, list(untrained))] = False
     trained[:1] = False
     if not trained.any():
+        raise ChatError(ALL_UNTRAINED if untrained else UNMARKED)
+    turns, kept = tokens.turns[:length], trained[:length]
+    if not kept.any():
         return None
-    answered = np.unique(turns[trained & (turns > 0)])
-    last = [int(np.flatnonzero(turns == turn)[-1]) for turn in answered]
-    # A turn that was cut ends with whatever the cut left last.
-    ended = sum(int(tokens.ids[place]) in stops for place in last)
-    return Conversation(tokens.ids[:length], trained, len(tokens.ids) > length, example, len(answered), ended)
+    answered = np.unique(turns[kept & (turns > 0)])
+    last = np.array([np.flatnonzero(tokens.turns == turn)[-1] for turn in answered], dtype=np.int64)
+    has_end = np.isin(tokens.ids[last], list(stops))
+    is_whole = last < length
+    ended, cut = int((has_end & is_whole).sum()), int((has_end & ~is_whole).sum())
+    return Conversation(tokens.ids[:length], kept, len(tokens.ids) > length, example, len(answered), ended, cut)
 
 
 def prepare_conversations(
@@ -300,29 +375,28 @@ def prepare_conversations(
         train_on: the assistant's turns, the last of these, or all tokens.
 
     Returns:
-        the examples that train at least one token, and counts: examples, unrenderable (with the reasons), dropped (no
+        the examples that train at least one token, and counts: examples, those of `UnrenderableExamples`, dropped (no
         trained token within `length`), and those of `counts_of`; examples = used + dropped + unrenderable.
     """
     used: list[Conversation] = []
-    reasons: Counter[str] = Counter()
+    unrenderable = UnrenderableExamples()
     dropped = 0
     for example in examples:
         try:
             tokens = chat.encode(example["messages"], tools=example.get("tools", ()))
             untrained = untrained_turns(tokens, example["messages"])
+            first_turn = int(tokens.turns.max(initial=1)) if train_on == "last" else 1
+            row = conversation(tokens, first_turn, length, example["id"], chat.stops, train_on == "all", untrained)
         except ChatError as error:
-            reasons[str(error)] += 1
+            unrenderable.add(example["id"], error)
             continue
-        first_turn = int(tokens.turns.max(initial=1)) if train_on == "last" else 1
-        found = conversation(tokens, first_turn, length, example["id"], chat.stops, train_on == "all", untrained)
-        if found is None:
+        if row is None:
             dropped += 1
         else:
-            used.append(found)
+            used.append(row)
     return used, {
         "examples": len(examples),
-        "unrenderable": reasons.total(),
-        "unrenderable_reasons": dict(reasons.most_common(SHOWN_REASONS)),
+        **unrenderable.counts(),
         "dropped": dropped,
         **counts_of(used),
     }
@@ -376,6 +450,7 @@ def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
     return {
         "answers": answers,
         "end_of_turn_share": sum(one.ended for one in used) / answers if answers else 0.0,
+        "cut_answers": sum(one.cut for one in used),
         "used": len(used),
         "truncated": truncated,
         "example_tokens": tokens,
@@ -417,11 +492,9 @@ def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
 
 
 def why_left_out(counts: Mapping[str, Any]) -> str:
-    """How many examples were too long and how many no template renders, with the reasons where there are any."""
+    """How many examples are too long and how many the chat template cannot write, with the reasons."""
     reasons = "; ".join(f"{reason} ({number})" for reason, number in counts["unrenderable_reasons"].items())
-    return f"{counts['dropped']} too long, {counts['unrenderable']} not to be rendered" + (
-        f": {reasons}" if reasons else ""
-    )
+    return f"{counts['dropped']} too long, {counts['unrenderable']} not rendered" + (f": {reasons}" if reasons else "")
 
 
 def left_out_warning(name: str, counts: Mapping[str, Any], length: int) -> str | None:
@@ -437,6 +510,6 @@ def left_out_warning(name: str, counts: Mapping[str, Any], length: int) -> str |
     if left <= LEFT_OUT_SHARE * counts["examples"]:
         return None
     return (
-        f"{name}: {left:,} of {counts['examples']:,} examples are not trained on, for they may have {length:,} "
-        f"tokens: {why_left_out(counts)}"
+        f"{name}: {left:,} of {counts['examples']:,} examples are not trained on (at most {length:,} tokens each): "
+        f"{why_left_out(counts)}"
     )

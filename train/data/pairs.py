@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,12 @@ from gristmill.dataprep.seeds import content_key
 from gristmill.mixtures.posttraining import PreferencePairs
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.train.data.conversation_tokens import (
-    SHOWN_REASONS,
     Chat,
     ChatError,
     Conversation,
     NothingToTrainError,
+    UnrenderableExamples,
+    check_content,
     conversation,
     padded,
     why_left_out,
@@ -75,21 +75,24 @@ def prepare_answers(
 ) -> tuple[list[Answer], dict[str, Any]]:
     """Encode labelled examples; arguments and counts as of `prepare_pairs`."""
     used: list[Answer] = []
-    unrenderable: list[str] = []
+    unrenderable = UnrenderableExamples()
+    dropped = 0
     for example in examples:
         earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
         try:
             tokens = chat.encode([*example["prompt"], *example["completion"]], tools=example.get("tools", ()))
+            row = conversation(tokens, earlier_turns + 1, length, example["id"])
         except ChatError as error:
-            unrenderable.append(str(error))
+            unrenderable.add(example["id"], error)
             continue
-        if (found := conversation(tokens, earlier_turns + 1, length, example["id"])) is not None:
-            used.append(Answer(example, found))
+        if row is None:
+            dropped += 1
+        else:
+            used.append(Answer(example, row))
     return used, {
         "examples": len(examples),
-        "unrenderable": len(unrenderable),
-        "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)),
-        "dropped": len(examples) - len(used) - len(unrenderable),
+        **unrenderable.counts(),
+        "dropped": dropped,
         "used": len(used),
         "truncated": sum(one.conversation.truncated for one in used),
     }
@@ -105,10 +108,10 @@ def prepare_pairs(examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
 
     Returns:
         the pairs of which both answers have a token within `length`, and counts: examples, used, truncated, dropped,
-        unrenderable (with the reasons).
+        those of `UnrenderableExamples`.
     """
     used: list[Pair] = []
-    unrenderable: list[str] = []
+    unrenderable = UnrenderableExamples()
     dropped = 0
     for example in examples:
         earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
@@ -123,7 +126,7 @@ def prepare_pairs(examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
                 for name in ("chosen", "rejected")
             )
         except ChatError as error:
-            unrenderable.append(str(error))
+            unrenderable.add(example["id"], error)
             continue
         if chosen is None or rejected is None:
             dropped += 1
@@ -132,8 +135,7 @@ def prepare_pairs(examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
     truncated = sum(pair.chosen.truncated or pair.rejected.truncated for pair in used)
     return used, {
         "examples": len(examples),
-        "unrenderable": len(unrenderable),
-        "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)),
+        **unrenderable.counts(),
         "dropped": dropped,
         "used": len(used),
         "truncated": truncated,
@@ -238,6 +240,8 @@ def read_preferences(
     for one, read in zip(data, usable_sets(data, "dpo", inputs), strict=True):
         pairs, of_pairs = prepare_pairs([item for item in read.examples if "chosen" in item], chat, length)
         answers, of_answers = prepare_answers([item for item in read.examples if "label" in item], chat, length)
+        left_out = {**of_pairs.pop("left_out"), **of_answers.pop("left_out")}
+        check_content(f"preferences {one.path}", left_out, read.places, read.counts["records"], one.max_quarantined)
         counted = added(of_pairs, of_answers)
         if not (pairs or answers):
             raise NothingToTrainError(

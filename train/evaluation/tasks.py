@@ -15,7 +15,7 @@ from gristmill.dataprep.files import as_path
 from gristmill.dataprep.passages.evaluation_sets import read_items
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.mixtures.evaluation import Task
-from gristmill.tokenize.encoding.chat_templates import BoundedEnvironment, render
+from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, render
 
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE
@@ -78,7 +79,7 @@ def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
     model = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
     reader = open_reader(model, tokenizer)
     has_chat = any((tokenizer / file).exists() for file in (TEMPLATE_FILE, FORMATTER_FILE))
-    chat = Chat(tokenizer) if has_chat else None
+    chat = Chat(tokenizer, datetime.now) if has_chat else None
     highest = max([reader.prefix, *(chat.stops if chat else ())])
     if highest >= model.shape.vocab_size:
         raise VocabularyError(

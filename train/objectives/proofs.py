@@ -1,11 +1,10 @@
-"""What is proved before a fine-tuning takes its first step, on its first rows; it is not begun otherwise.
+"""Checks on the first rows that must pass before a fine-tuning starts.
 
 - packed equals unpacked: rows have the loss that their examples have one by one (else attention leaks between
   documents, or positions do not restart);
-- accumulation equals one big batch: gradients of micro-batches add up to those of the whole;
-- the data's masks train what they ought to: ends of turns, enough tokens, few cut examples.
+- accumulation equals one big batch: gradients of micro-batches add up to those of the whole.
 
-What was measured is in `step-0.json`, with the thresholds. The proof of preference optimisation, a margin of zero and a
+What was measured is in `step-0.json`, with the shares of the data, which the stage `sft_data` has checked. The proof of preference optimisation, a margin of zero and a
 loss of ln 2, is `objectives/reference_logps.py`'s.
 """
 
@@ -20,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.mixtures.posttraining import Gates
 from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.objectives.assistant_turns import AssistantTurns, Turns
@@ -42,7 +40,6 @@ def prove(
     model: nn.Module,
     objective: AssistantTurns,
     data: Mapping[str, Any],
-    gates: Gates,
     dtype: torch.dtype,
     micro_batch_size: int,
     world: World,
@@ -52,8 +49,7 @@ def prove(
     Args:
         model: before its first step.
         objective: of the training.
-        data: the counts of the stage `sft_data` (see conversations.counts_of).
-        gates: the manifest's thresholds.
+        data: the counts of the stage `sft_data` (see conversation_tokens.counts_of).
         dtype: of the computation.
         micro_batch_size: most rows of a forward pass on one rank.
         world: the processes.
@@ -71,17 +67,16 @@ def prove(
         "loss_unpacked": alone / objective.weight(rows),
         "accumulation_difference": difference,
         "largest_difference": LARGEST_DIFFERENCE[dtype],
-        "gates": gates.model_dump(mode="json"),
         **{name: data[name] for name in ("trained_share", "masked_share", "truncated_share", "end_of_turn_share")},
     }
-    problems = failures(certificate, gates)
+    problems = failures(certificate)
     certificate["problems"] = problems
     if problems:
         raise NotProvedError("sft: the training was not started: " + "; ".join(problems))
     return certificate
 
 
-def failures(certificate: Mapping[str, Any], gates: Gates) -> list[str]:
+def failures(certificate: Mapping[str, Any]) -> list[str]:
     """What of a certificate does not hold, a sentence each."""
     most = certificate["largest_difference"]
     loss, alone = certificate["loss"], certificate["loss_unpacked"]
@@ -95,23 +90,6 @@ def failures(certificate: Mapping[str, Any], gates: Gates) -> list[str]:
         found.append(
             f"gradients of micro-batches differ from those of one big batch by "
             f"{certificate['accumulation_difference']:.2e} of their norm (tolerance {most:g})"
-        )
-    if certificate["end_of_turn_share"] < gates.min_end_of_turn_trained:
-        found.append(
-            f"only {certificate['end_of_turn_share']:.2%} of the answers have a trained end of turn "
-            f"(sft.gates.min_end_of_turn_trained: {gates.min_end_of_turn_trained}), without which a model "
-            "does not learn to stop: see that the template has it inside of its generation marks, raise "
-            "sft.sequence_length, or lower the gate"
-        )
-    if certificate["trained_share"] < gates.min_trained:
-        found.append(
-            f"only {certificate['trained_share']:.2%} of the tokens are trained (sft.gates.min_trained: "
-            f"{gates.min_trained}): look at the report's coloured samples, or lower the gate"
-        )
-    if certificate["truncated_share"] > gates.max_truncated:
-        found.append(
-            f"{certificate['truncated_share']:.2%} of the examples are cut (sft.gates.max_truncated: "
-            f"{gates.max_truncated}): raise sft.sequence_length, or the gate"
         )
     return found
 

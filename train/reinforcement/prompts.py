@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,11 @@ from gristmill.dataprep.files import atomic_write, canonical_json
 from gristmill.dataprep.judges.answer_checks import check_answers
 from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, columns_of
 from gristmill.train.data.conversation_tokens import (
-    SHOWN_REASONS,
     Chat,
     ChatError,
     NothingToTrainError,
+    UnrenderableExamples,
+    check_content,
     why_left_out,
 )
 from gristmill.train.data.pairs import is_held_out
@@ -88,6 +88,8 @@ def read_prompts(
         )
         check_answers(f"rl data {one.path}", read.examples, rewards, one.answer)
         prompts, counts = prepare_prompts(read.examples, chat, longest, tools)
+        left_out = counts.pop("left_out")
+        check_content(f"rl data {one.path}", left_out, read.places(), read.records, one.max_quarantined)
         if not prompts:
             raise NothingToTrainError(
                 f"rl data {one.path}: none of its {counts['examples']} prompts has at most {longest} tokens "
@@ -134,7 +136,7 @@ def prepare_prompts(
 ) -> tuple[list[Prompt], dict[str, Any]]:
     """Encode prompts; returns those of at most `longest` tokens, and counts (see `read_prompts`)."""
     used: list[Prompt] = []
-    unrenderable: list[str] = []
+    unrenderable = UnrenderableExamples()
     dropped = 0
     for example in examples:
         try:
@@ -144,7 +146,7 @@ def prepare_prompts(
                 else tools.encode(example)
             )
         except ChatError as error:
-            unrenderable.append(str(error))
+            unrenderable.add(example["id"], error)
             continue
         if len(ids) > longest:
             dropped += 1
@@ -152,8 +154,7 @@ def prepare_prompts(
             used.append(Prompt(example, tuple(ids), offered))
     return used, {
         "examples": len(examples),
-        "unrenderable": len(unrenderable),
-        "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)),
+        **unrenderable.counts(),
         "dropped": dropped,
     }
 

@@ -81,7 +81,6 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 model,
                 objective,
                 read_json(inputs["sft_data"] / COUNTS),
-                section.gates,
                 dtype,
                 section.micro_batch_size,
                 world,

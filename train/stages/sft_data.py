@@ -26,13 +26,14 @@ from gristmill.dataprep.examples.kept_examples import (
 )
 from gristmill.dataprep.examples.read_examples import Quarantined
 from gristmill.dataprep.files import write_json
-from gristmill.mixtures.posttraining import SftData
+from gristmill.mixtures.posttraining import Gates, SftData
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import (
     Chat,
     Conversation,
     NothingToTrainError,
+    check_content,
     counts_of,
     decoded_mask,
     left_out_warning,
@@ -61,6 +62,10 @@ SAMPLE_TOKENS = 512
 """Of an example that the report shows."""
 
 
+class GateError(ValueError):
+    """The examples would not teach what they are to teach."""
+
+
 class ReplayError(ValueError):
     """Pre-training cannot be replayed as the manifest asks."""
 
@@ -71,6 +76,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
         NothingToTrainError: one of the sets trains no token.
+        GateError: the examples do not pass `sft.gates`.
         ReplayError: rows of the mixture are of another length.
     """
     section = SftData.model_validate({key: value for key, value in config.items() if key != READS})
@@ -93,6 +99,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         for name, of_set in zip(names, drawn, strict=True)
     }
     used = [one for of_set in drawn for one in of_set]
+    if problems := gate_problems(counts_of(used), section.gates, length):
+        raise GateError("sft: " + "; ".join(problems))
     replayed = replay_count(sum(len(one.ids) for one in used), length, section.replay)
     if replayed and mix is not None:
         rows[REPLAY] = replayed_rows(rows_read(mix, config[READS], inputs.get("pretrain")), replayed)
@@ -126,6 +134,52 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
+def gate_problems(counts: Mapping[str, Any], gates: Gates, length: int) -> list[str]:
+    """A sentence for each gate that the examples do not pass.
+
+    Args:
+        counts: as of `counts_of`.
+        gates: the manifest's thresholds.
+        length: most tokens of an example.
+    """
+    problems = []
+    if counts["end_of_turn_share"] < gates.min_end_of_turn_trained:
+        problems.append(_unended(counts, gates, length))
+    if counts["trained_share"] < gates.min_trained:
+        problems.append(
+            f"only {counts['trained_share']:.2%} of the tokens are trained (sft.gates.min_trained: "
+            f"{gates.min_trained}): see that the template's marks enclose the answers, or lower the gate"
+        )
+    if counts["truncated_share"] > gates.max_truncated:
+        problems.append(
+            f"{counts['truncated_share']:.2%} of the examples are cut (sft.gates.max_truncated: {gates.max_truncated}): "
+            "raise sft.sequence_length, or the gate"
+        )
+    return problems
+
+
+def _unended(counts: Mapping[str, Any], gates: Gates, length: int) -> str:
+    """What keeps the ends of turns from being trained: the length, the template, or both."""
+    answers, cut = counts["answers"], counts["cut_answers"]
+    unmarked = answers - cut - round(counts["end_of_turn_share"] * answers)
+    causes = []
+    if cut:
+        causes.append(
+            f"{cut:,} are cut at {length:,} tokens before their end of turn: raise sft.sequence_length or leave long "
+            "examples out"
+        )
+    if unmarked:
+        causes.append(
+            f"{unmarked:,} are whole, but the chat template does not mark their end of turn as generated: put it "
+            "before {% endgeneration %}"
+        )
+    return (
+        f"only {counts['end_of_turn_share']:.2%} of {answers:,} answers have a trained end of turn, without which a "
+        f"model does not learn to stop (sft.gates.min_end_of_turn_trained: {gates.min_end_of_turn_trained}); "
+        + "; ".join(causes)
+    )
+
+
 def read_sets(
     section: SftData, chat: Chat, length: int, inputs: Mapping[str, Path]
 ) -> tuple[list[list[Conversation]], list[list[Conversation]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
@@ -144,6 +198,8 @@ def read_sets(
     quarantined: list[Sequence[Quarantined]] = []
     for one, read in zip(section.data, usable_sets(section.data, "sft", inputs), strict=True):
         found, counted = prepare_conversations(read.examples, chat, length, one.train_on)
+        left_out = counted.pop("left_out")
+        check_content(f"sft data {one.path}", left_out, read.places, read.counts["records"], one.max_quarantined)
         if not found:
             raise NothingToTrainError(
                 f"sft data {one.path}: none of its {counted['examples']} examples has an answer within "

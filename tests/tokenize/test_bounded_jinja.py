@@ -7,7 +7,7 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gristmill.tokenize.encoding.chat_templates import BoundedEnvironment, render
+from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, render
 
 MESSAGES = [
     {"role": role, "content": content}
@@ -39,6 +39,22 @@ HOSTILE = {
     "a slice": "{{ [1]|slice(9999999999)|list }}",
     "filters in loops": "{% for a in range(99999) %}{{ range(99999)|sum }}{% endfor %}",
     "any text": "{{ lipsum(n=99999) }}",
+    "a recursive loop": "{% for a in range(99999) recursive %}{% if loop.depth < 3 %}{{ loop(range(99999)) }}"
+    "{% endif %}{% endfor %}",
+    "a list of lists": "{% set x = namespace(t=[1]) %}{% for i in range(60) %}{% set x.t = [x.t, x.t] %}{% endfor %}"
+    "{{ x.t }}",
+    "slices of a long text": "{% set t = 'a' * 60000000 %}{% for a in range(9999) %}{% set u = t[1:] %}{% endfor %}",
+    "searches of a long text": "{% set t = 'a' * 60000000 %}{% for a in range(9999) %}{% if 'b' in t %}{% endif %}"
+    "{% endfor %}",
+    "methods of a long text": "{% set t = 'a' * 60000000 %}{% for a in range(9999) %}{% set u = t.upper() %}"
+    "{% endfor %}",
+    "powers of powers": "{{ ((((2**64)**64)**64)**64)**64 > 1 }}",
+    "much output": "{% set t = 'a' * 60000000 %}{% for a in range(9999) %}{{ t }}{% endfor %}",
+    "a macro of much text": "{% macro f() %}"
+    + "x" * 9999
+    + "{% endmacro %}{% for a in range(99999) %}{% set u = f() %}"
+    "{% endfor %}",
+    "a long body": "{% for a in range(99999) %}" + "{% set u = a %}" * 2000 + "{% endfor %}",
 }
 HONEST = [
     "{% for m in messages %}{{ loop.index0 % 2 }}{{ loop.last }}{{ loop.length }}"

@@ -1,0 +1,342 @@
+"""Jinja for templates that are not trusted with the machine's time and memory.
+
+Jinja's sandbox limits what a template may read and call, but not how much it computes: nested or recursive loops count
+to 10^10, and a text that is doubled forty times fills the memory. Here every operation is charged for its work, counted
+in units of about 50 ns, and a rendering may do MOST_WORK. The count depends on the template and its data alone, never
+on a clock, so the same rendering ends or fails on every machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+MOST_WORK = 20_000_000
+"""Units of one rendering, a few seconds: 1,000 messages with calls of tools take 400,000 (the templates of
+tests/tokenize/test_published_templates.py)."""
+STEP = 32
+"""Units of a turn of a loop, a call, an operator or a filter."""
+ELEMENT = 4
+"""Units of an element of a list or mapping that is read."""
+CHARACTERS_PER_UNIT = 64
+"""Copied, compared or searched in 50 ns by Python's strings."""
+NODES_PER_UNIT = 8
+"""Of a body's syntax tree, most of whose nodes are in branches that are not taken."""
+MOST_CHARACTERS = 1 << 26
+"""That an operation, or the whole rendering, may write."""
+MOST_DIGITS = 5
+"""Of a width, as in `%9999d`."""
+MOST_BITS = 1 << 16
+"""Of a number."""
+ABSENT_GLOBALS = ("lipsum",)
+"""Makes any amount of text."""
+ABSENT_FILTERS = ("urlize",)
+"""Takes quadratic time."""
+CONSTANT_TIME = frozenset({"length", "count", "default", "d", "attr", "first", "int", "float", "abs", "items"})
+"""Filters whose time does not depend on the size of what they are given."""
+GROWING_METHODS = frozenset(
+    {"replace", "join", "ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map"}
+)
+"""Methods whose result may be as long as the product of what they are given."""
+COMPARISONS = frozenset(
+    {"in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan", "ge", ">="}
+)
+"""Tests whose time does."""
+
+_COUNTED, _WRITTEN, _COMPARED, _SLICED, _JOINED, _CHARGED = (
+    f"{name} by gristmill" for name in ("counted", "written", "compared", "sliced", "joined", "charged")
+)
+"""Filters that the syntax tree is given; no template can write their names."""
+
+
+class _Budget(threading.local):
+    """What the rendering of this thread may still do."""
+
+    work = MOST_WORK
+    characters = MOST_CHARACTERS
+
+
+_budget = _Budget()
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox whose templates have a budget of work; render them with `render`."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name in ABSENT_GLOBALS:
+            self.globals.pop(name, None)
+        self.filters = {name: function for name, function in self.filters.items() if name not in ABSENT_FILTERS}
+        self.add_filters(self.filters)
+        self.tests = {name: _charging(test) if name in COMPARISONS else test for name, test in self.tests.items()}
+        self.filters |= {
+            _COUNTED: _counted,
+            _WRITTEN: _written,
+            _COMPARED: _compared,
+            _SLICED: _sliced,
+            _JOINED: _joined,
+            _CHARGED: _charged,
+        }
+
+    def add_filters(self, filters: Mapping[str, Callable[..., Any]]) -> None:
+        """Add filters that are charged for the size of what they are given."""
+        self.filters |= {
+            name: function if name in CONSTANT_TIME else _charging(function) for name, function in filters.items()
+        }
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree: nodes.Template = _Charges().visit(super()._parse(source, name, filename))
+        tree.set_environment(self)
+        return tree
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute `left operator right`, unless the result would be too large."""
+        is_format = operator == "%" and isinstance(left, str)
+        _spend(STEP)
+        if operator == "**":
+            _refuse_above(_bits(left) * _bits_of_power(right), MOST_BITS, "the bits of a number")
+        elif operator == "*" and not _is_sized(left, right):
+            _refuse_above(_bits(left) + _bits(right), MOST_BITS, "the bits of a number")
+        elif operator == "*" or is_format:
+            _spend_product((left, right))
+        elif isinstance(left, Sequence) and isinstance(right, Sequence):
+            _refuse_above(len(left) + len(right), MOST_CHARACTERS, "a text or list")
+            _spend((len(left) + len(right)) // CHARACTERS_PER_UNIT)
+        if is_format:
+            refuse_widths(left)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        """Call a function of the template, a macro or a method, unless it would do too much."""
+        _spend(STEP)
+        if isinstance(function, LoopContext):
+            return super().call(context, function, *(_counted(items, STEP) for items in args), **options)
+        # The sandbox gives its own function for a text's `format`, around the method.
+        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+        name = getattr(function, "__name__", "")
+        if isinstance(owner, str | bytes | list | tuple) and name not in GROWING_METHODS:
+            _spend(_weight((owner, *args)))
+        elif isinstance(owner, str | bytes | list | tuple):
+            _spend_product((owner, *args, *options.values()))
+            if name in ("format", "format_map"):
+                refuse_widths(str(owner))
+        elif not isinstance(function, Macro) and not isinstance(owner, dict):
+            _spend_product((*args, *options.values()))
+        return super().call(context, function, *args, **options)
+
+
+def render(template: jinja2.Template, **names: Any) -> str:
+    """Render a template of a BoundedEnvironment.
+
+    Raises:
+        jinja2.TemplateError: the template refuses what it is given, or does more than it may.
+    """
+    _budget.work, _budget.characters = MOST_WORK, MOST_CHARACTERS
+    try:
+        return template.render(**names)
+    except (RecursionError, OverflowError, MemoryError) as error:
+        raise SecurityError(f"the template does more than it may: {type(error).__name__}: {error}") from error
+    finally:
+        _budget.work, _budget.characters = MOST_WORK, MOST_CHARACTERS
+
+
+class _Charges(NodeTransformer):
+    """Adds to a syntax tree the filters that charge for what Jinja does without asking the environment."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        """`{% for x in y %}` goes over `y | counted(units of a turn)`."""
+        units = STEP + _units_of(node.body)
+        self.generic_visit(node)
+        node.iter = _filter(node.iter, _COUNTED, nodes.Const(units, lineno=node.lineno))
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
+        """The body of a macro begins with a charge for what it holds."""
+        return self._charged_body(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
+        """As that of a macro."""
+        return self._charged_body(node)
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Output:
+        """`{{ x }}` is `{{ x | written }}`."""
+        self.generic_visit(node)
+        node.nodes = [part if isinstance(part, nodes.TemplateData) else _filter(part, _WRITTEN) for part in node.nodes]
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        """`a in b` is `a in (b | compared)`; the smaller side bounds the time of the other operators."""
+        self.generic_visit(node)
+        for operand in node.ops:
+            if not isinstance(operand.expr, nodes.Const):
+                operand.expr = _filter(operand.expr, _COMPARED)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        """`a[b:c]` is `(a | sliced)[b:c]`."""
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            node.node = _filter(node.node, _SLICED)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+        """`a ~ b` is `[a, b] | joined`."""
+        self.generic_visit(node)
+        return _filter(nodes.List(node.nodes, lineno=node.lineno), _JOINED)
+
+    def _charged_body(self, node: Any) -> Any:
+        units = nodes.Const(_units_of(node.body), lineno=node.lineno)
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_filter(units, _CHARGED), lineno=node.lineno))
+        return node
+
+
+def _filter(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+
+
+def _units_of(body: Sequence[nodes.Node]) -> int:
+    """Units of one pass through a body, without the turns of the loops in it."""
+    parts = [part for node in body for part in (node, *node.find_all(nodes.Node))]
+    characters = sum(len(part.data) for part in parts if isinstance(part, nodes.TemplateData))
+    return len(parts) // NODES_PER_UNIT + characters // CHARACTERS_PER_UNIT
+
+
+@jinja2.pass_context  # so that the optimizer does not compute it beforehand
+def _charged(context: Any, units: int) -> None:
+    _spend(units)
+
+
+def _counted(items: Iterable[Any], units: int) -> Iterator[Any]:
+    for item in items:
+        _spend(units)
+        yield item
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, str):
+        _budget.characters -= len(value)
+        _spend(1 + len(value) // CHARACTERS_PER_UNIT)
+    else:
+        units = _weight(value)
+        _budget.characters -= units * CHARACTERS_PER_UNIT
+        _spend(units)
+    if _budget.characters < 0:
+        raise SecurityError(f"the template does more than it may: it writes over {MOST_CHARACTERS:,} characters")
+    return value
+
+
+def _compared(value: Any) -> Any:
+    _spend(_weight(value))
+    return value
+
+
+def _sliced(value: Any) -> Any:
+    if isinstance(value, Sequence):
+        _spend(STEP + len(value) // CHARACTERS_PER_UNIT)
+    return value
+
+
+def _joined(parts: Sequence[Any]) -> str:
+    _spend(_weight(parts))
+    texts = [str(part) for part in parts]
+    _refuse_above(sum(map(len, texts)), MOST_CHARACTERS, "a text")
+    return "".join(texts)
+
+
+def _charging(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter or test that is charged for the size of what it is given."""
+    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja's own argument
+
+    @wraps(function)
+    def charging(*args: Any, **options: Any) -> Any:
+        values = (*args[skipped:], *options.values())
+        _spend(STEP)
+        _spend_product(values)
+        if function.__name__ == "do_format":
+            refuse_widths(str(values[0]))
+        return function(*args, **options)
+
+    return charging
+
+
+def _spend_product(values: Sequence[Any]) -> None:
+    """Charge for values of which each may be repeated as often as the others are long or say."""
+    product = 1
+    for value in values:
+        size = abs(value) if isinstance(value, int) else len(value) if hasattr(value, "__len__") else 1
+        product *= max(size, 1)
+    _refuse_above(product, MOST_CHARACTERS, "the result of an operation")
+    _spend(product // CHARACTERS_PER_UNIT)
+    for value in values:
+        _spend(_weight(value))
+
+
+def _weight(value: Any) -> int:
+    """Units of reading all of a value once. A part that is shared counts as often as it is met, as it is written.
+
+    Raises:
+        SecurityError: there are more than the rendering may still spend.
+    """
+    units = 0
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        units += ELEMENT
+        if isinstance(part, str | bytes):
+            units += len(part) // CHARACTERS_PER_UNIT
+        elif isinstance(part, list | tuple | set):
+            stack.extend(part)
+        elif isinstance(part, dict):
+            stack.extend(part)
+            stack.extend(part.values())
+        elif isinstance(part, range):
+            units += ELEMENT * len(part)
+        elif isinstance(part, Namespace):
+            stack.append(object.__getattribute__(part, "__dict__"))
+        if units > _budget.work:
+            _spend(units)
+    return units
+
+
+def _is_sized(*values: Any) -> bool:
+    return any(isinstance(value, str | bytes | list | tuple) for value in values)
+
+
+def _bits(value: Any) -> int:
+    return value.bit_length() if isinstance(value, int) else 1
+
+
+def _bits_of_power(value: Any) -> int:
+    return abs(value) if isinstance(value, int) else 1
+
+
+def refuse_widths(form: str) -> None:
+    """Raise SecurityError for `%999999999d`, whose result is as long as it says."""
+    digits = "".join(letter if letter.isdigit() else " " for letter in form).split()
+    _refuse_above(max((len(run) for run in digits), default=0), MOST_DIGITS, "the digits of a width")
+
+
+def _refuse_above(size: float, most: int, name: str) -> None:
+    if size > most:
+        raise SecurityError(f"the template does more than it may: {name} would be more than {most:,}")
+
+
+def _spend(units: int) -> None:
+    _budget.work -= units
+    if _budget.work < 0:
+        raise SecurityError(
+            f"the template does more than it may: its loops, calls and texts take over {MOST_WORK:,} units of work"
+        )

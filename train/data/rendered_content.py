@@ -1,0 +1,158 @@
+"""Proof that a chat template writes everything that a conversation holds.
+
+A template that knows nothing of tools, reasoning or names leaves them out without an error. Searching the rendered text
+for them proves nothing: a tool's name may occur in the user's own words. So the conversation is rendered again with a
+mark, which occurs nowhere in it, in each of its parts: a part whose mark is written is written. A part whose mark is
+missing is changed alone, and the two texts are compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.tokenize.encoding.chat_templates import TEMPLATE_ERRORS
+
+Message = Mapping[str, Any]
+Render = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], str]
+"""Messages and descriptions of tools -> the text that the template writes."""
+Path = tuple[str | int, ...]
+THINKING_END = "</think>"
+"""Ends reasoning inside of a content (DeepSeek-R1, Qwen3), which templates may cut off."""
+MARK = "gristmillmark"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that a conversation holds.
+
+    Attributes:
+        label: for messages.
+        path: where it is, from `messages` or `tools` on.
+        changes: functions of the part's value and a mark, which give other values; the first has the mark in it.
+    """
+
+    label: str
+    path: Path
+    changes: tuple[Callable[[Any, str], Any], ...]
+
+
+def part_left_out(render: Render, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Part | None:
+    """The first part of a conversation that a template does not write; None where it writes all of them.
+
+    Args:
+        render: as the conversation itself is rendered.
+        messages: `role` and `content` each, and perhaps `name`, `reasoning_content` and `tool_calls`.
+        tools: descriptions of the tools that may be called.
+
+    Raises:
+        ValueError, jinja2.TemplateError and others of TEMPLATE_ERRORS: `render` refuses the conversation itself.
+    """
+    conversation = {"messages": list(messages), "tools": list(tools)}
+    parts = list(parts_of(messages, tools))
+    mark = _absent_mark(conversation)
+    text = render(messages, tools)
+    marked = conversation
+    for number, part in enumerate(parts):
+        marked = _changed(marked, part, part.changes[0], f"{mark}{number:06}")
+    written = _rendered(render, marked) or ""
+    for number, part in enumerate(parts):
+        if f"{mark}{number:06}" in written:
+            continue
+        changed = (_rendered(render, _changed(conversation, part, change, mark)) for change in part.changes)
+        if all(other is None or other == text for other in changed):
+            return part
+    return None
+
+
+def parts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
+    """Everything that a conversation holds.
+
+    The name and the id of a tool's answer are left out where they repeat those of a call.
+    """
+    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    for number, message in enumerate(messages):
+        path, where = ("messages", number), f"message {number + 1} ({message['role']})"
+        if message["content"].strip():
+            yield Part(f"the content of {where}", (*path, "content"), (_append,))
+        if message["role"] == "assistant" and THINKING_END in message["content"]:
+            yield Part(f"the reasoning in the content of {where}", (*path, "content"), (_append_to_thinking,))
+        if message.get("reasoning_content"):
+            yield Part(f"the reasoning_content of {where}", (*path, "reasoning_content"), (_append,))
+        if message.get("name") and not (message["role"] == "tool" and message["name"] in called):
+            yield Part(f"the name of {where}", (*path, "name"), (_append,))
+        for place, call in enumerate(message.get("tool_calls", ())):
+            function = (*path, "tool_calls", place, "function")
+            name = call["function"]["name"]
+            yield Part(f"the call of {name!r} in {where}", (*function, "name"), (_append,))
+            if call["function"]["arguments"]:
+                yield Part(
+                    f"the arguments of the call of {name!r} in {where}", (*function, "arguments"), (_add_key, _empty)
+                )
+    for number, tool in enumerate(tools):
+        yield from _parts_of_tool(("tools", number, *(["function"] if "function" in tool else [])), tool)
+
+
+def _parts_of_tool(path: Path, tool: Mapping[str, Any]) -> Iterator[Part]:
+    function = tool.get("function", tool)
+    label = f"the tool {function.get('name')!r}"
+    if isinstance(function.get("name"), str) and function["name"]:
+        yield Part(label, (*path, "name"), (_append,))
+    if isinstance(function.get("description"), str) and function["description"].strip():
+        yield Part(f"the description of {label}", (*path, "description"), (_append,))
+    parameters = function.get("parameters")
+    if isinstance(parameters, dict) and isinstance(parameters.get("properties"), dict) and parameters["properties"]:
+        yield Part(f"the parameters of {label}", (*path, "parameters", "properties"), (_add_property, _empty))
+    elif isinstance(parameters, dict) and parameters and "properties" not in parameters:
+        yield Part(f"the parameters of {label}", (*path, "parameters"), (_add_key, _empty))
+
+
+def _append(text: str, mark: str) -> str:
+    return text + mark
+
+
+def _append_to_thinking(text: str, mark: str) -> str:
+    return text.replace(THINKING_END, mark + THINKING_END, 1)
+
+
+def _add_key(mapping: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    return {**mapping, mark: mark}
+
+
+def _add_property(properties: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    return {**properties, mark: {"type": "string", "description": mark}}
+
+
+def _empty(mapping: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    return {}
+
+
+def _absent_mark(conversation: Mapping[str, Any]) -> str:
+    """A word that does not occur in the conversation."""
+    text, mark = json.dumps(conversation), MARK
+    while mark in text:
+        mark += "x"
+    return mark
+
+
+def _changed(value: Any, part: Part, change: Callable[[Any, str], Any], mark: str) -> Any:
+    """The conversation with one part changed; everything along the way to it is copied."""
+    return _with(value, part.path, lambda old: change(old, mark))
+
+
+def _with(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
+    if not path:
+        return change(value)
+    copy = dict(value) if isinstance(value, Mapping) else list(value)
+    copy[path[0]] = _with(value[path[0]], path[1:], change)
+    return copy
+
+
+def _rendered(render: Render, conversation: Mapping[str, Any]) -> str | None:
+    """The text of a changed conversation; None where the template refuses it."""
+    try:
+        return render(conversation["messages"], conversation["tools"])
+    except TEMPLATE_ERRORS:
+        return None
