@@ -20,6 +20,7 @@ from gristmill.mixtures.manifest import (
     known_keys,
     models_in,
 )
+from gristmill.mixtures.other_names import hint_of
 from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, OwnCodeError, OwnFunction, OwnPlace, own_functions, take_code
 from gristmill.mixtures.prepare import (
     NAME,
@@ -343,6 +344,7 @@ def _field_problem(item: Any, written: Written) -> Problem:
         name = str(location[-1])
         hint = (
             _of_steps(location)
+            or hint_of(name, str(location[0]))
             or did_you_mean(name, known)
             or _where_it_belongs(name, written.raw)
             or (f"; known here: {', '.join(known)}" if known else "")

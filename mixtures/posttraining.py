@@ -11,7 +11,7 @@ from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, Own, own_or_name
 from gristmill.mixtures.prepare import Prepared
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
 from gristmill.mixtures.steps.decontaminate import Decontaminate
-from gristmill.mixtures.training import Precision, Training, TuningOptimizer
+from gristmill.mixtures.training import Precision, TrainingInEpochs, TuningOptimizer
 
 LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The linear layers of a decoder's layer, by the names that transformers and PEFT give them."""
@@ -247,7 +247,7 @@ class SftOptimizer(TuningOptimizer):
     """At the peak of the schedule."""
 
 
-class Tuning(Training):
+class Tuning(TrainingInEpochs):
     """What the stage `sft` gets of the section `sft`: the training itself."""
 
     optimizer: SftOptimizer = SftOptimizer()
@@ -346,7 +346,7 @@ class DpoOptimizer(TuningOptimizer):
     """At the peak of the schedule."""
 
 
-class Dpo(DpoData, Prepared, Training):
+class Dpo(DpoData, Prepared, TrainingInEpochs):
     """Direct preference optimisation (Rafailov et al. 2023) and its relatives."""
 
     loss: LossOfPairs = "sigmoid"

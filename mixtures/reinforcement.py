@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
-from gristmill.mixtures.own_code import OwnCall, OwnFunction, check_signature, stated_signature, takes_name
+from gristmill.mixtures.own_code import OwnCall, OwnFunction, check_signature, stated_signature
 from gristmill.mixtures.posttraining import Examples, Lora, PreferencePairs
 from gristmill.mixtures.section import NAME_PATTERN, Fraction, OutsidePath, Positive, PositiveFloat, Section
-from gristmill.mixtures.training import Spikes, Training, TuningOptimizer
+from gristmill.mixtures.training import Spikes, Training, TrainingInEpochs, TuningOptimizer
 
 ANSWER, MESSAGES = "answer", "messages"
 """What rewards of one's own call a prompt's right answer, and its turns."""
@@ -133,23 +136,55 @@ class ModelReward(AnswerReward):
 class OwnReward(AnswerReward, OwnCall):
     """What a function of your own gives: `use: ./rewards.py:polite`, in place of a kind.
 
-    It is called with `prompts` and `completions`, lists of texts, and gives a list of numbers (as in TRL). If it
-    names `turns` it also gets, for each answer, the messages that it consists of, with calls of tools and what they
-    answered; `completions` has the last of them. Examples are in docs/own-training.md."""
+    It is called with `prompts` and `completions`, lists of texts, and with the columns of the prompts' records that it
+    takes by name, lists of their values as they are, and gives a list of numbers: a function for TRL's GRPOTrainer
+    works unchanged if it takes texts. If it names `turns` it also gets, for each answer, the messages that it consists
+    of, with calls of tools and what they answered; `completions` has the last of them. Examples are in
+    docs/own-training.md."""
 
     kind: Literal["own"] = "own"
     """Need not be given beside `use`."""
     columns: tuple[str, ...] = ()
-    """Keys of the prompts' records that it gets besides, a list of values each; `answer` is the right answer,
-    `messages` the whole prompt."""
+    """Keys of the prompts' records that it needs though its source does not name them, which is for functions of
+    installed packages; `answer` is the right answer where a record has no such key, `messages` the whole prompt."""
 
     def check_code(self, code: OwnFunction) -> None:
         """See that it takes its columns and options; see `OwnPlace.check_code`."""
         signature = stated_signature(code)
         if signature is not None:
-            given = [name for name in GIVEN if takes_name(signature, name)]
-            given += [TURNS] * (TURNS in signature.parameters and TURNS not in {*self.columns, *self.options})
-            check_signature(code, signature, (), {**dict.fromkeys((*given, *self.columns)), **self.options})
+            names = [name for name in (*GIVEN, TURNS) if name in signature.parameters]
+            names += [*self.columns, *_required(signature)]
+            check_signature(code, signature, (), {**dict.fromkeys(names), **self.options})
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        """Keys that every record must have: `columns`, and the arguments that its source requires."""
+        signature = stated_signature(self.use)
+        required = () if signature is None else _required(signature)
+        own = {*GIVEN, TURNS, *self.options}
+        return tuple(dict.fromkeys(name for name in (*self.columns, *required) if name not in own))
+
+    @property
+    def takes_other_columns(self) -> bool:
+        """Whether it may take columns that it does not need."""
+        signature = stated_signature(self.use)
+        if signature is None:
+            return True
+        own = {*GIVEN, TURNS, *self.options, *self.needed_columns}
+        return any(
+            parameter.kind is parameter.VAR_KEYWORD or name not in own
+            for name, parameter in signature.parameters.items()
+        )
+
+
+def _required(signature: inspect.Signature) -> list[str]:
+    """Arguments without a default value."""
+    return [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
 
 
 def kind_of_own(value: Any) -> Any:
@@ -183,14 +218,34 @@ def wants_answer(reward: AnswerReward) -> bool:
         case Regex():
             return reward.captures_answer
         case OwnReward():
-            return ANSWER in reward.columns
+            return ANSWER in reward.needed_columns
     return False
 
 
-def columns_of(rewards: Sequence[AnswerReward]) -> tuple[str, ...]:
-    """The keys of prompts' records that rewards want, but for those that every prompt has under a name of our own."""
-    wanted = [name for one in rewards if isinstance(one, OwnReward) for name in one.columns]
-    return tuple(name for name in dict.fromkeys(wanted) if name not in (ANSWER, MESSAGES))
+@dataclass(frozen=True)
+class RecordColumns:
+    """Which keys of the prompts' records rewards get.
+
+    Attributes:
+        needed: that every record must have.
+        optional: that they get where a record has them.
+        all: whether they get every other key, too.
+    """
+
+    needed: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    all: bool = False
+
+
+def columns_of(rewards: Sequence[AnswerReward]) -> RecordColumns:
+    """The keys that rewards get, but for those that every prompt has under a name of our own."""
+    own = [reward for reward in rewards if isinstance(reward, OwnReward)]
+    needed = dict.fromkeys(name for reward in own for name in reward.needed_columns)
+    return RecordColumns(
+        tuple(name for name in needed if name not in (ANSWER, MESSAGES)),
+        (ANSWER,) if ANSWER in needed else (),
+        any(reward.takes_other_columns for reward in own),
+    )
 
 
 class RewardOptimizer(TuningOptimizer):
@@ -300,14 +355,23 @@ class Curriculum(Section):
         return self
 
 
-class Rl(Training):
+class Rl(TrainingInEpochs):
     """Reinforcement learning from rewards of the model's own answers: GRPO or PPO.
 
     A batch of prompts is answered by the model as it is, `group_size` times each; the answers are rewarded, and
     `steps_per_batch` x `epochs_per_batch` updates learn from them. The defaults are GRPO with DAPO's normalisation.
     """
 
-    added = ("tools", "turns", "tool_answer_tokens", "curriculum", "rollouts", "rollouts_agree", "vllm_memory")
+    added = (
+        "epochs",
+        "tools",
+        "turns",
+        "tool_answer_tokens",
+        "curriculum",
+        "rollouts",
+        "rollouts_agree",
+        "vllm_memory",
+    )
 
     algorithm: Literal["grpo", "ppo"] = "grpo"
     """`grpo`: an answer's advantage is its reward beside those of the same prompt (Shao et al. 2024, section 4.1);
@@ -408,6 +472,11 @@ class Rl(Training):
     def rollouts_per_batch(self) -> int:
         """Answers that are generated at once."""
         return self.global_batch_size * self.steps_per_batch
+
+    def steps_of_epochs(self, epochs: float, rows: int) -> int:
+        """Steps that ask so many prompts that often."""
+        prompts_per_batch = self.rollouts_per_batch // self.group_size
+        return math.ceil(epochs * rows / prompts_per_batch) * self.updates_per_batch
 
     @property
     def kl_kind(self) -> Literal["k1", "k2", "k3"]:

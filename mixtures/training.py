@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -332,6 +333,44 @@ class Training(Seeded):
             for key, field in type(self).model_fields.items()
             if key in HOW_KEYS and key not in deciding
         }
+
+
+def _steps_or_epochs(schema: dict[str, Any]) -> None:
+    """Tell editors that one of the two is needed."""
+    schema["anyOf"] = [{"required": [name]} for name in ("steps", "epochs")]
+
+
+class TrainingInEpochs(Training):
+    """A training of a model that exists, on examples: its length is given in steps or in epochs."""
+
+    added: ClassVar[tuple[str, ...]] = ("epochs",)
+    model_config = ConfigDict(json_schema_extra=_steps_or_epochs)
+
+    steps: Positive = 0
+    """Optimizer steps; they follow from `epochs` if absent."""
+    epochs: PositiveFloat | None = None
+    """How often all examples that are trained on are read, in place of `steps`; the last step of the last epoch is
+    whole."""
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        if bool(self.steps) == (self.epochs is not None):
+            raise ValueError("give either steps or epochs")
+        return self
+
+    def in_steps(self, rows: int) -> Self:
+        """The same training with its length in steps.
+
+        Args:
+            rows: that an epoch reads.
+        """
+        if self.epochs is None:
+            return self
+        return self.model_copy(update={"steps": self.steps_of_epochs(self.epochs, rows), "epochs": None})
+
+    def steps_of_epochs(self, epochs: float, rows: int) -> int:
+        """Steps that read so many rows that often."""
+        return math.ceil(epochs * rows / self.global_batch_size)
 
 
 class BatchStage(Section):

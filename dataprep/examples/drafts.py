@@ -15,9 +15,9 @@ from gristmill.dataprep.asking.prompt_templates import PromptTemplate
 from gristmill.dataprep.asking.prompting import Answer, Message, Request
 from gristmill.dataprep.files import canonical_json
 from gristmill.dataprep.judges.answer_checks import Answer as Checked
-from gristmill.dataprep.judges.answer_checks import own_reward, verifier_of
+from gristmill.dataprep.judges.answer_checks import own_reward, record_columns, verifier_of
 from gristmill.dataprep.seeds import seeded_key
-from gristmill.mixtures.reinforcement import ANSWER, MESSAGES, ModelReward, OwnReward, name_of
+from gristmill.mixtures.reinforcement import ModelReward, OwnReward, name_of
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.judge import SCORE
 from gristmill.mixtures.steps.judge_pairs import Comparison
@@ -195,7 +195,8 @@ def _values(
         assert template is not None
         return _judged(drafts, one, template, ask)
     if isinstance(one, OwnReward):
-        columns = {name: [_column(draft, name) for draft in drafts] for name in one.columns}
+        examples = [draft.asked.example for draft in drafts]
+        columns = record_columns(one, examples, [list(draft.asked.messages) for draft in drafts])
         return own_reward(one)(
             [draft.asked.messages[-1]["content"] for draft in drafts], [draft.text for draft in drafts], columns
         )
@@ -224,12 +225,6 @@ def _judged(drafts: Sequence[Draft], one: JudgeReward, template: PromptTemplate,
     for draft, answer in zip(drafts, answers, strict=True):
         draft.error = answer.error
     return [None if answer.error is not None else float(answer.value["score"]) for answer in answers]
-
-
-def _column(draft: Draft, name: str) -> Any:
-    if name == MESSAGES:
-        return list(draft.asked.messages)
-    return draft.asked.example.get(ANSWER) if name == ANSWER else draft.asked.example["columns"][name]
 
 
 def compare(

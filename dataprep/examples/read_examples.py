@@ -48,22 +48,28 @@ from gristmill.dataprep.reading.jsonl.json_lines import parse_json
 from gristmill.dataprep.reading.pythondocs import DOCS, QUESTIONS_VERSION, preferences, questions
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.tables import table_rows
+from gristmill.mixtures.reinforcement import RecordColumns
 from gristmill.mixtures.steps.made_examples import MADE, output_name
 
 PROMPT_KEYS = ("prompt", "question")
 """What a prompt alone is called; `question` is GSM8K's name."""
 ANSWER = "answer"
+PROMPT_COLUMNS = ("prompt", "completion", "completion_ids")
+"""Keys that TRL's GRPOTrainer does not pass to rewards as columns."""
+NO_COLUMNS = RecordColumns()
 Row = Mapping[str, Any]
 
 
-def prompt_example(row: Row, form: str = "auto", answer: str = ANSWER, columns: Sequence[str] = ()) -> dict[str, Any]:
+def prompt_example(
+    row: Row, form: str = "auto", answer: str = ANSWER, columns: RecordColumns = NO_COLUMNS
+) -> dict[str, Any]:
     """Bring a row into the shape of a prompt: `prompt`, messages that await an answer, and perhaps `answer`, a text.
 
     Args:
         row: as it was read.
         form: `prompts`, one of SFT_FORMS, or `auto`.
         answer: the key of the right answer.
-        columns: further keys, whose values are kept under `columns`.
+        columns: keys whose values are kept under `columns`.
 
     Raises:
         ValueError: it is of no known form, or not of the one that is asked for, or lacks one of the columns; says why.
@@ -83,22 +89,29 @@ def prompt_example(row: Row, form: str = "auto", answer: str = ANSWER, columns: 
         "prompt": messages,
         **({} if right is None else {ANSWER: right}),
         **({"tools": tools} if tools else {}),
-        **({"columns": _columns(row, columns)} if columns else {}),
+        **({"columns": kept} if (kept := _columns(row, columns)) else {}),
     }
 
 
-def _columns(row: Row, columns: Sequence[str]) -> dict[str, Any]:
-    missing = [name for name in columns if name not in row]
+def _columns(row: Row, columns: RecordColumns) -> dict[str, Any]:
+    missing = [name for name in columns.needed if name not in row]
     if missing:
-        raise ValueError(
-            f"has no {missing[0]!r}, which rl.rewards names among its columns; its keys are {', '.join(row)}"
-        )
-    found = {name: row[name] for name in columns}
+        raise ValueError(f"has no {missing[0]!r}, which rl.rewards takes; its keys are {', '.join(row)}")
     try:
-        canonical_json(found)
+        canonical_json({name: row[name] for name in columns.needed})
     except (TypeError, ValueError) as error:
         raise ValueError(f"columns of rl.rewards hold what JSON cannot: {error}") from error
-    return found
+    optional = [name for name in row if name in columns.optional or (columns.all and name not in PROMPT_COLUMNS)]
+    names = dict.fromkeys((*columns.needed, *(name for name in optional if _is_json(row[name]))))
+    return {name: row[name] for name in names}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        canonical_json(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def prompt_form_of(row: Row) -> str:
@@ -222,7 +235,7 @@ def read_set(
     limit: int | None = None,
     max_quarantined: float = 0.0,
     answer: str = "answer",
-    columns: Sequence[str] = (),
+    columns: RecordColumns = NO_COLUMNS,
 ) -> ExampleSet:
     """Read all examples of a file, glob, folder, URL or `python-docs://`.
 
@@ -233,7 +246,7 @@ def read_set(
         limit: keep the first so many, in the order of the ids.
         max_quarantined: share of the records that may be quarantined.
         answer: of prompts, the key of the right answer.
-        columns: of prompts, further keys to keep.
+        columns: of prompts, the keys to keep.
 
     Raises:
         ExamplesError: there are none, or too many are quarantined (lists these by reason), or a file ends early or is
@@ -291,14 +304,14 @@ def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
         yield f"and {len(kinds) - SHOWN_REASONS} other reasons"
 
 
-def _made(kind: Kind, columns: Sequence[str]) -> list[Example]:
+def _made(kind: Kind, columns: RecordColumns) -> list[Example]:
     """What Python's own documentation gives."""
     if kind == "prompts":
         return [prompt_example(one, columns=columns) for one in questions()]
     return list(questions() if kind == "sft" else preferences())
 
 
-def _form_of(kind: Kind, form: str, answer: str, columns: Sequence[str]) -> Form:
+def _form_of(kind: Kind, form: str, answer: str, columns: RecordColumns) -> Form:
     match kind:
         case "sft":
             return partial(sft_example, form=form)

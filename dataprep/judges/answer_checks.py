@@ -13,7 +13,9 @@ from gristmill.dataprep.judges.math_answers import same_answer
 from gristmill.dataprep.own_functions import blaming, call_own, check_call, load_function, taken_by_name
 from gristmill.mixtures.own_code import OwnCodeError, OwnFunction
 from gristmill.mixtures.reinforcement import (
+    ANSWER,
     GIVEN,
+    MESSAGES,
     TURNS,
     AnswerReward,
     Contains,
@@ -64,6 +66,26 @@ def check_answers(where: str, examples: Sequence[Mapping[str, Any]], rewards: Se
         )
 
 
+def record_columns(
+    reward: OwnReward, examples: Sequence[Mapping[str, Any]], prompts: Sequence[Sequence[Mapping[str, Any]]]
+) -> dict[str, list[Any]]:
+    """The columns of prompts' records by name, a list of values each, as TRL's GRPOTrainer gives them to rewards.
+
+    Args:
+        reward: which may take `answer` and `messages` though records have no such keys.
+        examples: n of them, as of `prompt_example`.
+        prompts: their messages.
+    """
+    kept = [example.get("columns", {}) for example in examples]
+    names = dict.fromkeys(name for columns in kept for name in columns)
+    found = {name: [columns.get(name) for columns in kept] for name in names}
+    if ANSWER in reward.needed_columns:
+        found.setdefault(ANSWER, [example.get(ANSWER) for example in examples])
+    if MESSAGES in reward.needed_columns:
+        found[MESSAGES] = list(prompts)
+    return found
+
+
 def own_reward(reward: OwnReward) -> Rewarded:
     """A function of the user's, loaded once.
 
@@ -75,7 +97,7 @@ def own_reward(reward: OwnReward) -> Rewarded:
     takes = taken_by_name(function, GIVEN)
     if TURNS in inspect.signature(function).parameters and TURNS not in {*reward.columns, *reward.options}:
         takes.append(TURNS)
-    check_call(own, function, (), {**dict.fromkeys((*takes, *reward.columns)), **reward.options})
+    check_call(own, function, (), {**dict.fromkeys((*takes, *reward.needed_columns)), **reward.options})
 
     def given(
         prompts: Sequence[str],
@@ -90,7 +112,15 @@ def own_reward(reward: OwnReward) -> Rewarded:
             "completions": list(completions),
             TURNS: [[{"role": "assistant", "content": one}] for one in completions] if turns is None else list(turns),
         }
-        found = call_own(reward, function, **{name: texts[name] for name in takes}, **columns, **reward.options)
+        own_names = {*takes, *reward.options}
+        taken = [name for name in taken_by_name(function, list(columns)) if name not in own_names]
+        found = call_own(
+            reward,
+            function,
+            **{name: texts[name] for name in takes},
+            **{name: columns[name] for name in taken},
+            **reward.options,
+        )
         with blaming(own):
             values = list(found) if isinstance(found, Iterable) and not isinstance(found, str) else found
         if not isinstance(values, list) or len(values) != len(completions):

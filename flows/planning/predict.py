@@ -44,7 +44,7 @@ MOST_GROWTH = 3
 SHARDS_PER_WORKER = 4
 BUDGET_SECONDS = 30.0
 """What the samples may take together, unless more is asked for."""
-WORK_KEYS = ("steps", "global_batch_size")
+WORK_KEYS = ("steps", "epochs", "global_batch_size")
 """What a training's time is proportional to, besides its model."""
 OF_SAMPLES = "not measurable on a sample; an earlier run in this store is needed"
 SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
@@ -277,7 +277,7 @@ def _of_past(session: Session, name: str) -> dict[str, Any]:
         return {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
     times = 1.0
     for key in WORK_KEYS:
-        times *= now[key] / before[key] if isinstance(now.get(key), int) and before.get(key) else 1.0
+        times *= now[key] / before[key] if now.get(key) and before.get(key) else 1.0
     return {
         "stage": name,
         "seconds": newest["seconds"] * times,

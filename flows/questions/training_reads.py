@@ -20,7 +20,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, PRETRAIN, STAGES
 from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.reinforcement import Rl
-from gristmill.mixtures.training import Pretrain, Training
+from gristmill.mixtures.training import Pretrain, Training, TrainingInEpochs
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
@@ -190,8 +190,11 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
             if section.curriculum is None
             else (_kept_order(folder, section, examples))
         )
+        section = section.in_steps(len(examples))
         return Reading(stage, folder, section, prompt_plan_of(section), order, examples=examples)
     rows_per_set: list[int] = read_json(folder.data / ROWS_PER_SET)
+    if isinstance(section, TrainingInEpochs):
+        section = section.in_steps(sum(rows_per_set))
     return Reading(
         stage,
         folder,

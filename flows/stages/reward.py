@@ -26,7 +26,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 STAGE = training(
     "reward",
-    3,
+    4,
     configure,
     needs,
     trained=Reward,

@@ -66,7 +66,7 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 
 STAGE = training(
     "rl",
-    3,
+    4,
     configure,
     needs,
     trained=Rl,

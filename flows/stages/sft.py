@@ -48,7 +48,7 @@ def part_of_section(
 
 STAGE = training(
     "sft",
-    5,
+    6,
     configure,
     only("tokenizer", "mix", "sft_data", "model", "pretrain", "merge", "teacher"),
     trained=Tuning,

@@ -29,7 +29,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 STAGE = Stage(
     "sft_data",
-    3,
+    4,
     "gristmill.train.stages.sft_data:run",
     configure,
     needs,

@@ -113,7 +113,7 @@ def recipe_of(name: str, section: Any, manifest: Manifest, verify: bool) -> tupl
     """The recipe of a training's section, and what its function gets besides."""
     # What is prepared of examples, and counted of them, is other stages' business.
     config = {**dump(section, "prepare", "leaks"), "seed": seed_of(section, manifest)}
-    if section.schedule.use is None:
+    if section.schedule.use is None and section.steps:
         # The default warm-up depends on the steps: what it comes to is named.
         config["schedule"]["warmup_steps"] = section.schedule.warmup_of(section.steps)
     # How a training computes is in no fingerprint: its recipe has the defaults, whatever the manifest says.

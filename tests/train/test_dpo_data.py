@@ -128,7 +128,6 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
         "1 of 5 pairs repeat another pa",
         "3 of 5 pairs have their opposi",
         "1 of 5 pairs have the same ans",
-        "the longer answer is preferred",
         "2 of 5 examples are not traine",
     ]
     assert warned[-1] == (

@@ -131,15 +131,15 @@ def test_a_reward_that_compares_answers_gives_the_same_on_one_rank_and_on_two(
             r"rewards:f failed: TimeLimitError: took longer than 0.5 s \(rewards.py, line 2\)",
         ),
         (
-            "def f(completions, size): ...",
+            "def f(completions, colour): ...",
             {},
-            r"rewards.py, line 1: f\(completions, size\) cannot be called with: completions: missing a required",
+            "has no 'colour', which rl.rewards takes; its keys are prompt, answer, size",
         ),
         ("def f(completions): ...", {"columns": ["size"]}, "got an unexpected keyword argument 'size'"),
         (
             "def f(completions, colour): ...",
             {"columns": ["colour"]},
-            "has no 'colour', which rl.rewards names among its columns; its keys are prompt, answer, size",
+            "has no 'colour', which rl.rewards takes; its keys are prompt, answer, size",
         ),
         ("def f(completions): ...", {"kind": "exact"}, "unknown key"),
     ],

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
-from gristmill.dataprep.judges.answer_checks import own_reward
+from gristmill.dataprep.examples.read_examples import prompt_example
+from gristmill.dataprep.judges.answer_checks import own_reward, record_columns
 from gristmill.dataprep.words.word_index import WordIndex
 from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
 from gristmill.mixtures.own_code import Own, take_code
-from gristmill.mixtures.reinforcement import OwnReward, Rl
+from gristmill.mixtures.reinforcement import OwnReward, Rl, columns_of
 from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
 from gristmill.train.data.conversation_tokens import Chat, ChatError
 from gristmill.train.generation.sampling import Sampling
@@ -363,6 +364,31 @@ def test_a_reward_that_names_turns_gets_the_messages_of_each_answer(tmp_path: Pa
     assert given("called", turns=[[{"role": "assistant"}, {"role": "tool"}, {"role": "assistant"}]]) == [3.0]
     assert given("called") == [1.0]
     assert given("as_in_trl") == [1.0]  # the prompts, as in TRL
+
+
+RECORDS = [
+    {"prompt": "2 + 2?", "answer": 4, "difficulty": {"level": 1}},
+    {"prompt": "3 + 3?", "answer": 6, "difficulty": None},
+]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def reward(prompts, completions, answer, **kwargs): return seen(answer, kwargs['difficulty'])",
+        "def reward(completions, answer, difficulty, source='none'): return seen(answer, difficulty)",
+        "def reward(completions, **columns): return seen(columns['answer'], columns['difficulty'])",
+    ],
+)
+def test_a_reward_written_for_trl_gets_the_columns_of_the_records_unchanged(source: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def seen(answer, difficulty):\n    assert difficulty == [{'level': 1}, None]\n    return answer\n" + source
+    )
+    use = take_code(Own.model_validate({"use": "./own.py:reward"}).use, tmp_path)
+    reward = OwnReward.model_validate({"use": use.by_value()})
+    examples = [prompt_example(record, columns=columns_of([reward])) for record in RECORDS]
+    columns = record_columns(reward, examples, [example["prompt"] for example in examples])
+    assert own_reward(reward)(["2 + 2?", "3 + 3?"], ["4", "6"], columns) == [4.0, 6.0]
 
 
 def test_a_function_that_cannot_be_described_is_refused(tmp_path: Path) -> None:

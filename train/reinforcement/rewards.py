@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.judges.answer_checks import Answer, own_reward, verifier_of
-from gristmill.mixtures.reinforcement import ANSWER, MESSAGES, AnyReward, ModelReward, OwnReward
+from gristmill.dataprep.judges.answer_checks import Answer, own_reward, record_columns, verifier_of
+from gristmill.mixtures.reinforcement import AnyReward, ModelReward, OwnReward
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.models.reward_model import RewardModel, load_reward_model, scores
 from gristmill.train.parallel.world import World, on_first, sum_over_ranks
@@ -110,7 +110,8 @@ def _by_own(reward: OwnReward, chat: Chat) -> Given:
     ask = own_reward(reward)
 
     def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-        columns = {name: [_column(prompt, name) for prompt in prompts] for name in reward.columns}
+        examples = [prompt.example for prompt in prompts]
+        columns = record_columns(reward, examples, [example["prompt"] for example in examples])
         return torch.tensor(
             ask(
                 [prompt.example["prompt"][-1]["content"] for prompt in prompts],
@@ -122,12 +123,6 @@ def _by_own(reward: OwnReward, chat: Chat) -> Given:
         )
 
     return given
-
-
-def _column(prompt: Prompt, name: str) -> Any:
-    if name == ANSWER:
-        return prompt.answer
-    return prompt.example["prompt"] if name == MESSAGES else prompt.example["columns"][name]
 
 
 def _by_check(reward: AnyReward, chat: Chat) -> Given:

@@ -83,6 +83,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         model = tuned_model(shape, stored(start), section.lora, seed, world, dtype, context)
         flops = adapted_flops_per_token(shape, length, section.lora)
         objective = Preferences(rows, draws, reference, section, seed, flops, world.device, context.warn)
+        section = section.in_steps(objective.order.total)
         if world.is_first:
             write_drawn_ids(out, rows, draws)
         certificate = measured_once(

@@ -65,6 +65,7 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         # The estimate of the KL is one more forward pass over as many tokens, or nearly.
         flops = adapted_flops_per_token(shape, length, section.lora) + 2 * shape.matrix_parameters
         objective = Desirability(rows, draws, reference, section, seed, flops, world, context.warn)
+        section = section.in_steps(objective.order.total)
         if world.is_first:
             write_drawn_ids(out, rows, draws)
             warn_of_imbalance(rows.desirable[merged(draws)], section, context)

@@ -74,6 +74,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     tools = OfferedTools(CallFormat(chat), Toolbox(section.tools, inputs)) if section.tools else None
     prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens, inputs, tools)
     training, held_out = split(prompts, section.holdout, section.holdout_limit, section.key_seed)
+    section = section.in_steps(len(training))
     with (
         open_mixture(inputs, context) as packed,
         process_group(context.parallel, pipelined=False, split=section.lora is None) as world,

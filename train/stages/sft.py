@@ -69,6 +69,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         flops = adapted_flops_per_token(shape, length, section.lora)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         objective = AssistantTurns(rows, section.key_seed, token_bytes, flops)
+        section = section.in_steps(objective.order.total)
         if world.is_first:
             write_example_ids(out, examples_of_rows(rows), rows.rows_per_source)
         taught = (

@@ -1,0 +1,47 @@
+"""Names of other projects' settings, in errors and in docs/compared.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gristmill.mixtures.load import ManifestError, all_keys, load_manifest
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.other_names import OTHER_NAMES, hint_of, table_lines
+
+COMPARED = Path(__file__).parents[2] / "docs" / "compared.md"
+
+
+def test_the_keys_of_the_table_exist_and_its_names_do_not() -> None:
+    keys = {".".join(key) for key in all_keys(Manifest)}
+    for entry in OTHER_NAMES:
+        assert {f"{entry.sections[0]}.{key}" for key in entry.keys} <= keys
+        assert not {f"{section}.{name}" for section in entry.sections for name in entry.names} & keys
+
+
+def test_the_documentation_shows_the_table() -> None:
+    assert "\n".join(table_lines()) in COMPARED.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "key"),
+    [
+        ("rl", "num_generations", "'rl.group_size'"),
+        ("sft", "r", "'sft.lora.rank'"),
+        ("sft", "gradient_accumulation_steps", "'sft.global_batch_size'"),
+        ("dpo", "warmup_ratio", "'dpo.schedule.warmup_steps'"),
+        ("sft", "per_device_train_batch_size", "'sft.micro_batch_size'"),
+        ("dpo", "num_train_epochs", "'dpo.epochs'"),
+        ("rl", "loss_type", "'rl.normalisation'"),
+        ("sft", "gradient_checkpointing", "'engine.compute.activation_checkpointing'"),
+        ("sft", "lora_dropout", "no such setting"),
+    ],
+)
+def test_a_name_of_another_project_gets_the_key_in_the_error(section: str, name: str, key: str, tmp_path: Path) -> None:
+    assert key in hint_of(name, section)
+    path = tmp_path / "a.yaml"
+    path.write_text(f"{section}:\n  data: [{{path: a.jsonl}}]\n  steps: 1\n  {name}: 3\n")
+    with pytest.raises(ManifestError) as error:
+        load_manifest(path)
+    assert key in str(error.value)
