@@ -170,6 +170,7 @@ def _open(manifest: str, overrides: tuple[str, ...], store: str, until: str, exa
 
 def _run(session: Session, stages: list[str], force: frozenset[str], training_deployment: str = "") -> str:
     """Run stages as tasks that wait for those whose output they read, with the run's record; returns its folder."""
+    session.forget_kept(force)
     observer = PrefectObserver(observer_of_caller.get())
     record = session.start_record()
     called = server_of_caller.get()

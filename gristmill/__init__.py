@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gristmill.flows.running.extras import MissingLibraryError
     from gristmill.flows.running.run import StageFailedError
     from gristmill.flows.stages.plan import UnknownStageError
+    from gristmill.flows.store.identities import NothingToKeepError
     from gristmill.flows.store.store import StoreLocationError
     from gristmill.mixtures.load import ManifestError, Problem
     from gristmill.tokenize.packed_files import PackedSetError
@@ -64,6 +65,7 @@ __all__ = [
     "MissingLibraryError",
     "NotReplayableError",
     "NothingIngestedError",
+    "NothingToKeepError",
     "OtherRowsError",
     "PackedSetError",
     "PlannedStage",
@@ -111,6 +113,7 @@ _MODULES = {
     "flows.running.extras": "MissingLibraryError",
     "flows.running.run": "StageFailedError",
     "flows.stages.plan": "UnknownStageError",
+    "flows.store.identities": "NothingToKeepError",
     "flows.store.store": "StoreLocationError",
     "mixtures.load": "ManifestError Problem",
     "tokenize.packed_files": "PackedSetError",

@@ -50,6 +50,14 @@ def run(
             metavar="STAGE", help="A stage to rebuild although it is committed.", autocompletion=complete_stage
         ),
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE",
+            help="A stage whose committed output is kept although its version changed.",
+            autocompletion=complete_stage,
+        ),
+    ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
@@ -71,13 +79,16 @@ def run(
         session = open_or_exit(
             manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs, allow_code=not dry_run
         )
-        unknown = [name for name in force or [] if name not in session.plan]
-        if unknown:
-            fail(
-                f"--force {unknown[0]}: this run has no such stage{did_you_mean(unknown[0], session.plan) or ';'} "
-                f"it has {', '.join(session.plan)}",
-                EXIT_USAGE,
-            )
+        named = [("--force", name) for name in force or []] + [("--keep", name) for name in keep or []]
+        for option, name in named:
+            if name not in session.plan:
+                fail(
+                    f"{option} {name}: this run has no such stage{did_you_mean(name, session.plan) or ';'} "
+                    f"it has {', '.join(session.plan)}",
+                    EXIT_USAGE,
+                )
+        if keep and (dry_run or set(keep) & set(force or [])):
+            fail("--keep takes effect in the store: it goes with no --dry-run, and no --force of the same", EXIT_USAGE)
         refuse_force_on_hosts(session, bool(force))
         if dry_run:
             show_plan(session, frozenset(force or []), as_json)
@@ -88,6 +99,7 @@ def run(
                 f"{session.command('status', '--json')}",
                 EXIT_USAGE,
             )
+        keep_or_exit(session, keep or [])
         refuse_without_libraries(session, list(session.plan), force or [])
         from gristmill.flows.running.launch import launch
 
@@ -120,6 +132,16 @@ def refuse_without_libraries(session: Session, stages: list[str], force: list[st
         check_libraries(session, stages, frozenset(force))
     except MissingLibraryError as error:
         fail(str(error), EXIT_USAGE)
+
+
+def keep_or_exit(session: Session, stages: list[str]) -> None:
+    """Keep committed outputs over a change of their stages' versions; end with a sentence where there is none."""
+    from gristmill.flows.store.identities import NothingToKeepError
+
+    try:
+        session.keep(stages)
+    except NothingToKeepError as error:
+        fail(f"--keep {error}", EXIT_USAGE)
 
 
 def refuse_force_on_hosts(session: Session, force: bool) -> None:

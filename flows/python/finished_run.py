@@ -413,6 +413,8 @@ def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Sessio
             tuple(told.get("edits", ())),
             name if name != stage.name else "",
             None if step is None else step.config,
+            record["stages"][name].get("identity", ""),
+            record["stages"][name].get("kept", {}).get("version"),
         )
     return Session(manifest, record["manifest_file"], list(record["overrides"]), store, str(store.root), plan)
 

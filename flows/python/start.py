@@ -30,6 +30,7 @@ def run(
     set: Mapping[str, Any] | None = None,
     store: str | Path | Store | None = None,
     force: Sequence[str] = (),
+    keep: Sequence[str] = (),
     progress: bool = True,
     prefect: bool = False,
 ) -> Run:
@@ -44,6 +45,7 @@ def run(
         set: values that replace some of its settings, by their keys, such as `{"pretrain.steps": 50}`.
         store: folder or URL of the outputs; if absent $GRISTMILL_STORE, else ./gristmill-store.
         force: stages to rebuild although they are committed.
+        keep: stages whose committed outputs are kept although their versions changed.
         progress: show how it goes, in a notebook as a table that moves.
         prefect: record the run in Prefect, as the command line does.
 
@@ -55,10 +57,12 @@ def run(
         UnknownStageError: it has no such stage.
         StoreLocationError: there can be no store at that place.
         MissingLibraryError: a stage needs a library that is not installed; nothing was run.
+        NothingToKeepError: the store has no output of an earlier version of a stage to keep.
         StageFailedError: a stage failed; what is committed stays, and the same call resumes.
     """
     session = _open(manifest, set, store, until, to_run=True)
-    _refuse_unknown(session, force)
+    _refuse_unknown(session, [*force, *keep])
+    session.keep(keep)
     console = plain_console(cast(TextIO, MaskedStream(cast(TextIO, LastingStream(sys.stdout)))))
     console.quiet = not progress
     stages = list(session.plan)

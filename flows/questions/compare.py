@@ -148,7 +148,8 @@ def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, An
 def _stages(records: Sequence[Mapping[str, Any]], facts: Sequence[Facts]) -> list[Row]:
     rows = []
     for stage in dict.fromkeys(stage for record in records for stage in stages_of(record)):
-        prints = [record["stages"].get(stage, {}).get("fingerprint") for record in records]
+        entries = [record["stages"].get(stage, {}) for record in records]
+        prints = [entry.get("identity", entry.get("fingerprint")) for entry in entries]
         rows.append(
             {
                 "stage": stage,

@@ -54,7 +54,7 @@ def publish(session: Session, section: Documents, out: str, observer: Observer) 
         {step: [column for owner, column in corpus.measured.values() if owner == step] for step in corpus.steps},
     ):
         raise ExportError(f"--{key}: {message}")
-    identity = fingerprint(STAGE, recipe, {name: session.plan[name].fingerprint for name in corpus.inputs})
+    identity = fingerprint(STAGE, recipe, {name: session.plan[name].identity for name in corpus.inputs})
     folder = _open(out)
     work = session.store.root / EXPORTS / f"{identity[:16]}-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
     if (folder / LIST).exists():

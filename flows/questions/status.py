@@ -41,6 +41,8 @@ def stage_states(session: Session) -> list[dict[str, Any]]:
             "fingerprint": node.fingerprint[:16],
             "folder": str(folder.path),
         }
+        if node.kept_version is not None:
+            row["kept_version"] = node.kept_version
         if state == "committed":
             manifest = folder.manifest()
             row["seconds"] = manifest["seconds"]
@@ -158,9 +160,15 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
         for code in row.get("code", ()):
             console.print(Text(f"{row['stage']} runs code of your own: {code}", style="dim"), soft_wrap=True)
     work = sum(row["action"] != "reuse" for row in rows)
+    cut_offs = sum("cut_off_after" in row for row in rows)
+    may_be_cut_off = (
+        f"; {cut_offs} of them are reused if the stages before them give the same bytes" if cut_offs else ""
+    )
     console.print(
         Text(
-            f"{work} of {len(rows)} stages would run" if work else "nothing would run: all stages are committed",
+            f"{work} of {len(rows)} stages would run{may_be_cut_off}"
+            if work
+            else "nothing would run: all stages are committed",
             style="dim",
         )
     )

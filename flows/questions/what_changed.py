@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gristmill.dataprep.context import input_fingerprints
@@ -12,9 +13,10 @@ from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.planning.dialled import derived_keys
 from gristmill.flows.questions.status import ACTIONS, stage_states
 from gristmill.flows.running.session import Session
-from gristmill.flows.stages.plan import Node
+from gristmill.flows.stages.plan import Node, settle_plan
 from gristmill.flows.stages.registry import PRETRAIN
-from gristmill.flows.store.store import StageFolder
+from gristmill.flows.store.identities import settle_node
+from gristmill.flows.store.store import IDENTITY
 from gristmill.mixtures.manifest import Manifest, context_warnings
 from gristmill.mixtures.own_code import code_in, is_code
 from gristmill.mixtures.training import HOW_KEYS
@@ -56,10 +58,14 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
         force: stages that are rebuilt although they are committed.
     """
     rows, warnings = [], context_warnings(session.manifest, trained_context(session.manifest))
+    cut_offs = possible_cut_offs(session)
     for row in stage_states(session):
         action, reason = ACTIONS[row["state"]], row.get("details") or row.get("owner", "")
         if row["state"] == "missing":
             reason = why_missing(session, row["stage"])
+            if after := cut_offs.get(row["stage"]):
+                reason = f"{reason}; may be cut off after {after}"
+                row["cut_off_after"] = after
             row |= continuable(session, row["stage"])
         elif row["state"] == "committed" and row["stage"] not in force:
             reason = made_otherwise(session, row["stage"])
@@ -106,19 +112,52 @@ def why_missing(session: Session, stage: str) -> str:
     The nearest is the one with the fewest differences; of equals, one under the same name, then the newest. What
     another manifest has made tells nothing if it differs in more than a few places.
     """
-    node, name = session.plan[stage], session.manifest.name
-    found = []
-    for folder in _committed(session, stage):
-        manifest = folder.manifest()
-        changes = differences(manifest, node)
-        many, other = sum(map(len, changes.values())), not folder.path.name.startswith(f"{name}--")
-        if not other or many <= MOST_CHANGES:
-            found.append((many, other, -manifest["started"], changes))
-    if not found:
+    nearest = nearest_output(session, session.plan[stage])
+    if nearest is None:
         return "never made"
-    changes = min(found, key=lambda item: item[:3])[3]
+    changes = differences(nearest, session.plan[stage])
     parts = [f"{what} changed: {_shortened(of_it)}" for what, of_it in changes.items() if of_it]
     return "; ".join(parts) or "what comes before it changes"
+
+
+def nearest_output(session: Session, node: Node) -> dict[str, Any] | None:
+    """The manifest of the committed output that `why_missing` compares a stage with."""
+    candidates = []
+    for folder in session.store.outputs_of(node.name):
+        if folder.state() != "committed":
+            continue
+        manifest = folder.manifest()
+        distance = sum(map(len, differences(manifest, node).values()))
+        is_foreign = not folder.path.name.startswith(f"{session.manifest.name}--")
+        if not is_foreign or distance <= MOST_CHANGES:
+            candidates.append(((distance, is_foreign, -manifest["started"]), manifest))
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
+
+
+def possible_cut_offs(session: Session) -> dict[str, str]:
+    """Stages that need not run again if the stages before them give the bytes of their nearest committed outputs.
+
+    Returns:
+        stage -> the last stage before it that has to be rebuilt.
+    """
+    rebuilt: set[str] = set()
+
+    def settle(node: Node) -> Node:
+        settled = settle_node(node, session.store, session.manifest.name)
+        if session.store.folder(node.name, session.manifest.name, settled.fingerprint).state() == "committed":
+            return settled
+        rebuilt.add(node.name)
+        nearest = nearest_output(session, node)
+        return node if nearest is None else replace(node, alias=nearest.get(IDENTITY, nearest["fingerprint"]))
+
+    before: dict[str, set[str]] = {}
+    for name, node in settle_plan(session.plan, settle).items():
+        before[name] = set().union(*(before[each] | ({each} & rebuilt) for each in node.inputs))
+    return {
+        name: next(each for each in reversed(session.plan) if each in stages)
+        for name, stages in before.items()
+        if stages and name not in rebuilt
+    }
 
 
 def continuable(session: Session, stage: str) -> dict[str, Any]:
@@ -152,14 +191,12 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
 
 
 def made_otherwise(session: Session, stage: str) -> str:
-    """Which settings a committed training was made with that no fingerprint has: `made with micro_batch_size 16`."""
+    """Settings, or the version, that an output was made with and the plan differs in: `made with micro_batch_size 16`."""
+    version = session.plan[stage].kept_version
     used, config = session.folder(stage).manifest().get("how", {}), session.plan[stage].config
     others = [f"{key} {json.dumps(value)}" for key, value in used.items() if config.get(key) != value]
+    others += [] if version is None else [f"version {version} of the stage and kept"]
     return f"made with {', '.join(others)}" if others else ""
-
-
-def _committed(session: Session, stage: str) -> Iterator[StageFolder]:
-    return (folder for name, folder in session.store.outputs() if name == stage and folder.state() == "committed")
 
 
 def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]:

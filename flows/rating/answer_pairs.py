@@ -141,7 +141,7 @@ def _rated(session: Session, stage: str, label: str) -> RatedModel:
         )
     return RatedModel(
         label,
-        session.plan[stage].fingerprint,
+        session.plan[stage].identity,
         folder.data / "model",
         tokenizer.data,
         session.plan[stage].stage.rows != "documents",

@@ -78,7 +78,7 @@ def _ingredients(session: Session, record: Mapping[str, Any]) -> str:
         "code": code,
         "commits": commits,
         "manifest": mask_secrets(record["manifest"]),
-        "fingerprints": {name: node.fingerprint for name, node in session.plan.items()},
+        "fingerprints": {name: (node.fingerprint, node.alias) for name, node in session.plan.items()},
         "store": str(session.store.root),
     }
     return hashlib.sha256(canonical_json(parts)).hexdigest()
@@ -176,6 +176,16 @@ def costs(facts: Facts) -> Section | None:
     )
 
 
+def provenance(stage: Mapping[str, Any]) -> str:
+    """Remark on a stage's output: not made yet, equal to an earlier one, or kept of an earlier version."""
+    if stage["seconds"] is None:
+        return "not run"
+    remarks = [f"every byte as in {stage['identity']}"] if stage["identity"] else []
+    if stage["kept_version"] is not None:
+        remarks.append(f"kept: made by version {stage['kept_version']} of the stage, now {stage['version']}")
+    return "; ".join(remarks)
+
+
 def lineage(facts: Facts, record: dict[str, Any] | None) -> Section:
     """Every stage's output and what it was made from; versions; the manifest as it was resolved."""
     rows = [
@@ -183,7 +193,7 @@ def lineage(facts: Facts, record: dict[str, Any] | None) -> Section:
             stage["stage"],
             stage["fingerprint"],
             ", ".join(stage["inputs"]) or "the sources",
-            "" if stage["seconds"] is not None else "not run",
+            provenance(stage),
         ]
         for stage in facts["stages"]
     ]

@@ -84,6 +84,9 @@ def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -
             {
                 "stage": name,
                 "fingerprint": node.fingerprint[:16],
+                "identity": node.alias[:16],
+                "kept_version": node.kept_version,
+                "version": node.stage.version,
                 "inputs": list(node.inputs),
                 "seconds": manifests[name]["seconds"] if name in manifests else None,
                 "bytes": sum(file["bytes"] for file in manifests[name]["files"].values())

@@ -92,6 +92,7 @@ def run_stages(
         StageFailedError: a stage failed, a model cannot be asked, or the store cannot be used.
         LeaseLostError: another run took a stage over while this one was paused.
     """
+    session.forget_kept(force)
     if unreachable := unreachable_models(session, stages, force):
         raise StageFailedError("\n".join([*unreachable, "nothing was run"]))
     # Only the main thread hears signals; elsewhere whoever started the thread does.

@@ -24,8 +24,9 @@ from gristmill.flows.running.stage_server import is_forkable
 from gristmill.flows.running.take_part import MODULE as TAKE_PART
 from gristmill.flows.running.take_part import Waiting
 from gristmill.flows.stages.plan import Node, Plan
+from gristmill.flows.store.identities import alias_of, find_alias, settle_from_store
 from gristmill.flows.store.lease import Lease, acquire, running_owner
-from gristmill.flows.store.store import StageFolder, Store, remove_tree
+from gristmill.flows.store.store import FINGERPRINT_CHARS, StageFolder, Store, remove_tree
 from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.sources import IMPORTED, INGEST
 from gristmill.mixtures.training import HOW_KEYS
@@ -127,6 +128,7 @@ class Runner:
     gc_command: str = "gristmill gc"
     server: ForkServer | None = None
     processes: RunningProcesses = field(default_factory=RunningProcesses)
+    _settling: threading.Lock = field(default_factory=threading.Lock)
 
     def folder(self, stage: str) -> StageFolder:
         """The folder of a stage of the plan."""
@@ -146,6 +148,11 @@ class Runner:
             LeaseLostError: another run took the stage over while this one was paused.
         """
         node, folder = self.plan[stage], self.folder(stage)
+        if node.kept_version is not None and (force or folder.state() != "committed"):
+            raise StageFailedError(
+                f"{stage}: the output that is kept of version {node.kept_version} is {folder.state()}; "
+                f"start again with: {self.resume_command}"
+            )
         if not force and folder.state() == "committed":
             _end_cleaning(folder)
             return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder))
@@ -213,6 +220,10 @@ class Runner:
         )
 
     def _finished(self, node: Node, outcome: Outcome) -> Outcome:
+        """Name the output by its identity in the rest of the plan, and report it."""
+        if alias_of(outcome.folder) != node.alias:
+            with self._settling:
+                self.plan.update(settle_from_store(self.plan, self.store, self.name))
         self.observer.stage_finished(node, outcome)
         return outcome
 
@@ -259,8 +270,11 @@ class Runner:
             },
             summary,
             lease.commit,
+            lambda files: find_alias(self.store, node, files),
         )
-        return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
+        alias = alias_of(folder)
+        note = f"every byte as in {alias[:FINGERPRINT_CHARS]}" if alias else ""
+        return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder, note)
 
     def describe(self, node: Node, workers: int | None = None) -> dict[str, Any]:
         """What a stage's process gets: all that is in `stage.json`, credentials included."""

@@ -19,6 +19,7 @@ from gristmill.flows.running.run import Observer, Runner
 from gristmill.flows.running.stage_server import stage_server
 from gristmill.flows.stages.plan import Plan, UnknownStageError, make_plan, present_stages
 from gristmill.flows.stages.registry import STAGES, instances_of
+from gristmill.flows.store.identities import forget_kept, keep_output, settle_from_store
 from gristmill.flows.store.runs import RunRecord
 from gristmill.flows.store.store import StageFolder, Store, store_at
 from gristmill.mixtures.load import ManifestError, Written, open_manifest
@@ -75,6 +76,25 @@ class Session:
         missing = [stage for stage in stages if stage in force or self.committed(stage) is None]
         with stage_server(self.plan, missing, self.manifest.engine) as server:
             yield server
+
+    def keep(self, stages: Collection[str]) -> None:
+        """Keep the committed outputs of some stages over a change of their versions, now and in later runs.
+
+        Raises:
+            gristmill.flows.store.identities.NothingToKeepError: the store has no such output.
+        """
+        for stage in self.plan:
+            if stage in stages and self.committed(stage) is None:
+                keep_output(self.plan[stage], self.store, self.manifest.name)
+                self._settle()
+
+    def forget_kept(self, stages: Collection[str]) -> None:
+        """Let the present versions of some stages make their outputs, although earlier ones were kept."""
+        forget_kept((self.plan[stage] for stage in stages), self.store, self.manifest.name)
+        self._settle()
+
+    def _settle(self) -> None:
+        self.plan.update(settle_from_store(self.plan, self.store, self.manifest.name))
 
     def start_record(self) -> RunRecord:
         """The record of a run that starts now."""
@@ -187,6 +207,7 @@ def session_of(
             raise UnknownStageError(f"{manifest} has no stage {until!r}, and none before it; it has {', '.join(plan)}")
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last) + 1]}
+    plan = settle_from_store(plan, opened, loaded.name)
     session = Session(loaded, manifest, overrides, opened, store, plan)
     to_make = [name for name, node in plan.items() if node.stage.preflight and session.committed(name) is None]
     problems = find_problems(loaded, written, to_make)

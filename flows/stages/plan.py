@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,8 @@ class Node:
         called: its name where that is not the stage's: of a step of `prepare` that comes again, or has a name, and of
             a stage with `instances`.
         settings: of a step of `prepare`, as the manifest has them.
+        alias: identity of the earlier output whose files equal this one's; empty if this output has its own.
+        kept_version: version of the stage that made the output, if a run keeps it over a version change.
     """
 
     stage: Stage
@@ -46,11 +48,23 @@ class Node:
     edits: tuple[str, ...] = ()
     called: str = ""
     settings: Judging | None = None
+    alias: str = ""
+    kept_version: int | None = None
 
     @property
     def name(self) -> str:
         """What it is called in the plan, the store and everything that is shown."""
         return self.called or self.stage.name
+
+    @property
+    def identity(self) -> str:
+        """The fingerprint by which later stages name its output."""
+        return self.alias or self.fingerprint
+
+    @property
+    def own_fingerprint(self) -> str:
+        """The fingerprint of what the present version of the stage makes, whatever output is kept."""
+        return fingerprint(self.stage, self.recipe, self.inputs, self.edits)
 
     @property
     def uses_workers(self) -> bool:
@@ -59,7 +73,7 @@ class Node:
 
 
 Plan = dict[str, Node]
-"""Name -> node, in the order in which the stages run."""
+"""Name -> node, in the order in which the stages run. A run replaces nodes when an output's identity becomes known."""
 
 
 class UnknownStageError(ValueError):
@@ -100,6 +114,21 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
         config = {**recipe, **told} if placed.settings is None else told  # a step is told all its settings
         plan[placed.name] = Node(placed.stage, named, recipe, config, inputs, edits, called, placed.settings)
     return plan
+
+
+def settle_plan(plan: Plan, settle: Callable[[Node], Node]) -> Plan:
+    """Name every input by the identity of its output.
+
+    Args:
+        plan: the stages.
+        settle: returns a node with the alias, or the kept output, that the store has for it.
+    """
+    settled: Plan = {}
+    for name, node in plan.items():
+        inputs = {each: settled[each].identity for each in node.inputs}
+        own = replace(node, inputs=inputs, alias="", kept_version=None)
+        settled[name] = settle(replace(own, fingerprint=own.own_fingerprint))
+    return settled
 
 
 def present_stages(manifest: Manifest) -> list[str]:

@@ -116,6 +116,11 @@ class Stage:
         """Whether it takes the accelerators: one such stage runs at a time."""
         return self.launch == "torchrun"
 
+    @property
+    def timed_files(self) -> frozenset[str]:
+        """Files of its output that record how fast it went: two outputs are equal whatever these hold."""
+        return frozenset({"metrics.jsonl"}) if self.trains else frozenset()
+
 
 def imported(path: str) -> Any:
     """What `module:name` names."""

@@ -14,7 +14,8 @@ from typing import Any
 from gristmill.dataprep.files import TEMPORARY_MARK, is_local, read_json, write_json
 from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.running.run import Outcome
-from gristmill.flows.stages.plan import Plan
+from gristmill.flows.stages.plan import Node, Plan
+from gristmill.flows.store.identities import alias_of, kept_output
 from gristmill.flows.store.lease import FORGOTTEN_SECONDS, identity, is_gone, running_owner
 from gristmill.flows.store.store import FINGERPRINT_CHARS, Store, new_run_folder, read_runs, remove_tree
 from gristmill.mixtures.manifest import Manifest
@@ -26,12 +27,13 @@ class RunRecord:
 
     folder: Path
     content: dict[str, Any] = field(default_factory=dict)
+    plan: Plan = field(default_factory=dict)
 
     @classmethod
     def start(cls, store: Store, manifest: Manifest, file: str, overrides: list[str], plan: Plan) -> RunRecord:
         """Make a new run's folder and first record; remove what killed runs have left half-written."""
         remove_half_written(store)
-        record = cls(new_run_folder(store, manifest.name))
+        record = cls(new_run_folder(store, manifest.name), plan=plan)
         record.content = {
             "run": record.folder.name,
             "name": manifest.name,
@@ -42,15 +44,18 @@ class RunRecord:
             "state": "running",
             "started": time.time(),
             "owner": identity(os.getpid()),
-            "stages": {name: {"fingerprint": node.fingerprint} for name, node in plan.items()},
+            "stages": {name: _names_of(node) for name, node in plan.items()},
         }
         record.save()
         return record
 
     def add(self, outcome: Outcome) -> None:
         """Note how a stage came to its output."""
+        for name, node in self.plan.items():
+            if "how" not in self.content["stages"][name]:
+                self.content["stages"][name] = _names_of(node)
         self.content["stages"][outcome.stage] = {
-            "fingerprint": outcome.fingerprint,
+            **_names_of(self.plan[outcome.stage]),
             "how": outcome.how,
             "seconds": round(outcome.seconds, 3),
             "folder": str(outcome.folder.path),
@@ -91,10 +96,21 @@ def remove_half_written(store: Store) -> None:
                 leftover.unlink()
 
 
+def _names_of(node: Node) -> dict[str, Any]:
+    """What names a stage's output: its fingerprint, what it equals, and the version that made it if that is kept."""
+    names: dict[str, Any] = {"fingerprint": node.fingerprint}
+    if node.alias:
+        names["identity"] = node.alias
+    if node.kept_version is not None:
+        names["kept"] = {"version": node.kept_version, "instead_of": node.stage.version}
+    return names
+
+
 def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]]:
     """Find outputs that the last runs of no manifest refer to, and delete them if asked to.
 
-    Outputs that are being written are never touched.
+    Outputs that are being written are never touched. An output whose identity a kept one has taken over stays: what
+    was made behind it names its folder.
 
     Args:
         store: where to look.
@@ -105,9 +121,13 @@ def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]
         (folder, bytes) of every output found.
     """
     kept = referenced_fingerprints(store, keep_runs)
+    folders = [(folder.path.name.rpartition("--")[2], folder) for _, folder in store.outputs()]
+    kept |= {alias_of(folder)[:FINGERPRINT_CHARS] for fingerprint, folder in folders if fingerprint in kept}
     garbage = []
-    for _, folder in store.outputs():
-        fingerprint = folder.path.name.rpartition("--")[2]
+    for fingerprint, folder in folders:
+        former = kept_output(folder)
+        if former is not None and former["fingerprint"][:FINGERPRINT_CHARS] in kept:
+            continue
         if fingerprint not in kept and running_owner(folder.path / "lease") is None:
             garbage.append(folder.path)
     if store.trash.exists():

@@ -8,6 +8,7 @@
         data/           the final files
         manifest.json   every file with size and checksum, counts, timings, versions
         _SUCCESS        the checksum of manifest.json: the commit point
+        kept_output.json    the earlier version's output that is used in place of this one (`identities.py`)
     STORE/runs/<run>/run.json
 
 The folders alone decide what is done. Nothing here knows what a stage computes.
@@ -132,6 +133,12 @@ HASHED_AT_ONCE = 4
 """Files of an output, by threads."""
 
 
+IDENTITY = "identity"
+"""The key of a manifest that names the earlier output which this one equals; see `identities.py`."""
+Files = Mapping[str, Mapping[str, Any]]
+"""Name -> bytes and sha256 of the files of an output."""
+
+
 class CorruptError(RuntimeError):
     """A committed output is not what its manifest says."""
 
@@ -177,6 +184,13 @@ class StageFolder:
         manifest: dict[str, Any] = json.loads(content)
         return manifest
 
+    def committed_manifest(self) -> dict[str, Any] | None:
+        """The manifest, if there is a commit that can be read; the files may be damaged."""
+        try:
+            return self.manifest()
+        except (OSError, ValueError, CorruptError):
+            return None
+
     def damage(self, deep: bool = False) -> Iterator[str]:
         """Yield a sentence for every committed file that is absent, or has another size or (deep) another checksum."""
         try:
@@ -219,6 +233,7 @@ class StageFolder:
         header: Mapping[str, Any],
         summary: Mapping[str, Any],
         decide: Callable[[bytes], None] = lambda content: None,
+        find_alias: Callable[[Files], str] = lambda files: "",
     ) -> dict[str, Any]:
         """Make the output count: write the manifest, then `_SUCCESS`, then remove what only attempts needed.
 
@@ -227,6 +242,7 @@ class StageFolder:
         Args:
             header, summary: what the manifest says besides the files.
             decide: given the manifest's content before anything is written; raises where it must not count.
+            find_alias: given the files, the identity of an earlier output that has the same; empty if there is none.
         """
         found = [file for file in sorted(self.data.rglob("*")) if TEMPORARY_MARK not in file.name and file.is_file()]
         with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
@@ -235,6 +251,8 @@ class StageFolder:
                 for file, checksum in zip(found, pool.map(sha256_file, found), strict=True)
             }
         manifest = {**header, "files": files, "summary": dict(summary), "versions": library_versions()}
+        if alias := find_alias(files):
+            manifest[IDENTITY] = alias
         content = json_bytes(manifest)
         decide(content)
         self.publish(content)
@@ -312,9 +330,16 @@ class Store:
         for stage in sorted(self.root.iterdir()):
             if not stage.is_dir() or stage.name in ("runs", "trash", MANIFESTS):
                 continue
-            for folder in sorted(stage.iterdir()):
-                if "--" in folder.name:
-                    yield stage.name, StageFolder(folder)
+            for folder in self.outputs_of(stage.name):
+                yield stage.name, folder
+
+    def outputs_of(self, stage: str) -> Iterator[StageFolder]:
+        """Every output of one stage."""
+        if not (self.root / stage).exists():
+            return
+        for folder in sorted((self.root / stage).iterdir()):
+            if "--" in folder.name:
+                yield StageFolder(folder)
 
     @property
     def runs(self) -> Path:

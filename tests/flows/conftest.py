@@ -26,7 +26,7 @@ def write(path, content):
         sink.write(content)
 
 def first(inputs, config, out, context):
-    write(out / "numbers.txt", str(config["n"]).encode())
+    write(out / "numbers.txt", str(config["n"]).encode() + os.environ.get("TOY_END", "").encode())
     return {"counts": {"read": 1, "kept": 1}}
 
 def second(inputs, config, out, context):

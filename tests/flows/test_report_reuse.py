@@ -22,7 +22,7 @@ class Project:
         self.folder, self.rendered = folder, list[str]()
         self.commit("1")
         self.session: Any = SimpleNamespace(
-            plan={"ingest": SimpleNamespace(fingerprint="f", inputs={}, stage=SimpleNamespace(trained=None))},
+            plan={"ingest": SimpleNamespace(fingerprint="f", alias="", inputs={}, stage=SimpleNamespace(trained=None))},
             store=SimpleNamespace(root=folder),
             committed=lambda stage: SimpleNamespace(path=folder / "ingest"),
         )

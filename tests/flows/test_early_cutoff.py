@@ -1,0 +1,250 @@
+"""Early cutoff: a rebuilt output with the bytes of an earlier one takes its identity, so that later stages stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gristmill.flows.questions.what_changed import explain_plan
+from gristmill.flows.report.page import provenance
+from gristmill.flows.report.run_data import gather_facts
+from gristmill.flows.running.run import Runner, StageFailedError
+from gristmill.flows.running.session import Session
+from gristmill.flows.stages.plan import Node, settle_plan
+from gristmill.flows.stages.stage import Stage
+from gristmill.flows.store.identities import (
+    NothingToKeepError,
+    alias_of,
+    content_digest,
+    find_alias,
+    keep_output,
+    settle_from_store,
+)
+from gristmill.flows.store.runs import RunRecord, collect
+from gristmill.flows.store.store import StageFolder, Store
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.sources import Source
+
+Make = Callable[..., Runner]
+N = 3
+
+
+@pytest.fixture
+def upgraded(toy_runner: Make) -> Callable[..., Runner]:
+    """Runner of `first` and `second` with other versions of these stages, opened as a command opens a plan."""
+
+    def make(**versions: int) -> Runner:
+        runner = toy_runner(first={"n": N}, second={})
+        for name, version in versions.items():
+            node = runner.plan[name]
+            runner.plan[name] = replace(node, stage=replace(node.stage, version=version))
+        settled = settle_from_store(settle_plan(runner.plan, lambda node: node), runner.store, runner.name)
+        runner.plan.update(settled)
+        return runner
+
+    return make
+
+
+def run(runner: Runner) -> list[str]:
+    return [runner.run_stage(stage).how for stage in list(runner.plan)]
+
+
+def session_of(runner: Runner) -> Session:
+    manifest = Manifest(name="toy", sources={"a": Source(path="x")})
+    return Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
+
+
+def record_of(runner: Runner) -> RunRecord:
+    return session_of(runner).start_record()
+
+
+def test_later_stages_of_a_rebuilt_output_with_equal_bytes_are_reused(upgraded: Make) -> None:
+    before = upgraded()
+    assert run(before) == ["Completed", "Completed"]
+    after = upgraded(first=2)
+    assert run(after) == ["Completed", "Cached"]
+    assert after.plan["first"].fingerprint != before.plan["first"].fingerprint
+    assert after.plan["first"].identity == before.plan["first"].fingerprint
+    assert after.plan["second"].fingerprint == before.plan["second"].fingerprint
+    assert run(upgraded(first=2)) == ["Cached", "Cached"]
+    third = upgraded(first=3)
+    assert run(third) == ["Completed", "Cached"]
+    assert third.plan["first"].identity == before.plan["first"].fingerprint, "an alias of an alias names the first"
+
+
+def test_later_stages_of_a_rebuilt_output_with_another_byte_run_again(
+    upgraded: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = upgraded()
+    run(before)
+    monkeypatch.setenv("TOY_END", "\n")
+    after = upgraded(first=2)
+    assert run(after) == ["Completed", "Completed"]
+    assert after.plan["first"].alias == ""
+    assert after.plan["second"].fingerprint != before.plan["second"].fingerprint
+
+
+def test_an_interrupted_run_keeps_the_identity_that_was_committed(
+    upgraded: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(upgraded())
+    publish = StageFolder.publish
+
+    def killed(folder: StageFolder, content: bytes) -> bool:
+        raise KeyboardInterrupt
+
+    # The commit is decided, its manifest not yet written: whoever comes next publishes it.
+    monkeypatch.setattr(StageFolder, "publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        upgraded(first=2).run_stage("first")
+    monkeypatch.setattr(StageFolder, "publish", publish)
+    for lease in upgraded(first=2).folder("first").path.glob("lease/*.done"):
+        lease.unlink()
+    monkeypatch.setattr("gristmill.flows.store.lease.is_alive", lambda owner: False)
+    resumed = upgraded(first=2)
+    assert run(resumed) == ["Cached", "Cached"]
+    assert resumed.plan["first"].alias
+
+
+def test_a_second_host_that_waited_follows_the_identity(upgraded: Make) -> None:
+    run(upgraded())
+    one, two = upgraded(first=2), upgraded(first=2)
+    one.run_stage("first")
+    assert two.plan["second"].fingerprint != one.plan["second"].fingerprint
+    assert run(two) == ["Cached", "Cached"]
+    assert two.plan["second"].fingerprint == one.plan["second"].fingerprint
+
+
+def test_gc_keeps_the_output_that_an_alias_points_to(upgraded: Make) -> None:
+    old = upgraded()
+    run(old)
+    record_of(old).save()
+    new = upgraded(first=2)
+    record = record_of(new)
+    for stage in list(new.plan):
+        record.add(new.run_stage(stage))
+    assert record.content["stages"]["first"]["identity"] == old.plan["first"].fingerprint
+    assert record.content["stages"]["second"]["fingerprint"] == old.plan["second"].fingerprint
+    assert collect(new.store, keep_runs=1, delete=True) == []
+    assert old.folder("first").state() == "committed"
+    run(other := upgraded(first=4, second=2))
+    record_of(other).save()
+    (removed,) = [path for path, _ in collect(new.store, keep_runs=1, delete=False) if path.parent.name == "first"]
+    assert removed == new.folder("first").path, "the alias that no run names goes; what another alias names stays"
+
+
+def test_the_record_of_an_unfinished_run_names_the_outputs_behind_a_cut_off(upgraded: Make) -> None:
+    old = upgraded()
+    run(old)
+    new = upgraded(first=2)
+    record = record_of(new)
+    record.add(new.run_stage("first"))
+    assert record.content["stages"]["second"] == {"fingerprint": old.plan["second"].fingerprint}
+
+
+def test_a_forced_rerun_with_other_bytes_gets_an_identity_that_no_output_has(
+    upgraded: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = upgraded()
+    run(old)
+    new = upgraded(first=2)
+    run(new)
+    monkeypatch.setenv("TOY_END", "\n")
+    old.run_stage("first", force=True)
+    assert old.plan["first"].identity not in {old.plan["first"].fingerprint, new.plan["first"].fingerprint}
+    assert old.run_stage("second").how == "Completed"
+    assert run(upgraded(first=2)) == ["Cached", "Cached"]
+
+
+def test_plan_says_after_which_stage_a_run_may_be_cut_off(upgraded: Make) -> None:
+    run(upgraded())
+    rows = {row["stage"]: row for row in explain_plan(session_of(upgraded(first=2)))}
+    assert "cut_off_after" not in rows["first"]
+    assert rows["second"]["cut_off_after"] == "first"
+    assert all("cut_off_after" not in row for row in explain_plan(session_of(upgraded(first=2, second=2))))
+
+
+def test_an_output_is_kept_over_a_version_change_until_it_is_forced(upgraded: Make) -> None:
+    old = upgraded()
+    run(old)
+    session = session_of(upgraded(first=2))
+    session.keep(["first"])
+    kept = upgraded(first=2)
+    assert run(kept) == ["Cached", "Cached"]
+    record = record_of(kept)
+    assert record.content["stages"]["first"] == {
+        "fingerprint": old.plan["first"].fingerprint,
+        "kept": {"version": 1, "instead_of": 2},
+    }
+    assert explain_plan(session_of(kept))[0]["kept_version"] == 1
+    record.save()
+    assert collect(kept.store, keep_runs=1, delete=True) == []
+    assert run(upgraded(first=2)) == ["Cached", "Cached"]
+    session_of(again := upgraded(first=2)).forget_kept(["first"])
+    assert run(again) == ["Completed", "Cached"]
+
+
+def test_a_kept_output_that_is_gone_is_made_by_the_present_version(upgraded: Make) -> None:
+    old = upgraded()
+    run(old)
+    session_of(kept := upgraded(first=2)).keep(["first"])
+    (old.folder("first").data / "numbers.txt").unlink()
+    with pytest.raises(StageFailedError):
+        kept.run_stage("first")
+    assert run(upgraded(first=2))[0] == "Completed"
+
+
+def test_nothing_is_kept_of_other_settings_or_of_the_same_version(upgraded: Make, toy_runner: Make) -> None:
+    run(toy_runner(first={"n": N + 1}))
+    for version in (1, 2):
+        runner = upgraded(first=version)
+        with pytest.raises(NothingToKeepError):
+            keep_output(runner.plan["first"], runner.store, runner.name)
+
+
+def test_the_report_names_what_an_output_equals_and_which_version_made_a_kept_one() -> None:
+    stage = {"seconds": 1.0, "identity": "", "kept_version": None, "version": 3}
+    assert provenance(stage) == ""
+    assert "abcd" in provenance({**stage, "identity": "abcd"})
+    assert "version 2" in provenance({**stage, "kept_version": 2})
+
+
+def test_facts_of_a_report_have_the_identity(upgraded: Make) -> None:
+    old = upgraded()
+    run(old)
+    run(new := upgraded(first=2))
+    (first, _) = gather_facts(session_of(new))["stages"]
+    assert first["identity"] == old.plan["first"].fingerprint[:16]
+
+
+def test_the_digest_of_a_training_leaves_out_what_records_its_speed() -> None:
+    training = Stage("pretrain", 1, "m:run", launch="torchrun")
+    files = {name: {"bytes": 1, "sha256": name} for name in ("metrics.jsonl", "model/model.safetensors")}
+    faster = {**files, "metrics.jsonl": {"bytes": 1, "sha256": "faster"}}
+    other = {**files, "model/model.safetensors": {"bytes": 1, "sha256": "other"}}
+    digest = content_digest(files, training.timed_files)
+    assert content_digest(faster, training.timed_files) == digest
+    assert content_digest(other, training.timed_files) != digest
+    renamed = {"weights" if name.startswith("model") else name: entry for name, entry in files.items()}
+    assert content_digest(renamed, training.timed_files) != digest
+    assert content_digest(faster, Stage("mix", 1, "m:run").timed_files) != content_digest(files, frozenset())
+
+
+@pytest.mark.parametrize("location", ["{tmp_path}/store", "memory://early-cutoff"])
+def test_identities_are_committed_with_the_files_in_any_store(location: str, tmp_path: Path) -> None:
+    store = Store.at(location.format(tmp_path=tmp_path))
+    nodes = [Node(Stage("first", version, "m:first"), "", {}, {}) for version in (1, 2)]
+    nodes = [replace(node, fingerprint=node.own_fingerprint) for node in nodes]
+    for node in nodes:
+        folder = store.folder("first", "toy", node.fingerprint)
+        folder.begin({})
+        (folder.data / "a").write_bytes(b"a")
+        header = {"fingerprint": node.fingerprint, "started": node.stage.version}
+        folder.commit(header, {}, find_alias=lambda files, node=node: find_alias(store, node, files))
+    folders = [store.folder("first", "toy", node.fingerprint) for node in nodes]
+    assert [alias_of(folder) for folder in folders] == ["", nodes[0].fingerprint]
+    settled = settle_from_store({"first": nodes[1]}, store, "toy")
+    assert settled["first"].identity == nodes[0].fingerprint
