@@ -43,14 +43,15 @@ def print_warning(message: str) -> None:
     print_event({"event": "warning", "message": message})
 
 
-def print_failure(message: str, is_consequence: bool = False) -> None:
+def print_failure(message: str, is_consequence: bool = False, is_killed: bool = False) -> None:
     """Tell the parent process why this one ends: on a full disk nothing else can.
 
     Args:
         message: one sentence.
         is_consequence: whether another process has ended before, and this one for that alone.
+        is_killed: whether SIGKILL ended a process.
     """
-    print_event({"event": "failed", "message": message, "is_consequence": is_consequence})
+    print_event({"event": "failed", "message": message, "is_consequence": is_consequence, "is_killed": is_killed})
 
 
 class Following(Protocol):
@@ -81,6 +82,7 @@ class Context:
         options: Beam pipeline options for a runner other than `local`.
         shuffle: which way rows take between jobs (`dataprep/jobs/shuffled.py`): `files`, `engine`, or as the runner
             suggests if None.
+        worker_seconds: longest wait for the first worker of a cluster, and for the first task that one does.
         checkpoint_every: training steps between checkpoints.
         keep_checkpoints: how many checkpoints are kept.
         parallel: how a training is spread over its processes.
@@ -106,6 +108,7 @@ class Context:
     address: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     shuffle: str | None = None
+    worker_seconds: float = 60.0
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     parallel: Parallel = field(default_factory=Parallel)

@@ -48,6 +48,9 @@ _QUERY = re.compile(
 )
 """Signed links: X-Amz-Signature, X-Amz-Credential, X-Amz-Security-Token (S3), X-Goog-Signature (GCS), sig (Azure)."""
 _NAME = re.compile(rf"(?:^|[._-])(?:{_KEY}|{_TOKEN})$|(?:^|\.)token$", re.IGNORECASE)
+_HOOK = re.compile(r"(?:^|\.)notify$")
+"""Key of a URL whose path is the credential, as those of chat services' webhooks are."""
+_HOOK_PATH = re.compile(r"(https?://[^/\s]+/)\S+", re.IGNORECASE)
 _known: set[str] = set()
 
 
@@ -141,10 +144,18 @@ def mask_secrets(value: Any, name: str = "") -> Any:
         return value
     if _NAME.search(name):
         return MASK
-    key, equals, _ = value.partition("=")
+    if _HOOK.search(name):
+        return mask_text(_without_path(value))
+    key, equals, setting = value.partition("=")
+    if equals and _HOOK.search(key):
+        return mask_text(f"{key}={_without_path(setting)}")
     if equals and _NAME.search(key) and not re.search(r"[\s/?&]", key):
         return f"{key}={MASK}"
     return mask_text(value)
+
+
+def _without_path(hook: str) -> str:
+    return _HOOK_PATH.sub(rf"\1{MASK}", hook)
 
 
 def split_secrets(value: Any) -> tuple[Any, str | None]:

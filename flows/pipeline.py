@@ -38,7 +38,9 @@ from gristmill.flows.orchestration.reporting import (
 from gristmill.flows.orchestration.routing import run_elsewhere
 from gristmill.flows.report.ahead import drawing_ahead
 from gristmill.flows.running.fork_server import ForkServer
-from gristmill.flows.running.run import Observer, Runner, RunStoppedError
+from gristmill.flows.running.notify import notify
+from gristmill.flows.running.observers import Observers
+from gristmill.flows.running.run import Observer, Runner, RunStoppedError, StageFailedError
 from gristmill.flows.running.schedule import jobs_of, run_jobs
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.registry import LAST
@@ -83,7 +85,11 @@ def run_stage_elsewhere(stage: str, deployment: str) -> State:
     force = stage in own.force
     try:
         if force or own.runner.folder(stage).state() != "committed":
-            run_elsewhere(own.session, stage, deployment, force, own.runner.processes.check)
+            try:
+                run_elsewhere(own.session, stage, deployment, force, own.runner.processes.check)
+            except StageFailedError as error:
+                own.runner.observer.stage_failed(own.runner.plan[stage], mask_text(str(error)))
+                raise
         outcome = own.runner.run_stage(stage)
     except RunStoppedError:
         return _stopped()
@@ -179,7 +185,7 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
     draw_ahead = drawing_ahead(session)
 
     def finish(stage: str, future: Any) -> None:
-        record.add(future.result())
+        future.result()
         draw_ahead(stage)
 
     def start(stage: str, workers: int) -> Any:
@@ -194,7 +200,7 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
 
     try:
         with record.until_end(), server as forking:
-            runner = session.runner(observer, forking)
+            runner = session.runner(Observers(record, observer), forking)
             carried.set(Carried(session, runner, force))
             run_jobs(
                 jobs_of(session.plan, stages, runner.engine),
@@ -208,7 +214,7 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
         raise TerminationSignal(signal.SIGTERM) from None
     finally:
         observer.close()
-        publish_run(session, record)
+        notify(session, record, publish_run(session, record))
     return str(record.folder)
 
 

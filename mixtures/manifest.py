@@ -32,7 +32,7 @@ from gristmill.mixtures.prepare import STEP_SECTIONS, Step, name_steps
 from gristmill.mixtures.reinforcement import Reward, Rl
 from gristmill.mixtures.scaling.dial import take_dial
 from gristmill.mixtures.scaling.merging import Merge, merged_steps
-from gristmill.mixtures.section import NAME_PATTERN, Positive, Section
+from gristmill.mixtures.section import NAME_PATTERN, Positive, PositiveFloat, Section
 from gristmill.mixtures.sources import Ingest, Source, TokenSource
 from gristmill.mixtures.steps.made_examples import MadeExamples
 from gristmill.mixtures.tokenizer import Tokenizer
@@ -83,6 +83,12 @@ class Engine(Section):
     memory."""
     workers: Positive = 2
     """Parallel workers of the local runner; a cluster has its own."""
+    worker_seconds: PositiveFloat = 60.0
+    """Longest wait for the first worker of a cluster, and for the first task that one does. More where workers start
+    from an image that is pulled first, which takes minutes."""
+    retries: Annotated[int, Field(ge=0)] = 1
+    """Further attempts at a stage that was lost to SIGKILL, by which Linux ends what is out of memory: its own
+    process, a worker of the local runner, or a rank of a training. Each resumes where the last one stopped."""
     ranks: Positive = 1
     """Training processes, on all nodes together: where there are GPUs, one for each that is to be used."""
     nodes: Positive = 1
@@ -113,6 +119,12 @@ class Engine(Section):
     """Log trainings to trackio too; not if absent."""
     profile: Profile | None = None
     """Trace some steps of trainings; not if absent."""
+    notify: str | None = None
+    """A command, or a URL at http:// or https://, that hears of the end of each run: the command on its standard input,
+    the URL by POST, as JSON with `text` (which Slack and Mattermost show), `state` (`completed`, `failed`,
+    `interrupted`), `message`, `seconds`, `report` and the stages. Variables of the environment are put in (`$NAME`), so
+    that the URL of a webhook, which is a credential, need not stand in the manifest. Whatever goes wrong with it is a
+    warning."""
 
     @model_validator(mode="after")
     def _fits_the_runner(self) -> Engine:

@@ -70,7 +70,7 @@ def run(options: list[str]) -> None:
     except ChildFailedError as error:
         for rank, failure in sorted(error.failures.items()):
             if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # by which torchrun ends the others
-                print_failure(killed(rank, -failure.exitcode))
+                print_failure(killed(rank, -failure.exitcode), is_killed=failure.exitcode == -signal.SIGKILL)
         raise
 
 

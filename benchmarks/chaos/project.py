@@ -82,7 +82,7 @@ rl:
 evaluate: {prompts: ["The river"], max_new_tokens: 4}
 export:
 documents: {format: parquet}
-engine: {workers: 2, ranks: 2, checkpoint_every: 3, permanent_every: 3}
+engine: {workers: 2, ranks: 2, checkpoint_every: 3, permanent_every: 3, retries: 0}
 """
 
 

@@ -38,7 +38,7 @@ BEGIN = """(lambda modules, made: modules.get(name) or
 )(__import__("sys").modules, __import__("types").ModuleType(name)).Carried(text, name, job)"""
 """Makes a `Carried` of what it was pickled with: this text becomes a module, once in a process."""
 ANSWER_SECONDS = 40.0
-"""For the store to give the package; less than a cluster has for its first task (`on_cluster.WORKER_SECONDS`)."""
+"""For the store to give the package; less than a cluster has for its first task (`engine.worker_seconds`)."""
 REFUSES = "the worker "
 """What the errors of one that cannot begin are known by."""
 _lock = threading.Lock()

@@ -21,6 +21,10 @@ class WorkerError(RuntimeError):
     """The workers of a job failed it: one died, or none could be reached."""
 
 
+class KilledWorkerError(WorkerError):
+    """SIGKILL ended a worker, most likely for want of memory."""
+
+
 class TaskError(RuntimeError):
     """A task raised an error whose own type cannot carry a message that names the task."""
 

@@ -20,8 +20,6 @@ from gristmill.dataprep.jobs.errors import WorkerError, failure_path, own_error,
 from gristmill.dataprep.jobs.pool import Element
 from gristmill.dataprep.jobs.runner import GroupWork, Receive, run_there
 
-WORKER_SECONDS = 60.0
-"""How long a cluster that is still starting may have no worker that takes a task."""
 ATTEMPTS = 2
 """How often a runner may give up a job without having finished one more task."""
 STARTS_MACHINES = ("dataflow", "DataflowRunner")
@@ -47,15 +45,15 @@ def meet_workers(context: Context) -> None:
     context.work.mkdir(parents=True, exist_ok=True)
     try:
         write_json(question, token, durable=False)
-        seconds = None if context.runner in STARTS_MACHINES else WORKER_SECONDS
+        seconds = None if context.runner in STARTS_MACHINES else context.worker_seconds
         run_there(
             "probe", context, partial(answer_probe, str(question), str(answer)), [[("probe", token)]], seconds=seconds
         )
         answered = answer.exists() and read_json(answer) == token
     except TimeoutError as error:
         raise WorkerError(
-            f"{cluster}: no worker has done a task after {WORKER_SECONDS:g} s; start some, or see their "
-            "log for why they do not come"
+            f"{cluster}: no worker has done a task after {context.worker_seconds:g} s (engine.worker_seconds); start "
+            "some, or see their log for why they do not come"
         ) from error
     except Exception as error:
         said = REFUSAL.findall(str(error))

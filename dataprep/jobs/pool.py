@@ -24,7 +24,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from gristmill.dataprep.jobs.errors import WorkerError
+from gristmill.dataprep.jobs.errors import KilledWorkerError, WorkerError
 from gristmill.dataprep.processes import ONE_THREAD, end_with_parent
 
 Element = tuple[str, Mapping[str, Any]]
@@ -160,7 +160,8 @@ class Worker:
         except (EOFError, OSError):
             self._process.join(CLOSE_SECONDS)
             self._reader.join(timeout=1)
-            raise WorkerError(self._describe_death()) from None
+            is_killed = self._process.exitcode == -signal.SIGKILL
+            raise (KilledWorkerError if is_killed else WorkerError)(self._describe_death()) from None
 
     def close(self) -> None:
         """Let it end, which has nothing to do."""

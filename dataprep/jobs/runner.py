@@ -46,8 +46,6 @@ BEAM_NAMES = {
 }
 CONNECT_SECONDS = 15
 """For a Dask scheduler to answer."""
-FIRST_WORKER_SECONDS = 60
-"""How long a Dask cluster that is still starting may have no worker."""
 ENDED = ("DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED")
 """States of Beam's in which a job changes no more."""
 POLL_SECONDS = 0.05
@@ -110,7 +108,7 @@ def run_there(
         runner, options = LOCAL_OPTIONS["runner"], LOCAL_OPTIONS
     if runner == "dask":
         options = dask_options(context.address, len(groups), options)
-        check_cluster(options)
+        check_cluster(options, context.worker_seconds)
     endpoint = options.get("job_endpoint")
     if endpoint not in (None, EMBEDDED):
         check_job_server(endpoint, float(options.get("job_server_timeout", ANSWER_SECONDS)))
@@ -140,7 +138,7 @@ def on_spark(context: Context) -> Any:
 
     from gristmill.dataprep.jobs.spark import ChainRunner
 
-    return without_folder(Pipeline(runner=ChainRunner(str(context.address), context.options)))
+    return without_folder(Pipeline(runner=ChainRunner(str(context.address), context.options, context.worker_seconds)))
 
 
 def _do_all(stage: str, pool: Pool, work: Work, elements: Sequence[Element], _impulse: bytes) -> Iterator[None]:
@@ -357,11 +355,12 @@ def dask_options(address: str | None, num_tasks: int, options: Mapping[str, Any]
     return {**found, "dask_npartitions": num_tasks, **options}
 
 
-def check_cluster(options: Mapping[str, Any]) -> None:
+def check_cluster(options: Mapping[str, Any], worker_seconds: float) -> None:
     """Raise WorkerError unless the scheduler answers and has a worker, or gets one soon.
 
     Args:
         options: with `dask_client_address` or `dask_scheduler_file`.
+        worker_seconds: longest wait for the first worker.
     """
     try:
         from distributed import Client
@@ -380,11 +379,11 @@ def check_cluster(options: Mapping[str, Any]) -> None:
         ) from error
     with client:
         try:
-            client.wait_for_workers(1, timeout=FIRST_WORKER_SECONDS)
+            client.wait_for_workers(1, timeout=worker_seconds)
         except TimeoutError as error:
             raise WorkerError(
-                f"the Dask scheduler at {where} has no worker after {FIRST_WORKER_SECONDS} s; start some with "
-                f"`dask worker {where}`"
+                f"the Dask scheduler at {where} has no worker after {worker_seconds:g} s (engine.worker_seconds); start "
+                f"some with `dask worker {where}`"
             ) from error
 
 

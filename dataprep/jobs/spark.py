@@ -30,8 +30,6 @@ from gristmill.dataprep.jobs.carried import carry
 from gristmill.dataprep.jobs.chain import Chain, as_metrics, do_steps, read_chain
 from gristmill.dataprep.jobs.errors import WorkerError
 
-FIRST_WORKER_SECONDS = 60
-"""How long a cluster that is still starting may have no executor."""
 CONNECT_SECONDS = 15
 """For a master to answer."""
 HERE = ("127.0.0.1", "localhost", "local")
@@ -47,11 +45,12 @@ class ChainRunner(PipelineRunner):  # type: ignore[misc]
     Args:
         master: the cluster, in Spark's words: `spark://host:7077`, `local-cluster[2,1,1024]`, `yarn`, ...
         options: Spark's configuration, `spark.executor.memory` and the like.
+        worker_seconds: longest wait for the first executor.
     """
 
-    def __init__(self, master: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, master: str, options: Mapping[str, Any], worker_seconds: float) -> None:
         super().__init__()
-        self._master, self._options = master, options
+        self._master, self._options, self._worker_seconds = master, options, worker_seconds
 
     def run_pipeline(self, pipeline: Any, options: Any) -> Result:
         """Run a pipeline to its end.
@@ -60,7 +59,7 @@ class ChainRunner(PipelineRunner):  # type: ignore[misc]
             WorkerError: the cluster does not answer, has no executor, or gave up.
         """
         chain = read_chain(pipeline)
-        session = connect(self._master, self._options)
+        session = connect(self._master, self._options, self._worker_seconds)
         return Result(run_chain(session, chain))
 
 
@@ -125,11 +124,11 @@ def _reason(text: str) -> str:
 _session: list[tuple[str, Any]] = []
 
 
-def connect(master: str, options: Mapping[str, Any]) -> Any:
+def connect(master: str, options: Mapping[str, Any], worker_seconds: float) -> Any:
     """Spark's context for a cluster, with an executor: the one of this process, where it has one for this cluster.
 
     Raises:
-        WorkerError: no master answers, or it has no executor after FIRST_WORKER_SECONDS.
+        WorkerError: no master answers, or it has no executor after `worker_seconds`.
         MissingEngineError: there is no Spark on this machine.
     """
     key = f"{master} {sorted(options.items())}"
@@ -155,7 +154,7 @@ def connect(master: str, options: Mapping[str, Any]) -> Any:
             signal.signal(signal.SIGINT, heard)  # Spark's own way outlives the connection, and fails then
     session.pythonExec = str(options.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON", sys.executable))
     _session.append((key, session))
-    wait_for_executor(session, master)
+    wait_for_executor(session, master, worker_seconds)
     return session
 
 
@@ -227,14 +226,14 @@ def check_master(master: str) -> None:
         raise WorkerError(f"no Spark master answers at {master} ({failure}); start one, or correct engine.address")
 
 
-def wait_for_executor(session: Any, master: str) -> None:
+def wait_for_executor(session: Any, master: str, worker_seconds: float) -> None:
     """Raise WorkerError where a cluster gives no executor; Spark itself would wait for ever."""
-    deadline = time.monotonic() + FIRST_WORKER_SECONDS
+    deadline = time.monotonic() + worker_seconds
     while not re.match(r"local(\[|$)", master) and session._jsc.sc().getExecutorMemoryStatus().size() < 2:  # itself
         if time.monotonic() > deadline:
             close()
             raise WorkerError(
-                f"Spark at {master} has no worker after {FIRST_WORKER_SECONDS} s that gives this job an "
-                "executor; start some, or ask for less (spark.executor.memory, spark.executor.cores)"
+                f"Spark at {master} has no worker after {worker_seconds:g} s (engine.worker_seconds) that gives this job "
+                "an executor; start some, or ask for less (spark.executor.memory, spark.executor.cores)"
             )
         time.sleep(0.1)

@@ -342,7 +342,8 @@ def takedown(
         written = None if dry else write_takedown(session, found)
     except (TraceError, TakedownError, ManifestTextError) as error:
         fail(str(error), EXIT_USAGE)
-    command = "" if written is None else session.command("run").replace(manifest, written["manifest"])
+    successor = None if written is None else written["manifest"]
+    command = "" if successor is None else session.command("run").replace(manifest, successor)
     if as_json:
         print_json({**found, "written": written, "command": command or None})
         return

@@ -38,6 +38,23 @@ class ReportForm(StrEnum):
     md = "md"
 
 
+class LogFormat(StrEnum):
+    """Form of what a run prints while it runs."""
+
+    text = "text"
+    json = "json"
+
+
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        help="json: every line is a JSON object with time, level and event, for a log collector.",
+        envvar="GRISTMILL_LOG_FORMAT",
+    ),
+]
+
+
 @app.command()
 def run(
     manifest: ManifestArgument,
@@ -68,6 +85,7 @@ def run(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which stages would run, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")] = False,
+    log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Run a manifest: what is committed is reused, what is unfinished is resumed."""
     from gristmill.flows.running.stage_server import early_server
@@ -103,7 +121,16 @@ def run(
         refuse_without_libraries(session, list(session.plan), force or [])
         from gristmill.flows.running.launch import launch
 
-        raise typer.Exit(launch(session, list(session.plan), frozenset(force or []), tracked=not no_ui, summarise=True))
+        raise typer.Exit(
+            launch(
+                session,
+                list(session.plan),
+                frozenset(force or []),
+                tracked=not no_ui,
+                summarise=True,
+                json_lines=log_format is LogFormat.json,
+            )
+        )
 
 
 @app.command()
@@ -114,6 +141,7 @@ def stage(
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
+    log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Run one stage; the stages before it must be committed."""
     from gristmill.flows.running.launch import launch
@@ -121,7 +149,16 @@ def stage(
     session = open_or_exit(manifest, set_, store, until=name, exactly=True, allow_code=True)
     refuse_force_on_hosts(session, force)
     refuse_without_libraries(session, [name], [name] if force else [])
-    raise typer.Exit(launch(session, [name], frozenset([name] if force else []), tracked=not no_ui, summarise=False))
+    raise typer.Exit(
+        launch(
+            session,
+            [name],
+            frozenset([name] if force else []),
+            tracked=not no_ui,
+            summarise=False,
+            json_lines=log_format is LogFormat.json,
+        )
+    )
 
 
 def refuse_without_libraries(session: Session, stages: list[str], force: list[str]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
-from gristmill.flows.cli.application import EXIT_STAGE_FAILED, EXIT_USAGE, app, fail
+from gristmill.flows.cli.application import EXIT_STAGE_FAILED, EXIT_USAGE, StoreOption, app, fail, open_store
 from gristmill.flows.cli.completion import complete_manifest
 
 ManifestsArgument = Annotated[
@@ -63,15 +64,19 @@ def up(
             envvar="GRISTMILL_DATABASE",
         ),
     ] = None,
+    store: StoreOption = None,
 ) -> None:
-    """Start the Prefect server with its UI on this machine, and serve the deployments."""
+    """Start the Prefect server with its UI on this machine, and serve the deployments, and metrics of a store's runs."""
     require_prefect()
     from gristmill.flows.orchestration.server_settings import DatabaseError
     from gristmill.flows.orchestration.serving import NoServerError, PortTakenError, up_and_serve
 
     check_manifests(manifests or [])
+    opened = open_store(store)
+    if store is not None:  # the runs that are started in Prefect's UI
+        os.environ["GRISTMILL_STORE"] = store
     try:
-        up_and_serve(port, limit, database, manifests or [])
+        up_and_serve(port, limit, opened, database, manifests or [])
     except (DatabaseError, PortTakenError) as error:
         fail(str(error), EXIT_USAGE)
     except NoServerError as error:

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gristmill.dataprep.secrets import mask_text
@@ -183,10 +184,11 @@ def _refusals() -> tuple[type[Exception], ...]:
     )
 
 
-def publish_run(session: Session, record: RunRecord) -> None:
-    """Write the run's report, and show its summary and a link to it in the UI."""
+def publish_run(session: Session, record: RunRecord) -> Path | None:
+    """Write the run's report, and show its summary and a link to it in the UI; returns the report, if it is there."""
     from gristmill.flows.report.page import write_report
 
+    report = None
     try:
         report = write_report(session, record)
         link = report_link(report)
@@ -202,3 +204,4 @@ def publish_run(session: Session, record: RunRecord) -> None:
             )
     except Exception as error:  # noqa: BLE001 - a report that cannot be drawn must not fail the run that it is about
         log.warning("the report could not be finished: %s: %s", type(error).__name__, error)
+    return report

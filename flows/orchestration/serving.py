@@ -10,14 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import cast
 
 from gristmill.dataprep.processes import end_session, end_with_parent
+from gristmill.dataprep.secrets import mask_text
+from gristmill.flows.orchestration.run_metrics import metrics_text
 from gristmill.flows.orchestration.server_settings import (
     CLIENT_VARIABLE,
     DATABASE_VARIABLE,
@@ -39,7 +42,8 @@ from gristmill.flows.orchestration.sign_in import (
     pages_of,
 )
 from gristmill.flows.orchestration.tracking import LOCAL_API, answers, apply_default_settings, find_api, is_ready
-from gristmill.flows.report.report_links import VARIABLE, serve_reports
+from gristmill.flows.report.report_links import VARIABLE, metrics_link, serve_reports
+from gristmill.flows.store.store import Store
 
 SERVER_START_SECONDS = 120.0
 POLL_SECONDS = 0.5
@@ -180,8 +184,10 @@ class Supervised:
         print(f"{self.role} ended with code {self.process.returncode}; starting it again", flush=True)
 
 
-def up_and_serve(port: int, limit: int, database: str | None = None, manifests: Sequence[str] = ()) -> None:
-    """Start a Prefect server on the loopback address, and serve the deployments and the reports.
+def up_and_serve(
+    port: int, limit: int, store: Store, database: str | None = None, manifests: Sequence[str] = ()
+) -> None:
+    """Start a Prefect server on the loopback address, and serve the deployments, the reports and metrics.
 
     The first two are processes of their own, so that an interrupt of this one ends them in order, whatever they are
     doing. Reports have the port above the server's, so that links to them outlast this process.
@@ -189,6 +195,7 @@ def up_and_serve(port: int, limit: int, database: str | None = None, manifests: 
     Args:
         port: of the server.
         limit: flow runs at the same time.
+        store: whose runs the metrics are of.
         database: URL of a PostgreSQL database for the server; a file in Prefect's folder (SQLite) if absent.
         manifests: as `serve_deployments` takes them.
 
@@ -200,7 +207,7 @@ def up_and_serve(port: int, limit: int, database: str | None = None, manifests: 
     apply_default_settings(quiet_console=False)
     api = f"http://127.0.0.1:{port}/api"
     password = server_password()
-    reports = take_ports(port, password)
+    reports = take_ports(port, password, partial(metrics_text, store))
     records = check_database(database)
     # The flows' processes inherit this environment, and need no password of the database's.
     os.environ.pop(DATABASE_VARIABLE, None)
@@ -220,7 +227,9 @@ def up_and_serve(port: int, limit: int, database: str | None = None, manifests: 
         if not wait_for_answer(api, [child.process for child in children], stopping):
             return
         add_sign_in_page()
-        print(*how_to_open(port, password), *([records] if records else []), sep="\n", flush=True)
+        address = metrics_link(f"http://127.0.0.1:{port + 1}", password)
+        metrics = f"Metrics for Prometheus, of the runs in {mask_text(str(store.root))}: {address}"
+        print(*how_to_open(port, password), metrics, *([records] if records else []), sep="\n", flush=True)
         links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
         children.append(Supervised("deployments", limit, links, None, manifests))
         while not stopping.wait(POLL_SECONDS):
@@ -233,14 +242,15 @@ def up_and_serve(port: int, limit: int, database: str | None = None, manifests: 
         reports.server_close()
 
 
-def take_ports(port: int, password: str) -> ThreadingHTTPServer:
-    """Serve the reports at the port above a server's, after a look at whether that one is free.
+def take_ports(port: int, password: str, metrics: Callable[[], bytes]) -> ThreadingHTTPServer:
+    """Serve the reports and the metrics at the port above a server's, after a look at whether that one is free.
 
     No two `up` of one port get beyond this, however soon one follows the other.
 
     Args:
         port: of Prefect's server.
         password: of Prefect's server, with which links to reports are signed.
+        metrics: makes the text for Prometheus.
 
     Raises:
         PortTakenError: one of the two ports is in use.
@@ -251,7 +261,7 @@ def take_ports(port: int, password: str) -> ThreadingHTTPServer:
         except OSError as error:
             raise PortTakenError(why_taken(number, port)) from error
     try:
-        return serve_reports(port + 1, password)
+        return serve_reports(port + 1, password, metrics)
     except OSError as error:
         raise PortTakenError(why_taken(port + 1, port)) from error
 

@@ -122,6 +122,13 @@ class WindowObserver(ABC):
         self.show_line(node.name, f"{node.name}: {outcome.how} in {outcome.seconds:.1f} s{note}: {outcome.folder.path}")
         self.show_outcome(outcome)
 
+    def stage_failed(self, node: Node, message: str) -> None:
+        """See Observer."""
+        if self._inner is not None:
+            self._inner.stage_failed(node, message)
+        self._say_held_back(node.name)
+        self.show_line(node.name, message, logging.ERROR)
+
     def _window(self, stage: str) -> StageWindow:
         return self._windows.setdefault(stage, StageWindow())
 

@@ -97,6 +97,9 @@ class ShardClock:
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """See Observer."""
 
+    def stage_failed(self, node: Node, message: str) -> None:
+        """See Observer."""
+
 
 def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_SECONDS) -> dict[str, Any]:
     """Run the preparing stages on two samples and extrapolate.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,9 +34,10 @@ from gristmill.flows.python.notebook import framed, html_table
 from gristmill.flows.questions.compare import find_run, stages_of
 from gristmill.flows.questions.status import duration, run_state
 from gristmill.flows.running.session import Session
-from gristmill.flows.stages.plan import Node, Plan, UnknownStageError
+from gristmill.flows.stages.plan import Node, Plan, UnknownStageError, add_later_stages
 from gristmill.flows.stages.registry import PRETRAIN, STAGES, TOKENIZE
 from gristmill.flows.store import store as outputs
+from gristmill.flows.store.identities import settle_node
 from gristmill.mixtures import manifest as schema
 from gristmill.mixtures.load import check_manifest
 from gristmill.mixtures.yaml_text import did_you_mean
@@ -204,7 +205,7 @@ class Run:
         """
         from gristmill.flows.questions.explain import history
 
-        return explanation(history(self._session, document, text))
+        return explanation(history(self._whole, document, text))
 
     def trace(self, step: int, stage: str = PRETRAIN, rank: int | None = None) -> StepTrace:
         """What a training step read.
@@ -219,7 +220,7 @@ class Run:
         """
         from gristmill.flows.questions.trace import trace_step
 
-        return answer(StepTrace, trace_step(self._session, step, stage, rank))
+        return answer(StepTrace, trace_step(self._whole, step, stage, rank))
 
     def trace_document(self, document: str) -> DocumentTrace:
         """Which training steps read a document, or an example of a tuning.
@@ -232,7 +233,7 @@ class Run:
         """
         from gristmill.flows.questions.trace import trace_document
 
-        return answer(DocumentTrace, trace_document(self._session, document))
+        return answer(DocumentTrace, trace_document(self._whole, document))
 
     def trace_text(self, text: str) -> TextTrace:
         """Which passages of a text stand word for word in the training rows, from which documents, and who read them.
@@ -245,7 +246,7 @@ class Run:
         """
         from gristmill.flows.questions.trace_text import trace_text
 
-        return answer(TextTrace, trace_text(self._session, text))
+        return answer(TextTrace, trace_text(self._whole, text))
 
     def search(self, text: str, by: Literal["meaning", "words"] | None = None, limit: int = 10) -> SearchHits:
         """The documents that a text is about, kept or not: the nearest in meaning, and those with its words.
@@ -296,6 +297,13 @@ class Run:
     @cached_property
     def _session(self) -> Session:
         return self._given or session_of_record(self._store, self._record)
+
+    @cached_property
+    def _whole(self) -> Session:
+        """With the stages behind the last one of the run: what a training reads is known before it is trained."""
+        session = self._session
+        settle = partial(settle_node, store=session.store, name=session.manifest.name)
+        return replace(session, plan=add_later_stages(session.plan, session.manifest, settle))
 
     def _folder(self, stage: str) -> outputs.StageFolder:
         return self._store.folder(stage, self._record["name"], self._record["stages"][stage]["fingerprint"])

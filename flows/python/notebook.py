@@ -100,6 +100,10 @@ class NotebookObserver:
         took = "" if outcome.how == "Cached" else duration(outcome.seconds)
         self._show(node, outcome.how.lower(), took, outcome.note)
 
+    def stage_failed(self, node: Node, message: str) -> None:
+        """See Observer."""
+        self._show(node, "failed", message.splitlines()[0].removeprefix(f"{node.name}: "))
+
     def stop_bar(self) -> None:
         """Say of what still runs that it was ended."""
         with self._lock:

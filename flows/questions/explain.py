@@ -29,7 +29,7 @@ from gristmill.flows.questions.find_documents import (
 )
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console, visible
-from gristmill.flows.stages.registry import MIX
+from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.sources import IMPORTED, INGEST
 from gristmill.tokenize.importing.corpora import corpora, decoded_text
 
@@ -327,7 +327,7 @@ def steps_that_read(session: Session, rows: np.ndarray) -> list[int]:
     """The pre-training steps, counted from 1, that read any of these rows."""
     from gristmill.flows.questions.training_reads import reading_of
 
-    if session.manifest.pretrain is None:
+    if PRETRAIN not in session.plan:
         return []
     return list(reading_of(session).steps_that_read(np.unique(rows)))
 

@@ -41,6 +41,7 @@ from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.steps.made_examples import output_name
 from gristmill.mixtures.yaml_text import why_unreadable
 from gristmill.tokenize.importing.corpora import corpus_shards
+from gristmill.tokenize.packed import PackedSet
 
 TAKEN_DOWN = "documents.ids"
 SHOWN_NAMES = 3
@@ -161,7 +162,7 @@ def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> di
     """What holds some documents, and which checkpoints know them.
 
     Args:
-        session: the opened manifest; its mixture must be packed.
+        session: the opened manifest; if it trains, its mixture must be packed.
         wanted: ids, locators and addresses.
         with_duplicates: take their near-duplicates down too.
 
@@ -174,12 +175,12 @@ def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> di
         `models` (trainings that are affected, and later stages that were made from these).
 
     Raises:
-        TraceError: nothing is trained by this manifest, or its mixture is not packed.
+        TraceError: the mixture that this manifest trains on is not packed.
         TakedownError: none of the documents, or prompts, is there.
     """
     inputs = committed_inputs(session, session.plan)
-    # A manifest that begins with a model may have examples that one has written, and no documents.
-    reading = None if PRETRAIN not in session.plan and session.manifest.examples else reading_of(session)
+    reading = reading_of(session) if PRETRAIN in session.plan else None
+    packed = PackedSet(inputs[MIX]) if MIX in inputs else None
     found, not_found = _documents(inputs, wanted)
     known = {one for one, _ in in_sets(session, [bytes.fromhex(one) for one in not_found if _is_id(one)])}
     not_found = [one for one in not_found if not _is_id(one) or bytes.fromhex(one) not in known]
@@ -191,7 +192,7 @@ def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> di
     family = descendants(inputs, {*gone, *known})
     children, _ = _documents(inputs, sorted(one.hex() for one in family))
     excluded, examples = {**gone, **children}, in_sets(session, {*known, *gone, *family})
-    rows, held_out = _rows_of(reading, list(excluded))
+    rows, held_out = _rows_of(packed, list(excluded))
     first = min(reading.steps_that_read(rows), default=None) if reading is not None and len(rows) else None
     ids = sorted(one.hex() for one in {*excluded, *(one for one, _ in examples)})
     told = forget_answers(session.store.root / ANSWERS, ids, remove=False)
@@ -205,7 +206,7 @@ def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> di
         "answers": told["answers"],
         "unknown_answers": told["unknown"],
         "document_shards": sorted({entry["shard"] for entry in excluded.values()}),
-        "packed_shards": [] if reading is None or reading.packed is None else reading.packed.shards_of(rows),
+        "packed_shards": [] if packed is None else packed.shards_of(rows),
         "rows": rows.tolist(),
         "validation_rows": {source: numbers.tolist() for source, numbers in held_out.items() if len(numbers)},
         **_state_of_training(session, reading, first, {name for _, name in examples}),
@@ -217,11 +218,10 @@ def _documents(inputs: Mapping[str, Path], wanted: Sequence[str]) -> tuple[dict[
     return find_documents(inputs, wanted) if INGEST in inputs and wanted else ({}, list(wanted))
 
 
-def _rows_of(reading: Reading | None, documents: Sequence[bytes]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _rows_of(packed: PackedSet | None, documents: Sequence[bytes]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The training rows that hold some documents, and the held-out ones by source."""
-    if reading is None or reading.packed is None:
+    if packed is None:
         return np.zeros(0, np.int64), {}
-    packed = reading.packed
     return (
         np.unique(packed.rows_of_documents(documents)["row"].to_numpy()),
         {
@@ -283,10 +283,11 @@ def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]
     forget what models have answered about them.
 
     `NAME-takedown.ids` and `NAME-takedown.yaml` lie beside the manifest; the checkpoint is linked (or copied) to
-    STORE/takedown, where no training deletes it.
+    STORE/takedown, where no training deletes it. A manifest that mixes nothing and makes no examples of them has no key
+    for the list: it gets no successor.
 
     Returns:
-        `manifest`, `list`, and `checkpoint` (None where training has to start over).
+        `manifest` (or None), `list`, and `checkpoint` (None where training has to start over).
 
     Raises:
         TakedownError: a file is there already that says something else.
@@ -302,14 +303,15 @@ def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]
     values |= {("examples", name, "exclude"): listed.name for name in sets}
     if checkpoint is not None:
         values[PRETRAIN, "continue_from"] = str(checkpoint)
-    text = set_keys(manifest_file(file).read_text(encoding="utf-8"), values)
+    text = set_keys(manifest_file(file).read_text(encoding="utf-8"), values) if values else None
     write_once(listed, "".join(f"{one}\n" for one in ids))
-    parse_manifest(text, str(manifest))
-    write_once(manifest, text)
+    if text is not None:
+        parse_manifest(text, str(manifest))
+        write_once(manifest, text)
     _remember(session.store.root, found["excluded"])
     forget_answers(session.store.root / ANSWERS, found["excluded"], remove=True)
     return {
-        "manifest": str(manifest),
+        "manifest": None if text is None else str(manifest),
         "list": str(listed),
         "checkpoint": None if checkpoint is None else str(checkpoint),
     }

@@ -141,7 +141,7 @@ def trace_document(session: Session, wanted: str) -> dict[str, Any]:
         "copies": mix["copies"],
         "rows": mix["rows"],
     }
-    if mix["use"] == "trained" and session.manifest.pretrain is not None:
+    if mix["use"] == "trained" and PRETRAIN in session.plan:
         traced |= describe_reading(reading_of(session), mix["rows"])
     return traced
 

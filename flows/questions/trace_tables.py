@@ -257,7 +257,13 @@ def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, 
     if written is None:
         return
     begin = "starts over" if written["checkpoint"] is None else f"resumes from step {found['last_clean']}"
-    console.print(Text(f"without them training {begin}: {command}", style="green"))
+    if not command:
+        sentence = f"their ids are in {written['list']}; remove their texts from the sources, and run again"
+    elif found["steps_done"]:
+        sentence = f"without them training {begin}: {command}"
+    else:
+        sentence = f"continue without them: {command}"
+    console.print(Text(sentence, style="green"))
 
 
 def print_comparison(names: Sequence[str], found: Mapping[str, Any]) -> None:

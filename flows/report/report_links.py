@@ -2,15 +2,17 @@
 
 `gristmill up` serves them on the loopback address, beside Prefect. Every link is signed with the password of the server,
 because all users of a machine reach its loopback address. Nothing is served but `report.html` of a folder that is a
-run's.
+run's, and metrics of the runs for Prometheus.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import threading
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +24,11 @@ from gristmill.dataprep.files import as_path
 from gristmill.flows.orchestration.server_settings import server_password
 from gristmill.flows.report.parts import content_policy
 
+METRICS = "metrics"
+"""The path of the metrics behind their signature."""
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' text format."""
+log = logging.getLogger("gristmill.reports")
 VARIABLE = "GRISTMILL_REPORTS_URL"
 """Where runs find the address of the server of reports; `up` sets it."""
 
@@ -35,36 +42,43 @@ def report_link(report: Path) -> str | None:
     return f"{base.rstrip('/')}/{signature(path, server_password())}/{quote(path, safe='')}"
 
 
+def metrics_link(base: str, password: str) -> str:
+    """The address of the metrics for Prometheus, of the server at `base`."""
+    return f"{base}/{signature(METRICS, password)}/{METRICS}"
+
+
 def signature(path: str, password: str) -> str:
     """The part of a link that only this server's user can compute; always the same, as links outlast the server."""
     return hmac.new(password.encode(), path.encode(), hashlib.sha256).hexdigest()
 
 
-def serve_reports(port: int, password: str) -> ThreadingHTTPServer:
-    """Serve reports on a port of the loopback address, on a thread of its own, until `shutdown`.
+def serve_reports(port: int, password: str, metrics: Callable[[], bytes]) -> ThreadingHTTPServer:
+    """Serve reports and metrics on a port of the loopback address, on a thread of its own, until `shutdown`.
 
     Args:
         port: to listen on.
         password: that links are signed with.
+        metrics: makes the text for Prometheus.
 
     Raises:
         OSError: the port is taken.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", port), partial(ReportHandler, password))
+    server = ThreadingHTTPServer(("127.0.0.1", port), partial(ReportHandler, password, metrics))
     threading.Thread(target=server.serve_forever, daemon=True, name="reports").start()
     return server
 
 
 class ReportHandler(BaseHTTPRequestHandler):
-    """Answers `GET /SIGNATURE/PATH`, where PATH is a report's path, quoted.
+    """Answers `GET /SIGNATURE/PATH`, where PATH is a report's path, quoted, and `GET /SIGNATURE/metrics`.
 
     Args:
         password: that links are signed with.
+        metrics: makes the text for Prometheus.
         arguments: of the base class.
     """
 
-    def __init__(self, password: str, *arguments: Any) -> None:
-        self._password = password
+    def __init__(self, password: str, metrics: Callable[[], bytes], *arguments: Any) -> None:
+        self._password, self._metrics = password, metrics
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
@@ -78,6 +92,9 @@ class ReportHandler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(signed.encode(), signature(path, self._password).encode()):
             self.send_error(HTTPStatus.FORBIDDEN, "follow the link to a report from the page of its run")
             return
+        if path == METRICS:
+            self._send_metrics()
+            return
         content = read_report(path)
         if content is None:
             self.send_error(HTTPStatus.NOT_FOUND, "no such report")
@@ -90,6 +107,19 @@ class ReportHandler(BaseHTTPRequestHandler):
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Referrer-Policy", "no-referrer")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _send_metrics(self) -> None:
+        try:
+            content = self._metrics()
+        except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+            log.warning("no metrics: %s", error)
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "the store cannot be read")
+            return
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", METRICS_TYPE)
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 

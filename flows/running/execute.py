@@ -20,6 +20,7 @@ from typing import Any
 from gristmill.dataprep.context import Context, print_event, print_failure, print_warning, read_inputs
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.jobs.carried import through
+from gristmill.dataprep.jobs.errors import KilledWorkerError
 from gristmill.dataprep.object_stores import warn_by
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
@@ -105,6 +106,7 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
         address=engine["address"],
         options=engine["options"],
         shuffle=engine.get("shuffle"),
+        worker_seconds=engine["worker_seconds"],
         checkpoint_every=engine["checkpoint_every"],
         keep_checkpoints=engine["keep_checkpoints"],
         answers=folder.parent.parent / ANSWERS,
@@ -121,7 +123,7 @@ def write_error(folder: Path, error: BaseException) -> None:
     while type(cause).__name__ == "RuntimeError" and cause.__cause__ is not None:
         cause = cause.__cause__
     message = mask_text(str(cause)).strip() or type(cause).__name__
-    print_failure(message)
+    print_failure(message, is_killed=isinstance(cause, KilledWorkerError))
     path = folder / "work" / "error.json"
     try:
         write_json(path, {"type": type(cause).__name__, "message": message})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import signal
 import sys
 import threading
@@ -22,8 +23,10 @@ from gristmill.flows.orchestration.tracking import apply_default_settings, choos
 from gristmill.flows.report.ahead import drawing_ahead
 from gristmill.flows.running.extras import is_installed
 from gristmill.flows.running.fork_server import ForkServer
+from gristmill.flows.running.notify import notify
+from gristmill.flows.running.observers import JsonHandler, JsonLines, JsonObserver, Observers
 from gristmill.flows.running.reachable import unreachable_models
-from gristmill.flows.running.run import Observer, Outcome, StageFailedError
+from gristmill.flows.running.run import Observer, StageFailedError
 from gristmill.flows.running.schedule import jobs_of, run_in_threads
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
@@ -40,6 +43,8 @@ STORE_ADVICE = {
 """What to do first about an error of the system."""
 SHOWN_NAMES = 3
 """Of files that were not written."""
+LINE_CHARS = 10_000
+"""Width of the console behind JSON lines: a sentence is one line."""
 EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -50,7 +55,14 @@ class Display(Observer, Protocol):
         """Take the bars away, whatever happened."""
 
 
-def launch(session: Session, stages: list[str], force: frozenset[str], tracked: bool, summarise: bool) -> int:
+def launch(
+    session: Session,
+    stages: list[str],
+    force: frozenset[str],
+    tracked: bool,
+    summarise: bool,
+    json_lines: bool = False,
+) -> int:
     """Run stages, print how they go, and return the exit code.
 
     Args:
@@ -59,7 +71,10 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
         force: which of them to rebuild.
         tracked: whether the run is recorded in Prefect.
         summarise: whether to print the run's summary at the end.
+        json_lines: write JSON lines, and no summary.
     """
+    if json_lines:
+        return launch_with_json_lines(session, stages, force, tracked)
     console = plain_console(cast(TextIO, LastingStream(sys.stdout)))
     failure: tuple[str, int] | None = None
     try:
@@ -75,6 +90,29 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
         from gristmill.flows.report.summary import print_summary
 
         print_summary(session, run, console)
+    return EXIT_DONE
+
+
+def launch_with_json_lines(session: Session, stages: list[str], force: frozenset[str], tracked: bool) -> int:
+    """Run stages, write all that happens as JSON lines, and return the exit code; see `launch`."""
+    lines = JsonLines(cast(TextIO, LastingStream(sys.stdout)))
+    console = plain_console(cast(TextIO, lines))
+    console.width = LINE_CHARS
+    handler, logger = JsonHandler(lines), logging.getLogger("gristmill")
+    logger.addHandler(handler)
+    lines.log("run_started", manifest=session.manifest_file, name=session.manifest.name, stages=stages)
+    try:
+        folder = run_stages(session, stages, force, tracked, JsonObserver(lines), console)
+    except (StageFailedError, LeaseLostError) as error:
+        lines.log("run_finished", "error", state="failed", message=str(error))
+        return EXIT_STAGE_FAILED
+    except KeyboardInterrupt as interrupted:
+        message = str(interrupted) or f"interrupted; resume with: {session.command('run')}"
+        lines.log("run_finished", "warning", state="interrupted", message=message)
+        return EXIT_INTERRUPTED
+    finally:
+        logger.removeHandler(handler)
+    lines.log("run_finished", state="completed", run=folder.name, folder=str(folder))
     return EXIT_DONE
 
 
@@ -172,11 +210,7 @@ def run_untracked(
 ) -> RunRecord:
     """Run stages without Prefect; returns the run's record."""
     record, draw_ahead = session.start_record(), drawing_ahead(session)
-    runner = session.runner(observer, server)
-
-    def finish(stage: str, outcome: Outcome) -> None:
-        record.add(outcome)
-        draw_ahead(stage)
+    runner = session.runner(Observers(record, observer), server)
 
     try:
         with record.until_end():
@@ -184,13 +218,13 @@ def run_untracked(
                 jobs_of(session.plan, stages, runner.engine),
                 runner.engine.workers,
                 lambda stage, workers: runner.run_stage(stage, stage in force, workers),
-                finish,
+                lambda stage, outcome: draw_ahead(stage),
                 runner.processes.stop,
             )
     finally:
         from gristmill.flows.report.page import write_report
 
-        write_report(session, record)
+        notify(session, record, write_report(session, record))
     return record
 
 

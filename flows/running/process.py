@@ -58,8 +58,12 @@ class LogFile:
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        local = is_local(self._path)
-        self._sink = open(self._path, "ab", buffering=0) if local else self._path.open("wb")  # noqa: SIM115
+        if is_local(self._path):
+            self._sink = open(self._path, "ab", buffering=0)  # noqa: SIM115 - `close` closes it
+            return
+        earlier = self._path.read_bytes() if self._path.exists() else b""
+        self._sink = self._path.open("wb")
+        self._sink.write(earlier)
 
     def _lose_on_error(self, act: Callable[[], Any]) -> None:
         try:
@@ -189,6 +193,14 @@ class StageProcess:
         """
         told = sorted(self._failures, key=lambda event: bool(event["is_consequence"]))
         return (str(told[0]["message"]), bool(told[0]["is_consequence"])) if told else None
+
+    def was_killed(self, code: int) -> bool:
+        """Whether SIGKILL ended it, one of its workers, or one of its ranks.
+
+        Args:
+            code: its exit code.
+        """
+        return code == -signal.SIGKILL or any(event.get("is_killed", False) for event in self._failures)
 
     def stop(self) -> None:
         """End the whole group: ask, wait, insist; who watches hears of a wait that is longer than a moment."""

@@ -66,6 +66,9 @@ class Observer(Protocol):
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """The stage's output is committed."""
 
+    def stage_failed(self, node: Node, message: str) -> None:
+        """The stage has failed; stages that run beside it go on to their end."""
+
 
 class RunStoppedError(RuntimeError):
     """A stage was ended because its run is."""
@@ -135,7 +138,7 @@ class Runner:
         return self.store.folder(stage, self.name, self.plan[stage].fingerprint)
 
     def run_stage(self, stage: str, force: bool = False, workers: int | None = None) -> Outcome:
-        """Bring one stage to its committed output.
+        """Bring one stage to its committed output, or report at once that it failed.
 
         Args:
             stage: its name in the plan.
@@ -147,6 +150,15 @@ class Runner:
             StageFailedError: its inputs are missing, or its process failed.
             LeaseLostError: another run took the stage over while this one was paused.
         """
+        try:
+            return self._run_stage(stage, force, workers)
+        except RunStoppedError:
+            raise
+        except Exception as error:
+            self.observer.stage_failed(self.plan[stage], mask_text(str(error)))
+            raise
+
+    def _run_stage(self, stage: str, force: bool, workers: int | None) -> Outcome:
         node, folder = self.plan[stage], self.folder(stage)
         if node.kept_version is not None and (force or folder.state() != "committed"):
             raise StageFailedError(
@@ -319,15 +331,23 @@ class Runner:
             progress.note(event)
             self.observer.stage_event(node, event)
 
-        lease.check()
-        with self.processes.start(lambda: self._begin(node, folder, log, take, secrets)) as process:
-            lease.on_lost = process.kill
-            lease.name_child(process.pid)
-            lease.start_heartbeat()
-            code = process.wait()
-        lease.check()
-        if code != 0:
-            raise StageFailedError(self._failure(node, folder, code, process, log))
+        for retries in range(self.engine.retries, -1, -1):
+            lease.check()
+            with self.processes.start(lambda: self._begin(node, folder, log, take, secrets)) as process:
+                lease.on_lost = process.kill
+                lease.name_child(process.pid)
+                lease.start_heartbeat()
+                lease.check()
+                code = process.wait()
+            lease.check()
+            if code == 0:
+                break
+            failure = self._failure(node, folder, code, process, log)
+            if not retries or not process.was_killed(code):
+                raise StageFailedError(failure)
+            reason = failure.splitlines()[0].removeprefix(f"{node.name}: ")
+            take({"event": "warning", "message": f"{reason}; trying again (engine.retries: {retries} left)"})
+            folder.begin(read_json(folder.path / "stage.json"), shared=self.engine.nodes > 1)
         if not (folder.work / "result.json").exists():
             raise StageFailedError(f"{node.name}: its process ended without a result; see {log}")
 

@@ -181,6 +181,15 @@ class TerminalObserver:
             line.append(f"  {outcome.note}", style="dim")
         self._console.print(line)
 
+    def stage_failed(self, node: Node, message: str) -> None:
+        """See Observer."""
+        self._remove_bar(node.name)
+        line = Text("! ", style="red")
+        line.append(f"{node.name:<{self._width}}", style="bold")
+        line.append(" Failed    ", style="red")
+        line.append(f"  {message.splitlines()[0].removeprefix(f'{node.name}: ')}", style="dim")
+        self._console.print(line)
+
     def stop_bar(self) -> None:
         """Take all bars away, whatever happened."""
         with self._lock:

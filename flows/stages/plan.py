@@ -64,7 +64,7 @@ class Node:
     @property
     def own_fingerprint(self) -> str:
         """The fingerprint of what the present version of the stage makes, whatever output is kept."""
-        return fingerprint(self.stage, self.recipe, self.inputs, self.edits)
+        return fingerprint(self.stage, self.recipe, self.inputs)
 
     @property
     def uses_workers(self) -> bool:
@@ -104,16 +104,42 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
     plan: Plan = {}
     for placed in _placed(manifest):
         configured = placed.configure(verify_inputs)
-        if configured is None:
-            continue
-        recipe, told = configured
-        inputs = {name: plan[name].fingerprint for name in placed.needs if name in plan}
-        edits = tuple(name for name, step in manifest.steps.items() if step.config.edits_text and name in inputs)
-        named = fingerprint(placed.stage, recipe, inputs)
-        called = placed.name if placed.name != placed.stage.name else ""
-        config = {**recipe, **told} if placed.settings is None else told  # a step is told all its settings
-        plan[placed.name] = Node(placed.stage, named, recipe, config, inputs, edits, called, placed.settings)
+        if configured is not None:
+            plan[placed.name] = _node(placed, configured, plan, manifest)
     return plan
+
+
+def add_later_stages(plan: Plan, manifest: Manifest, settle: Callable[[Node], Node]) -> Plan:
+    """A plan that ends early with the later stages of its manifest, of which questions can be asked.
+
+    Sources are not looked at; stages whose outside files are gone are left out.
+
+    Args:
+        plan: stages of the manifest.
+        manifest: the whole.
+        settle: see `settle_plan`; called with what is added.
+    """
+    whole = dict(plan)
+    for placed in _placed(manifest):
+        if placed.name in whole or placed.name == INGEST or placed.stage.judges:
+            continue
+        try:
+            configured = placed.configure(False)
+        except (OSError, ValueError):
+            continue
+        if configured is not None:
+            whole[placed.name] = settle(_node(placed, configured, whole, manifest))
+    return whole
+
+
+def _node(placed: _Placed, configured: tuple[Recipe, Recipe], plan: Plan, manifest: Manifest) -> Node:
+    recipe, told = configured
+    inputs = {name: plan[name].identity for name in placed.needs if name in plan}
+    edits = tuple(name for name, step in manifest.steps.items() if step.config.edits_text and name in inputs)
+    named = fingerprint(placed.stage, recipe, inputs)
+    called = placed.name if placed.name != placed.stage.name else ""
+    config = {**recipe, **told} if placed.settings is None else told  # a step is told all its settings
+    return Node(placed.stage, named, recipe, config, inputs, edits, called, placed.settings)
 
 
 def settle_plan(plan: Plan, settle: Callable[[Node], Node]) -> Plan:

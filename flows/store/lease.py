@@ -85,7 +85,9 @@ class Lease:
         write_json(self.folder / f"{self.number}.child.json", identity(pid))
 
     def start_heartbeat(self) -> None:
-        """Keep the lease fresh, and call `on_lost` once if it is lost."""
+        """Keep the lease fresh, if nothing does yet, and call `on_lost` once if it is lost."""
+        if self._thread is not None:
+            return
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,17 +19,29 @@ from gristmill.flows.running.run import Outcome
 from gristmill.flows.stages.plan import Node, Plan
 from gristmill.flows.store.identities import alias_of, kept_output
 from gristmill.flows.store.lease import FORGOTTEN_SECONDS, identity, is_gone, running_owner
-from gristmill.flows.store.store import FINGERPRINT_CHARS, Store, new_run_folder, read_runs, remove_tree
+from gristmill.flows.store.store import (
+    FINGERPRINT_CHARS,
+    StageFolder,
+    Store,
+    new_run_folder,
+    read_runs,
+    remove_tree,
+)
 from gristmill.mixtures.manifest import Manifest
+
+ROWS = ("read", "kept", "quarantined")
+"""Counts of documents that a record has of a stage."""
+log = logging.getLogger("gristmill.runs")
 
 
 @dataclass
 class RunRecord:
-    """`run.json` of one run, rewritten whenever something happened."""
+    """`run.json` of one run, rewritten whenever something happened: an observer of its stages."""
 
     folder: Path
     content: dict[str, Any] = field(default_factory=dict)
     plan: Plan = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @classmethod
     def start(cls, store: Store, manifest: Manifest, file: str, overrides: list[str], plan: Plan) -> RunRecord:
@@ -49,19 +63,47 @@ class RunRecord:
         record.save()
         return record
 
-    def add(self, outcome: Outcome) -> None:
-        """Note how a stage came to its output."""
-        for name, node in self.plan.items():
-            if "how" not in self.content["stages"][name]:
-                self.content["stages"][name] = _names_of(node)
-        self.content["stages"][outcome.stage] = {
-            **_names_of(self.plan[outcome.stage]),
-            "how": outcome.how,
-            "seconds": round(outcome.seconds, 3),
-            "folder": str(outcome.folder.path),
-            "note": outcome.note,
-        }
-        self.save()
+    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
+        """See Observer."""
+        self._note(node, started=time.time())
+
+    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
+        """See Observer."""
+        self._note(node, started=time.time())
+
+    def stage_event(self, node: Node, event: Mapping[str, Any]) -> None:
+        """See Observer; how far a stage is stands beside its lease."""
+
+    def stage_finished(self, node: Node, outcome: Outcome) -> None:
+        """Note how a stage came to its output, and what later stages are called now."""
+        with self._lock:
+            for name, later in self.plan.items():
+                if not self.content["stages"][name].keys() & {"how", "started", "error"}:
+                    self.content["stages"][name] = _names_of(later)
+            counts = outcome.folder.manifest()["summary"].get("counts") or {}
+            rows = {kind: counts[kind] for kind in ROWS if kind in counts}
+            self.content["stages"][outcome.stage] = {
+                **_names_of(self.plan[outcome.stage]),
+                "how": outcome.how,
+                "seconds": round(outcome.seconds, 3),
+                "folder": str(outcome.folder.path),
+                "note": outcome.note,
+                **({"rows": rows} if rows else {}),
+            }
+            self.save()
+
+    def stage_failed(self, node: Node, message: str) -> None:
+        """See Observer."""
+        self._note(node, error=message)
+
+    def _note(self, node: Node, **values: Any) -> None:
+        """Add to a stage's entry; a store that does not take it ends no stage for that."""
+        with self._lock:
+            self.content["stages"][node.name] = {**_names_of(node), **values}
+            try:
+                self.save()
+            except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+                log.warning("the record of the run could not be written: %s", error)
 
     @contextmanager
     def until_end(self) -> Iterator[None]:
@@ -75,8 +117,9 @@ class RunRecord:
 
     def finish(self, state: str, message: str = "") -> None:
         """Note how the run ended: completed, failed or interrupted."""
-        self.content.update(state=state, message=message, finished=time.time())
-        self.save()
+        with self._lock:
+            self.content.update(state=state, message=message, finished=time.time())
+            self.save()
 
     def save(self) -> None:
         """Write the record, without credentials that addresses or settings carry."""

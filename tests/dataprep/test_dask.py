@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -114,12 +115,13 @@ def test_a_scheduler_that_does_not_answer_is_a_clear_error(tmp_path: Path, monke
         run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work", "tcp://127.0.0.1:9"))
 
 
-def test_a_scheduler_without_workers_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "FIRST_WORKER_SECONDS", 0.5)
+def test_a_scheduler_without_workers_is_a_clear_error(tmp_path: Path) -> None:
     empty = Cluster(tmp_path)
     try:
-        with pytest.raises(WorkerError, match=r"has no worker after 0.5 s; start some with `dask worker tcp://127"):
-            run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work", empty.address))
+        with pytest.raises(WorkerError, match=r"has no worker after 0.5 s \(engine.worker_seconds\); start some with"):
+            run_tasks(
+                "job", TASKS, fail_on_three, replace(context(tmp_path / "work", empty.address), worker_seconds=0.5)
+            )
     finally:
         empty.close()
 

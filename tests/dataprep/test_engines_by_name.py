@@ -59,9 +59,9 @@ def test_other_processes_do_the_work_one_of_them_may_die_and_the_engine_counts(
     """On Flink both with workers that the engine starts (PROCESS) and with those of a pool (EXTERNAL)."""
     ended: list[Any] = []
     monkeypatch.setattr(on_cluster, "run_there", lambda *job, **more: ended.append(run_there(*job, **more)))
-    monkeypatch.setattr(on_cluster, "WORKER_SECONDS", PATIENCE_SECONDS)
     try:
         with running(name, tmp_path) as cluster:
+            cluster.engine["worker_seconds"] = PATIENCE_SECONDS
             check_jobs(cluster.engine, tmp_path / "own", ended)
             if name != "spark":
                 pool = {"environment_type": "EXTERNAL", "environment_config": start_pool(cluster, tmp_path)}
@@ -177,7 +177,7 @@ def test_a_connection_to_spark_leaves_nothing_to_the_next_one(tmp_path: Path) ->
     another.chmod(another.stat().st_mode | stat.S_IXUSR)
     try:
         for options in ({}, {"spark.pyspark.python": str(another)}):
-            session = spark.connect("local[1]", options)
+            session = spark.connect("local[1]", options, 60)
             assert [os.environ.get(name) for name in ours] == before
             assert session.parallelize([2, 3], 1).map(lambda value: value * 2).collect() == [4, 6]
             assert (tmp_path / "asked").exists() == bool(options)
@@ -189,7 +189,7 @@ def test_a_connection_to_spark_leaves_nothing_to_the_next_one(tmp_path: Path) ->
 
 def test_a_spark_master_that_does_not_answer_is_named_at_once() -> None:
     with pytest.raises(WorkerError, match=r"^no Spark master answers at spark://127.0.0.1:9 \(.*refused.*\); "):
-        spark.connect("spark://127.0.0.1:9", {})
+        spark.connect("spark://127.0.0.1:9", {}, 60)
 
 
 def see_nothing(question: str, answer: str, group: Any) -> Iterator[Mapping[str, Any]]:
@@ -224,13 +224,14 @@ class Waiting:
 
 def test_a_cluster_without_workers_is_named_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Waiting()
-    monkeypatch.setattr(on_cluster, "WORKER_SECONDS", 0.2)
     monkeypatch.setattr(on_cluster, "run_there", lambda *told, seconds: wait_no_longer(job, seconds))
-    with pytest.raises(WorkerError, match=r"^flink at flink:8081: no worker has done a task after 0.2 s; start some"):
+    with pytest.raises(
+        WorkerError, match=r"^flink at flink:8081: no worker has done a task after 0.2 s \(engine.worker_seconds\)"
+    ):
         run_tasks(
             "job",
             TASKS,
             partial(square, tmp_path, None),
-            context(tmp_path / "work", runner="flink", address="flink:8081"),
+            context(tmp_path / "work", runner="flink", address="flink:8081", worker_seconds=0.2),
         )
     assert job.cancelled

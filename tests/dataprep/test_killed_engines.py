@@ -20,7 +20,7 @@ import pytest
 from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs import on_cluster, servers, spark
+from gristmill.dataprep.jobs import servers, spark
 from gristmill.dataprep.jobs.distributions import MissingEngineError
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.jobs.errors import WorkerError
@@ -192,10 +192,8 @@ def lives(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_flink_loses_its_job_server_then_a_taskmanager_and_what_is_missing_is_done_by_another(
-    clusters: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clusters: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(on_cluster, "WORKER_SECONDS", PATIENCE_SECONDS)
-
     def find_server() -> int:
         return next(server.process.pid for name, server in servers._running.items() if name.startswith("Flink "))
 
@@ -204,6 +202,7 @@ def test_flink_loses_its_job_server_then_a_taskmanager_and_what_is_missing_is_do
 
     with clusters("flink") as cluster:
         cluster.engine["options"]["parallelism"] = 1  # so that there is a TaskManager to spare
+        cluster.engine["worker_seconds"] = PATIENCE_SECONDS
         for name, find in (("server", find_server), ("taskmanager", find_taskmanager)):
             check(do(cluster, tmp_path / name, find), tmp_path / name)
 

@@ -71,6 +71,21 @@ def exiting(inputs, config, out, context):
     print("last words")
     sys.exit(3)
 
+def killed(inputs, config, out, context):
+    print("last words", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def killed_rank(inputs, config, out, context):
+    from gristmill.dataprep.context import print_failure
+    print("last words", flush=True)
+    print_failure("rank 1 was killed", is_killed=True)
+    sys.exit(1)
+
+def killed_worker(inputs, config, out, context):
+    from gristmill.dataprep.jobs.errors import KilledWorkerError
+    print("last words", flush=True)
+    raise KilledWorkerError("worker 1 was killed by signal 9")
+
 def waiting(inputs, config, out, context):
     """Starts a child, says so, and works until it is told to stop."""
     import subprocess
@@ -90,6 +105,7 @@ class Silent:
         self.started: list[tuple[str, bool]] = []
         self.outcomes: list[Outcome] = []
         self.waits: list[str] = []
+        self.failures: list[tuple[str, str]] = []
         self.on_event: Callable[[dict[str, Any]], None] = lambda event: None
 
     def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
@@ -104,6 +120,9 @@ class Silent:
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
+
+    def stage_failed(self, node: Node, message: str) -> None:
+        self.failures.append((node.name, message))
 
 
 def toy_stage(name: str) -> Stage:
@@ -123,10 +142,12 @@ def toy_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     (modules / "gristmill_toy_stages.py").write_text(TOY_STAGES)
     monkeypatch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
 
-    def make(**configs: dict[str, Any]) -> Runner:
+    def make(retries: int = 0, **configs: dict[str, Any]) -> Runner:
         plan: dict[str, Node] = {}
         for name, config in configs.items():
             plan[name] = toy_node(name, config, {other: plan[other].fingerprint for other in plan})
-        return Runner(Store.at(tmp_path / "store"), plan, "toy", Engine(), Silent(), "gristmill run toy.yaml")
+        return Runner(
+            Store.at(tmp_path / "store"), plan, "toy", Engine(retries=retries), Silent(), "gristmill run toy.yaml"
+        )
 
     return make

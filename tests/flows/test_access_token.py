@@ -92,7 +92,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     report = tmp_path / "report.html"
     report.write_text("grist")
     (tmp_path / "run.json").write_text("{}")
-    server = serve_reports(0, "gristmill:secret")
+    server = serve_reports(0, "gristmill:secret", bytes)
     monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{server.server_address[1]}")
     yield report
     server.shutdown()

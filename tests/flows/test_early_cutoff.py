@@ -125,7 +125,7 @@ def test_gc_keeps_the_output_that_an_alias_points_to(upgraded: Make) -> None:
     new = upgraded(first=2)
     record = record_of(new)
     for stage in list(new.plan):
-        record.add(new.run_stage(stage))
+        record.stage_finished(new.plan[stage], new.run_stage(stage))
     assert record.content["stages"]["first"]["identity"] == old.plan["first"].fingerprint
     assert record.content["stages"]["second"]["fingerprint"] == old.plan["second"].fingerprint
     assert collect(new.store, keep_runs=1, delete=True) == []
@@ -141,7 +141,7 @@ def test_the_record_of_an_unfinished_run_names_the_outputs_behind_a_cut_off(upgr
     run(old)
     new = upgraded(first=2)
     record = record_of(new)
-    record.add(new.run_stage("first"))
+    record.stage_finished(new.plan["first"], new.run_stage("first"))
     assert record.content["stages"]["second"] == {"fingerprint": old.plan["second"].fingerprint}
 
 

@@ -51,7 +51,6 @@ def test_an_engine_gives_the_same_bytes_and_a_killed_worker_costs_only_time(
     """Its workers, which are the same for all stages here, are asked once whether they see the store."""
     meet = on_cluster.meet_workers
     monkeypatch.setattr(on_cluster, "meet_workers", lambda context: meet(replace(context, work=tmp_path / "probe")))
-    monkeypatch.setattr(on_cluster, "WORKER_SECONDS", PATIENCE_SECONDS)
     kill = manifest.with_name("kill")
 
     def kill_one(stage: str) -> None:
@@ -62,7 +61,9 @@ def test_an_engine_gives_the_same_bytes_and_a_killed_worker_costs_only_time(
         with running(name, tmp_path) as cluster:
             if name == "flink-external":  # which starts a worker for each job in each slot; the bench has a job in both
                 cluster.engine["options"]["parallelism"] = 1
-            assert run_stages(manifest, tmp_path, kill_one, **cluster.engine) == expected
+            assert (
+                run_stages(manifest, tmp_path, kill_one, **cluster.engine, worker_seconds=PATIENCE_SECONDS) == expected
+            )
     except MissingEngineError as error:
         pytest.skip(str(error))
     assert not kill.exists()  # which the worker that was killed removes

@@ -178,7 +178,7 @@ def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
 def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(WorkerError, match=r"pip install 'gristmill\[engines\]'"):
-        check_cluster({"dask_client_address": "tcp://127.0.0.1:1"})
+        check_cluster({"dask_client_address": "tcp://127.0.0.1:1"}, 60)
 
 
 def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:

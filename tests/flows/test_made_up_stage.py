@@ -142,9 +142,9 @@ def test_a_made_up_stage_that_was_killed_is_resumed(
     loud: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DIE_ONCE", "1")
-    assert ran(opened(loud)) == 1
+    assert ran(opened(loud, "engine.retries=0")) == 1
     assert "shouting: its process was killed" in capsys.readouterr().err
-    assert ran(opened(loud)) == 0
+    assert ran(opened(loud, "engine.retries=0")) == 0
     assert "shouting Resumed" in capsys.readouterr().out
 
 

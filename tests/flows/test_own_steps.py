@@ -163,7 +163,7 @@ def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(own: Path, caps
         f'        open({str(own.parent / "died")!r}, "w").close()\n        os.kill(os.getpid(), signal.SIGKILL)\n',
     )
     (own.parent / "steps.py").write_text(dies)
-    session = opened(own)
+    session = opened(own, "engine.retries=0")
     for name in ("steps.py", "words.py"):
         (own.parent / name).rename(own.parent / f"{name}.gone")
     assert ran(session) == 1

@@ -109,6 +109,52 @@ def test_the_command_line_answers_the_same(run: gristmill.Run, project: Path) ->
     assert [one.found for one in run.thresholds()] == on_the_command_line(run, project, "whatif")
 
 
+def test_a_run_that_ended_before_its_training_answers_as_the_command_line_does(
+    run: gristmill.Run, project: Path
+) -> None:
+    """The steps of a training are known before it is trained."""
+    settings = {**TRAINING, "pretrain.steps": 5}
+    ended = gristmill.run(project, set=settings, until="mix", store=run.path.parent.parent, progress=False)
+    told = [f"--set={key}={value}" for key, value in settings.items()]
+
+    def asked(*words: str) -> Any:
+        done = CliRunner().invoke(app, [*words, *told, "--store", str(run.path.parent.parent), "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    for one in (ended, gristmill.Store(run.path.parent.parent).run(ended.name)):
+        step = one.trace(5)
+        assert step.found == asked("trace", str(project), "--step", "5")
+        assert step.found["use"] == "will read"
+        document = step.documents[0]["id"]
+        assert one.explain(document).found == asked("explain", str(project), document)
+        assert one.trace_document(document).found == asked("trace", str(project), "--document", document)
+        assert "pretrain" not in one.stages
+
+
+def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(run: gristmill.Run, project: Path) -> None:
+    store = ["--store", str(run.path.parent.parent)]
+    document = run.trace(1).documents[0]["id"]
+    listed = project.with_name("list.txt")
+    listed.write_text(document)
+    sections = ("pretrain", "  model", "  steps", "  global", "  micro", "  log_every", "  validate")
+    untrained = [line for line in project.read_text().splitlines() if not line.startswith(sections)]
+    for name, lines in (
+        ("mixed", untrained),
+        ("cleaned", [line for line in untrained if not line.startswith(("mix", "tokenizer"))]),
+    ):
+        manifest = project.with_name(f"{name}.yaml")
+        manifest.write_text("\n".join(lines))
+        done = CliRunner().invoke(app, ["takedown", str(manifest), "--ids", str(listed), "--json", *store])
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        assert found["excluded"] == [document]
+        assert (found["first_step"], found["checkpoints"], found["models"]) == (None, {"clean": [], "affected": []}, [])
+        assert Path(found["written"]["list"]).read_text().split() == [document]
+        assert bool(found["rows"]) == (name == "mixed")
+        assert (found["written"]["manifest"] is None) == (name == "cleaned")
+
+
 def test_answers_are_objects(
     run: gristmill.Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,32 @@ def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(to
     assert runner.folder("second").manifest()["files"] == undisturbed.folder("second").manifest()["files"]
 
 
+def test_a_stage_lost_to_sigkill_is_tried_again_and_goes_on_where_it_stopped(toy_runner: Make) -> None:
+    runner = toy_runner(retries=1, first={"n": 4}, second={"die_once": True})
+    runner.run_stage("first")
+    runner.run_stage("second")
+    folder = runner.folder("second")
+    assert folder.state() == "committed"
+    assert [event["done"] for event in runner.observer.events if event["event"] == "progress"] == [1, 2, 3, 4]
+    assert [event["event"] for event in runner.observer.events].count("warning") == 2
+    assert folder.manifest()["lease"] == 1, "the attempts share the lease"
+    assert runner.observer.failures == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "attempts"), [("killed", 3), ("killed_rank", 3), ("killed_worker", 3), ("exiting", 1)]
+)
+def test_only_sigkill_is_tried_again_and_as_often_as_the_engine_says(
+    toy_runner: Make, stage: str, attempts: int
+) -> None:
+    runner = toy_runner(retries=2, **{stage: {}})
+    with pytest.raises(StageFailedError) as caught:
+        runner.run_stage(stage)
+    lines = (runner.folder(stage).logs / "1.log").read_text().splitlines()
+    assert lines.count("last words") == attempts
+    assert runner.observer.failures == [(stage, str(caught.value))]
+
+
 def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(toy_runner: Make) -> None:
     runner = toy_runner(failing={})
     with pytest.raises(StageFailedError) as caught:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gristmill.flows.running.run import Runner, RunningProcesses, RunStoppedError, StageFailedError
 from gristmill.flows.running.schedule import Job, jobs_of, next_jobs, run_in_threads, run_jobs
+from gristmill.flows.stages.plan import Node
 
 
 def job(name: str, *needs: str, **others: Any) -> Job:
@@ -114,6 +115,30 @@ def test_where_one_fails_those_that_run_are_finished_and_nothing_else_begins() -
     with pytest.raises(StageFailedError, match="bad: no"):
         run_jobs(jobs, 2, start, finish, lambda: None)
     assert (sorted(begun), finished) == (["bad", "good"], ["good"])
+
+
+def test_a_stage_that_failed_is_reported_while_the_one_beside_it_runs(toy_runner: Callable[..., Runner]) -> None:
+    runner = toy_runner(waiting={}, failing={})
+    runner.plan["failing"].inputs.clear()  # type: ignore[attr-defined]
+    began = threading.Event()
+    runner.observer.on_event = lambda event: began.set() if event.get("unit") == "steps" else None  # type: ignore[attr-defined]
+    states: list[str] = []
+
+    def report(node: Node, message: str) -> None:
+        states.append(runner.folder("waiting").state() if node.name == "failing" else node.name)
+        runner.processes.stop()
+
+    runner.observer.stage_failed = report  # type: ignore[method-assign]
+
+    def run(name: str, workers: int) -> Any:
+        if name == "failing":
+            began.wait(60)
+        return runner.run_stage(name)
+
+    jobs = [Job(name, frozenset()) for name in runner.plan]
+    with pytest.raises(StageFailedError):
+        run_in_threads(jobs, 2, run, lambda name, outcome: None, runner.processes.stop)
+    assert states == ["unfinished"]
 
 
 def test_an_interrupt_ends_what_runs_and_waits_for_its_end(

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages import tokenizer
-from gristmill.flows.stages.plan import Node, UnknownStageError
+from gristmill.flows.stages.plan import Node, UnknownStageError, add_later_stages
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.load import ManifestError, load_manifest
 
@@ -228,6 +228,15 @@ def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(tmp_path
     assert list(open_session(str(manifest), [], "nowhere", until="export").plan)[-1] == "tokenize"
     with pytest.raises(UnknownStageError, match="has no stage 'quality'"):
         open_session(str(manifest), [], "nowhere", until="quality", exactly=True)
+
+
+def test_the_stages_behind_the_last_one_of_a_run_are_those_of_the_whole_plan() -> None:
+    session = opened()
+    whole = session.plan
+    names = list(whole)
+    for last in ("quality", "mix", "sft"):
+        ended = {name: whole[name] for name in names[: names.index(last) + 1]}
+        assert add_later_stages(ended, session.manifest, lambda node: node) == whole
 
 
 def test_prefect_offers_every_stage() -> None:

@@ -78,6 +78,7 @@ def test_a_rank_tells_its_reason_also_where_no_file_can_be_written(
         "event": "failed",
         "message": message,
         "is_consequence": False,
+        "is_killed": False,
     }
     assert "error.json cannot be written" in told.err
 
@@ -108,7 +109,7 @@ def test_when_a_rank_is_killed_that_is_told_and_the_others_are_ended(tmp_path: P
             assert process.stdout is not None
             event = json.loads(process.stdout.readline().removeprefix("@gristmill "))
             assert event["message"].startswith("rank 1 was killed (most likely out of memory")
-            assert not event["is_consequence"]
+            assert (event["is_consequence"], event["is_killed"]) == (False, True)
             assert process.wait(timeout=120) != 0
         finally:
             process.kill()

@@ -1,0 +1,127 @@
+"""Metrics of the runs of a store, as Prometheus reads them: states, durations, rows, tokens per second.
+
+They are read from the store when they are asked for, so that runs count whoever started them. Of each manifest name the
+newest run is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gristmill.dataprep.files import read_json
+from gristmill.flows.questions.status import run_state
+from gristmill.flows.running.progress import read_progress
+from gristmill.flows.store.lease import highest
+from gristmill.flows.store.runs import ROWS
+from gristmill.flows.store.store import Store
+
+NEWEST_RUNS = 50
+"""Runs whose records are read for one answer."""
+RUN_STATES = ("running", "completed", "failed", "interrupted", "killed")
+STAGE_STATES = ("waiting", "running", "completed", "resumed", "cached", "failed", "killed")
+
+
+def metrics_text(store: Store) -> bytes:
+    """All metrics of a store in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(RunCollector(store))
+    return generate_latest(registry)
+
+
+class RunCollector(Collector):
+    """The metrics of the newest run of each manifest name."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Nothing is read when the collector is registered."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """See Collector."""
+        runs = newest_runs(self._store)
+        yield from self._of_runs(runs)
+        yield from self._of_stages(runs)
+
+    def _of_runs(self, runs: Mapping[str, Mapping[str, Any]]) -> Iterator[GaugeMetricFamily]:
+        state = GaugeMetricFamily("gristmill_run_state", "1 for the state of the newest run.", labels=["name", "state"])
+        started = GaugeMetricFamily(
+            "gristmill_run_started_timestamp_seconds", "Start of the newest run.", labels=["name"]
+        )
+        seconds = GaugeMetricFamily("gristmill_run_seconds", "Duration of the newest run so far.", labels=["name"])
+        for name, record in runs.items():
+            current = run_state(record)
+            for each in RUN_STATES:
+                state.add_metric([name, each], float(each == current))
+            started.add_metric([name], record["started"])
+            # Nobody knows when a killed run ended.
+            if (end := record.get("finished", time.time() if current == "running" else None)) is not None:
+                seconds.add_metric([name], end - record["started"])
+        yield from (state, started, seconds)
+
+    def _of_stages(self, runs: Mapping[str, Mapping[str, Any]]) -> Iterator[GaugeMetricFamily]:
+        labels = ["name", "stage"]
+        state = GaugeMetricFamily("gristmill_stage_state", "1 for the state of a stage.", labels=[*labels, "state"])
+        seconds = GaugeMetricFamily("gristmill_stage_seconds", "Duration of a stage in this run.", labels=labels)
+        rows = GaugeMetricFamily("gristmill_stage_rows", "Documents by what became of them.", labels=[*labels, "kind"])
+        share = GaugeMetricFamily("gristmill_stage_progress", "Share of a stage's present job.", labels=labels)
+        speed = GaugeMetricFamily("gristmill_tokens_per_second", "Speed of a training.", labels=labels)
+        for name, record in runs.items():
+            is_running = run_state(record) == "running"
+            for stage, entry in record["stages"].items():
+                current = stage_state(entry, is_running)
+                for each in STAGE_STATES:
+                    state.add_metric([name, stage, each], float(each == current))
+                for kind in ROWS:
+                    if kind in entry.get("rows", {}):
+                        rows.add_metric([name, stage, kind], entry["rows"][kind])
+                if "seconds" in entry:
+                    seconds.add_metric([name, stage], entry["seconds"])
+                if current != "running":
+                    continue
+                seconds.add_metric([name, stage], time.time() - entry["started"])
+                progress = self._progress(record, stage, entry)
+                if progress.get("total"):
+                    share.add_metric([name, stage], progress["done"] / progress["total"])
+                if isinstance(progress.get("tokens_per_second"), int | float):
+                    speed.add_metric([name, stage], progress["tokens_per_second"])
+        yield from (state, seconds, rows, share, speed)
+
+    def _progress(self, record: Mapping[str, Any], stage: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        lease = self._store.folder(stage, record["name"], entry["fingerprint"]).path / "lease"
+        return read_progress(lease, highest(lease))
+
+
+def newest_runs(store: Store) -> dict[str, dict[str, Any]]:
+    """Manifest name -> the record of its newest run, among the newest runs of a store."""
+    if not store.runs.exists():
+        return {}
+    runs: dict[str, dict[str, Any]] = {}
+    for folder in sorted(store.runs.iterdir(), reverse=True)[:NEWEST_RUNS]:
+        if (folder / "run.json").exists():
+            record = read_json(folder / "run.json")
+            runs.setdefault(record["name"], record)
+    return runs
+
+
+def stage_state(entry: Mapping[str, Any], is_running: bool) -> str:
+    """State of a stage of a run, by its entry in the record.
+
+    Args:
+        entry: of `run.json`.
+        is_running: whether the run still runs.
+    """
+    if "how" in entry:
+        return str(entry["how"]).lower()
+    if "error" in entry:
+        return "failed"
+    if "started" not in entry:
+        return "waiting"
+    return "running" if is_running else "killed"

@@ -1,0 +1,79 @@
+"""Notification of the end of a run: a command or a URL of the user's (`engine.notify`) gets it as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import socket
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.secrets import mask_known, mask_secrets
+from gristmill.flows.running.session import Session
+from gristmill.flows.store.runs import RunRecord
+
+COMMAND_SECONDS = 60.0
+REQUEST_SECONDS = 10.0
+log = logging.getLogger("gristmill.notify")
+
+
+def notify(session: Session, record: RunRecord, report: Path | None = None) -> None:
+    """Tell `engine.notify` how a run ended. What goes wrong with it is a warning: the run has ended as it has.
+
+    Args:
+        session: the run's.
+        record: its finished record.
+        report: where its report is, if it has one.
+    """
+    target = session.manifest.engine.notify
+    if target is None:
+        return
+    try:
+        body = mask_known(json.dumps(mask_secrets(payload(session, record, report)), ensure_ascii=False)).encode()
+        target = os.path.expandvars(target)
+        if target.startswith(("http://", "https://")):
+            headers = {"Content-Type": "application/json", "User-Agent": "gristmill"}
+            request = urllib.request.Request(target, body, headers, method="POST")
+            with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:
+                answer.read()
+            return
+        done = subprocess.run(
+            shlex.split(target), input=body, stdout=subprocess.DEVNULL, timeout=COMMAND_SECONDS, check=False
+        )
+        if done.returncode != 0:
+            log.warning("engine.notify: the command ended with code %d", done.returncode)
+    except subprocess.TimeoutExpired:
+        log.warning("engine.notify: the command took longer than %g s and was ended", COMMAND_SECONDS)
+    except Exception as error:  # noqa: BLE001 - the end of a run is the same whoever hears of it
+        # A message may repeat the URL, which is a credential.
+        log.warning("engine.notify did not work: %s", str(error).replace(target, "URL") or type(error).__name__)
+
+
+def payload(session: Session, record: RunRecord, report: Path | None) -> dict[str, Any]:
+    """The notification: how the run ended, with `text`, a sentence that chat services show."""
+    content = record.content
+    seconds = round(content["finished"] - content["started"], 3)
+    sentence = f"gristmill: {content['name']} {content['state']} after {seconds:,.0f} s on {socket.gethostname()}"
+    first_line = content["message"].partition("\n")[0]
+    return {
+        "text": f"{sentence}: {first_line}" if first_line else sentence,
+        "run": content["run"],
+        "name": content["name"],
+        "manifest_file": content["manifest_file"],
+        "state": content["state"],
+        "message": content["message"],
+        "started": content["started"],
+        "finished": content["finished"],
+        "seconds": seconds,
+        "host": socket.gethostname(),
+        "store": str(session.store.root),
+        "report": None if report is None else str(report),
+        "stages": {
+            name: {key: entry[key] for key in ("how", "seconds", "rows", "error") if key in entry}
+            for name, entry in content["stages"].items()
+        },
+    }

@@ -1,0 +1,234 @@
+"""Events of a run reach the record, JSON lines, Prometheus and the hook at its end, and no failure of these ends it."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gristmill.dataprep.files import read_json
+from gristmill.dataprep.secrets import mask_secrets
+from gristmill.flows.orchestration.run_metrics import metrics_text
+from gristmill.flows.report.report_links import metrics_link, serve_reports
+from gristmill.flows.running import launch
+from gristmill.flows.running.notify import notify
+from gristmill.flows.running.observers import JsonLines, JsonObserver, Observers
+from gristmill.flows.running.run import Runner, StageFailedError
+from gristmill.flows.running.session import Session
+from gristmill.flows.store.runs import RunRecord
+from gristmill.mixtures.manifest import Engine, Manifest
+from gristmill.mixtures.sources import Source
+
+Make = Callable[..., Runner]
+SECRET = "/services/T000/B000/abcdefghijkl"
+
+
+def session_of(runner: Runner, hook: str | None = None) -> Session:
+    manifest = Manifest(name="toy", sources={"a": Source(path="x")}, engine=Engine(notify=hook, retries=0))
+    return Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
+
+
+def run_recorded(runner: Runner, *observers: Any, hook: str | None = None) -> RunRecord:
+    """Run all stages with a record; a failure ends up in it."""
+    session = session_of(runner, hook)
+    record = session.start_record()
+    recorded = replace(runner, observer=Observers(record, *observers))
+    try:
+        with record.until_end():
+            for stage in list(runner.plan):
+                recorded.run_stage(stage)
+    except StageFailedError:
+        pass
+    notify(session, record)
+    return record
+
+
+def samples(runner: Runner) -> dict[tuple[str, ...], float]:
+    text = metrics_text(runner.store).decode()
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_record_has_the_rows_and_the_failure_of_each_stage(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 1}, failing={})
+    record = run_recorded(runner)
+    stages = read_json(record.folder / "run.json")["stages"]
+    assert (stages["first"]["how"], stages["first"]["rows"]) == ("Completed", {"read": 1, "kept": 1})
+    assert "the number 7 is not allowed" in stages["failing"]["error"]
+
+
+def test_a_record_that_cannot_be_written_while_a_stage_runs_ends_no_stage(
+    toy_runner: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = toy_runner(first={"n": 1})
+    record = session_of(runner).start_record()
+
+    def full(record: RunRecord) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunRecord, "save", full)
+    record.stage_started(runner.plan["first"], False, runner.folder("first"))
+    record.stage_failed(runner.plan["first"], "first: no")
+    assert record.content["stages"]["first"]["error"] == "first: no"
+
+
+def test_a_run_is_written_as_json_lines(toy_runner: Make) -> None:
+    sink = io.StringIO()
+    run_recorded(toy_runner(first={"n": 2}, second={}, failing={}), JsonObserver(JsonLines(sink)))
+    lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert all({"time", "level", "event"} <= line.keys() for line in lines)
+    assert [(line["event"], line.get("stage"), line["level"]) for line in lines if line["event"] != "progress"] == [
+        ("stage_started", "first", "info"),
+        ("stage_finished", "first", "info"),
+        ("stage_started", "second", "info"),
+        ("warning", "second", "warning"),
+        ("stage_finished", "second", "info"),
+        ("stage_started", "failing", "info"),
+        ("stage_failed", "failing", "error"),
+    ]
+    last = [line for line in lines if line["event"] == "progress"][-1]
+    assert (last["done"], last["total"], last["unit"]) == (2, 2, "shards")
+
+
+def test_text_becomes_json_lines_without_credentials() -> None:
+    sink = io.StringIO()
+    lines = JsonLines(sink)
+    lines.write("part of a li")
+    lines.write("ne\n\ns3://key:secret-secret@bucket\n")
+    assert [json.loads(line)["message"] for line in sink.getvalue().splitlines()] == [
+        "part of a line",
+        "s3://***@bucket",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stage", "code", "state"), [({"first": {"n": 1}}, 0, "completed"), ({"failing": {}}, 1, "failed")]
+)
+def test_a_launched_run_with_json_lines_ends_with_its_state(
+    toy_runner: Make, stage: dict[str, Any], code: int, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = session_of(toy_runner(**stage))
+    assert launch.launch(session, list(session.plan), frozenset(), False, summarise=True, json_lines=True) == code
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (lines[0]["event"], lines[-1]["event"], lines[-1]["state"]) == ("run_started", "run_finished", state)
+
+
+def test_prometheus_sees_states_durations_and_rows(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 1}, failing={}, second={})
+    run_recorded(runner)
+    found = samples(runner)
+    assert found["gristmill_run_state", "toy", "failed"] == 1
+    assert found["gristmill_run_state", "toy", "running"] == 0
+    assert found["gristmill_run_seconds", "toy"] > 0
+    assert found["gristmill_stage_state", "toy", "first", "completed"] == 1
+    assert found["gristmill_stage_state", "toy", "failing", "failed"] == 1
+    assert found["gristmill_stage_state", "toy", "second", "waiting"] == 1
+    assert found["gristmill_stage_rows", "read", "toy", "first"] == 1
+    assert found["gristmill_stage_seconds", "toy", "first"] > 0
+
+
+def test_prometheus_sees_how_far_and_how_fast_a_running_stage_is(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 1})
+    record = session_of(runner).start_record()
+    folder = runner.folder("first")
+    record.stage_started(runner.plan["first"], False, folder)
+    (folder.path / "lease").mkdir(parents=True)
+    (folder.path / "lease" / "1.json").write_text("{}")
+    progress = {"done": 30, "total": 120, "unit": "steps", "tokens_per_second": 5000.0}
+    (folder.path / "lease" / "1.progress.json").write_text(json.dumps(progress))
+    found = samples(runner)
+    assert found["gristmill_run_state", "toy", "running"] == 1
+    assert found["gristmill_stage_state", "toy", "first", "running"] == 1
+    assert found["gristmill_stage_progress", "toy", "first"] == 0.25
+    assert found["gristmill_tokens_per_second", "toy", "first"] == 5000.0
+
+
+def test_metrics_are_served_beside_the_reports(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 1})
+    run_recorded(runner)
+    server = serve_reports(0, "gristmill:secret", lambda: metrics_text(runner.store))
+    base = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        with urllib.request.urlopen(metrics_link(base, "gristmill:secret")) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain")
+            assert b'gristmill_run_state{name="toy",state="completed"} 1.0' in answer.read()
+        for stranger in (f"{base}/metrics", metrics_link(base, "gristmill:guess")):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(stranger)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The address of a server that keeps what it is sent, and answers with an error."""
+    bodies: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_error(500)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}{SECRET}", bodies
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_webhook_hears_of_the_end_and_its_address_is_nowhere(
+    toy_runner: Make,
+    webhook: tuple[str, list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url, bodies = webhook
+    monkeypatch.setenv("TOY_HOOK", url)
+    runner = toy_runner(first={"n": 1}, failing={})
+    run_recorded(runner, hook="$TOY_HOOK")
+    record = run_recorded(runner, hook=url)
+    assert [body["state"] for body in bodies] == ["failed", "failed"]
+    assert bodies[0]["stages"]["first"]["rows"] == {"read": 1, "kept": 1}
+    assert "7 is not allowed" in bodies[0]["text"]
+    assert len(caplog.records) == 2, "the error that it answers with is a warning"
+    assert SECRET not in (record.folder / "run.json").read_text() + json.dumps(bodies) + caplog.text
+
+
+def test_the_path_of_a_webhook_is_masked_in_manifests_and_settings() -> None:
+    masked = mask_secrets({"engine": {"notify": f"https://hooks.example{SECRET}"}})
+    assert masked == {"engine": {"notify": "https://hooks.example/***"}}
+    assert mask_secrets([f"engine.notify=https://hooks.example{SECRET}"]) == ["engine.notify=https://hooks.example/***"]
+    assert mask_secrets({"notify": "./notify.sh --all"}) == {"notify": "./notify.sh --all"}
+
+
+def test_a_command_gets_the_end_on_its_standard_input(toy_runner: Make, tmp_path: Path) -> None:
+    record = run_recorded(toy_runner(first={"n": 1}), hook=f"tee {tmp_path / 'end.json'}")
+    told = read_json(tmp_path / "end.json")
+    assert (told["state"], told["run"], told["stages"]["first"]["how"]) == (
+        "completed",
+        record.content["run"],
+        "Completed",
+    )
+
+
+@pytest.mark.parametrize("hook", ["false", "/no/such/command", "http://127.0.0.1:9/", "unbalanced 'quote"])
+def test_a_hook_that_fails_is_a_warning(toy_runner: Make, hook: str, caplog: pytest.LogCaptureFixture) -> None:
+    record = run_recorded(toy_runner(first={"n": 1}), hook=hook)
+    assert record.content["state"] == "completed"
+    assert [entry.name for entry in caplog.records] == ["gristmill.notify"]
