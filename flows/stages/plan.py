@@ -133,12 +133,12 @@ def add_later_stages(plan: Plan, manifest: Manifest, settle: Callable[[Node], No
 
 
 def _node(placed: _Placed, configured: tuple[Recipe, Recipe], plan: Plan, manifest: Manifest) -> Node:
-    recipe, told = configured
+    recipe, arguments = configured
     inputs = {name: plan[name].identity for name in placed.needs if name in plan}
     edits = tuple(name for name, step in manifest.steps.items() if step.config.edits_text and name in inputs)
     named = fingerprint(placed.stage, recipe, inputs)
     called = placed.name if placed.name != placed.stage.name else ""
-    config = {**recipe, **told} if placed.settings is None else told  # a step is told all its settings
+    config = {**recipe, **arguments} if placed.settings is None else arguments  # a step gets all its settings
     return Node(placed.stage, named, recipe, config, inputs, edits, called, placed.settings)
 
 

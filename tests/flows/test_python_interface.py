@@ -115,21 +115,21 @@ def test_a_run_that_ended_before_its_training_answers_as_the_command_line_does(
     """The steps of a training are known before it is trained."""
     settings = {**TRAINING, "pretrain.steps": 5}
     ended = gristmill.run(project, set=settings, until="mix", store=run.path.parent.parent, progress=False)
-    told = [f"--set={key}={value}" for key, value in settings.items()]
+    overrides = [f"--set={key}={value}" for key, value in settings.items()]
 
-    def asked(*words: str) -> Any:
-        done = CliRunner().invoke(app, [*words, *told, "--store", str(run.path.parent.parent), "--json"])
+    def answer_of(*words: str) -> Any:
+        done = CliRunner().invoke(app, [*words, *overrides, "--store", str(run.path.parent.parent), "--json"])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
-    for one in (ended, gristmill.Store(run.path.parent.parent).run(ended.name)):
-        step = one.trace(5)
-        assert step.found == asked("trace", str(project), "--step", "5")
+    for ended_run in (ended, gristmill.Store(run.path.parent.parent).run(ended.name)):
+        step = ended_run.trace(5)
+        assert step.found == answer_of("trace", str(project), "--step", "5")
         assert step.found["use"] == "will read"
         document = step.documents[0]["id"]
-        assert one.explain(document).found == asked("explain", str(project), document)
-        assert one.trace_document(document).found == asked("trace", str(project), "--document", document)
-        assert "pretrain" not in one.stages
+        assert ended_run.explain(document).found == answer_of("explain", str(project), document)
+        assert ended_run.trace_document(document).found == answer_of("trace", str(project), "--document", document)
+        assert "pretrain" not in ended_run.stages
 
 
 def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(run: gristmill.Run, project: Path) -> None:
@@ -147,12 +147,16 @@ def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(run: grist
         manifest.write_text("\n".join(lines))
         done = CliRunner().invoke(app, ["takedown", str(manifest), "--ids", str(listed), "--json", *store])
         assert done.exit_code == 0, done.output
-        found = json.loads(done.stdout)
-        assert found["excluded"] == [document]
-        assert (found["first_step"], found["checkpoints"], found["models"]) == (None, {"clean": [], "affected": []}, [])
-        assert Path(found["written"]["list"]).read_text().split() == [document]
-        assert bool(found["rows"]) == (name == "mixed")
-        assert (found["written"]["manifest"] is None) == (name == "cleaned")
+        takedown = json.loads(done.stdout)
+        assert takedown["excluded"] == [document]
+        assert (takedown["first_step"], takedown["checkpoints"], takedown["models"]) == (
+            None,
+            {"clean": [], "affected": []},
+            [],
+        )
+        assert Path(takedown["written"]["list"]).read_text().split() == [document]
+        assert bool(takedown["rows"]) == (name == "mixed")
+        assert (takedown["written"]["manifest"] is None) == (name == "cleaned")
 
 
 def test_answers_are_objects(

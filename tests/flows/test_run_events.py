@@ -129,15 +129,15 @@ def test_a_launched_run_with_json_lines_ends_with_its_state(
 def test_prometheus_sees_states_durations_and_rows(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1}, failing={}, second={})
     run_recorded(runner)
-    found = samples(runner)
-    assert found["gristmill_run_state", "toy", "failed"] == 1
-    assert found["gristmill_run_state", "toy", "running"] == 0
-    assert found["gristmill_run_seconds", "toy"] > 0
-    assert found["gristmill_stage_state", "toy", "first", "completed"] == 1
-    assert found["gristmill_stage_state", "toy", "failing", "failed"] == 1
-    assert found["gristmill_stage_state", "toy", "second", "waiting"] == 1
-    assert found["gristmill_stage_rows", "read", "toy", "first"] == 1
-    assert found["gristmill_stage_seconds", "toy", "first"] > 0
+    values = samples(runner)
+    assert values["gristmill_run_state", "toy", "failed"] == 1
+    assert values["gristmill_run_state", "toy", "running"] == 0
+    assert values["gristmill_run_seconds", "toy"] > 0
+    assert values["gristmill_stage_state", "toy", "first", "completed"] == 1
+    assert values["gristmill_stage_state", "toy", "failing", "failed"] == 1
+    assert values["gristmill_stage_state", "toy", "second", "waiting"] == 1
+    assert values["gristmill_stage_rows", "read", "toy", "first"] == 1
+    assert values["gristmill_stage_seconds", "toy", "first"] > 0
 
 
 def test_prometheus_sees_how_far_and_how_fast_a_running_stage_is(toy_runner: Make) -> None:
@@ -149,11 +149,11 @@ def test_prometheus_sees_how_far_and_how_fast_a_running_stage_is(toy_runner: Mak
     (folder.path / "lease" / "1.json").write_text("{}")
     progress = {"done": 30, "total": 120, "unit": "steps", "tokens_per_second": 5000.0}
     (folder.path / "lease" / "1.progress.json").write_text(json.dumps(progress))
-    found = samples(runner)
-    assert found["gristmill_run_state", "toy", "running"] == 1
-    assert found["gristmill_stage_state", "toy", "first", "running"] == 1
-    assert found["gristmill_stage_progress", "toy", "first"] == 0.25
-    assert found["gristmill_tokens_per_second", "toy", "first"] == 5000.0
+    values = samples(runner)
+    assert values["gristmill_run_state", "toy", "running"] == 1
+    assert values["gristmill_stage_state", "toy", "first", "running"] == 1
+    assert values["gristmill_stage_progress", "toy", "first"] == 0.25
+    assert values["gristmill_tokens_per_second", "toy", "first"] == 5000.0
 
 
 def test_metrics_are_served_beside_the_reports(toy_runner: Make) -> None:
@@ -219,8 +219,8 @@ def test_the_path_of_a_webhook_is_masked_in_manifests_and_settings() -> None:
 
 def test_a_command_gets_the_end_on_its_standard_input(toy_runner: Make, tmp_path: Path) -> None:
     record = run_recorded(toy_runner(first={"n": 1}), hook=f"tee {tmp_path / 'end.json'}")
-    told = read_json(tmp_path / "end.json")
-    assert (told["state"], told["run"], told["stages"]["first"]["how"]) == (
+    payload = read_json(tmp_path / "end.json")
+    assert (payload["state"], payload["run"], payload["stages"]["first"]["how"]) == (
         "completed",
         record.content["run"],
         "Completed",
