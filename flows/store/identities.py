@@ -81,10 +81,9 @@ def settle_from_store(plan: Plan, store: Store, name: str) -> Plan:
 def settle_node(node: Node, store: Store, name: str) -> Node:
     """A node with the alias of its output, or with the output that is kept in its place."""
     folder = store.folder(node.name, name, node.fingerprint)
-    if not folder.path.exists():
-        return node
-    if (folder.path / "_SUCCESS").exists():
-        return replace(node, alias=alias_of(folder))
+    manifest = folder.committed_manifest()
+    if manifest is not None:
+        return replace(node, alias=str(manifest.get(IDENTITY, "")))
     kept = kept_output(folder)
     if kept is None:
         return node
