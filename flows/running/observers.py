@@ -80,7 +80,7 @@ class JsonLines:
         """Every line is flushed when it is written."""
 
     def isatty(self) -> bool:
-        """Whether bars may move on it."""
+        """False: no bar moves on it."""
         return False
 
 

@@ -195,7 +195,7 @@ class StageProcess:
         return (str(told[0]["message"]), bool(told[0]["is_consequence"])) if told else None
 
     def was_killed(self, code: int) -> bool:
-        """Whether SIGKILL ended it, one of its workers, or one of its ranks.
+        """True if SIGKILL ended it, one of its workers, or one of its ranks.
 
         Args:
             code: its exit code.

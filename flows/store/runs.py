@@ -140,7 +140,7 @@ def remove_half_written(store: Store) -> None:
 
 
 def _names_of(node: Node) -> dict[str, Any]:
-    """What names a stage's output: its fingerprint, what it equals, and the version that made it if that is kept."""
+    """Names of a stage's output: its fingerprint, the one that it equals, and the version that made it if it is kept."""
     names: dict[str, Any] = {"fingerprint": node.fingerprint}
     if node.alias:
         names["identity"] = node.alias
