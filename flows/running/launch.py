@@ -100,8 +100,6 @@ def launch_with_json_lines(session: Session, stages: list[str], force: frozenset
     console.width = LINE_CHARS
     handler, logger = JsonHandler(lines), logging.getLogger("gristmill")
     logger.addHandler(handler)
-    for name, replacement in former_variables(os.environ).items():
-        lines.log("message", "warning", message=f"{name} is no longer read: {replacement}")
     lines.log("run_started", manifest=session.manifest_file, name=session.manifest.name, stages=stages)
     try:
         folder = run_stages(session, stages, force, tracked, JsonObserver(lines), console)
