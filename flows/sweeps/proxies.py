@@ -14,6 +14,7 @@ import yaml
 
 from gristmill.dataprep.context import read_inputs
 from gristmill.dataprep.files import read_json
+from gristmill.flows.running.observers import Observers
 from gristmill.flows.running.run import Observer, StageFailedError
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import Plan
@@ -298,10 +299,11 @@ def run_recorded(
 
     A mixture is looked at as soon as it is made: it must hold out text of every source of the target.
     """
-    runner, record = session.runner(observer), session.start_record()
+    record = session.start_record()
+    runner = session.runner(Observers(record, observer))
     names = list(session.plan)
     with record.until_end():
         for stage in names[names.index(after) + 1 if after in names else 0 :]:
-            record.add(runner.run_stage(stage))
+            runner.run_stage(stage)
             if stage == MIXTURE:
                 check_held_out(held_out_by(session), target)
