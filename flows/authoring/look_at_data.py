@@ -56,6 +56,16 @@ CODE_EXTENSIONS = (
     ".kt",
     ".swift",
 )
+PATH_NAMES = ("max_stars_repo_path", "path", "file_path", "filepath", "filename", "file_name")
+"""Fields with the path of a file of code: those of The Stack (Kocetkov et al. 2022) and of its like."""
+EXTENSION_NAMES = ("ext", "extension")
+LANGUAGE_NAMES = ("lang", "language", "programming_language")
+CODE_LANGUAGES = frozenset(
+    "c c# c++ csharp cuda go haskell java javascript jsx julia kotlin objective-c perl php python r ruby rust scala "
+    "shell swift typescript".split()
+)
+"""Names of programming languages in data sets of code, but those that are codes of natural languages too (`lua`,
+`css`)."""
 ROW_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 EXAMPLE_FIELDS = (
     (("chosen", "rejected"), "preferences", "dpo"),
@@ -87,7 +97,8 @@ class Look:
         files: number of inputs.
         stored_bytes: their size.
         text_bytes: estimated bytes of text; None where it cannot be known before reading.
-        is_code: whether most of the files are programs.
+        is_code: whether most of the files, or rows, are programs.
+        path_field: the field of rows of programs that has their paths; None where the locator is the path.
         split: how long texts are to be cut: `chapters`, or into paragraphs of so many characters; None for not at all.
         remarks: sentences about what may need a second look.
         formats: (format with its compression, number of files, their bytes), the largest first.
@@ -103,6 +114,7 @@ class Look:
     id_field: str | None = None
     extract: bool = False
     is_code: bool = False
+    path_field: str | None = None
     split: Literal["chapters"] | int | None = None
     remarks: tuple[str, ...] = ()
     formats: tuple[tuple[str, int, int], ...] = ()
@@ -202,6 +214,7 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
         ]
     )
     remarks += _examples_remark(together)
+    path_field = code_path_field(together)
     html = sum(map(is_html, texts)) * 2 > len(texts)
     share = sum(len(text.encode()) for text in texts) / max(sum(map(_row_bytes, together)), 1)
     return Look(
@@ -210,12 +223,12 @@ def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile])
         len(files),
         stored,
         int(stored * _unpacked(chosen) * share * (text_share(texts) if html else 1)),
-        None if named == "text" else named,
-        id_field(together),
-        html,
-        False,
-        None,
-        tuple(remarks),
+        text_field=None if named == "text" else named,
+        id_field=id_field(together),
+        extract=html,
+        is_code=path_field is not None or names_code(together),
+        path_field=path_field,
+        remarks=tuple(remarks),
     )
 
 
@@ -402,6 +415,30 @@ def text_field(rows: Sequence[Row]) -> str | None:
     longest = max(means, key=lambda key: (means[key], key))
     usual = [key for name in TEXT_NAMES for key in means if key.rpartition(".")[2].lower() == name]
     return next((key for key in usual if means[key] * 2 >= means[longest]), longest)
+
+
+def code_path_field(rows: Sequence[Row]) -> str | None:
+    """The field that has the path of a program in most rows; None where no field has."""
+    for name in PATH_NAMES:
+        paths = [path for row in rows if isinstance(path := row.get(name), str)]
+        programs = sum(PurePosixPath(path).suffix.lower() in CODE_EXTENSIONS for path in paths)
+        if programs * 2 > len(rows):
+            return name
+    return None
+
+
+def names_code(rows: Sequence[Row]) -> bool:
+    """Whether most rows have the extension of a program or the name of a programming language."""
+    return any(sum(map(is_named, rows)) * 2 > len(rows) for is_named in (_has_code_extension, _has_code_language))
+
+
+def _has_code_extension(row: Row) -> bool:
+    extensions = [str(row[name]).lower().lstrip(".") for name in EXTENSION_NAMES if row.get(name)]
+    return any(f".{extension}" in CODE_EXTENSIONS for extension in extensions)
+
+
+def _has_code_language(row: Row) -> bool:
+    return any(str(row.get(name)).lower() in CODE_LANGUAGES for name in LANGUAGE_NAMES)
 
 
 def id_field(rows: Sequence[Row]) -> str | None:

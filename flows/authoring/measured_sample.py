@@ -56,14 +56,14 @@ LONGEST = "gopher (datatrove)"
 """What takes longest to compile, for its words are cut by spaCy's rules."""
 
 
-def rule_sets_for(is_code: bool) -> dict[str, Rules]:
+def rule_sets_for(is_code: bool, path_field: str | None = None) -> dict[str, Rules]:
     """What a sample is judged by: name -> rules with their usual thresholds.
 
     Gopher's rules stand in every dialect, those of FineWeb and NeMo Curator alone: behind Gopher's, as these projects
     run them, they drop in addition.
     """
     if is_code:
-        return {"code": Rules.model_validate({"code": {}})}
+        return {"code": Rules.model_validate({"code": {"path_field": path_field}})}
     rules = {
         f"gopher ({dialect})": Rules.model_validate(
             {name: {"dialect": dialect} for name in ("gopher_quality", "gopher_repetition")}
@@ -156,7 +156,7 @@ def measure_sample(
         gristmill.dataprep.reading.sources.SourceError: nothing of it can be read.
     """
     started = time.monotonic()
-    rule_sets = rule_sets_for(look.is_code)
+    rule_sets = rule_sets_for(look.is_code, look.path_field)
     with Kernels(look.is_code, started + seconds) as kernels:
         with take_sample(path, None, documents, SAMPLE_BYTES) as sample:
             rows = _rows(sample)

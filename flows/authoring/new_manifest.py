@@ -178,14 +178,7 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
     programs = [name for name, look in looks.items() if look.is_code]
     only = _only(prose) if programs else ""
     dedup = "  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster one survives"
-    code = (
-        [
-            "  # rules for programs: generated, minified and encoded files go",
-            f"  - filter: {{{_only(programs) if prose else ''}rules: [code]}}",
-        ]
-        if programs
-        else []
-    )
+    code = _code_rules(looks, programs)
     if prose and wishes.settings:
         lines = [*_langid(wishes, only), *code, dedup, *_fineweb2_rules(wishes, only)]
     elif prose:
@@ -199,6 +192,19 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
     else:
         lines = [*code, dedup]
     return "\n".join(["prepare:", *lines]) + "\n"
+
+
+def _code_rules(looks: Mapping[str, Look], programs: Sequence[str]) -> list[str]:
+    """A step for the programs of every field that has their paths."""
+    by_field: dict[str | None, list[str]] = {}
+    for name in programs:
+        by_field.setdefault(looks[name].path_field, []).append(name)
+    lines = ["  # rules for programs: generated, minified and encoded files go"] if programs else []
+    for path_field, sources in by_field.items():
+        rule = "code" if path_field is None else f"{{code: {{path_field: {_scalar(path_field)}}}}}"
+        only = _only(sources) if len(sources) < len(looks) else ""
+        lines.append(f"  - filter: {{{only}rules: [{rule}]}}")
+    return lines
 
 
 def _only(sources: Sequence[str]) -> str:

@@ -20,9 +20,10 @@ from gristmill.flows.authoring.look_at_data import id_field, look_at, size, text
 from gristmill.flows.authoring.new_manifest import MODELS, Wishes, source_name, write_manifest
 from gristmill.flows.authoring.page_text import is_html
 from gristmill.flows.cli.main import app
-from gristmill.mixtures.load import ManifestError, load_manifest
+from gristmill.mixtures.load import ManifestError, load_manifest, parse_manifest
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.sources import Paragraphs
+from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.rules import configured_names
 from gristmill.train.models.shape import shape_of
 
@@ -231,6 +232,48 @@ def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tm
     twice = run_new(str(tmp_path / "a.yaml"), "--source", f"a={data}/code", "--source", f"a={data}/code")
     assert "given twice; give one of them another name" in twice.output
     assert not (tmp_path / "a.yaml").exists()
+
+
+PROGRAM = "import os\n\n\ndef size(path):\n    return os.stat(path).st_size\n" * 4
+
+
+@pytest.mark.parametrize(
+    ("row", "is_code", "path_field"),
+    [
+        (
+            {"content": PROGRAM, "ext": "py", "lang": "Python", "max_stars_repo_path": "a/b.py", "size": 9},
+            True,
+            "max_stars_repo_path",
+        ),
+        ({"content": PROGRAM, "path": "src/main.rs"}, True, "path"),
+        ({"content": PROGRAM, "ext": "py"}, True, None),
+        ({"content": PROGRAM, "language": "C++"}, True, None),
+        ({"content": PROGRAM, "lang": "en", "path": "posts/1.md"}, False, None),
+    ],
+)
+def test_rows_of_programs_are_seen_by_their_columns(
+    row: dict[str, object], is_code: bool, path_field: str | None, tmp_path: Path
+) -> None:
+    pq.write_table(pa.Table.from_pylist([row] * 20), tmp_path / "rows.parquet")
+    look = look_at("rows", str(tmp_path / "rows.parquet"))
+    assert (look.is_code, look.path_field, look.text_field) == (is_code, path_field, "content")
+
+
+def test_every_source_of_programs_gets_the_rules_for_its_paths(tmp_path: Path) -> None:
+    rows = {
+        "stack": {"content": PROGRAM, "max_stars_repo_path": "a/b.py"},
+        "files": {"content": PROGRAM, "path": "c.go"},
+        "web": {"content": "A page of prose. " * 30},
+    }
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 5)
+    looks = {name: look_at(name, str(tmp_path / f"{name}.jsonl")) for name in rows}
+    text = write_manifest(Wishes("mine", ["en"], train=False), looks, str(tmp_path / "m.yaml"))
+    steps = parse_manifest(text, str(tmp_path / "m.yaml")).steps.values()
+    filters = [step.config for step in steps if isinstance(step.config, Filter)]
+    paths = {step.sources: step.rules.code.path_field for step in filters if step.rules.code is not None}
+    assert paths == {("stack",): "max_stars_repo_path", ("files",): "path"}
+    assert [step.sources for step in filters if step.rules.gopher_quality is not None] == [("web",)]
 
 
 def test_rows_without_any_text_are_refused_with_their_fields(tmp_path: Path) -> None:
