@@ -28,6 +28,7 @@ DEFINED_IN = {
     "mc4": "rules_c4",
     "fineweb": "rules_fineweb",
     "curator": "rules_curator",
+    "running_text": "rules_running_text",
     "code": "rules_code",
     "urls": "rules_urls",
     "bad_words": "rules_words",

@@ -39,6 +39,13 @@ FINEWEB_STATISTICS = (
     "repeated_line_char_ratio",
     "newline_word_ratio",
 )
+RUNNING_TEXT_STATISTICS = (
+    "placeholder_phrases",
+    "lettered_word_ratio",
+    "eflaw",
+    "function_word_ratio",
+    "stray_determiner_ratio",
+)
 CURATOR_SHARES = (
     "non_alphanumeric_ratio",
     "digit_ratio",
@@ -85,6 +92,7 @@ RULE_COLUMNS: Mapping[str, Mapping[str, Edges]] = {
     "mc4": counts("long_paragraphs"),
     "fineweb": {**shares(*FINEWEB_STATISTICS), **counts("filled_lines")},
     "curator": {**shares(*CURATOR_SHARES), **counts("longest_word_characters")},
+    "running_text": {**shares(*RUNNING_TEXT_STATISTICS), **counts("placeholder_phrases"), "eflaw": LENGTH_EDGES},
     "code": {**shares(*CODE_SHARES), **counts(*CODE_COUNTS)},
     "urls": counts(*URL_STATISTICS),
     "bad_words": {**counts("bad_words"), **shares("bad_word_ratio")},

@@ -23,6 +23,7 @@ from gristmill.dataprep.filtering import (
     rules_code,
     rules_curator,
     rules_fineweb,
+    rules_running_text,
     rules_urls,
     rules_words,
 )
@@ -61,6 +62,11 @@ def _measure_fineweb(rows: pa.Table, rules: Rules) -> Columns:
     return rules_fineweb.fineweb_statistics(rows["text"], rules.fineweb.short_line_characters, languages)
 
 
+def _measure_running_text(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.running_text is not None
+    return rules_running_text.running_text_statistics(rows["text"], rows["language"].to_pylist())
+
+
 def _measure_code(rows: pa.Table, rules: Rules) -> Columns:
     assert rules.code is not None
     paths = rules_code.paths_of(rows["locator"], rows["metadata"], rules.code.path_field)
@@ -89,6 +95,7 @@ RULE_SETS: dict[str, RuleSet] = {
     "mc4": RuleSet(_measure_mc4),
     "fineweb": RuleSet(_measure_fineweb, ("language", "script")),
     "curator": RuleSet(lambda rows, rules: rules_curator.curator_statistics(rows["text"])),
+    "running_text": RuleSet(_measure_running_text, ("language",)),
     "code": RuleSet(_measure_code, ("locator", "metadata")),
     "urls": RuleSet(_measure_urls, ("locator", "metadata")),
     "bad_words": RuleSet(_measure_bad_words, ("language",)),

@@ -50,7 +50,7 @@ LIMIT_SECONDS = 15.0
 LANGUAGES, DUPLICATES = "languages", "duplicates"
 NOT_COMPILED = "what measures them is not compiled yet; look again"
 ANY_TEXT = "The river ran past the old mill and turned its wheel all day, and nobody had to look after it. " * 8
-OTHER_SETS = ("c4", "fineweb", "curator")
+OTHER_SETS = ("c4", "fineweb", "curator", "running_text")
 """Rule sets for prose beside Gopher's; compiling one takes seconds, and a dialect of Gopher's up to twenty."""
 LONGEST = "gopher (datatrove)"
 """What takes longest to compile, for its words are cut by spaCy's rules."""

@@ -34,6 +34,13 @@ MODELS = (
 BATCH_TOKENS = ((100_000_000, 4_096), (1_000_000_000, 65_536), (None, 524_288))
 """Up to so many training tokens: tokens per optimizer step (GPT-3's 0.5 M for the largest)."""
 LEAST_TOKENS = 20_000
+PROSE_RULES: tuple[str | dict[str, Any], ...] = (
+    {"gopher_quality": {"min_alpha_word_ratio": 0}},
+    "gopher_repetition",
+    "running_text",
+)
+"""Rules proposed for prose: Gopher's, of which `running_text` has the share of words with a letter without markers of
+lists and arithmetic, and rules against placeholder text and words in a random order (`gristmill bench kinds`)."""
 GLOTLID = "glotlid.bin"
 """Where the model is looked for whose scores FineWeb-2's settings are about, beside the manifest."""
 WORDPIECE_END = "[SEP]"
@@ -185,7 +192,7 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
         lines = [
             *_langid(wishes, only),
             "  # Gopher's rules are for prose" + ("" if only else "; try others with: gristmill whatif"),
-            f"  - filter: {{{only}rules: [gopher_quality, gopher_repetition]}}",
+            f"  - filter: {{{only}rules: {_flow(list(PROSE_RULES))}}}",
             *code,
             dedup,
         ]

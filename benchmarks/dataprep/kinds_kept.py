@@ -1,0 +1,40 @@
+"""What the rules that `gristmill new` proposes keep of thirty kinds of text, and what Gopher's rules alone keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from benchmarks.dataprep.text_kinds import KINDS, documents
+from benchmarks.measuring import Row, row
+from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
+from gristmill.dataprep.thresholds import failures, first_failures
+from gristmill.flows.authoring.new_manifest import PROSE_RULES
+from gristmill.mixtures.steps.rules import Rules, expand
+
+GOPHER = ("gopher_quality", "gopher_repetition")
+
+
+def rows() -> Iterator[Row]:
+    """Per kind the share that is kept; the peer is Gopher's rules in the default dialect."""
+    proposed = Rules.model_validate(expand(list(PROSE_RULES)))
+    gopher = Rules.model_validate(expand(list(GOPHER)))
+    for kind in KINDS:
+        texts = documents(kind)
+        aim = "should be kept" if kind.keep else "should be dropped"
+        yield row(
+            f"kept of {kind.name}",
+            kept_share(texts, proposed),
+            kept_share(texts, gopher),
+            "of texts",
+            f"{aim}; {len(texts)} texts; peer: {' and '.join(GOPHER)}",
+        )
+
+
+def kept_share(texts: list[str], rules: Rules) -> float:
+    """Share of texts that no rule drops."""
+    unknown = pa.nulls(len(texts), pa.string())
+    table = pa.table({"text": pa.array(texts, pa.large_string()), "language": unknown, "script": unknown})
+    reasons = first_failures(failures(measure(table, rules), configured_sets(rules)), len(texts))
+    return sum(reason is None for reason in reasons) / len(texts)
