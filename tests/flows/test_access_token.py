@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -17,8 +18,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from gristmill.flows.access_token import AccessToken, SignIn
+from gristmill.flows.cli.main import app
+from gristmill.flows.models import listening
 from gristmill.flows.orchestration.server_settings import keep_private
 from gristmill.flows.report.report_links import VARIABLE, report_link, serve_reports
 
@@ -31,8 +35,8 @@ def client() -> TestClient:
         return PlainTextResponse(str(request.url.query))
 
     routes = [Route("/{path:path}", answer, methods=["GET", "POST"])]
-    app = SignIn(Starlette(routes=routes), TOKEN, frozenset({"/health"}))
-    return TestClient(app, base_url="http://127.0.0.1:4300")
+    signed_in = SignIn(Starlette(routes=routes), TOKEN, frozenset({"/health"}))
+    return TestClient(signed_in, base_url="http://127.0.0.1:4300")
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "OPTIONS"])
@@ -83,6 +87,25 @@ def test_programs_send_the_token_as_a_bearer_token_and_probes_need_none(client: 
 def test_two_servers_have_different_tokens() -> None:
     assert AccessToken.fresh(4300) != AccessToken.fresh(4300)
     assert len(TOKEN.value) >= 32
+
+
+def test_browse_prints_the_only_address_that_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[SignIn] = []
+
+    def keep(app: SignIn, server_socket: socket.socket) -> None:
+        served.append(app)
+        server_socket.close()
+
+    monkeypatch.setattr(listening, "serve", keep)
+    (tmp_path / "web.jsonl").write_text('{"text": "grist"}\n')
+    manifest = tmp_path / "x.yaml"
+    manifest.write_text("name: x\nsources: {web: {path: web.jsonl}}\nprepare: [{dedup: {exact: true}}]\n")
+    arguments = ["browse", str(manifest), "--port", "0", "--store", str(tmp_path / "store")]
+    address = CliRunner().invoke(app, arguments, catch_exceptions=False).output.split()[0]
+    client = TestClient(served[0], base_url=address.partition("/?")[0])
+    assert client.get("/").status_code == 403
+    assert client.get(address).status_code == 200
+    assert client.get("/").status_code == 200
 
 
 @pytest.fixture

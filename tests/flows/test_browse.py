@@ -14,15 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
 from gristmill.dataprep.corpus import Corpus
 from gristmill.flows.browse import document_list
 from gristmill.flows.browse.addresses import Search
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.browse.data_server import HEADERS, make_app
-from gristmill.flows.cli.main import app
-from gristmill.flows.models import listening
 from gristmill.flows.report.differences import differences
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.browsed import ADDRESSED, make_run
@@ -49,25 +46,6 @@ def client_of(run: BrowsedRun) -> TestClient:
 def client(run: BrowsedRun) -> Iterator[TestClient]:
     with client_of(run) as found:
         yield found
-
-
-def test_the_command_prints_the_only_address_that_is_answered(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = list[Any]()
-
-    def keep(app: Any, server_socket: Any) -> None:
-        served.append(app)
-        server_socket.close()
-
-    monkeypatch.setattr(listening, "serve", keep)
-    arguments = ["browse", session.manifest_file, "--port", "0", "--store", str(session.store.root)]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    address = done.output.split()[0]
-    client = TestClient(served[0], base_url=address.partition("/?")[0])
-    assert client.get("/documents").status_code == 403
-    assert client.get(address).status_code == 200
-    assert client.get("/documents").status_code == 200
 
 
 class Elements(HTMLParser):
