@@ -130,32 +130,42 @@ def foreign_file(path: Path, check: Callable[[Path], object], scratch: Path | No
         scratch: local folder that the library writes to if `path` is not local; the system's temporary one if None.
 
     Raises:
-        IncompleteFileError: `check` has raised.
+        IncompleteFileError: `check` has raised, or the library an OSError without a reason.
     """
     _make_folder(path.parent)
     if is_local(path):
-        with _renamed(path) as temporary:
+        with _renamed(path) as temporary, _written_whole(temporary, path.name, check):
             yield temporary
-            _check_whole(temporary, path.name, check)
         return
     with tempfile.TemporaryDirectory(prefix="gristmill-", dir=scratch) as folder:
         temporary = Path(folder) / path.name
-        yield temporary
-        _check_whole(temporary, path.name, check)
+        with _written_whole(temporary, path.name, check):
+            yield temporary
         with temporary.open("rb") as source, atomic_write(path) as sink:
             shutil.copyfileobj(source, sink, CHUNK_BYTES)
 
 
-def _check_whole(file: Path, name: str, check: Callable[[Path], object]) -> None:
+@contextmanager
+def _written_whole(file: Path, name: str, check: Callable[[Path], object]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise _incomplete(file, name, error) from error  # NumPy counts what was written, and gives no reason
     try:
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         check(file)
     except Exception as error:
-        free = shutil.disk_usage(file.parent).free
-        raise IncompleteFileError(
-            f"{name} was not written whole: {error or type(error).__name__}; its disk has {free:,} bytes free"
-        ) from error
+        raise _incomplete(file, name, error) from error
+
+
+def _incomplete(file: Path, name: str, error: Exception) -> IncompleteFileError:
+    free = shutil.disk_usage(file.parent).free
+    return IncompleteFileError(
+        f"{name} was not written whole: {str(error) or type(error).__name__}; its disk has {free:,} bytes free"
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from gristmill.tokenize.encoding.pretokens import LLAMA3
 from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat
-from gristmill.train.models.gguf_model import GgufError, check_gguf
+from gristmill.train.models.gguf_model import GgufError, check_gguf, write_gguf
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.ollama import go_template, modelfile
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import save_model
+from gristmill.train.stages import export
 from gristmill.train.stages.export import run, write_gguf_files
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
@@ -86,6 +88,27 @@ def test_every_kind_holds_the_weights_to_its_own_precision(exported: Any, tmp_pa
         assert types["token_embd.weight"] == ("Q8_0" if kind == "q4_0" else kind.upper())
         assert tensors["token_embd.weight"].shape == (400, 64)  # without the rows that pad the vocabulary
     assert summary["gguf"]["q4_0"] < summary["gguf"]["q8_0"] < summary["gguf"]["f16"] < summary["gguf"]["f32"]
+
+
+@pytest.mark.parametrize("missing", [1, 1000, 20_000])
+def test_a_file_on_a_full_disk_is_an_error(
+    exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    summary, _ = exported(Model(**DENSE), "f16")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write(path: Path, *arguments: Any) -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (summary["gguf"]["f16"] - missing, hard))
+        try:
+            return write_gguf(path, *arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(export, "write_gguf", write)
+    (tmp_path / "out" / "model-f16.gguf").unlink()
+    with pytest.raises(OSError, match=r"not written whole|too large"):
+        exported(Model(**DENSE), "f16")
+    assert not list((tmp_path / "out").glob("model-f16.gguf*"))
 
 
 def test_queries_and_keys_of_a_llama_turn_neighbours_and_those_of_qwen_halves(exported: Any, tmp_path: Path) -> None:
