@@ -9,6 +9,7 @@ import pytest
 
 import gristmill.dataprep.reading.pythondocs as docquestions
 from benchmarks.checkout import data_folder
+from gristmill.dataprep.examples.conversations import sft_example
 from gristmill.dataprep.examples.read_examples import ExamplesError, examples_listing, read_examples, read_set
 from gristmill.dataprep.reading.pythondocs import MAX_ANSWER_CHARACTERS, standard_library_files
 
@@ -536,3 +537,40 @@ def test_a_file_that_ends_early_is_an_error_however_many_records_may_be_refused(
     (tmp_path / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(ExamplesError, match=rf"{name}:\d+: .*replace the file"):
         read_set(str(tmp_path / name), "sft", max_quarantined=0.99)
+
+
+ANSWERED = [{"role": "user", "content": "q", "name": "Ann"}, {"role": "assistant", "content": "a"}]
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_and_names_are_kept(key: str) -> None:
+    user, answer = ANSWERED
+    found = sft_example({"messages": [user, {**answer, key: "Hm."}]})
+    assert found["messages"] == [user, {**answer, "reasoning_content": "Hm."}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": ANSWERED, "images": ["a.png"]},
+        {"messages": [{**ANSWERED[0], "images": ["a.png"]}, ANSWERED[1]]},
+        {"conversations": [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "a"}], "image": "a.png"},
+    ],
+)
+def test_images_are_refused_rather_than_left_out(row: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="only text can be trained on"):
+        sft_example(row)
+
+
+def test_the_former_keys_of_openai_for_calls_and_tools_are_read() -> None:
+    call = {"name": "add", "arguments": '{"a": 3}'}
+    user = {"role": "user", "content": "q"}
+    row = {
+        "messages": [user, {"role": "assistant", "content": None, "function_call": call}],
+        "functions": [{"name": "add", "parameters": {}}],
+    }
+    found = sft_example(row)
+    assert found["messages"][1]["tool_calls"] == [
+        {"type": "function", "function": {"name": "add", "arguments": {"a": 3}}}
+    ]
+    assert found["tools"] == [{"type": "function", "function": {"name": "add", "parameters": {}}}]
