@@ -41,6 +41,9 @@ FIRST_SPANS, FEW_ROWS = 2, 4096
 """As long as the kernels are not loaded, so many spans of at most so many rows are computed by numpy: loading takes
 half a second, which a command that looks at one step need not wait for."""
 
+ROWS_AHEAD = 4096
+"""As many rows of a span take a tenth of a millisecond, and 32 KB."""
+
 
 class ReadOnceError(ValueError):
     """More rows would be read than a set with phases has, which is read once."""
@@ -70,6 +73,7 @@ class Order:
         self.has_phases = False
         self._as_stored = 0
         self._spans = 0
+        self._ahead = (0, np.empty(0, dtype=np.int64))
 
     @classmethod
     def of_phases(cls, phases: Sequence[Sequence[int]], seed: int, as_stored: int = 0) -> Order:
@@ -127,9 +131,12 @@ class Order:
         """`rows` of `count` positions from `first` on, as a batch reads them; costs a fraction of what they do.
 
         Returns:
-            int64 of shape (count,).
+            int64 of shape (count,), which may be part of what a later span returns: not to be written to.
         """
         self.check_reads(first + count)
+        begin, ahead = self._ahead
+        if begin <= first and first + count <= begin + len(ahead):
+            return ahead[first - begin : first - begin + count]
         epoch, place = divmod(first, self.total)
         phase = int(np.searchsorted(self._ends, place, side="right"))
         if first < 0 or place + count > int(self._ends[phase]):
@@ -140,12 +147,14 @@ class Order:
         self._spans += 1
         if self._spans <= FIRST_SPANS and count <= FEW_ROWS and not rows_of_span.overloads:
             return before + by_definition(counts, self.seed, phase, epoch, np.arange(count) + (place - before))
-        rows = np.empty(count, dtype=np.int64)
+        # The spans of the next batches come with it: each call costs half as much as the rows of a batch do.
+        rows = np.empty(max(count, min(ROWS_AHEAD, int(self._ends[phase]) - place)), dtype=np.int64)
         keys = _epoch_keys(self.seed, phase, epoch, len(counts), False)
         rows_of_span(counts, self._half_bits[phase], keys, place - before, rows)
         if before:
             rows += before
-        return rows
+        self._ahead = (first, rows)
+        return rows[:count]
 
     def positions(self, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
         """The inverse of `rows`: at which global position an epoch reads each row.

@@ -143,19 +143,15 @@ def rows_of_span(counts, half_bits, round_keys, place, found):  # type: ignore[n
         count = counts[source]
         if count == 0:
             continue
-        row = first_row_from(counts, source, total, place)
-        filled = 0
-        while filled < len(found) and row < count:
-            here = rank_row(counts, source, row) - place
-            if here >= len(found):
-                break
-            within[filled], index[filled] = here, row
-            filled += 1
-            row += 1
+        first = first_row_from(counts, source, total, place)
+        filled = first_row_from(counts, source, total, place + len(found)) - first
+        for number in range(filled):
+            index[number] = first + number
+        rank_source(counts, source, index[:filled], within)
         permute_source(index[:filled], count, half_bits[source], round_keys[source], values, slots)
         rank_source(counts, source, index[:filled], slots)
         for number in range(filled):
-            found[within[number]] = slots[number]
+            found[within[number] - place] = slots[number]
 
 
 @kernel

@@ -41,10 +41,11 @@ import pyarrow as pa
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.files import REPAIR, is_local, sha256_file
 
-FORMAT = 1
-FORMAT_WITH_PHASES = 2
+FORMAT = 4
+"""Checksums of rows are XXH3; formats 1 to 3 had XXH64."""
+FORMAT_WITH_PHASES = 5
 """Of a set with phases: a reader that knows no phases would take its rows for another mixture's."""
-FORMAT_CONTINUED = 3
+FORMAT_CONTINUED = 6
 """Of a set that continues another one: its first phases are read in the order in which they lie."""
 READABLE_FORMATS = (FORMAT, FORMAT_WITH_PHASES, FORMAT_CONTINUED)
 MANIFEST = "packed.json"

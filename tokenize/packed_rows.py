@@ -1,6 +1,7 @@
 """The training rows of a packed set as tokens, from memory-mapped files or out of an object store.
 
-They are handed out in memory that is used again: a fresh megabyte costs as many page faults as copying it costs time.
+Large batches are handed out in memory that is used again: a fresh megabyte costs as many page faults as copying it
+costs time.
 """
 
 from __future__ import annotations
@@ -207,7 +208,10 @@ class Shards:
 
 
 LARGE_BYTES = 4 << 20
-"""From here on two megabytes of a page are a small share; numpy asks for large pages from the same size on."""
+"""From here on two megabytes of a page are a small share; numpy asks for large pages from the same size on.
+
+Below, the C library hands out memory again by itself, and for less than a loan costs: 3 microseconds, a twentieth of
+what reading a megabyte takes."""
 
 
 class _Loan(weakref.ref[np.ndarray]):
@@ -235,7 +239,7 @@ class Buffers:
         size = dtype.itemsize
         for length in shape:
             size *= length
-        if not size:
+        if size < LARGE_BYTES:
             return np.empty(shape, dtype=dtype)
         memory = self._of_size(size)
         # Every view refers to this array and not to the memory: it is what must be gone.
@@ -261,10 +265,10 @@ class Buffers:
 
 
 def _new_memory(size: int) -> mmap.mmap:
-    """Memory of this process alone, in large pages where that pays and the system has them."""
+    """Memory of this process alone, in large pages where the system has them."""
     private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
     memory = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
-    if size >= LARGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+    if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel that was built without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -41,7 +41,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 STAGE = Stage(
     "dpo_data",
-    6,
+    7,
     "gristmill.train.stages.dpo_data:run",
     configure,
     needs,

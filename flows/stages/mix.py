@@ -56,7 +56,7 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 
 STAGE = Stage(
     "mix",
-    8,
+    9,
     "gristmill.tokenize.mixing.mix:run",
     configure,
     documents("tokenizer", "tokenize", "import_tokens"),

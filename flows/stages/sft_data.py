@@ -29,7 +29,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 STAGE = Stage(
     "sft_data",
-    4,
+    5,
     "gristmill.train.stages.sft_data:run",
     configure,
     needs,

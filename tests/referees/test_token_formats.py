@@ -74,7 +74,7 @@ def packed_set(folder: Path, vocab: int, padded: bool) -> PackedSet:
     write_json(
         folder / "packed.json",
         {
-            "format": 1,
+            "format": 4,
             "dtype": dtype_name(vocab),
             "sequence_length": LENGTH,
             "sources": ["a", "b"],

@@ -61,7 +61,7 @@ def test_a_set_with_phases_is_read_phase_after_phase_and_knows_the_sources_of_it
     """Stages of 6 + 0 and 2 + 4 rows: `a/b c` lies in the last six rows only."""
     manifest = read_json(folder / "packed.json")
     staged = {**manifest["train"], "stages": [[6, 0], [2, 4]]}
-    write_json(folder / "packed.json", {**manifest, "format": 2, "train": staged})
+    write_json(folder / "packed.json", {**manifest, "format": 5, "train": staged})
     packed = PackedSet(folder)
     sources = [0] * 6 + unrank([2, 4], np.arange(6))[0].tolist()
     assert packed.phases == [[6, 0], [2, 4]]
@@ -237,7 +237,7 @@ def test_what_is_not_a_packed_set_is_refused(folder: Path, tmp_path: Path) -> No
     with pytest.raises(PackedSetError, match=r"no packed\.json there"):
         PackedSet(tmp_path / "nowhere")
     write_json(folder / "packed.json", {**read_json(folder / "packed.json"), "format": 9})
-    with pytest.raises(PackedSetError, match="format 9, but this version reads formats 1, 2"):
+    with pytest.raises(PackedSetError, match="format 9, but this version reads formats 4, 5"):
         PackedSet(folder)
 
 
@@ -258,24 +258,24 @@ def test_the_memory_of_batches_is_used_again_only_when_nothing_refers_to_it() ->
     from gristmill.tokenize.packed_rows import Buffers
 
     buffers, dtype = Buffers(), np.dtype("<u2")
-    first = buffers.array((4, 8), dtype)
+    first = buffers.array((4, 1 << 20), dtype)
     first[:] = 7
     part, address = first[1:3], first.ctypes.data
     del first
-    second = buffers.array((4, 8), dtype)
+    second = buffers.array((4, 1 << 20), dtype)
     second[:] = 9
     assert (part == 7).all()  # a view keeps the whole
     assert second.ctypes.data != address
     del part
-    assert buffers.array((4, 8), dtype).ctypes.data == address
+    assert buffers.array((4, 1 << 20), dtype).ctypes.data == address
 
 
 def test_batches_of_several_sizes_share_memory_and_none_is_much_too_large() -> None:
     from gristmill.tokenize.packed_rows import Buffers
 
     buffers, dtype = Buffers(), np.dtype("<u4")
-    large = buffers.array((1000, 100), dtype).ctypes.data
-    assert buffers.array((900, 100), dtype).ctypes.data == large
+    large = buffers.array((1000, 2000), dtype).ctypes.data
+    assert buffers.array((900, 2000), dtype).ctypes.data == large
     small = buffers.array((3, 100), dtype)
     assert small.shape == (3, 100)
     assert small.ctypes.data != large

@@ -155,7 +155,7 @@ def another_mixture(whole: PackedSet, positions: int, tokenizer: dict[str, Any],
         target / "packed.json",
         {
             **manifest,
-            "format": 3,
+            "format": 6,
             "continues": {
                 "rows": positions,
                 "sources": whole.sources,

@@ -26,7 +26,7 @@ def inputs(tokenizer_folder: Path, mix_folder: Path, tmp_path: Path) -> dict[str
     staged, packed = tmp_path / "staged", PackedSet(mix_folder)
     shutil.copytree(mix_folder, staged)
     train = {**packed.manifest["train"], "stages": [[24, 0], [16, 40]]}
-    (staged / "packed.json").write_text(json.dumps({**packed.manifest, "format": 2, "train": train}))
+    (staged / "packed.json").write_text(json.dumps({**packed.manifest, "format": 5, "train": train}))
     return {"tokenizer": tokenizer_folder, "mix": staged}
 
 

@@ -68,7 +68,7 @@ def test_a_set_with_phases_is_trained_on_phase_after_phase_to_its_end_and_no_fur
     shutil.copytree(inputs["mix"], staged)
     first, *others = packed.rows_per_source
     train = {**packed.manifest["train"], "stages": [[12, *(0 for _ in others)], [first - 12, *others]]}
-    (staged / "packed.json").write_text(json.dumps({**packed.manifest, "format": 2, "train": train}))
+    (staged / "packed.json").write_text(json.dumps({**packed.manifest, "format": 5, "train": train}))
     with pytest.raises(ReadOnceError, match=r"84 rows would be read, but the set with phases has 80"):
         run_stage("pretrain", {**inputs, "mix": staged}, {**pretrain_config, "steps": 14}, tmp_path / "far")
     run_stage("pretrain", {**inputs, "mix": staged}, {**pretrain_config, "steps": 3}, tmp_path / "near")

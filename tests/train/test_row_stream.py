@@ -82,7 +82,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(
         folder / MANIFEST,
         {
-            "format": 1,
+            "format": 4,
             "dtype": "uint16",
             "sequence_length": LENGTH,
             "sources": ["prose", "code"],
@@ -271,7 +271,7 @@ def test_a_set_with_phases_is_read_once_and_withheld_rows_never(documents: Path,
         stream(folder, epochs=2)
     del manifest["train"]["stages"]
     manifest["train"]["shards"][0]["withheld"] = [3, 4]
-    write_json(folder / MANIFEST, {**manifest, "format": 1})
+    write_json(folder / MANIFEST, {**manifest, "format": 4})
     without = [one["provenance"]["row"] for one in stream(folder, provenance=True, epochs=1)]
     assert sorted(without) == [row for row in range(20) if row not in (3, 4)]
 
