@@ -9,7 +9,7 @@ cut, follows from the constants of the steps themselves. So the answer says too 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -47,6 +47,14 @@ ID_SECONDS = 40e-9
 """To look at a document's id, where one is sought that no mixture knows (`row_groups.find_ids`)."""
 ROW_BYTES = 4096
 """A page of the disk: what is read for a document's tokens where the token parts are not in memory."""
+
+
+MOST_SHARDS = 100_000
+"""Document shards: a folder of more files is slow to list."""
+
+
+LARGEST_SHARD = 2_000_000_000
+"""Bytes of text: a string column of Arrow addresses 2 GiB."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +285,7 @@ def breaks_of(extent: Extent) -> Iterator[str]:
     if extent.shards > MOST_PARTS and not extent.sends:
         yield (
             f"mix: {extent.shards:,} token parts are more than the {MOST_PARTS:,} that a task maps: every shard of "
-            f"rows opens all of them; with ingest.shard_bytes of {sized(_better_shard(extent))} there are fewer"
+            "rows opens all of them"
         )
     if not extent.sends:
         cold = extent.documents * extent.kept * ROW_BYTES
@@ -289,15 +297,138 @@ def breaks_of(extent: Extent) -> Iterator[str]:
         f"explain: an id that no mixture knows is sought among all, {sized(extent.documents * ID_BYTES)}, for about "
         f"{extent.documents * ID_SECONDS:,.0f} s"
     )
-    if extent.shards > 100_000:
+    if extent.shards > MOST_SHARDS:
         yield (
             f"{extent.shards:,} document shards: a folder of so many files is slow to list, and each job has a "
-            "record for each; raise ingest.shard_bytes"
+            "record for each"
         )
 
 
-def _better_shard(extent: Extent) -> float:
-    return float(ceil(extent.text_bytes / MOST_PARTS / 1e6) * 1e6)
+@dataclass(frozen=True)
+class Host:
+    """A machine: its cores, and bytes of memory and of local disk."""
+
+    cores: int
+    memory_bytes: float
+    disk_bytes: float
+
+
+HOST = Host(32, 256 * 2**30, 7.5e12)
+"""An i4i.8xlarge of AWS, which the other large clouds rent alike: 32 virtual cores and two disks of 3.75 TB."""
+MOST_DAYS = 7
+"""A preparation that takes longer than a week is spread over more hosts."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Machines and settings that prepare a corpus within the bounds of a host.
+
+    Attributes:
+        hosts: how many; several need `engine.runner: flink` (or Spark).
+        workers: of each host: one a core, or as many as its memory holds.
+        runs: one after another, each of an equal part (`dedup.against` compares it with the earlier ones).
+        shard_bytes: `ingest.shard_bytes`.
+        shards: document shards.
+        memory_bytes: that a host holds.
+        disk_bytes: that a host needs.
+        days: of work in a run.
+        reasons: why one machine does not do it, in half sentences; empty if it does.
+    """
+
+    hosts: int
+    workers: int
+    shard_bytes: int
+    shards: int
+    memory_bytes: float
+    disk_bytes: float
+    days: float
+    runs: int = 1
+    reasons: tuple[str, ...] = ()
+
+
+def proposal_of(extent: Extent) -> Proposal:
+    """One machine if it does, else as few hosts as do.
+
+    One machine maps at most MOST_PARTS token parts in a task, so its shards grow with the corpus, and with them its
+    memory. Hosts of a cluster are sent their rows instead, so there only the number of shards is bounded.
+    """
+    alone = _on_hosts(_with_shards(extent, MOST_PARTS), 1)
+    reasons = _beyond(alone)
+    if not reasons:
+        return alone
+    runs = ceil(extent.text_bytes / (MOST_SHARDS * LARGEST_SHARD))
+    part = replace(extent, documents=extent.documents / runs, sends=True)
+    spread = _with_shards(part, MOST_SHARDS)
+    whole = _on_hosts(spread, 1)
+    hosts = max(2, ceil(whole.disk_bytes / HOST.disk_bytes), ceil(whole.days / MOST_DAYS))
+    return replace(_on_hosts(spread, hosts), runs=runs, reasons=reasons)
+
+
+def _with_shards(extent: Extent, most: int) -> Extent:
+    """The corpus in at most so many shards of whole megabytes."""
+    fewest_bytes = ceil(extent.text_bytes / most / 1e6) * 1_000_000
+    return replace(extent, shard_bytes=max(extent.shard_bytes, fewest_bytes))
+
+
+def _on_hosts(extent: Extent, hosts: int) -> Proposal:
+    """With one worker a core, or half as many until the memory of a host holds them."""
+    extent = replace(extent, workers=HOST.cores)
+    costs = costs_of(extent)
+    while extent.workers > 1 and _most_memory(costs) > HOST.memory_bytes:
+        extent = replace(extent, workers=extent.workers // 2)
+        costs = costs_of(extent)
+    hours = sum(cost.core_seconds for cost in costs) / 3600
+    return Proposal(
+        hosts,
+        extent.workers,
+        extent.shard_bytes,
+        extent.shards,
+        _most_memory(costs),
+        _most_disk(costs) / hosts,
+        hours / extent.workers / hosts / 24,
+    )
+
+
+def _beyond(proposal: Proposal) -> tuple[str, ...]:
+    reasons = []
+    if proposal.shard_bytes > LARGEST_SHARD:
+        reasons.append(f"shards of {sized(proposal.shard_bytes)}, where {sized(LARGEST_SHARD)} is most")
+    if proposal.memory_bytes > HOST.memory_bytes:
+        reasons.append(f"{sized(proposal.memory_bytes)} of memory")
+    if proposal.disk_bytes > HOST.disk_bytes:
+        reasons.append(f"{sized(proposal.disk_bytes)} of disk")
+    if proposal.days > MOST_DAYS:
+        reasons.append(f"{proposal.days:,.0f} days")
+    return tuple(reasons)
+
+
+def _most_memory(costs: Sequence[Cost]) -> float:
+    return max(cost.memory_bytes for cost in costs)
+
+
+def _most_disk(costs: Sequence[Cost]) -> float:
+    """Bytes of all outputs so far and of the step that works, where they are most."""
+    outputs, most = 0.0, 0.0
+    for cost in costs:
+        most = max(most, outputs + cost.work_bytes + cost.out_bytes)
+        outputs += cost.out_bytes
+    return most
+
+
+def described(proposal: Proposal) -> str:
+    """The proposal in a sentence or two."""
+    machine = f"{HOST.cores} cores, {sized(HOST.memory_bytes)} of memory and {sized(HOST.disk_bytes)} of disk"
+    settings = f"engine.workers: {proposal.workers}, ingest.shard_bytes: {proposal.shard_bytes}"
+    needs = (
+        f"{proposal.shards:,} shards, {sized(proposal.memory_bytes)} of memory, {sized(proposal.disk_bytes)} of disk"
+    )
+    if not proposal.reasons:
+        return f"one machine of {machine} does with {settings}: {needs}, {24 * proposal.days:,.1f} hours"
+    runs = f", in {proposal.runs} runs with dedup.against" if proposal.runs > 1 else ""
+    return (
+        f"one machine of {machine} does not: it would need {'; '.join(proposal.reasons)}. {proposal.hosts} of them do "
+        f"with engine.runner: flink{runs}, {settings}: {needs} a host, {24 * proposal.days:,.1f} hours a run"
+    )
 
 
 def plan_at_scale(
@@ -307,17 +438,16 @@ def plan_at_scale(
 
     Returns:
         for each `documents`, `text_bytes`, `steps` (`Cost` as objects), `totals` (`core_hours`, `days` on the
-        manifest's workers, `memory_bytes`, `disk_bytes`, `files`, `price` in US dollars), and `breaks`, in sentences.
+        manifest's workers, `memory_bytes`, `disk_bytes`, `files`, `price` in US dollars), `breaks`, in sentences, and
+        `proposal` (`Proposal` as an object, and its `text`).
     """
-    found = []
+    plans = []
     for number in documents:
         extent = extent_of(manifest, number, document_bytes)
         costs = costs_of(extent)
-        hours, outputs, disk = sum(cost.core_seconds for cost in costs) / 3600, 0.0, 0.0
-        for cost in costs:
-            disk = max(disk, outputs + cost.work_bytes + cost.out_bytes)
-            outputs += cost.out_bytes
-        found.append(
+        hours = sum(cost.core_seconds for cost in costs) / 3600
+        proposal = proposal_of(extent)
+        plans.append(
             {
                 "documents": number,
                 "text_bytes": extent.text_bytes,
@@ -325,15 +455,16 @@ def plan_at_scale(
                 "totals": {
                     "core_hours": hours,
                     "days": hours / extent.workers / 24,
-                    "memory_bytes": max(cost.memory_bytes for cost in costs),
-                    "disk_bytes": disk,
+                    "memory_bytes": _most_memory(costs),
+                    "disk_bytes": _most_disk(costs),
                     "files": sum(cost.files for cost in costs),
                     "price": hours * core_hour,
                 },
                 "breaks": [*breaks_of(extent)],
+                "proposal": {**vars(proposal), "text": described(proposal)},
             }
         )
-    return found
+    return plans
 
 
 def print_at_scale(session: Session, found: Sequence[Mapping[str, Any]], core_hour: float = CORE_HOUR) -> None:
@@ -366,6 +497,7 @@ def print_at_scale(session: Session, found: Sequence[Mapping[str, Any]], core_ho
         )
         for sentence in one["breaks"]:
             console.print(Text(f"- {sentence}", style="yellow"))
+        console.print(Text(f"Proposal: {one['proposal']['text']}."))
         console.print()
 
 

@@ -10,8 +10,20 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
-from gristmill.flows.planning.at_scale import Extent, breaks_of, costs_of, plan_at_scale, print_at_scale
+from gristmill.flows.planning.at_scale import (
+    HOST,
+    LARGEST_SHARD,
+    MOST_DAYS,
+    MOST_SHARDS,
+    Extent,
+    breaks_of,
+    costs_of,
+    plan_at_scale,
+    print_at_scale,
+    proposal_of,
+)
 from gristmill.mixtures.load import load_manifest
+from gristmill.tokenize.mixing.write_shards import MOST_PARTS
 
 MEASURED = {
     "ingest": {"core_seconds": 7.1, "memory_bytes": 596e6, "work_bytes": 0, "out_bytes": 99.8e6},
@@ -44,6 +56,26 @@ def test_memory_stays_what_it_is_until_a_bound_no_longer_holds_and_that_is_said(
     assert told == ["dedup", "mix", "mix", "mix", "explain", "1,875,000 document shards"]
     assert "from 1.1e+09 documents on there are no more than 4,096 partitions of keys" in broken[0]
     assert "from 6.0e+09 documents on there are no more than 4,096 segments" in broken[1]
+
+
+@pytest.mark.parametrize("documents", [1e5, 1e7, 1e9, 1e10, 1e11])
+def test_a_proposal_keeps_within_the_bounds_of_its_hosts(documents: float) -> None:
+    extent = Extent(documents, 3000)
+    proposal = proposal_of(extent)
+    assert proposal.runs * proposal.shards * proposal.shard_bytes >= extent.text_bytes
+    assert proposal.shard_bytes <= LARGEST_SHARD
+    assert proposal.shards <= (MOST_PARTS if proposal.hosts == 1 else MOST_SHARDS)
+    assert proposal.memory_bytes <= HOST.memory_bytes
+    assert proposal.disk_bytes <= HOST.disk_bytes
+    assert proposal.days <= MOST_DAYS
+
+
+def test_ten_billion_documents_are_too_many_for_one_machine() -> None:
+    assert (proposal_of(Extent(1e7, 3000)).hosts, proposal_of(Extent(1e7, 3000)).reasons) == (1, ())
+    proposal = proposal_of(Extent(1e10, 3000))
+    assert proposal.hosts > 1
+    assert proposal.reasons
+    assert proposal.shard_bytes == 300_000_000
 
 
 def manifest_file(folder: Path) -> Path:
