@@ -1,5 +1,7 @@
 """Gather what the pages of the benchmarks say: docs/performance.md (`make reference`).
 
+Pages older than the last commit that changed what they measure (`benchmarks.areas.MEASURES`) are named on stderr.
+
 Each page's date and machine, and every row whose ratio is below one: what is slower, or found less often, than the peer
 or the bound beside it.
 """
@@ -7,9 +9,15 @@ or the bound beside it.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+from benchmarks.areas import MEASURES  # noqa: E402
+
 AREAS = {
     "chain": "Raw JSON lines to packed shards, beside whole chains of others",
     "dataprep": "Rules, MinHash, language, extraction, jobs: each beside a named peer",
@@ -72,5 +80,34 @@ def below_one(area: str, text: str) -> list[str]:
     return found
 
 
+def written_at(text: str) -> str:
+    """When a page was measured, `2026-11-24 18:00`; the empty string if it does not say so."""
+    match = re.search(r"^Written[^:]*: (\d{4}-\d\d-\d\d \d\d:\d\d)", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def changed_at(paths: tuple[str, ...]) -> str:
+    """When a commit last changed some folders or files, as `written_at` writes it."""
+    command = ["git", "log", "-1", "--format=%cd", "--date=unix", "--", *paths]
+    seconds = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return f"{datetime.fromtimestamp(int(seconds)):%Y-%m-%d %H:%M}"
+
+
+def stale_pages() -> list[str]:
+    """A sentence for each page that is older than what it measures."""
+    sentences = []
+    for area, paths in MEASURES.items():
+        page_path = f"docs/bench-{area}.md"
+        written, changed = written_at((ROOT / page_path).read_text()), changed_at(paths)
+        if written < changed:
+            sentences.append(
+                f"{page_path}: measured {written or 'at no known date'}, {', '.join(paths)} changed {changed}; "
+                f"run `gristmill bench {area} --markdown {page_path}`"
+            )
+    return sentences
+
+
 if __name__ == "__main__":
     print(page(), end="")
+    for sentence in stale_pages():
+        print(sentence, file=sys.stderr)

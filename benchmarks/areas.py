@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from benchmarks.measuring import Row
+from benchmarks.measuring import Row, fell
 from gristmill.dataprep.files import atomic_write
 
 AREAS = {
@@ -114,9 +114,35 @@ OPTIONS = {
     **dict.fromkeys(("chaos", "chaos_asking", "chaos_disk"), ("points", "seed", "folder", "at_once")),
     "bounds": ("documents", "folder"),
     "outages": ("folder",),
-    "chain": ("documents", "folder", "whole_peers", "flame"),
+    "chain": ("documents", "folder", "flame"),
 }
 """Area -> what may be said of how it is measured."""
+FLOORS: tuple[tuple[str, dict[str, int]], ...] = (
+    ("tokenize.streaming:floor_rows", {}),
+    ("dataprep.meaning:rows", {"documents": 5000, "repeats": 3}),
+    ("dataprep.searching:rows", {"documents": 5000, "repeats": 3}),
+    ("dataprep.distilling:rows", {"documents": 5000, "sample": 1500, "repeats": 3}),
+    ("dataprep.judges:speed_rows", {"documents": 600, "repeats": 3}),
+    ("dataprep.asking:rows", {"repeats": 2, "stage_repeats": 2}),
+)
+"""Measurements with floors, each in a short form: together a few minutes on two cores."""
+MEASURES: dict[str, tuple[str, ...]] = {
+    "bounds": ("dataprep", "tokenize/mixing", "benchmarks/bounds.py"),
+    "chain": ("dataprep", "tokenize/encoding", "tokenize/mixing", "flows/running", "benchmarks/chain"),
+    "chaos": ("dataprep", "flows", "tokenize", "train", "benchmarks/chaos"),
+    "dataprep": ("dataprep", "benchmarks/dataprep"),
+    "engines": ("dataprep/jobs", "benchmarks/engines"),
+    "models": ("dataprep/asking", "dataprep/judges", "dataprep/meaning", "dataprep/models", "benchmarks/dataprep"),
+    "objectives": ("train/objectives", "benchmarks/train/objectives.py"),
+    "optimizers": ("train/optim", "benchmarks/train/optimizers.py"),
+    "posttrain": ("train/objectives", "train/generation", "train/reinforcement", "train/stages", "benchmarks/train"),
+    "quality": ("dataprep", "benchmarks/dataprep"),
+    "requests": ("dataprep/jobs", "tokenize/streaming", "flows/planning", "benchmarks/store_requests.py"),
+    "stream": ("tokenize", "benchmarks/tokenize/streaming.py"),
+    "tokenize": ("tokenize", "benchmarks/tokenize"),
+    "train": ("train", "benchmarks/train"),
+}
+"""Page of docs/ (`bench-AREA.md`) -> the folders and files whose speed it shows."""
 SAID = ("promised", "happened")
 """What a row may say in words besides: lines below it on a terminal, columns of a page."""
 
@@ -129,7 +155,7 @@ def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options
     here = surroundings(area)
     if not as_json:
         typer.echo(here)
-        typer.echo(f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7}")
+        typer.echo(f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7} {'floor':>6}")
     rows = []
     for row in (row for name in AREAS[area] for row in measuring(name)(**options)):
         rows.append(row)
@@ -137,6 +163,26 @@ def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options
     if markdown is not None:
         with atomic_write(markdown) as sink:
             sink.write(in_markdown(area, here, rows).encode())
+
+
+def print_floors(as_json: bool) -> bool:
+    """Measure the rows of FLOORS, and name those below their floors; returns whether there are none.
+
+    A measurement whose peer is not installed is skipped by the peer's name.
+    """
+    if not as_json:
+        typer.echo(f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7} {'floor':>6}")
+    fallen: list[Row] = []
+    for name, options in FLOORS:
+        try:
+            for row in measuring(name)(**options):
+                typer.echo(json.dumps(row) if as_json else describe(row))
+                fallen += [row] if fell(row) else []
+        except ModuleNotFoundError as error:
+            typer.echo(f"{name}: skipped, {error.name} is not installed", err=True)
+    for row in fallen:
+        typer.echo(f"fell: {row['name']}: {row['ratio']:.2f}, floor {row['floor']:.2f}", err=True)
+    return not fallen
 
 
 def measuring(name: str) -> Callable[..., Iterable[Row]]:
@@ -166,7 +212,9 @@ def surroundings(area: str) -> str:
 def describe(row: Row) -> str:
     """One line of text; a dash where nothing was measured, and the note behind."""
     ours, peer, ratio = shown(row)
-    line = f"{row['name']:<44} {ours:>12} {peer:>12} {row['unit']:<14} {ratio:>7}  {row.get('note', '')}".rstrip()
+    floor = f"{row['floor']:.2f}" if "floor" in row else ""
+    line = f"{row['name']:<44} {ours:>12} {peer:>12} {row['unit']:<14} {ratio:>7} {floor:>6}  {row.get('note', '')}"
+    line = line.rstrip()
     return "\n".join([line, *(f"    {key}: {row[key]}" for key in SAID if key in row)])
 
 

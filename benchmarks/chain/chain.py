@@ -7,9 +7,8 @@ pair of MinHash a duplicate), for the rows against datatrove; and gristmill's ow
 FineWeb example, MinHash in its four steps, with two workers. Peers that do less are compared with a chain of ours that
 does the same steps (`Peer.same`).
 
-What a peer cannot do in a reasonable time it does on the smallest corpus only, and its rate there stands for the
-others: datatrove's grows with no size. `--whole-peers` lets it run on all. Corpora of more than PEER_DOCUMENTS are for
-the rows about growth alone. A corpus, and what is made of it, is removed once its rows are there.
+Every peer has every corpus: a rate of another size stands for none. The corpora are of real, distinct text
+(`installed_texts`), of which there is no more. A corpus, and what is made of it, is removed once its rows are there.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ from benchmarks.chain.our_chain import OWN, VERDICTS, WORKERS, Chain, Models, Ru
 from benchmarks.chain.pages import Corpus, remove_corpus, write_corpus
 from benchmarks.chain.peers import PEERS, Peer, PeerError, described, fresh
 from benchmarks.chain.verdicts import compare, datatroves, ours
+from benchmarks.installed_texts import CORPUS
 from benchmarks.measuring import Row, row
 
-DOCUMENTS = (20_000, 100_000, 330_000, 1_000_000)
-"""61, 305, 1,007 and 3,051 MB of text."""
-PEER_DOCUMENTS = 330_000
-FLOORS = {20_000: 30, 100_000: 60}
+DOCUMENTS = (5_000, 20_000)
+FLOORS = {20_000: 30}
 """Documents -> how many times datatrove's rate ours is to be."""
 FEW, WARM = 10, 600
 """Pages of a corpus that is nearly nothing, and of one on which kernels are compiled before anything is measured."""
@@ -42,7 +40,6 @@ MEGA, GIGA, GIBI = 1e6, 1e9, 1 << 30
 
 def rows(
     documents: Sequence[int] = DOCUMENTS,
-    whole_peers: bool = False,
     flame: Path | None = None,
     folder: Path | None = None,
 ) -> Iterator[Row]:
@@ -50,13 +47,12 @@ def rows(
 
     Args:
         documents: sizes of corpora.
-        whole_peers: let every peer have all of them up to PEER_DOCUMENTS, which takes hours.
         flame: receives a flame graph of the chain, an SVG, on the largest corpus that peers have.
         folder: where to work; a temporary one if None. Models and corpora in it are used again.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="gristmill-chain-") as temporary:
-            yield from rows(documents, whole_peers, flame, Path(temporary))
+            yield from rows(documents, flame, Path(temporary))
         return
     models = make_models(folder / "models")
     if models is None:
@@ -67,14 +63,13 @@ def rows(
         run_afresh(folder / f"warm-{name}", warm, models, settings)
     yield from fixed_rows(folder, models)
     sizes = sorted(documents)
-    compared = [write_corpus(folder / f"corpus-{number}", number) for number in sizes if number <= PEER_DOCUMENTS]
+    compared = [write_corpus(folder / f"corpus-{number}", number) for number in sizes]
     for peer in PEERS:
-        yield from peer_rows(folder, peer, compared, models, whole_peers)
+        yield from peer_rows(folder, peer, compared, models)
     if flame is not None:
         from benchmarks.chain.flame import draw_flame
 
-        largest = compared[-1] if compared else write_corpus(folder / f"corpus-{sizes[0]}", sizes[0])
-        yield draw_flame(write_chain(fresh(folder / "flame"), largest, models, OWN), flame)
+        yield draw_flame(write_chain(fresh(folder / "flame"), compared[-1], models, OWN), flame)
         shutil.rmtree(folder / "flame")
     yield from scale_rows(folder, sizes, models)
 
@@ -113,9 +108,9 @@ def fixed_rows(folder: Path, models: Models) -> Iterator[Row]:
     )
 
 
-def peer_rows(folder: Path, peer: Peer, corpora: Sequence[Corpus], models: Models, whole: bool) -> Iterator[Row]:
-    """A peer: on the smallest corpus, and by its rate there on the others, unless `whole`."""
-    row_name, rate = f"chain_vs_{peer.name.replace('-', '_')}", None
+def peer_rows(folder: Path, peer: Peer, corpora: Sequence[Corpus], models: Models) -> Iterator[Row]:
+    """A peer beside ours on each corpus."""
+    row_name = f"chain_vs_{peer.name.replace('-', '_')}"
     python = peer.interpreter()
     if python is None or not corpora:
         yield row(row_name, None, None, "MB/s", "not installed: make peers" if python is None else "no corpus")
@@ -124,11 +119,7 @@ def peer_rows(folder: Path, peer: Peer, corpora: Sequence[Corpus], models: Model
         chain, run = run_afresh(folder / f"like-{peer.name}", corpus, models, peer.same, peer.packed)
         size, name = corpus.text_bytes / MEGA, f"{row_name}, {corpus.documents:,} documents"
         floor = FLOORS.get(corpus.documents) if peer.name == "datatrove" else None
-        said = f"{size:.0f} MB of text in {run.seconds:.1f} s, {chain.kept():,} kept"
-        bound = "" if floor is None else f"; bound: {floor} times"
-        if rate is not None and not whole:
-            yield row(name, size / run.seconds, rate, "MB/s", f"{said}; peer: its rate on the smallest corpus{bound}")
-            continue
+        said = f"{size:.0f} MB of {CORPUS} in {run.seconds:.1f} s, {chain.kept():,} kept"
         try:
             done = peer.work(python, corpus, models, fresh(folder / peer.name))
         except PeerError as error:
@@ -140,7 +131,8 @@ def peer_rows(folder: Path, peer: Peer, corpora: Sequence[Corpus], models: Model
             size / run.seconds,
             rate,
             "MB/s",
-            (f"{said}; peer ({peer.does}): {described(done.seconds)}, {done.kept:,} kept{bound}"),
+            f"{said}; peer ({peer.does}): {described(done.seconds)}, {done.kept:,} kept",
+            floor,
         )
         if peer.name == "datatrove":
             yield from agreement_rows(chain, folder / peer.name, corpus)

@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 
 from benchmarks.chain.pages import Corpus, Pages, kind_of
-from benchmarks.checkout import data_folder
 from benchmarks.dataprep.jobs import language_model
 from benchmarks.dataprep.memory import process_tree
 from gristmill.flows.running.session import Session, open_session
@@ -248,7 +247,7 @@ def make_models(folder: Path) -> Models | None:
     models = Models(folder / "tokenizer.json", folder / "classifier.bin", Path(language))
     if not models.classifier.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        pages = Pages()
+        pages = Pages(TRAINING_PAGES)
         texts = [pages.text(number) for number in range(TRAINING_PAGES)]
         train_tokenizer(texts, models.tokenizer)
         section = Classifier(positive=("good",), negative=("bad",))
@@ -277,8 +276,3 @@ def train_tokenizer(texts: Iterable[str], path: Path) -> None:
         ),
     )
     made.save(str(path))
-
-
-def real_text() -> str:
-    """What the pages are made of, for notes."""
-    return "books" if (data_folder() / "text" / "books.jsonl.zst").exists() else "made-up words"

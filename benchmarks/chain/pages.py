@@ -1,31 +1,21 @@
-"""Pages of JSONL for whole chains: real paragraphs put together by seeds, with what a crawl has besides good prose.
+"""Pages of JSONL for whole chains: real text, each piece once, with the rejects of a crawl besides.
 
-Page k is a function of k alone. Most are prose of the public-domain books beside the repository (without them: of
-sentences made up of words); a tenth are near copies of an earlier page, some are equal to one, and of every rule and
-language there are some that it drops.
+Page k is a function of k, and of the packages that are installed: most are documentation of theirs; a tenth are near
+copies of an earlier page, some are equal to one, and of every rule and language there are some that it drops.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import random
-import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.checkout import data_folder
-from benchmarks.dataprep.rules import prose_texts
+from benchmarks.installed_texts import documentation
 
 FILE_DOCUMENTS = 5000
 """Pages of a file: 15 MB."""
-MEDIAN_BYTES = 2400
-"""Of prose: 20,000 pages have about 61 MB."""
-SHORTEST, LONGEST = 80, 1500
-"""Characters of a paragraph."""
-MADE_UP_TEXTS = 4000
 MOST_EDITS = 6
 """Words that are replaced in a near copy."""
 KINDS = {
@@ -70,7 +60,7 @@ def write_corpus(folder: Path, documents: int) -> Corpus:
     done = folder.with_suffix(".json")
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        pages, text_bytes = Pages(), 0
+        pages, text_bytes = Pages(documents), 0
         for first in range(0, documents, FILE_DOCUMENTS):
             with open(folder / f"{first // FILE_DOCUMENTS:05d}.jsonl", "w", encoding="utf-8") as sink:
                 for number in range(first, min(first + FILE_DOCUMENTS, documents)):
@@ -88,10 +78,10 @@ def remove_corpus(corpus: Corpus) -> None:
 
 
 class Pages:
-    """Makes pages."""
+    """Makes pages 0 to documents - 1."""
 
-    def __init__(self) -> None:
-        self._paragraphs = paragraphs()
+    def __init__(self, documents: int) -> None:
+        self._pieces = documentation(documents)
 
     def text(self, number: int) -> str:
         """The text of a page."""
@@ -100,31 +90,16 @@ class Pages:
             original = self.text(source.randrange(number))
             return edited(original, source) if kind == "near copy" else original
         if kind == "list":
-            return "\n".join(" ".join(self._words(source)[:3]) for _ in range(source.randint(10, 60)))
+            words = self._pieces[number].split()
+            return "\n".join(" ".join(words[at : at + 3]) for at in range(0, len(words), 3))
         if kind == "repeated":
-            return "\n".join([source.choice(self._paragraphs)] * source.randint(3, 12))
+            return "\n".join([self._pieces[number].split("\n")[0]] * source.randint(3, 12))
         if kind == "other language":
             return source.choice(OTHER_LANGUAGES) * source.randint(3, 12)
-        body = self._prose(source, number)
+        body = self._pieces[number]
         if kind == "code":
             return f"{body}\nfunction run() {{ return {number}; }}"
         return f"{body}\nLorem ipsum dolor sit amet." if kind == "placeholder" else body
-
-    def _prose(self, source: random.Random, number: int) -> str:
-        """Some paragraphs, and a line with names and numbers that no other page has."""
-        wanted, found = source.lognormvariate(0, 0.6) * MEDIAN_BYTES, list[str]()
-        while sum(map(len, found)) < wanted:
-            found.append(source.choice(self._paragraphs))
-        name = "".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=8)).capitalize()
-        found.insert(
-            source.randint(0, len(found)),
-            f"Written by {name}, and read {source.randrange(10**6)} times "
-            f"since number {number} of this collection came out.",
-        )
-        return "\n".join(found)
-
-    def _words(self, source: random.Random) -> Sequence[str]:
-        return source.choice(self._paragraphs).split()
 
 
 def kind_of(number: int) -> str:
@@ -140,18 +115,3 @@ def edited(text: str, source: random.Random) -> str:
         line = source.choice(lines)
         line[source.randrange(len(line))] = f"word{source.randrange(1000)}"
     return "\n".join(map(" ".join, lines))
-
-
-def paragraphs() -> list[str]:
-    """What pages are made of."""
-    books = data_folder() / "text" / "books.jsonl.zst"
-    if not books.exists():
-        return [line for text in prose_texts(MADE_UP_TEXTS) for line in text.split("\n")]
-    import zstandard
-
-    found = []
-    with books.open("rb") as file:
-        for line in io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8"):
-            pieces = (" ".join(piece.split()) for piece in re.split(r"\n\s*\n", json.loads(line)["text"]))
-            found += [piece for piece in pieces if SHORTEST <= len(piece) <= LONGEST]
-    return found

@@ -45,7 +45,7 @@ ANSWER = json.dumps(
 ).encode()
 
 
-def rows() -> Iterator[Row]:
+def rows(repeats: int = REPEATS, stage_repeats: int = STAGE_REPEATS) -> Iterator[Row]:
     """Our client, and a loop over httpx with a semaphore; then the stages, each beside the same."""
     with answering() as url, tempfile.TemporaryDirectory(prefix="gristmill-bench-") as folder:
         work = iter(range(1000))
@@ -56,7 +56,7 @@ def rows() -> Iterator[Row]:
             assert sum(1 for _ in ask(prompts(), model, context)) == REQUESTS
 
         texts = [f"{number}: {WORDS}" for number in range(REQUESTS)]
-        mine, plain = fastest(REPEATS, ours, lambda: asyncio.run(loop(url, texts, [lambda text, said: text])))
+        mine, plain = fastest(repeats, ours, lambda: asyncio.run(loop(url, texts, [lambda text, said: text])))
         yield row(
             "asking: requests/s",
             REQUESTS / mine,
@@ -65,10 +65,10 @@ def rows() -> Iterator[Row]:
             f"{REQUESTS:,} prompts of {len(WORDS):,} characters, {AT_ONCE} at a time; peer: an asyncio loop over "
             "httpx that keeps nothing",
         )
-        yield from stage_rows(url, Path(folder), texts[::2])
+        yield from stage_rows(url, Path(folder), texts[::2], stage_repeats)
 
 
-def stage_rows(url: str, folder: Path, texts: Sequence[str]) -> Iterator[Row]:
+def stage_rows(url: str, folder: Path, texts: Sequence[str], repeats: int) -> Iterator[Row]:
     """Documents that are judged, pairs that are compared, documents and examples that are written."""
     model = {"endpoint": url, "model": "bench", "concurrency": AT_ONCE}
     write_shard(folder / "ingest", 0, texts)
@@ -136,7 +136,7 @@ def stage_rows(url: str, folder: Path, texts: Sequence[str]) -> Iterator[Row]:
     for name, module, inputs, config, items, steps in plans:
         requests = len(items) * len(steps)
         mine, plain = fastest(
-            STAGE_REPEATS,
+            repeats,
             stage(module, inputs, config, folder),
             partial(lambda items, steps: asyncio.run(loop(url, items, steps)), items, steps),
         )

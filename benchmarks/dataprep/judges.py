@@ -17,6 +17,7 @@ import io
 import json
 import re
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -27,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.checkout import data_folder
-from benchmarks.dataprep.texts import library_texts, synthetic_texts
+from benchmarks.dataprep.texts import library_texts
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.judges.classifier import as_line, score_texts, train
 from gristmill.dataprep.judges.heuristics import heuristic_scores
@@ -171,12 +172,12 @@ def _split(examples: Labelled, scores: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return scores[good], scores[~good]
 
 
-def speed_rows() -> Iterator[Row]:
+def speed_rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[Row]:
     """Perplexities, in MB of UTF-8 that are looked at per second; fastText's models are in `label_speed`."""
-    yield from perplexity_vs_kenlm(library_texts(DOCUMENTS // 2) + synthetic_texts(DOCUMENTS // 2))
+    yield from perplexity_vs_kenlm(library_texts(documents), repeats)
 
 
-def perplexity_vs_kenlm(texts: list[str]) -> Iterator[Row]:
+def perplexity_vs_kenlm(texts: list[str], repeats: int) -> Iterator[Row]:
     """Scores of texts under the 3-grams of half of them: by a model that was trained here, and by KenLM's as the stage
     uses it, both against KenLM bare, line by line.
     """
@@ -190,15 +191,16 @@ def perplexity_vs_kenlm(texts: list[str]) -> Iterator[Row]:
         try:
             import kenlm
         except ImportError:
-            (seconds,) = fastest(REPEATS, partial(ngram_scores, tables, array))
+            (seconds,) = fastest(repeats, partial(ngram_scores, tables, array))
             yield row("perplexity, trained here", size / seconds, None, "MB/s", "kenlm is not installed")
             return
         bare, given = kenlm.Model(str(path)), load_scores(str(path), "flat")
         ours, through, peer = fastest(
-            REPEATS,
+            repeats,
             partial(ngram_scores, tables, array),
             partial(given, array),
             lambda: [bare.score(line) for text in texts for line in text.split("\n") if line.strip()],
+            clock=time.process_time,
         )
     yield row("perplexity, trained here, against kenlm", size / ours, size / peer, "MB/s")
     yield row("perplexity by an ARPA file, against kenlm", size / through, size / peer, "MB/s")

@@ -14,7 +14,9 @@ from gristmill.flows.cli.application import EXIT_USAGE, JsonOption, app, fail, o
 
 @app.command()
 def bench(
-    area: Annotated[str, typer.Argument(help="What to measure: dataprep, quality, tokenize, train, ...")],
+    area: Annotated[
+        str, typer.Argument(help="What to measure: dataprep, quality, tokenize, train, ...; or floors, see below.")
+    ],
     as_json: JsonOption = False,
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the rows as a Markdown page.")
@@ -35,14 +37,10 @@ def bench(
         typer.Option(
             metavar="N",
             help="For bounds: how many documents of 200 bytes; 30 million if absent. For chain: of a "
-            "corpus, may be repeated; 20000, 100000, 330000 and 1000000 if absent.",
+            "corpus, may be repeated; 5000 and 20000 if absent.",
             min=10,
         ),
     ] = None,
-    whole_peers: Annotated[
-        bool,
-        typer.Option("--whole-peers", help="For chain: peers get every corpus up to 330000, not only the smallest."),
-    ] = False,
     flame: Annotated[
         Path | None, typer.Option(metavar="FILE", help="For chain: also draw a flame graph (SVG; needs py-spy).")
     ] = None,
@@ -52,15 +50,20 @@ def bench(
     The area `chaos` kills and damages a tiny pipeline, and measures the share of runs that still end with the same
     bytes. The area `bounds` takes an hour; `--documents 1000000` takes minutes. The area `chain` compares raw JSONL to
     packed shards with others' chains.
+
+    `floors` measures a short form of the areas, holds each row against the floor that stands beside its measurement,
+    and names those that fell; the exit code is 1 if there are any.
     """
     from gristmill.mixtures.yaml_text import did_you_mean
 
     areas = areas_of_checkout()
     if markdown is not None:
         out_file("--markdown", markdown)
+    if area == "floors":
+        raise typer.Exit(0 if areas.print_floors(as_json) else 1)
     if area not in areas.AREAS:
         nearest = did_you_mean(area, areas.AREAS) or ";"
-        fail(f"no such area: {area}{nearest} areas are {', '.join(areas.AREAS)}", EXIT_USAGE)
+        fail(f"no such area: {area}{nearest} areas are floors, {', '.join(areas.AREAS)}", EXIT_USAGE)
     sizes = documents if area == "chain" or not documents else documents[-1]
     given = {
         "points": points,
@@ -68,7 +71,6 @@ def bench(
         "folder": folder,
         "at_once": at_once,
         "documents": sizes,
-        "whole_peers": whole_peers or None,
         "flame": flame,
     }
     options = {name: value for name, value in given.items() if value is not None}

@@ -31,7 +31,7 @@ def test_a_page_is_the_same_in_every_corpus_and_each_kind_is_among_them(tmp_path
 
 
 def test_copies_are_of_earlier_pages() -> None:
-    made = Pages()
+    made = Pages(2000)
     number = next(number for number in range(2000) if kind_of(number) == "copy")
     assert made.text(number) in {made.text(earlier) for earlier in range(number)}
 
@@ -66,7 +66,7 @@ def test_our_chain_has_the_steps_of_the_peer_and_ends_as_it_does(peer: Peer, tmp
 def test_a_peer_that_is_not_here_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     peer = Peer("some-chain", "no_such_module", "all", {}, True, lambda *given: pytest.fail("it is not here"))
-    (found,) = chain.peer_rows(tmp_path, peer, [Corpus(tmp_path, 10, 30_000)], MODELS, False)
+    (found,) = chain.peer_rows(tmp_path, peer, [Corpus(tmp_path, 10, 30_000)], MODELS)
     assert (found["name"], found["ours"], found["note"]) == ("chain_vs_some_chain", None, "not installed: make peers")
 
 
