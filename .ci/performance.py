@@ -82,7 +82,7 @@ def below_one(area: str, text: str) -> list[str]:
 
 def written_at(text: str) -> str:
     """When a page was measured, `2026-11-24 18:00`; the empty string if it does not say so."""
-    match = re.search(r"^Written[^:]*: (\d{4}-\d\d-\d\d \d\d:\d\d)", text, re.MULTILINE)
+    match = re.search(r"(\d{4}-\d\d-\d\d \d\d:\d\d)", text)
     return match[1] if match else ""
 
 

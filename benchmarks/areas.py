@@ -75,9 +75,7 @@ AREAS = {
     ),
     "text_index": ("tokenize.text_index:rows", "tokenize.text_index:gigabyte_rows"),
     "vocabularies": ("tokenize.vocabularies:rows",),
-    "ids": ("tokenize.ids:rows",),
     "stream": ("tokenize.streaming:rows",),
-    "trace": ("trace:rows",),
     "train": (
         "train.step:rows",
         "train.sizes:rows",

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.dataprep.own_steps import stage, write_shard
-from benchmarks.dataprep.texts import synthetic_texts
+from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.models.embeddings import load_embedder
 from gristmill.mixtures.reading_model import ReadingModel
@@ -58,7 +58,7 @@ def rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[Row]:
 
 def texts_of_many_lengths(documents: int) -> list[str]:
     """Texts of WORDS words by turns."""
-    words = itertools.cycle(" ".join(synthetic_texts(64)).split())
+    words = itertools.cycle(" ".join(documentation(64)).split())
     return [" ".join(itertools.islice(words, WORDS[number % len(WORDS)])) for number in range(documents)]
 
 

@@ -19,7 +19,8 @@ from importlib.util import find_spec
 import pyarrow as pa
 
 from benchmarks.dataprep.pii_samples import Sentence, sentences
-from benchmarks.dataprep.texts import DOCUMENTS, compare, library_texts, rate, synthetic_texts
+from benchmarks.dataprep.texts import DOCUMENTS, compare, library_texts, rate
+from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, row
 from gristmill.dataprep.cleaning.clean import clean_texts
 from gristmill.dataprep.cleaning.masking import mask
@@ -93,7 +94,7 @@ def found_by_datatrove(texts: Sequence[str], kind: PiiKind) -> list[list[tuple[i
 
 def speed_rows() -> Iterator[Row]:
     """MB of UTF-8 per second from text to cleaned text, on one thread."""
-    texts = library_texts(DOCUMENTS // 2) + [as_lines(text) for text in synthetic_texts(DOCUMENTS // 2)]
+    texts = library_texts(DOCUMENTS // 2) + [as_lines(text) for text in documentation(DOCUMENTS // 2)]
     if find_spec("datatrove"):
         yield compare("clean_vs_datatrove", texts, clean_with_us, clean_with_datatrove)
         return

@@ -29,8 +29,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.checkout import ROOT, data_folder
-from benchmarks.dataprep.duplicates import read_lines
+from benchmarks.checkout import ROOT
+from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, row
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, read_table, write_table
 from gristmill.dataprep.processes import measure_cost
@@ -51,7 +51,7 @@ NGRAM, THRESHOLD = MinHash().ngram, MinHash().threshold
 RESOLVED = 0.99
 """The bound: MinHash of 14 bands of 8 rows misses some of the pairs that are hardly alike enough."""
 VOCABULARY = 50_000
-ENGLISH_DOCUMENTS = 150_000
+ENGLISH_DOCUMENTS, ENGLISH_PIECES = 150_000, 5000
 MB_PER_CORE_SECOND = 30
 SENTENCE_BYTES, MEDIAN_BYTES, SPREAD = 80, 2000, 0.94
 """Sentences shorter than the first are not used. Lengths are log-normal with a mean of 3.1 kB, that of FineWeb's
@@ -115,11 +115,8 @@ def count_alike(folder: Path, originals: np.ndarray) -> int:
 def english_row() -> Row:
     """MB of English per second of CPU of all processes, over the whole stage."""
     name, unit = "dedup_stage MB/s per core", "MB/s"
-    path = data_folder() / "text" / "books.jsonl.zst"
-    if not path.exists():
-        return row(name, None, MB_PER_CORE_SECOND, unit, f"{path} has no English")
     with tempfile.TemporaryDirectory(prefix="gristmill-bench-") as folder:
-        text_bytes, _ = generate(Path(folder) / "ingest", ENGLISH_DOCUMENTS, sentences(path))
+        text_bytes, _ = generate(Path(folder) / "ingest", ENGLISH_DOCUMENTS, sentences())
         measured = measure(Path(folder))
     note = (
         f"{ENGLISH_DOCUMENTS} documents, {text_bytes / 1e6:.0f} MB, {measured['cpu_seconds']:.1f} s of CPU, "
@@ -128,9 +125,9 @@ def english_row() -> Row:
     return row(name, text_bytes / 1e6 / measured["cpu_seconds"], MB_PER_CORE_SECOND, unit, note)
 
 
-def sentences(path: Path) -> Corpus:
-    """Documents of sentences of books, in a random order."""
-    text = " ".join(record["text"] for record in read_lines(path))
+def sentences() -> Corpus:
+    """Documents of sentences of documentation, in a random order."""
+    text = " ".join(documentation(ENGLISH_PIECES))
     found = [part for part in re.split(r"(?<=[.!?])\s+", text) if len(part) >= SENTENCE_BYTES]
     mean = sum(map(len, found)) / len(found)
 

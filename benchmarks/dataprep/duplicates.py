@@ -27,7 +27,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.checkout import data_folder
-from benchmarks.dataprep.texts import rate, synthetic_texts
+from benchmarks.dataprep.texts import rate
+from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, row
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_table, write_table
@@ -201,7 +202,7 @@ def _pair(first: int, second: int) -> Pair:
 
 def speed_rows() -> Iterator[Row]:
     """From text to MinHash bands, one row per peer; both sides in MB of UTF-8 per second."""
-    texts = synthetic_texts(DOCUMENTS)
+    texts = documentation(DOCUMENTS)
     array = pa.array(texts, pa.large_string())
     minhash_bands(array.slice(0, 1))  # compiles, or loads what an earlier run compiled
     for peer, work in (("datasketch", with_datasketch), ("rensa", with_rensa)):

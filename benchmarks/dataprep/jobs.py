@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkout import data_folder
-from benchmarks.dataprep.texts import library_texts, synthetic_texts
+from benchmarks.dataprep.texts import library_texts
+from benchmarks.installed_texts import documentation
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.duplicates.dedup import make_plan, sketch, sketch_tasks
 from gristmill.dataprep.duplicates.dedup_keys import KEYS
@@ -229,7 +230,7 @@ def language_model() -> str | None:
 
 def write_corpus(folder: Path, files: int, documents: int) -> int:
     """Write JSONL files of texts that differ from file to file; returns the bytes of text in them (UTF-8)."""
-    texts = library_texts(documents // 2) + synthetic_texts(documents - documents // 2)
+    texts = library_texts(documents // 2) + documentation(documents - documents // 2)
     folder.mkdir(parents=True)
     size = 0
     for number in range(files):

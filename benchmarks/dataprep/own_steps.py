@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.dataprep.texts import DOCUMENT_CHARACTERS, REPEATS, synthetic_texts
+from benchmarks.dataprep.texts import DOCUMENT_CHARACTERS, REPEATS
+from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
@@ -65,7 +66,7 @@ def rows(shards: int = SHARDS, documents: int = DOCUMENTS_PER_SHARD) -> Iterator
 
 def write_documents(folder: Path, shards: int, documents: int) -> None:
     """Write shards of documents, all with other texts but for a repeat of the first ones."""
-    texts = itertools.cycle(synthetic_texts(min(documents, DOCUMENT_CHARACTERS)))
+    texts = itertools.cycle(documentation(min(documents, DOCUMENT_CHARACTERS)))
     for shard in range(shards):
         write_shard(folder, shard, list(itertools.islice(texts, documents)))
 

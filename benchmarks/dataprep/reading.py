@@ -28,7 +28,7 @@ import pyarrow.json
 import zstandard
 
 from benchmarks.checkout import data_folder
-from benchmarks.dataprep.texts import synthetic_texts
+from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.reading import ingest
@@ -172,7 +172,7 @@ def ingest_seconds(path: Path, out: Path) -> float:
 
 def make_jsonl(number: int) -> bytes:
     """Lines of JSON, the same in every run."""
-    texts = [text[:400] for text in synthetic_texts(100)]
+    texts = [text[:400] for text in documentation(100)]
     records = (
         {
             "text": f"{at} {texts[at % len(texts)]}",
@@ -190,7 +190,7 @@ def make_pages(number: int) -> list[bytes]:
     """Pages of HTML, the same in every run."""
     source = random.Random(2)
     pages = []
-    for title, text in enumerate(synthetic_texts(number)):
+    for title, text in enumerate(documentation(number)):
         words = text.split()
         paragraphs = [" ".join(words[at : at + 80]) + "." for at in range(0, len(words), 80)]
         targets = ((source.random(), source.choice(words), source.choice(words)) for _ in range(LINKS))

@@ -8,16 +8,13 @@ up from words whose frequencies fall with their rank, in sentences and lines; `c
 from __future__ import annotations
 
 import importlib.util
-import io
-import json
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.checkout import data_folder
-from benchmarks.dataprep.texts import DOCUMENTS, library_texts, rate, synthetic_texts
+from benchmarks.dataprep.texts import DOCUMENTS, library_texts, rate
+from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.filter import judge
@@ -107,27 +104,7 @@ def datatrove_rate(texts: list[str]) -> float | None:
 
 def prose() -> list[str]:
     """English prose, in documents of DOCUMENT_BYTES or a little more."""
-    books = data_folder() / "text" / "books.jsonl.zst"
-    if not books.exists():
-        return synthetic_texts(DOCUMENTS)
-    import zstandard
-
-    documents: list[str] = []
-    with books.open("rb") as file:
-        for line in io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8"):
-            documents += _documents(json.loads(line)["text"])
-            if len(documents) * DOCUMENT_BYTES >= PROSE_BYTES:
-                break
-    return documents
-
-
-def _documents(book: str) -> Iterator[str]:
-    document = ""
-    for line in book.splitlines(keepends=True):
-        document += line
-        if len(document.encode()) >= DOCUMENT_BYTES:
-            yield document
-            document = ""
+    return documentation(DOCUMENTS)
 
 
 def by_language() -> Row:
@@ -163,7 +140,7 @@ def by_language() -> Row:
 
 def set_rows() -> Iterator[Row]:
     """All statistics of each of the other rule sets; both sides in MB of UTF-8 per second."""
-    prose = prose_texts(SET_DOCUMENTS)
+    prose = documentation(SET_DOCUMENTS)
     yield of_set("fineweb_vs_datatrove", "fineweb", prose, fineweb_of_datatrove)
     yield of_set("c4_vs_datatrove", "c4", prose, c4_of_datatrove)
     yield of_set("mc4_vs_datatrove", "mc4", prose, mc4_of_datatrove)
@@ -225,20 +202,3 @@ def judge_all(judging: Any, texts: list[str]) -> None:
 
     for text in texts:
         judging.filter(Document(text, ""))
-
-
-def prose_texts(documents: int) -> list[str]:
-    """Texts of sentences in lines, some kilobytes each; the same in every run."""
-    source = random.Random(1)
-    vocabulary = ["".join(source.choices("etaoinshrdlu", k=source.randint(2, 9))) for _ in range(20_000)]
-    weights = [1 / (rank + 2) for rank in range(len(vocabulary))]
-    words = iter(source.choices(vocabulary, weights, k=documents * 1000))
-
-    def sentence() -> str:
-        middle = " ".join(next(words) for _ in range(source.randint(4, 20)))
-        return f"{middle.capitalize()}{source.choice('...?!')}"
-
-    return [
-        "\n".join(" ".join(sentence() for _ in range(source.randint(1, 6))) for _ in range(LINES))
-        for _ in range(documents)
-    ]

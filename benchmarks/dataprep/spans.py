@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.dataprep.texts import compare, library_texts, synthetic_texts
+from benchmarks.dataprep.texts import compare, library_texts
+from benchmarks.installed_texts import documentation
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.document_numbers import number_documents
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
@@ -40,7 +41,7 @@ ITEMS, ITEM_WORDS = 5000, 60
 
 def rows() -> Iterator[dict[str, Any]]:
     """Measure, all in MB of UTF-8 per second."""
-    texts = library_texts(DOCUMENTS // 2) + synthetic_texts(DOCUMENTS // 2)
+    texts = library_texts(DOCUMENTS // 2) + documentation(DOCUMENTS // 2)
     random.Random(0).shuffle(texts)
     yield compare("lines to keys, against MD5 in plain Python", texts, _lines, lines_in_python)
     items = [" ".join(text.split()[:ITEM_WORDS]) for text in library_texts(ITEMS)[::2]]
@@ -52,7 +53,7 @@ def rows() -> Iterator[dict[str, Any]]:
         lambda array: find_ngrams(array, index),
         partial(ngrams_in_python, wanted=wanted),
     )
-    yield substrings(library_texts(PASSAGE_DOCUMENTS // 2) + synthetic_texts(PASSAGE_DOCUMENTS // 2))
+    yield substrings(library_texts(PASSAGE_DOCUMENTS // 2) + documentation(PASSAGE_DOCUMENTS // 2))
 
 
 def _lines(texts: pa.Array) -> Any:

@@ -1,11 +1,10 @@
 """How kernels are timed beside a named peer, on the same text and on one thread, and texts to time them on.
 
-The texts are of this Python's standard library, or words drawn from a Zipf-like distribution, a few kilobytes each.
+Code is of this Python's standard library, a few kilobytes each; prose is of `benchmarks.installed_texts`.
 """
 
 from __future__ import annotations
 
-import random
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -46,11 +45,3 @@ def library_texts(documents: int) -> list[str]:
         if len(pieces) >= documents:
             break
     return pieces[:documents]
-
-
-def synthetic_texts(documents: int) -> list[str]:
-    """Texts of words whose frequencies fall with their rank; the same in every run."""
-    source = random.Random(1)
-    vocabulary = ["".join(source.choices("etaoinshrdlu", k=source.randint(2, 9))) for _ in range(20_000)]
-    weights = [1 / (rank + 2) for rank in range(len(vocabulary))]
-    return [" ".join(source.choices(vocabulary, weights, k=DOCUMENT_CHARACTERS // 6)) for _ in range(documents)]

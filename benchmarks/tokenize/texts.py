@@ -6,26 +6,26 @@ is this Python's standard library everywhere.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
 import json
 import sysconfig
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.checkout import data_folder
+from benchmarks.installed_texts import documentation
 
 DOCUMENT_CHARACTERS = 8000
 TEXT_BYTES = 20_000_000
+DOCUMENTATION_PIECES = 15_000
 
 
 def books() -> list[str]:
-    """English prose; this Python's source where the public data is not here."""
+    """English prose: books; documentation of installed packages where the public data is not here."""
     folder = _data()
     if folder is None:
-        return _pieces([path.read_text(encoding="utf-8", errors="ignore") for path in _modules()])
+        return first_texts(documentation(DOCUMENTATION_PIECES), 2 * TEXT_BYTES)
     import zstandard
 
     with (folder / "text" / "books.jsonl.zst").open("rb") as stream:
@@ -54,44 +54,6 @@ def declarations() -> dict[str, str]:
         names = sorted(name for name in archive.namelist() if name.endswith(".txt"))
         texts = {Path(name).stem: archive.read(name).decode("utf-8", "ignore") for name in names}
     return {name: text for name, text in texts.items() if text.strip()}  # one of the files is empty
-
-
-def everything() -> list[str]:
-    """Every public file that is text, packed or not, and some of this Python's source: documents of all kinds.
-
-    A line is no document here: JSON, HTML and tables are encoded as they lie in the files.
-    """
-    folder = _data()
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()] if folder else []
-    contents = [content for path in files for content in unpacked(path)]
-    texts = [text for content in contents if (text := _as_text(content)) is not None]
-    pieces = [text[at : at + DOCUMENT_CHARACTERS] for text in texts for at in range(0, len(text), DOCUMENT_CHARACTERS)]
-    return pieces + first_texts(code(), TEXT_BYTES)
-
-
-def unpacked(path: Path) -> Iterator[bytes]:
-    """What a file holds: itself, what it was compressed from, or each member of an archive."""
-    content = path.read_bytes()
-    if path.suffix == ".zst":
-        import zstandard
-
-        content = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(content)).read()
-    elif path.suffix == ".gz":
-        content = gzip.decompress(content)
-    elif path.suffix == ".bz2":
-        content = bz2.decompress(content)
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            yield from (archive.read(name) for name in sorted(archive.namelist()))
-    else:
-        yield content
-
-
-def _as_text(content: bytes) -> str | None:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _modules() -> list[Path]:

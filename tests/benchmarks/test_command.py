@@ -5,18 +5,53 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import gristmill.mixtures
-from benchmarks.areas import AREAS, measuring
+from benchmarks import areas
+from benchmarks.areas import AREAS, FLOORS, MEASURES, measuring
+from benchmarks.checkout import ROOT
+from benchmarks.measuring import fell, row
 from gristmill.flows.cli.main import app
 
 
 def test_every_area_names_functions_that_measure() -> None:
-    for name in {name for names in AREAS.values() for name in names}:
+    for name in {*(name for names in AREAS.values() for name in names), *(name for name, _ in FLOORS)}:
         assert callable(measuring(name)), name
+
+
+def test_every_page_names_the_folders_that_it_measures() -> None:
+    assert {f"bench-{area}.md" for area in MEASURES} == {path.name for path in (ROOT / "docs").glob("bench-*.md")}
+    for path in {path for paths in MEASURES.values() for path in paths}:
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer", "floor", "below"),
+    [(9, 10, 0.95, True), (9, 10, 0.9, False), (9, 10, None, False), (9, None, 2, False)],
+)
+def test_a_row_falls_below_its_floor_alone(ours: float, peer: float | None, floor: float | None, below: bool) -> None:
+    assert fell(row("a", ours, peer, "MB/s", floor=floor)) is below
+
+
+@pytest.mark.parametrize(("ours", "code"), [(2.0, 0), (1.0, 1)])
+def test_floors_fail_if_a_row_fell_and_skip_absent_peers(
+    ours: float, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(name: str) -> Any:
+        if name == "absent":
+            raise ModuleNotFoundError(name="kenlm")
+        return lambda **options: iter([row("speed", ours, options["peer"], "MB/s", floor=1.5)])
+
+    monkeypatch.setattr(areas, "FLOORS", (("absent", {}), ("present", {"peer": 1})))
+    monkeypatch.setattr(areas, "measuring", measure)
+    done = CliRunner().invoke(app, ["bench", "floors"])
+    assert done.exit_code == code
+    assert ("fell: speed" in done.output) == bool(code)
+    assert "kenlm" in done.output
 
 
 def test_it_finds_the_benchmarks_of_its_checkout_from_any_folder(tmp_path: Path) -> None:
