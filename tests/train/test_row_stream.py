@@ -262,7 +262,7 @@ def test_a_set_with_phases_is_read_once_and_withheld_rows_never(documents: Path,
     for file in documents.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     manifest = read_json(folder / MANIFEST)
-    manifest["train"]["stages"], manifest["format"] = [[6, 6], [4, 4]], 2
+    manifest["train"]["stages"], manifest["format"] = [[6, 6], [4, 4]], 5
     write_json(folder / MANIFEST, manifest)
     found = [one["provenance"]["row"] for one in stream(folder, provenance=True)]
     assert sorted(found[:12]) == list(range(12))
