@@ -81,7 +81,7 @@ def test_tables_and_lines_of_text(tmp_path: Path) -> None:
         ("bad.jsonl", b'{"a": "b"}\n{"a": \n', "line 2 is not valid JSON"),
         ("bad.json", b"[1, 2]", "item 1 must be a JSON object, not int"),
         ("bad.jsonl.gz", gzip.compress(b'{"a": "b"}', mtime=0)[:-9], "cannot be read: .*cut off"),
-        ("bad.txt", b"caf\xe9", "cannot be read: .*utf-8"),
+        ("bad.txt", b"caf\xe9", "cannot be read: .*UTF-8"),
         ("empty.txt", b"\n", "the evaluation set is empty"),
     ],
 )
