@@ -1,0 +1,154 @@
+"""Record which of the made texts the projects' own filters keep: benchmarks/dataprep/dialect_verdicts.json.
+
+    python .ci/peers/record_verdicts.py dclm=CHECKOUT dolma=CHECKOUT curator=CHECKOUT > dialect_verdicts.json
+
+Needs gristmill's environment and uniseg 0.10.1 on the path; a checkout is a clone of mlfoundations/dclm, allenai/dolma,
+NVIDIA-NeMo/Curator. Modules that their filters import and do not call are replaced by empty ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.dataprep.dialects import made_texts, thresholds
+
+Keep = Callable[[str], bool]
+
+
+def empty_module(name: str, **attributes: Any) -> None:
+    """A module that an import finds in place of one that is not needed."""
+    module = types.ModuleType(name)
+    module.__dict__.update(attributes)
+    module.__path__ = []  # type: ignore[attr-defined]
+    sys.modules[name] = module
+
+
+def package(name: str, folder: Path) -> None:
+    """A package without the work of its own `__init__.py`."""
+    empty_module(name)
+    sys.modules[name].__path__ = [str(folder)]
+
+
+def dclm(root: Path) -> Keep:
+    """The filters of dclm_baseline_refinedweb.yaml that judge whole documents by Gopher's rules."""
+    empty_module("transformers", AutoTokenizer=None)
+    empty_module("unidecode", unidecode=str)
+    empty_module("core")
+    empty_module("core.factory_utils", factory_function=lambda function: function)
+    empty_module("core.constants", CONTENT="text")
+    package("baselines", root / "baselines")
+    package("baselines.mappers", root / "baselines/mappers")
+    package("baselines.mappers.filters", root / "baselines/mappers/filters")
+    filters: Any = importlib.import_module("baselines.mappers.filters.content_filters")
+
+    def keep(text: str) -> bool:
+        page = {"text": text}
+        return all(
+            (
+                filters.page_length_filter(page, "word", 50, 100_000, ignore_punctuation=True),
+                filters.word_length_filter(page, 3, 10),
+                filters.symbol_ratio_filter(page, 0.1),
+                filters.bullet_count_filter(page, 0.9),
+                filters.ellipsis_count_filter(page, 0.3),
+                filters.alphabetic_word_ratio_filter(page, 0.2),
+                filters.stop_word_filter(page, False, 2),
+                filters.massive_web_repetition_filters(page),
+            )
+        )
+
+    return keep
+
+
+def dolma(root: Path) -> Keep:
+    """The attributes of `taggers/gopher.py`, held against Gopher's thresholds."""
+    package("dolma", root / "python/dolma")
+    package("dolma.core", root / "python/dolma/core")
+    package("dolma.taggers", root / "python/dolma/taggers")
+    empty_module("dolma.core.data_types", DocResult=None, Document=None, Span=None)
+    empty_module("dolma.core.registry", TaggerRegistry=types.SimpleNamespace(add=lambda name: lambda tagger: tagger))
+    empty_module("dolma.core.taggers", BaseTagger=object)
+    tagger: Any = importlib.import_module("dolma.taggers.gopher")
+    quality, repetition = thresholds("dolma")
+
+    def keep(text: str) -> bool:
+        found = tagger.get_attributes(text)
+        tops = dict(found.fraction_of_characters_in_most_common_ngram)
+        duplicates = dict(found.fraction_of_characters_in_duplicate_ngrams)
+        return all(
+            (
+                quality.min_words <= found.word_count <= quality.max_words,
+                quality.min_mean_word_length <= found.median_word_length <= quality.max_mean_word_length,
+                found.symbol_to_word_ratio <= quality.max_symbol_word_ratio,
+                found.fraction_of_lines_starting_with_bullet_point <= quality.max_bullet_line_ratio,
+                found.fraction_of_lines_ending_with_ellipsis <= quality.max_ellipsis_line_ratio,
+                found.fraction_of_words_with_alpha_character >= quality.min_alpha_word_ratio,
+                found.required_word_count >= quality.min_stop_words,
+                found.fraction_of_duplicate_lines <= repetition.max_duplicate_line_ratio,
+                found.fraction_of_characters_in_duplicate_lines <= repetition.max_duplicate_line_char_ratio,
+                *(tops.get(n, 0) <= getattr(repetition, f"max_top_{n}gram_char_ratio") for n in (2, 3, 4)),
+                *(
+                    duplicates.get(n, 0) <= getattr(repetition, f"max_duplicate_{n}gram_char_ratio")
+                    for n in range(5, 11)
+                ),
+            )
+        )
+
+    return keep
+
+
+def curator(root: Path) -> Keep:
+    """The filters of heuristic_filter_english_pipeline.yaml that are Gopher's."""
+    stages = root / "nemo_curator/stages"
+    package("nemo_curator", root / "nemo_curator")
+    package("nemo_curator.stages", stages)
+    package("nemo_curator.stages.text", stages / "text")
+    package("nemo_curator.stages.text.filters", stages / "text/filters")
+    package("nemo_curator.stages.text.filters.heuristic", stages / "text/filters/heuristic")
+    package("nemo_curator.stages.text.utils", stages / "text/utils")
+    prefix = "nemo_curator.stages.text.filters.heuristic"
+    strings: Any = importlib.import_module(f"{prefix}.string")
+    repeats: Any = importlib.import_module(f"{prefix}.repetition.repetition")
+    tops = {2: 0.2, 3: 0.18, 4: 0.16}
+    duplicates = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.1}
+    filters = [
+        strings.WordCountFilter(),
+        strings.MeanWordLengthFilter(),
+        strings.SymbolsToWordsFilter(),
+        strings.BulletsFilter(),
+        strings.EllipsisFilter(),
+        strings.WordsWithoutAlphabetsFilter(),
+        strings.CommonEnglishWordsFilter(),
+        repeats.RepeatedLinesFilter(),
+        repeats.RepeatedParagraphsFilter(),
+        repeats.RepeatedLinesByCharFilter(),
+        repeats.RepeatedParagraphsByCharFilter(),
+        *(repeats.RepeatingTopNGramsFilter(n, share) for n, share in tops.items()),
+        *(repeats.RepeatingDuplicateNGramsFilter(n, share) for n, share in duplicates.items()),
+    ]
+    return lambda text: all(judge.keep_document(judge.score_document(text)) for judge in filters)
+
+
+PROJECTS = {"dclm": dclm, "dolma": dolma, "curator": curator}
+
+
+def main(arguments: list[str]) -> None:
+    """Judge the made texts by each project that a checkout is given of, and print the record."""
+    recorded = {}
+    for argument in arguments:
+        name, _, folder = argument.partition("=")
+        commit = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        keep = PROJECTS[name](Path(folder))
+        kept = "".join("1" if keep(text) else "0" for text in made_texts())
+        recorded[name] = {"commit": commit.stdout.strip(), "kept": kept}
+    print(json.dumps(recorded, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
