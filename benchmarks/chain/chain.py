@@ -29,8 +29,6 @@ from benchmarks.installed_texts import CORPUS
 from benchmarks.measuring import Row, row
 
 DOCUMENTS = (5_000, 20_000)
-FLOORS = {20_000: 30}
-"""Documents -> how many times datatrove's rate ours is to be."""
 FEW, WARM = 10, 600
 """Pages of a corpus that is nearly nothing, and of one on which kernels are compiled before anything is measured."""
 MB_PER_CORE_SECOND, FIXED_SECONDS, SECOND_RUN_SECONDS, PEAK_GIBIBYTES, EXPONENT = 10.0, 8.0, 3.0, 2.0, 1.05
@@ -118,7 +116,6 @@ def peer_rows(folder: Path, peer: Peer, corpora: Sequence[Corpus], models: Model
     for corpus in corpora:
         chain, run = run_afresh(folder / f"like-{peer.name}", corpus, models, peer.same, peer.packed)
         size, name = corpus.text_bytes / MEGA, f"{row_name}, {corpus.documents:,} documents"
-        floor = FLOORS.get(corpus.documents) if peer.name == "datatrove" else None
         said = f"{size:.0f} MB of {CORPUS} in {run.seconds:.1f} s, {chain.kept():,} kept"
         try:
             done = peer.work(python, corpus, models, fresh(folder / peer.name))
@@ -132,7 +129,6 @@ def peer_rows(folder: Path, peer: Peer, corpora: Sequence[Corpus], models: Model
             rate,
             "MB/s",
             f"{said}; peer ({peer.does}): {described(done.seconds)}, {done.kept:,} kept",
-            floor,
         )
         if peer.name == "datatrove":
             yield from agreement_rows(chain, folder / peer.name, corpus)
