@@ -212,6 +212,7 @@ class StageProcess:
                 told = True
             time.sleep(0.05)
         self.kill()
+        self._reader.join(timeout=5)  # what it has said of its end
 
     def kill(self) -> None:
         """End the whole group at once, and return when it is gone."""

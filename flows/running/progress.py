@@ -15,13 +15,14 @@ log = logging.getLogger("gristmill.progress")
 
 
 class ProgressFile:
-    """`lease/<n>.progress.json` of one attempt, rewritten at most every WRITE_SECONDS."""
+    """`lease/<n>.progress.json` of one attempt, rewritten at most every WRITE_SECONDS and at its end."""
 
     def __init__(self, lease_folder: Path, number: int) -> None:
         self._path = progress_path(lease_folder, number)
         self._started = self._job_started = time.time()
         self._job, self._job_done, self._written = "", 0.0, 0.0
         self._broken = False
+        self._unwritten: Mapping[str, Any] | None = None
         self._write({})
 
     def note(self, event: Mapping[str, Any]) -> None:
@@ -33,11 +34,18 @@ class ProgressFile:
             self._job, self._job_started, self._job_done = job, now, float(event["done"])
         if now - self._written >= WRITE_SECONDS:
             self._write(event)
+        else:
+            self._unwritten = event
+
+    def close(self) -> None:
+        """Write the last event of an attempt that has ended."""
+        if self._unwritten is not None:
+            self._write(self._unwritten)
 
     def _write(self, event: Mapping[str, Any]) -> None:
         if self._broken:
             return
-        self._written = time.time()
+        self._written, self._unwritten = time.time(), None
         try:
             write_json(
                 self._path,

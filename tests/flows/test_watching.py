@@ -84,12 +84,14 @@ def test_the_pace_of_a_job_gives_the_time_that_is_left() -> None:
     assert [duration(seconds) for seconds in (0.4, 59.6, 3600)] == ["0 s", "1 m 0 s", "1 h 0 m"]
 
 
-def test_progress_is_written_at_once_and_then_now_and_then(tmp_path: Path) -> None:
+def test_progress_is_written_at_once_then_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     progress = ProgressFile(tmp_path, 3)
     assert describe_progress(read_progress(tmp_path, 3)) == ""
     progress.note({"event": "warning", "message": "not progress"})
     progress.note({"event": "progress", "done": 1, "total": 9, "unit": "shards"})
     assert "done" not in read_json(tmp_path / "3.progress.json"), "written twice within the pause"
+    progress.close()
+    assert read_json(tmp_path / "3.progress.json")["done"] == 1
 
 
 def test_a_store_that_takes_no_progress_does_not_end_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.training import Pretrain, Spikes
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop import loop, step
+from gristmill.train.loop import loop, step, throughput
 from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.job import Job
 from gristmill.train.loop.record import TIMINGS
@@ -123,6 +123,47 @@ def test_a_training_that_is_killed_during_or_after_a_rollback_goes_on_exactly(
     assert read_lines(tmp_path / "killed", "skipped_steps.jsonl") == read_lines(
         tmp_path / "undisturbed", "skipped_steps.jsonl"
     )
+
+
+def test_a_resumed_training_logs_its_throughput_at_once_and_a_stop_reports_its_step(
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Lines are due at steps 3, 6, 9 and 12; the first attempt is stopped after step 1, the second one after step 2."""
+    config, events = {**pretrain_config, "log_every": 3}, list[dict[str, Any]]()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "stop_requested", lambda: True)
+        for step_reached in (1, 2):
+            with pytest.raises(loop.StoppedError, match=f"after step {step_reached}"):
+                run_stage("pretrain", inputs, config, tmp_path, emit=events.append)
+            torch.distributed.destroy_process_group()
+            assert [event["done"] for event in events if event["event"] == "progress"][-1] == step_reached
+    run_stage("pretrain", inputs, config, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "grad_norm" in line]
+    assert [line["step"] for line in logged] == [3, 6, 9, 12]
+    assert all(line["tokens_per_second"] > 0 for line in logged)
+    printed = capsys.readouterr().out
+    assert all(f"step {line['step']}: loss {line['loss']:.4g}, " in printed for line in logged)
+
+
+def test_the_clock_leaves_out_the_first_step_unless_that_one_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now)
+    cold = throughput.Clock(1000, 10)
+    now = 50.0
+    assert cold.rate(1100) == 2.0
+    warm = throughput.Clock(1000, 10)
+    now = 90.0
+    warm.skip_first_step(1100, 11, 0.0)
+    now = 95.0
+    warm.skip_first_step(1200, 12, 0.0)
+    now = 100.0
+    assert warm.rate(1300) == 20.0
 
 
 def test_jumps_leave_positions_out_and_are_inverted() -> None:

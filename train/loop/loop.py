@@ -235,7 +235,7 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
     attempt.forget_scales_after(target)
     attempt.restore(target, attempt.checkpoints.load(target, progress.tensors()))
     progress.streak = Streak()
-    attempt.clock = Clock()
+    attempt.clock = Clock(progress.tokens, progress.step)
     if attempt.record is not None:
         attempt.record.go_back(line)
     job.context.warn(
@@ -259,6 +259,8 @@ def _save_where_due(attempt: Attempt) -> None:
         _save(attempt)
     if stopping:
         attempt.checkpoints.close()
+        if job.world.is_first:
+            job.context.progress(progress.step, job.section.steps, "steps", tokens=progress.tokens)
         raise StoppedError(f"asked to stop after step {progress.step}")
 
 

@@ -57,8 +57,9 @@ class Record:
         self._trackers = open_trackers(trackers, work)
 
     def metrics(self, line: dict[str, Any]) -> None:
-        """Append a line with a `step`; its numbers also become TensorBoard's scalars."""
+        """Append a line with a `step`, and print it; its numbers also become TensorBoard's scalars."""
         append_line(self._work / METRICS, line)
+        print(log_line(line), flush=True)
         for name, value in flatten(line).items():
             self._board.add_scalar(name, value, line["step"])
         for tracker in self._trackers:
@@ -95,6 +96,12 @@ class Record:
     def lines(self) -> list[dict[str, Any]]:
         """All metrics so far."""
         return read_lines(self._work / METRICS)
+
+
+def log_line(line: dict[str, Any]) -> str:
+    """A line of metrics for a person: `step 20: loss 3.25, grad_norm 0.8, tokens_per_second 8.12e+04`."""
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in flatten(line).items() if not isinstance(value, bool))
+    return f"step {line['step']}: {numbers or json.dumps(line)}"
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:

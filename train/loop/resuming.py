@@ -103,7 +103,7 @@ class Attempt:
             else None
         )
         self.profiler = Profiler(context.profile, context, job.world, self.progress.step)
-        self.clock = Clock()
+        self.clock = Clock(self.progress.tokens, self.progress.step)
 
     @property
     def plan(self) -> RowPlan:

@@ -60,6 +60,8 @@ def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> tuple
     progress.seen.append(seen)
     progress.digest = extend_digest(progress.digest, batch.rows)
     progress.tokens += job.objective.num_tokens(batch.rows)
+    if not logged:
+        attempt.clock.skip_first_step(progress.tokens, step, batches.waited_seconds)
     return seen, None if size is None else _log(attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches)
 
 
@@ -135,19 +137,12 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
     if attempt.record is None:
         return None
     measured = job.objective.report(sums, weight) if weight > 0 else {}
-    speed = (
-        {}
-        if rate is None
-        else {
-            **speed_metrics(
-                rate,
-                job.objective.flops_per_token,
-                job.objective.flops_per_token * job.causal_share,
-                job.peak_flops,
-                job.world.size,
-            ),
-            **waiting,
-        }
+    speed = speed_metrics(
+        rate,
+        job.objective.flops_per_token,
+        job.objective.flops_per_token * job.causal_share,
+        job.peak_flops,
+        job.world.size,
     )
     scaling = (
         {}
@@ -168,6 +163,7 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
         "skipped_steps": progress.skipped,
         "rows_digest": progress.digest,
         **speed,
+        **waiting,
         **saving,
         "peak_memory_bytes": memory,
     }

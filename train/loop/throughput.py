@@ -40,26 +40,38 @@ def model_flops_utilisation(
 
 
 class Clock:
-    """Time, tokens and waiting since the last logged step of this attempt."""
+    """Time, tokens and waiting since the last logged step of an attempt.
 
-    def __init__(self) -> None:
-        self.restart(None, 0, 0.0)
+    Until then they count from the end of its first step, which compiles and waits for the first batch; only where that
+    step is logged itself, it is measured.
 
-    def restart(self, tokens: int | None, step: int, waited_seconds: float) -> None:
-        """Start measuring; what was read and waited for so far (tokens None: not known yet)."""
+    Args:
+        tokens, step: read and done before the attempt.
+    """
+
+    def __init__(self, tokens: int, step: int) -> None:
+        self.restart(tokens, step, 0.0)
+        self._is_warm = False
+
+    def restart(self, tokens: int, step: int, waited_seconds: float) -> None:
+        """Start measuring; `waited_seconds`: for batches so far."""
         self.started, self.tokens, self.step, self.waited_seconds = time.perf_counter(), tokens, step, waited_seconds
+        self._is_warm = True
 
-    def rate(self, tokens: int) -> float | None:
+    def skip_first_step(self, tokens: int, step: int, waited_seconds: float) -> None:
+        """Start anew after the first step of an attempt; called after each step that is not logged."""
+        if not self._is_warm:
+            self.restart(tokens, step, waited_seconds)
+
+    def rate(self, tokens: int) -> float:
         """Tokens per second since the start."""
-        return None if self.tokens is None else (tokens - self.tokens) / (time.perf_counter() - self.started)
+        return (tokens - self.tokens) / (time.perf_counter() - self.started)
 
     def data_wait(self, step: int, waited_seconds: float, world: World) -> dict[str, float]:
         """How long a step waited for its batch on the slowest rank: seconds, and as a share of the step's time.
 
         A mean over the steps since the start; every rank calls this together.
         """
-        if self.tokens is None:
-            return {}
         waited = max_over_ranks(waited_seconds - self.waited_seconds, world)
         return {
             "data_wait_seconds": round(waited / (step - self.step), 6),
