@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.checkout import ROOT
+from benchmarks.train.held_gradients import held_gradients
 from benchmarks.train.parallel_forms import ROUNDING, differences_of
 from gristmill.mixtures.engine import Compute, Parallel
 from gristmill.mixtures.manifest import Engine
@@ -293,6 +294,22 @@ fork_ranks(2, work)
     assert done.returncode == 1
     assert "ValueError: rank 1 of 2" in done.stderr
     assert done.stderr.endswith("one of 2 processes failed\n")
+
+
+def test_processes_that_share_weights_hold_a_share_of_the_gradients_between_micro_batches() -> None:
+    """Float32 sums: 4 bytes a weight over the processes that share it; and of 8 to 32 micro-batches the gradients are
+    those of one process, which accumulates them whole. The first stage of a pipeline also holds its embedding,
+    gathered for a micro-batch whose backward pass is to come: 0.25 bytes per weight of the model; and hidden states."""
+    measured = held_gradients()
+    assert {name: values["bytes_per_weight"] for name, values in measured.items()} == {
+        "shard 4": pytest.approx(1.0, abs=0.01),
+        "context 4": pytest.approx(1.0, abs=0.01),
+        "replicate 2 x shard 2": pytest.approx(2.0, abs=0.01),
+        "pipeline 2 x shard 2": pytest.approx(1.3, abs=0.02),
+        "adapters, shard 4": pytest.approx(1.0, abs=0.01),
+        "experts, shard 4, experts dealt": pytest.approx(1.0, abs=0.01),
+    }
+    assert max(values["difference"] for values in measured.values()) < 1e-5
 
 
 def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:

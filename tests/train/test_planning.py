@@ -177,7 +177,9 @@ def test_sharding_divides_what_is_kept_and_nothing_that_is_gathered() -> None:
     assert alone.parameters == 4 * LLAMA_2_7B.parameters
     assert alone.optimizer == 8 * LLAMA_2_7B.parameters
     assert eight.parameters == alone.parameters / 8
-    assert eight.gathered == alone.gathered
+    assert eight.gradients == alone.gradients / 8
+    block = (LLAMA_2_7B.parameters - 2 * 32_000 * 4096 - 4096) / 32
+    assert eight.gathered == alone.gathered + 4 * block  # what a reduction reads
     assert eight.activations == alone.activations
 
 
@@ -215,6 +217,30 @@ def test_seven_billion_fit_on_no_single_h100_and_on_eight() -> None:
     assert eight[0].memory.total <= 80e9
     fitting = [one.seconds for one in eight if one.fits]
     assert fitting == sorted(fitting, key=lambda seconds: float(f"{seconds:.2g}"))
+
+
+def test_gradients_are_reduced_in_every_micro_batch() -> None:
+    """Of 2 and of 32 micro-batches, each of which gathers weights twice (2 bytes each) and reduces gradients (4 bytes)."""
+    h100 = replace(named_device("H100"), link=1e9)
+    seconds = {
+        rows: next(
+            one.seconds
+            for one in rank_forms(LLAMA_3_8B, Step(rows * 8, 2048, most_micro_rows=1), 8, h100, 0.4)
+            if one.form == Form(shard=8)
+        )
+        for rows in (2, 32)
+    }
+    layers = LLAMA_3_8B.parameters - 2 * 128_256 * 4096 - 4096
+    assert seconds[2] == pytest.approx(layers * 7 / 8 * 2 * (2 * 2 + 4) / 1e9)
+    assert seconds[32] == pytest.approx(16 * seconds[2])
+
+
+def test_the_recommended_form_of_eight_billion_on_eight_h100_fits_with_what_is_held() -> None:
+    best = rank_forms(LLAMA_3_8B, Step(256, 2048), 8, named_device("H100"), 0.4)[0]
+    assert best.fits
+    assert best.load.micro_batches > 1
+    assert best.memory.gradients == 4 * LLAMA_3_8B.parameters / best.form.weights
+    assert best.memory.total <= 80e9
 
 
 def test_a_pipeline_waits_p_minus_1_of_m_plus_p_minus_1() -> None:

@@ -190,7 +190,9 @@ def accumulate_gradients(
     """Gradients of a whole batch's mean loss, times a loss scale.
 
     Every loss is divided by the weight of the whole batch, so that neither the cut into micro-batches nor uneven
-    shares of the ranks matter. FSDP averages over ranks: that is undone by their number.
+    shares of the ranks matter. FSDP averages over ranks: that is undone by their number. Ranks that share weights
+    reduce-scatter the gradients of each micro-batch and sum their shares in float32; replicas exchange the sums after
+    the last micro-batch.
 
     Args:
         model, objective: what is differentiated.
@@ -221,7 +223,9 @@ def accumulate_gradients(
     for number, part in enumerate(parts):
         settles = after_part is not None or number == len(parts) - 1
         if isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(settles)
+            # Unreduced gradients are whole float32 tensors; reduced ones are a share of that.
+            model.set_requires_gradient_sync(settles or world.shards_weights)
+            model.set_requires_all_reduce(settles)
         measured = objective.loss(model, part, scale, draw)
         measured.loss.backward()
         sums += measured.sums

@@ -56,13 +56,20 @@ class PipelineStage(Llama):
         group: the processes of the pipeline, one per stage.
         dtype: of hidden states.
         device: where this process computes.
+        shards_weights: whether several processes share the weights of this stage.
 
     Raises:
         PipelineError: there are fewer layers than stages, or the first and the last stage would share weights.
     """
 
     def __init__(
-        self, shape: Shape, index: int, group: dist.ProcessGroup, dtype: torch.dtype, device: torch.device
+        self,
+        shape: Shape,
+        index: int,
+        group: dist.ProcessGroup,
+        dtype: torch.dtype,
+        device: torch.device,
+        shards_weights: bool = False,
     ) -> None:
         super().__init__(shape)
         count = group.size()
@@ -78,6 +85,7 @@ class PipelineStage(Llama):
         if shape.experts:
             raise PipelineError("engine.parallel.pipeline: a mixture of experts is not pipelined; use shard")
         self.index, self.count, self.group, self.dtype, self.device = index, count, group, dtype, device
+        self.shards_weights = shards_weights
         kept = range(shape.layers * index // count, shape.layers * (index + 1) // count)
         layers = nn.ModuleDict({str(number): self.model.layers[number] for number in kept})
         self.model.layers = layers  # type: ignore[assignment]
@@ -186,15 +194,14 @@ class PipelineStage(Llama):
 
     def _schedule(self, number: int, rows: int, length: int) -> Any:
         """1F1B for so many micro-batches of one size, made once."""
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+        from torch.distributed.pipelining import Schedule1F1B
 
         key = (number, rows, length)
         if key not in self._schedules:
             meta = torch.device("meta")
             hidden = self._hidden_states(rows, length, meta).requires_grad_()
             ids = torch.empty(rows, length, dtype=torch.int64, device=meta)
-            stage = PipelineStage(
-                self,
+            stage = self._scheduled_stage(
                 self.index,
                 self.count,
                 self.device,
@@ -205,6 +212,37 @@ class PipelineStage(Llama):
             # The last stage's output is the loss already, divided by what the whole batch weighs.
             self._schedules[key] = Schedule1F1B(stage, number, loss_fn=lambda loss, target: loss, scale_grads=False)
         return self._schedules[key]
+
+    def _scheduled_stage(self, *arguments: Any, **settings: Any) -> Any:
+        """This stage as the schedule calls it.
+
+        Of a module that it knows as FSDP's, torch's stage reduces gradients, and drops gathered weights, after the last
+        micro-batch alone. Ranks that share weights do both after each one, so they show it a plain module.
+        """
+        from torch.distributed.pipelining import PipelineStage
+
+        if not self.shards_weights:
+            return PipelineStage(self, *arguments, **settings)
+
+        class ReducingStage(PipelineStage):
+            def backward_one_chunk(
+                stage, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+            ) -> None:
+                self.set_requires_all_reduce(last_backward)
+                super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+        return ReducingStage(_Plain(self), *arguments, **settings)
+
+
+class _Plain(nn.Module):
+    """A module that calls another one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:
+        return self.module(x)
 
 
 class _AskedError(Exception):

@@ -81,7 +81,7 @@ def sharded_model(
         model: Any = (
             (build or model_of)(shape)
             if world.pipeline_group is None
-            else PipelineStage(shape, world.stage, world.pipeline_group, dtype, world.device)
+            else PipelineStage(shape, world.stage, world.pipeline_group, dtype, world.device, world.shards_weights)
         )
         if adapt is not None:
             adapt(model)

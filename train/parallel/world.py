@@ -83,9 +83,14 @@ class World:
         return self.weights["tensor"] if self._along("tensor") > 1 else None
 
     @property
+    def shards_weights(self) -> bool:
+        """Whether several processes share the weights of a replica."""
+        return self.data_mesh.size(self.data_mesh.ndim - 1) > 1
+
+    @property
     def sharing_group(self) -> dist.ProcessGroup | None:
         """The processes that share the weights of a replica, if there are several."""
-        return self.weights.get_group("shard") if self.data_mesh.size(self.data_mesh.ndim - 1) > 1 else None
+        return self.weights.get_group("shard") if self.shards_weights else None
 
     @property
     def row_split(self) -> RowSplit | None:

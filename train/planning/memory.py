@@ -102,9 +102,12 @@ class Memory:
 
     parameters: float
     gradients: float
+    """Float32 sums over the micro-batches so far: of a rank's share of the weights, which each micro-batch is reduced to
+    (`step.accumulate_gradients`)."""
     optimizer: float
     gathered: float
-    """Whole weights and gradients of the blocks being computed, in the compute dtype."""
+    """Whole weights and gradients of the blocks being computed, in the compute dtype, and what is reduced of a block:
+    its gradients in float32."""
     activations: float
     loss: float
     """A chunk of logits, and the gradients of the output matrix and of the last hidden states, once for each token that
@@ -209,6 +212,8 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     # The block that is computed and the one that is fetched ahead, and what does not belong to a block.
     whole = gathered_parameters(shape, form)
     gathered = (2 * whole + root) * load.compute_bytes + 2 * whole * load.compute_bytes
+    if form.weights > 1:
+        gathered += MASTER_BYTES * whole
     if form.deal_experts:  # its own in the compute dtype, and their gradients in both
         gathered += expert_parameters(shape) / form.weights * (2 * load.compute_bytes + MASTER_BYTES)
     loss = (4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes) * (

@@ -198,13 +198,13 @@ def _dealing_seconds(shape: Shape, form: Form, load: Load, device: Device) -> fl
 
 
 def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Weights gathered twice per micro-batch, gradients reduced once per step, and summed over the replicas."""
+    """Weights gathered twice and gradients reduced once per micro-batch, and summed over the replicas once per step."""
     layers = -(-shape.layers // form.pipeline)
     gathered = layers * gathered_parameters(shape, form)
     weights = layers * block_parameters(shape) / form.tensor
     share = (form.weights - 1) / form.weights
     within = form.tensor * form.pipeline * form.weights <= GPUS_PER_MACHINE
-    moved = gathered * share * (2 * load.compute_bytes * load.micro_batches + MASTER_BYTES)
+    moved = gathered * share * load.micro_batches * (2 * load.compute_bytes + MASTER_BYTES)
     seconds = moved / (device.link if within else NETWORK)
     if form.replicate > 1:
         whole = form.world <= GPUS_PER_MACHINE

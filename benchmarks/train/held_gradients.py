@@ -1,0 +1,178 @@
+"""`gristmill bench forms`: bytes of gradients that a process holds between the micro-batches of a step.
+
+`python -m benchmarks.train.held_gradients FILE RANKS` measures all forms of so many processes, after one process alone,
+whose gradients theirs must equal.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by
+from benchmarks.train.parallel_forms import label
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import write_json
+from gristmill.mixtures.engine import Parallel
+from gristmill.mixtures.model import Model, Moe
+from gristmill.mixtures.posttraining import Lora
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_writing import write_packed_set
+from gristmill.train.adapters.lora import tuned_model
+from gristmill.train.loop.row_plan import micro_batches
+from gristmill.train.loop.step import accumulate_gradients
+from gristmill.train.models.shape import shape_of
+from gristmill.train.models.weights import drawn
+from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.optim.sharded import local
+from gristmill.train.parallel.sharding import gathered
+from gristmill.train.parallel.world import World, make_world, max_over_ranks, process_group
+
+RANKS = 4
+FORMS: dict[str, list[dict[str, int]]] = {
+    "dense": [
+        {"shard": 4},
+        {"context": 4},
+        {"replicate": 2, "shard": 2},
+        {"pipeline": 2, "shard": 2},
+    ],
+    "adapters": [{"shard": 4}],
+    "experts": [{"shard": 4, "deal_experts": True}],
+}
+"""By the kind of model."""
+EXPERTS, ADAPTER_RANK = 4, 64
+VOCAB, LENGTH, WIDTH = 256, 16, 256
+MICRO_BATCHES = 8
+GRADIENT_BYTES = 4
+Row = dict[str, Any]
+
+
+def rows() -> Iterator[Row]:
+    """Measure; `ours` is what the fullest process holds per trained weight of the model, `peer` all of them in float32."""
+    for name, measured in held_gradients().items():
+        yield {
+            "name": f"held gradients, {name}",
+            "ours": measured["bytes_per_weight"],
+            "peer": float(GRADIENT_BYTES),
+            "unit": "bytes per weight",
+            "ratio": measured["bytes_per_weight"] / GRADIENT_BYTES,
+            "note": (
+                f"before the last micro-batch on {RANKS} processes, less is better; "
+                f"gradients differ by {measured['difference']:.1e} of their norm"
+            ),
+        }
+
+
+def held_gradients() -> dict[str, dict[str, float]]:
+    """Of each form `bytes_per_weight` of the fullest process, and the `difference` from one process's gradients: the
+    norm of the difference over the norm."""
+    held: dict[str, dict[str, float]] = measured_by("benchmarks.train.held_gradients", RANKS)
+    return held
+
+
+def measure_alone(folder: Path) -> None:
+    """Write down the gradients of one process."""
+    with process_group() as world:
+        for kind in FORMS:
+            model = _model(kind, world, folder)
+            _accumulate(model, world, folder)
+            gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+            torch.save(gradients, folder / f"{kind}.pt")
+
+
+def measure_all(file: Path) -> None:
+    """One process's part in every form."""
+    held = {}
+    with process_group() as joined:
+        for kind, forms in FORMS.items():
+            for form in forms:
+                name = label(form) if kind == "dense" else f"{kind}, {label(form)}"
+                world = make_world(Parallel.model_validate(form), joined.device)
+                held[name] = _measure(kind, world, file.parent)
+        if joined.is_first:
+            write_json(file, held)
+
+
+def _measure(kind: str, world: World, folder: Path) -> dict[str, float]:
+    model, alone = _model(kind, world, folder), torch.load(folder / f"{kind}.pt")
+    held_bytes = _accumulate(model, world, folder)
+    trained_weights = sum(gradient.numel() for gradient in alone.values())
+    norm = torch.stack([gradient.norm() for gradient in alone.values()]).norm()
+    differences = [
+        (gathered(weight.grad) - alone[name]).norm()
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    ]
+    return {
+        "bytes_per_weight": max_over_ranks(held_bytes / trained_weights, world),
+        "difference": max_over_ranks(float(torch.stack(differences).norm() / norm), world),
+    }
+
+
+def _accumulate(model: nn.Module, world: World, folder: Path) -> int:
+    """Compute the gradients of a step; returns the bytes that this process holds before the last micro-batch, and did
+    not hold before the first one."""
+    packed = PackedSet(folder / "mix")
+    objective = NextToken(packed, 0, torch.full((VOCAB,), 4.0, device=world.device), model.shape)
+    batch = np.arange(RANKS * MICRO_BATCHES)
+    parts = [objective.prepare(part) for part in micro_batches(batch, world.data_rank, world.data_size, 1)]
+    forward_passes, held_bytes = 0, 0
+
+    def count(*_: Any) -> None:
+        nonlocal forward_passes, held_bytes
+        forward_passes += 1
+        if forward_passes == len(parts):
+            held_bytes = _tensor_bytes()
+
+    model.register_forward_pre_hook(count, prepend=True)
+    before = _tensor_bytes()
+    accumulate_gradients(model, objective, parts, objective.weight(batch), world)
+    packed.close()
+    return held_bytes - before
+
+
+def _tensor_bytes() -> int:
+    """Bytes of all tensors that Python code or a gradient refers to, each storage counted once."""
+    gc.collect()
+    tensors = [value for value in gc.get_objects() if isinstance(value, Tensor)]
+    gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    plain = [local(tensor) for tensor in (*tensors, *gradients) if tensor.device.type == "cpu"]
+    storages = [tensor.untyped_storage() for tensor in plain]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _model(kind: str, world: World, folder: Path) -> nn.Module:
+    settings = Model(
+        layers=4,
+        width=WIDTH,
+        heads=4,
+        kv_heads=4,
+        ffn_width=2 * WIDTH,
+        tied_embeddings=False,
+        moe=Moe(experts=EXPERTS) if kind == "experts" else None,
+    )
+    shape = shape_of(settings, VOCAB, LENGTH)
+    lora = Lora(rank=ADAPTER_RANK) if kind == "adapters" else None
+    context = Context(folder, emit=lambda event: None)
+    return tuned_model(shape, drawn(shape, 0), lora, 0, world, torch.float32, context)
+
+
+def _write_rows(folder: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, VOCAB, (RANKS * MICRO_BATCHES, LENGTH))
+    write_packed_set(folder, ids, {"all": len(ids)}, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
+
+
+if __name__ == "__main__":
+    load_all()
+    file = Path(sys.argv[1])
+    _write_rows(file.parent / "mix")
+    fork_ranks(1, partial(measure_alone, file.parent))
+    fork_ranks(int(sys.argv[2]), partial(measure_all, file))
