@@ -67,6 +67,7 @@ api: .venv/installed
 reference: .venv/installed
 	mkdir -p docs/reference
 	$(BIN)/python .ci/rules_reference.py > docs/reference/rules.md
+	$(BIN)/python .ci/model_families.py > docs/reference/model-families.md
 	$(BIN)/python .ci/paper_index.py > docs/papers.md
 	$(BIN)/python .ci/performance.py > docs/performance.md
 

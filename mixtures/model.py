@@ -140,7 +140,7 @@ class GivenModel(Section):
 
     path: OutsidePath
     """A folder that transformers loads, or one that `export` wrote: config.json, model.safetensors (or its shards) and
-    tokenizer.json, of a decoder that this one can run (Llama, Mistral, Qwen2, Qwen3, GLM-4, Mixtral, Qwen3-MoE)."""
+    tokenizer.json, of one of the decoders of docs/reference/model-families.md."""
 
 
 class Model(BuiltInOrOwn):
@@ -154,10 +154,10 @@ class Model(BuiltInOrOwn):
     """Name of sizes that other keys override: `llama-1m`, `llama-10m`, `llama-30m`, `llama-125m`, `llama-350m`,
     `llama-1b`, `llama-3b`, `llama-8b`, `moe-4m`, `moe-8x125m`, `moe-8x7b`."""
     init_from: OutsidePath | None = None
-    """A folder as Hugging Face has it (config.json, safetensors) whose model is trained on: Llama, Mistral without
-    sliding window, Qwen2, Qwen3, GLM-4 (model_type `glm`), Mixtral or Qwen3-MoE. Its config.json then decides the
-    shape, and the tokenizer has to be its own (`tokenizer: {path: .../tokenizer.json}`); the rows of the mixture become
-    its context length."""
+    """A folder as Hugging Face has it (config.json, safetensors) whose model is trained on, of one of the families of
+    docs/reference/model-families.md. Its config.json then decides the shape, and the tokenizer has to be its own
+    (`tokenizer: {path: .../tokenizer.json}`); the rows of the mixture become its context length. Rows that are longer
+    than its sliding window are an error."""
     layers: Positive = 4
     """Decoder blocks."""
     width: Positive = 128

@@ -75,7 +75,7 @@ def _why_not_for_llama_cpp(manifest: Manifest) -> str | None:
 
 STAGE = Stage(
     "export",
-    1,
+    2,
     "gristmill.train.stages.export:run",
     configure,
     needs,

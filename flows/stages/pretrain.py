@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gristmill.dataprep.files import as_path
@@ -31,7 +32,8 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
     """A model that no training can begin with, or a tokenizer without the special tokens that the objective needs."""
     assert manifest.pretrain is not None
     folder, masked = manifest.pretrain.model.init_from, manifest.pretrain.masked
-    message = None if folder is None else why_no_model(folder, manifest.tokenizer, manifest.pretrain.kind)
+    length = None if manifest.mix is None else manifest.mix.sequence_length
+    message = None if folder is None else why_no_model(folder, manifest.tokenizer, manifest.pretrain.kind, length)
     if message is not None:
         yield ("pretrain", "model", "init_from"), message
     tokenizer = _given_tokenizer(manifest.tokenizer)
@@ -50,8 +52,10 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
         )
 
 
-def why_no_model(path: str, tokenizer: Tokenizer | None, kind: Kind = "decoder") -> str | None:
-    """What keeps a model from being run here, or with a tokenizer, in a sentence; None where nothing does."""
+def why_no_model(
+    path: str, tokenizer: Tokenizer | None, kind: Kind = "decoder", length: int | None = None
+) -> str | None:
+    """The reason why a model cannot be run here, with a tokenizer, or on rows of so many tokens; None if it can."""
     folder = as_path(path)
     if not folder.exists():
         return None  # it is among the missing files
@@ -59,6 +63,8 @@ def why_no_model(path: str, tokenizer: Tokenizer | None, kind: Kind = "decoder")
 
     try:
         shape = check_model(folder, kind)
+        if length is not None:
+            replace(shape, sequence_length=max(shape.sequence_length, length))
     except (OSError, ValueError) as error:
         return str(error)
     ids = _ids_of(tokenizer)

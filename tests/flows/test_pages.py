@@ -89,7 +89,12 @@ def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("script", "page"),
-    [("rules_reference", "reference/rules.md"), ("paper_index", "papers.md"), ("performance", "performance.md")],
+    [
+        ("rules_reference", "reference/rules.md"),
+        ("model_families", "reference/model-families.md"),
+        ("paper_index", "papers.md"),
+        ("performance", "performance.md"),
+    ],
 )
 def test_what_is_written_from_the_code_is_what_the_code_says(script: str, page: str) -> None:
     command = [sys.executable, ROOT / ".ci" / f"{script}.py"]

@@ -12,12 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.dataprep.files import write_json
+from gristmill.dataprep.files import read_json, write_json
 from gristmill.mixtures.model import RopeScaling
-from gristmill.train.models.families import UnknownArchitectureError, family_of, hf_config, shape_from_hf
+from gristmill.mixtures.model_families import FAMILIES as FAMILY_NAMES
+from gristmill.train.models.families import (
+    ARCHITECTURES,
+    UnknownArchitectureError,
+    family_of,
+    hf_config,
+    shape_from_hf,
+)
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.rotary import frequencies
-from gristmill.train.models.shape import Shape, ShapeError, shape_from_json, shape_to_json
+from gristmill.train.models.shape import Published, Shape, ShapeError, shape_from_json, shape_to_json
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import WeightsError, check_model, load_model, read_shape, save_model
 from gristmill.train.stages.export import exported_tensors
@@ -45,12 +52,14 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LONG_POSITIONS = {"max_position_embeddings": 4 * LENGTH}
 FAMILIES = {
     "llama": ("LlamaConfig", {"rope_parameters": PLAIN}),
     "llama-linear": ("LlamaConfig", {"rope_parameters": LINEAR}),
     "llama-3.1": ("LlamaConfig", {"rope_parameters": LLAMA3, "head_dim": 16}),
     "llama-yarn": ("LlamaConfig", {"rope_parameters": YARN}),
     "mistral": ("MistralConfig", {"rope_parameters": PLAIN, "sliding_window": None}),
+    "mistral-window": ("MistralConfig", {"rope_parameters": PLAIN, "sliding_window": LENGTH, **LONG_POSITIONS}),
     "qwen2": ("Qwen2Config", {"rope_parameters": PLAIN}),
     "qwen3": ("Qwen3Config", {"rope_parameters": PLAIN, "head_dim": 16}),
     "glm": (
@@ -73,6 +82,17 @@ FAMILIES = {
             "norm_topk_prob": True,
         },
     ),
+    "qwen3-moe-sums": (
+        "Qwen3MoeConfig",
+        {
+            "rope_parameters": PLAIN,
+            "head_dim": 16,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": False,
+        },
+    ),
 }
 
 
@@ -87,7 +107,7 @@ def peer(name: str) -> Any:
 
     kind, further = FAMILIES[name]
     torch.manual_seed(1)
-    config = getattr(transformers, kind)(**SIZES, **further)
+    config = getattr(transformers, kind)(**{**SIZES, **further})
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -113,6 +133,7 @@ def test_a_model_of_transformers_gives_the_same_logits_here_and_after_its_export
     exported = tmp_path / "exported"
     write_json(exported / "config.json", hf_config(ours.shape, "float32", [0], 1))
     write_tensors(exported / "model.safetensors", exported_tensors(tmp_path / "ours", ours.shape, torch.float32))
+    assert read_json(exported / "config.json")["model_type"] == theirs.config.model_type
     with torch.no_grad():
         back, report = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
         assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -139,7 +160,6 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any], channels: i
         ({"model_type": "gemma2"}, "model_type 'gemma2'"),
         ({"attention_bias": True}, "attention_bias"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"model_type": "mistral", "sliding_window": 8}, "sliding_window"),
         ({"rope_parameters": {**LINEAR, "rope_type": "dynamic"}}, r"rope_parameters.rope_type"),
         ({"rope_parameters": {**YARN, "mscale": 1.0}}, "rope_parameters"),
         ({"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -155,8 +175,31 @@ def test_a_model_that_computes_something_else_is_refused_by_the_name_of_its_key(
         shape_from_hf({**config, **change})
 
 
-def test_a_window_that_no_row_fills_changes_nothing() -> None:
-    shape_from_hf({"model_type": "mistral", **SIZES, "rope_parameters": PLAIN, "sliding_window": LENGTH})
+def test_rows_are_as_long_as_a_sliding_window_and_no_longer() -> None:
+    """Mistral 7B v0.1: positions to 32,768, a window of 4,096."""
+    config = {"model_type": "mistral", **SIZES, "rope_parameters": PLAIN, "sliding_window": 8, "eos_token_id": 2}
+    shape = shape_from_hf(config)
+    assert shape.sequence_length == 8
+    with pytest.raises(ShapeError, match="sliding window"):
+        replace(shape, sequence_length=9)
+    assert shape_from_hf({**config, "sliding_window": None}).sequence_length == LENGTH
+    assert shape_from_hf({**config, "model_type": "qwen2", "use_sliding_window": False}).sequence_length == LENGTH
+
+
+def test_a_mistral_stays_one_with_its_window_and_the_ids_that_end_a_text() -> None:
+    config = {"model_type": "mistral", **SIZES, "rope_parameters": PLAIN, "sliding_window": 8, "eos_token_id": 2}
+    shape = shape_from_json(json.loads(json.dumps(shape_to_json(shape_from_hf(config)))))
+    assert shape.published == Published("mistral", (2,), 8)
+    exported = hf_config(shape, "float32", [2], 1)
+    assert (exported["architectures"], exported["sliding_window"]) == (["MistralForCausalLM"], 8)
+    assert exported["max_position_embeddings"] == 8
+
+
+def test_the_list_of_families_is_that_of_the_code() -> None:
+    assert FAMILY_NAMES.keys() == ARCHITECTURES.keys()
+    with pytest.raises(UnknownArchitectureError) as refused:
+        shape_from_hf({"model_type": "gemma2"})
+    assert all(model_type in str(refused.value) for model_type in ARCHITECTURES)
 
 
 def test_the_config_of_older_versions_of_transformers_is_read() -> None:

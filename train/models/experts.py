@@ -147,7 +147,8 @@ class _Own(torch.autograd.Function):
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token through its k likeliest experts, weighted by their probabilities, which are made to sum to one.
+    """Each token through its k likeliest experts, weighted by their probabilities, which are divided by their sum unless the
+    shape says otherwise.
 
     Attributes:
         load: (e,) int64, tokens that each expert got in the last forward pass.
@@ -174,7 +175,8 @@ class MixtureOfExperts(nn.Module):
         k = self.shape.experts_per_token
         probabilities = self.gate(x)
         weights, chosen = probabilities.topk(k, dim=-1)
-        weights = weights / weights.sum(dim=-1, keepdim=True)
+        if self.shape.norm_topk_prob:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
         # A sum of one-hot columns, not a histogram, whose order of additions is not fixed on GPUs.
         load = F.one_hot(chosen, self.shape.experts).sum(dim=(1, 2))
         counts = load.sum(dim=0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gristmill.mixtures.model import RopeScaling
+from gristmill.mixtures.model_families import describe_families
 from gristmill.train.models.filling_families import (
     BERT,
     ENCODER,
@@ -25,7 +26,7 @@ from gristmill.train.models.filling_families import (
     t5_name,
     t5_shape,
 )
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.shape import Published, Shape
 from gristmill.train.models.shape import UnknownArchitectureError as UnknownArchitectureError
 
 EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp)\.experts\.(gate_up_proj|down_proj)")
@@ -95,8 +96,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
     family = config.get("model_type")
     if family not in ARCHITECTURES:
         raise UnknownArchitectureError(
-            f"config.json: model_type {family!r} is a model that this decoder cannot run; "
-            f"it runs {', '.join(ARCHITECTURES)}"
+            f"config.json: model_type {family!r} is not computed here; these are: {describe_families()}"
         )
     if family in (ENCODER_DECODER, BERT):
         return t5_shape(config) if family == ENCODER_DECODER else bert_shape(config)
@@ -125,6 +125,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
         return encoder_shape(config)
     heads, experts = int(config["num_attention_heads"]), _experts_of(config)
     theta, scaling = _rope(config)
+    window = _sliding_window(family, config)
     return Shape(
         layers=config["num_hidden_layers"],
         width=config["hidden_size"],
@@ -145,8 +146,10 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
         load_balancing=config.get("router_aux_loss_coef", 0.0) if experts else 0.0,
         vocab_size=config["vocab_size"],
         padded_vocab_size=config["vocab_size"],
-        sequence_length=config["max_position_embeddings"],
+        sequence_length=min(config["max_position_embeddings"], window or config["max_position_embeddings"]),
         prefix_lm=bool(config.get(PREFIX_LM, False)),
+        norm_topk_prob=family != "qwen3_moe" or bool(config.get("norm_topk_prob", False)),
+        published=Published(family, _end_ids(config), window),
     )
 
 
@@ -164,8 +167,6 @@ def _experts_of(config: Mapping[str, Any]) -> int:
 
 def _differences(family: str, config: Mapping[str, Any]) -> dict[str, bool]:
     """What a config.json may say that would make the model compute something else than this decoder."""
-    window = config.get("sliding_window")
-    uses_window = config.get("use_sliding_window", family in ("mistral", "mixtral"))
     rope = _rope_parameters(config)
     kind = rope.get("rope_type", "default")
     known = {*NOTES, *SCALINGS.get(kind, {}).values(), "original_max_position_embeddings"}
@@ -173,16 +174,30 @@ def _differences(family: str, config: Mapping[str, Any]) -> dict[str, bool]:
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(config.get("attention_bias")) and family != GLM,
         "mlp_bias": bool(config.get("mlp_bias")),
-        "sliding_window": bool(uses_window and window and window < config["max_position_embeddings"]),
         "rope_parameters.rope_type": kind not in ("default", *SCALINGS),
         "rope_parameters": bool({name for name, value in rope.items() if value is not None} - known),
         "partial_rotary_factor": _rotary_share(config) != 1.0 and family != GLM,
         "rope_parameters.truncate": rope.get("truncate", True) is not True,
         "decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1,
         "mlp_only_layers": bool(config.get("mlp_only_layers")),
-        "norm_topk_prob": family == "qwen3_moe" and not config.get("norm_topk_prob", False),
         "router_jitter_noise": bool(config.get("router_jitter_noise")),
     }
+
+
+def _sliding_window(family: str, config: Mapping[str, Any]) -> int | None:
+    """Tokens that a token attends to at most: attention to rows of no more is whole."""
+    if not config.get("use_sliding_window", family in ("mistral", "mixtral")):
+        return None
+    window = config.get("sliding_window")
+    return int(window) if window else None
+
+
+def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The one id, or the several, of `eos_token_id`."""
+    ids = config.get("eos_token_id")
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (int(ids),)
 
 
 def _rotary_share(config: Mapping[str, Any]) -> float:
@@ -223,7 +238,10 @@ def family_of(shape: Shape) -> str:
         return GLM
     if shape.qkv_bias:
         return "qwen2"
-    return "qwen3" if shape.qk_norm else "llama"
+    if shape.qk_norm:
+        return "qwen3"
+    # Computed alike; only its own config.json tells a Mistral.
+    return "mistral" if shape.published is not None and shape.published.model_type == "mistral" else "llama"
 
 
 def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
@@ -238,6 +256,7 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
         return other[family](shape, dtype, eos, pad)
     rope = _rope_to_hf(shape)
     scaling = {"rope_scaling": {name: value for name, value in rope.items() if name != "rope_theta"}}
+    window = None if shape.published is None else shape.published.sliding_window
     return {
         "architectures": [ARCHITECTURES[family]],
         "model_type": family,
@@ -259,6 +278,7 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
         "attention_dropout": 0.0,
         **({"partial_rotary_factor": shape.rotary_share} if family == GLM else {}),
         **({"use_sliding_window": False} if family.startswith("qwen") else {}),
+        **({"sliding_window": window} if family in ("mistral", "mixtral") else {}),
         **(_experts_to_hf(shape, family) if shape.experts else {}),
         "tie_word_embeddings": shape.tied_embeddings,
         "dtype": dtype,
@@ -272,12 +292,12 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
 
 def _experts_to_hf(shape: Shape, family: str) -> dict[str, Any]:
     own = (
-        {"sliding_window": None}
+        {}
         if family == "mixtral"
         else {
             "num_experts": shape.experts,
             "moe_intermediate_size": shape.ffn_width,
-            "norm_topk_prob": True,
+            "norm_topk_prob": shape.norm_topk_prob,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         }

@@ -30,7 +30,14 @@ from gristmill.train.models.tensor_files import TensorFile
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter, TensorNameMap
 
-ARCHITECTURES = {"llama": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+}
 """transformers' model_type -> llama.cpp's architecture."""
 TURNS_NEIGHBOURS = "llama"
 """The architecture whose rotary positions turn channels 2i and 2i + 1; all others turn i and i + width / 2."""
@@ -81,6 +88,11 @@ def check_gguf(shape: Shape) -> None:
         raise GgufError(
             "export.gguf: llama.cpp reads prompts from left to right, but this model reads them in both "
             "directions (pretrain.prefix_lm); remove it"
+        )
+    if not shape.norm_topk_prob:
+        raise GgufError(
+            "export.gguf: llama.cpp divides the weights of a token's experts by their sum, and this model does not "
+            "(norm_topk_prob: false); leave export.gguf out"
         )
     if ARCHITECTURES[family] != TURNS_NEIGHBOURS and scaling is not None and scaling.kind == "llama3":
         raise GgufError(

@@ -370,7 +370,7 @@ def configure(model: Any, compute: Compute) -> None:
     if compute.activation_checkpointing in ("full", "selective"):
         for layer in layers[compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block]:
             layer.kept = "nothing" if compute.activation_checkpointing == "full" else "selected"
-    if compute.compile == "off":
+    if not compute.compiles:
         return
     if compute.activation_checkpointing == "budget":
         import torch._functorch.config as compiler

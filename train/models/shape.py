@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from gristmill.mixtures.model import Model, RopeScaling
@@ -54,6 +54,21 @@ class UnknownArchitectureError(ValueError):
 
 
 @dataclass(frozen=True)
+class Published:
+    """Keys of a published model's config.json that its arithmetic here does not need, and its export has again.
+
+    Attributes:
+        model_type: its family.
+        eos: ids that end a text.
+        sliding_window: tokens that a token attends to at most, itself among them; rows are no longer. None: all.
+    """
+
+    model_type: str
+    eos: tuple[int, ...] = ()
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
 class Shape:
     """Everything that a decoder, or an encoder, is built from.
 
@@ -68,12 +83,14 @@ class Shape:
         experts: feed-forward layers to choose from in every block; 0 in a dense model.
         experts_per_token: how many of them a token goes through.
         load_balancing: weight of the loss that keeps them equally busy.
+        norm_topk_prob: whether the weights of a token's experts are divided by their sum (Mixtral, most of Qwen3-MoE).
         encoder: whether every token sees those behind it too, and masked ones are predicted (see models.encoder).
         bert: whether an encoder is BERT's (see models.bert), not ModernBERT's.
         encoder_decoder: whether hidden spans are filled in by a decoder beside an encoder, each of so many layers (see
             models.encoder_decoder).
         multi_token: further tokens that are predicted at each place in training (see models.multi_token).
         prefix_lm: whether the tokens of a prompt see each other in both directions (see objectives.prefix_rows).
+        published: of a model that was trained elsewhere.
     """
 
     layers: int
@@ -101,8 +118,17 @@ class Shape:
     multi_token: int = 0
     encoder_decoder: bool = False
     bert: bool = False
+    norm_topk_prob: bool = True
+    published: Published | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        window = None if self.published is None else self.published.sliding_window
+        if window is not None and self.sequence_length > window:
+            raise ShapeError(
+                f"rows of {self.sequence_length:,} tokens are longer than the model's sliding window of {window:,}, and "
+                f"attention here has no window; make rows of {window:,} tokens or less (mix.sequence_length, or the "
+                "section's max_length)"
+            )
         for name, most in LARGEST_SIZES.items():
             size = getattr(self, name)
             if type(size) is not int or not 1 <= size <= most:
@@ -270,9 +296,15 @@ def further_heads(section: Pretrain) -> int:
 
 def shape_to_json(shape: Shape) -> dict[str, Any]:
     """What `config.json` holds."""
-    values = {field.name: getattr(shape, field.name) for field in fields(shape)}
-    scaling = shape.rope_scaling
-    return {**values, "rope_scaling": None if scaling is None else scaling.model_dump(mode="json")}
+    values = {key.name: getattr(shape, key.name) for key in fields(shape)}
+    published, scaling = values.pop("published"), shape.rope_scaling
+    if values["norm_topk_prob"]:
+        del values["norm_topk_prob"]
+    return {
+        **values,
+        "rope_scaling": None if scaling is None else scaling.model_dump(mode="json"),
+        **({} if published is None else {"published": asdict(published)}),
+    }
 
 
 def shape_from_json(value: Mapping[str, Any]) -> Shape:
@@ -284,7 +316,7 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
     read = dict(value)
     if "head_width" not in read and {"width", "heads"} <= read.keys():
         read["head_width"] = read["width"] // read["heads"]  # what it was before it could be chosen
-    known = {field.name: field.default is MISSING for field in fields(Shape)}
+    known = {key.name: key.default is MISSING for key in fields(Shape)}
     missing, unknown = [name for name, needed in known.items() if needed and name not in read], read.keys() - known
     if missing or unknown:
         parts = [
@@ -295,7 +327,9 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
             "transformers (with `model_type`); export the model with the version that saved it, or train "
             "it again"
         )
-    scaling = read.get("rope_scaling")
+    scaling, published = read.get("rope_scaling"), read.get("published")
+    if published is not None:
+        read["published"] = Published(**{**published, "eos": tuple(published["eos"])})
     return Shape(**{**read, "rope_scaling": None if scaling is None else RopeScaling.model_validate(scaling)})
 
 

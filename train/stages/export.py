@@ -106,7 +106,8 @@ def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> t
     """
     shape, chat = read_shape(source), Chat(tokenizer)
     name, dtype = DTYPES[section.dtype]
-    eos = sorted(chat.stops)
+    own_ends = () if shape.published is None else shape.published.eos
+    eos = sorted(chat.stops.union(own_ends))
     tensors = exported_tensors(source, shape, dtype)
     parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
     config = hf_config(shape, name, eos, chat.pad)

@@ -1,0 +1,22 @@
+"""Families of published models that are computed here: the one list that messages and pages show."""
+
+from __future__ import annotations
+
+FAMILIES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen3": "Qwen3",
+    "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen3-MoE",
+    "glm": "GLM-4",
+    "modernbert": "ModernBERT",
+    "bert": "BERT",
+    "t5": "T5 1.1",
+}
+"""`model_type` of a config.json -> what people call its models."""
+
+
+def describe_families() -> str:
+    """`llama (Llama), mistral (Mistral), ...`."""
+    return ", ".join(f"{model_type} ({name})" for model_type, name in FAMILIES.items())
