@@ -5,7 +5,11 @@ Nothing here changes a row.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
+from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -26,6 +30,24 @@ FOUND_OTHERWISE = {"dask": "dask_scheduler_file", "flink": "job_endpoint"}
 """The option that stands in for an address."""
 DATAFLOW_NEEDS = ("project", "region", "temp_location", "sdk_container_image")
 """Options without which Dataflow takes no job."""
+
+
+NVIDIA_DEVICE = re.compile(r"nvidia\d+")
+"""A GPU's file in /dev."""
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs of this machine that a training may use; looks at files alone, since torch takes seconds to load.
+
+    >>> visible_gpus(Path("/nowhere"))
+    0
+    """
+    number = sum(1 for path in devices.glob("nvidia*") if NVIDIA_DEVICE.fullmatch(path.name))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return number
+    chosen = [name.strip() for name in visible.split(",")]
+    return min(number, len(list(takewhile(lambda name: name not in ("", "-1"), chosen))))
 
 
 def check_engine(runner: str, address: str | None, options: Mapping[str, Any]) -> None:
@@ -68,9 +90,11 @@ class Compute(Section):
     by that.
     """
 
-    compile: Literal["off", "block", "model"] = "off"
+    compile: Literal["auto", "off", "block", "model"] = "auto"
     """What torch.compile takes as one: nothing, each layer (quick to compile, any number of processes), or all layers
-    with what lies around them (fuses more; one process). Needs a C++ compiler on a CPU."""
+    with what lies around them (fuses more; one process). Needs a C++ compiler. `auto`: `block` for a pre-training of
+    a plain dense decoder on NVIDIA GPUs that are not joined by `tensor`, `pipeline` or `context`, where there is a
+    compiler; nothing elsewhere."""
     activation_checkpointing: Literal["off", "full", "selective", "budget"] = "off"
     """Which activations are forgotten in the forward pass and computed again in the backward pass (Chen et al. 2016).
     `full`: all inside a layer. `selective`: all but attention and every second matrix product (torchtitan). `budget`:
@@ -87,9 +111,14 @@ class Compute(Section):
 
     @model_validator(mode="after")
     def _budget_is_compiled(self) -> Compute:
-        if self.activation_checkpointing == "budget" and self.compile == "off":
+        if self.activation_checkpointing == "budget" and not self.compiles:
             raise ValueError("activation_checkpointing: budget is the compiler's work; say compile: block too")
         return self
+
+    @property
+    def compiles(self) -> bool:
+        """Whether something is compiled; `auto` is resolved where a training begins (`train.parallel.compiling`)."""
+        return self.compile in ("block", "model")
 
 
 class Parallel(Section):

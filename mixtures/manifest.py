@@ -22,6 +22,7 @@ from gristmill.mixtures.engine import (
     Trackio,
     Wandb,
     check_engine,
+    visible_gpus,
 )
 from gristmill.mixtures.evaluation import Documents, Evaluate, Export
 from gristmill.mixtures.generated_source import AnySource, GeneratedSource
@@ -89,8 +90,10 @@ class Engine(Section):
     retries: Annotated[int, Field(ge=0)] = 1
     """Further attempts at a stage that was lost to SIGKILL, by which Linux ends what is out of memory: its own
     process, a worker of the local runner, or a rank of a training. Each resumes where the last one stopped."""
-    ranks: Positive = 1
-    """Training processes, on all nodes together: where there are GPUs, one for each that is to be used."""
+    ranks: Positive | Literal["auto"] = "auto"
+    """Training processes, on all nodes together: where there are GPUs, one for each that is to be used. `auto`: one for
+    each NVIDIA GPU that this machine has and CUDA_VISIBLE_DEVICES leaves, times `nodes`; one where there is none, and
+    where `rl.rollouts` is `vllm`."""
     nodes: Positive = 1
     """Hosts that run this manifest together, each by the same command and in the same store, which all see under the
     same name. Whoever is first at a stage leads it; the others do tasks of its jobs meanwhile, by the local runner, or
@@ -131,14 +134,23 @@ class Engine(Section):
         check_engine(self.runner, self.address, self.options)
         if self.runner != "local" and self.mode != "auto":
             raise ValueError(f"mode is for runner local, not for {self.runner}; remove it")
-        self.parallel.sizes(self.ranks)
-        if self.ranks % self.nodes and self.ranks > 1:
+        self.parallel.sizes(self.num_ranks)
+        if self.num_ranks % self.nodes and self.num_ranks > 1:
             raise ValueError(
                 f"ranks is {self.ranks}, which are all processes of a training; give a multiple of nodes, {self.nodes}"
             )
-        if self.compute.compile == "model" and self.ranks > 1:
-            raise ValueError(f"compute: compile: model is for one process, but ranks is {self.ranks}; say block")
+        if self.compute.compile == "model" and self.num_ranks > 1:
+            raise ValueError(
+                f"compute: compile: model is for one process, but ranks is {self.num_ranks}; say block, or ranks: 1"
+            )
         return self
+
+    @property
+    def num_ranks(self) -> int:
+        """Training processes."""
+        if self.ranks == "auto":
+            return visible_gpus() * self.nodes or 1
+        return self.ranks
 
 
 class Manifest(Section):
@@ -183,6 +195,9 @@ class Manifest(Section):
             mix = given.get("mix")
             length = mix.get("sequence_length") if isinstance(mix, dict) else None
             given["pretrain"] = take_dial(given["pretrain"], length or Mix.model_fields["sequence_length"].default)
+        rl, engine = given.get("rl"), given.get("engine") or {}
+        if isinstance(rl, dict) and rl.get("rollouts") == "vllm" and isinstance(engine, dict):
+            given["engine"] = {"ranks": 1, **engine}  # it draws in one process
         return given
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Tracke
 from gristmill.train.loop import mirror
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm, stop_requested
 from gristmill.train.parallel import hosts
+from gristmill.train.parallel.compiling import resolve_compile
 
 EXIT_FAILED = 1
 LOST_CONNECTION = ("gloo/transport", "NCCL", "Connection closed by peer", "Connection reset by peer")
@@ -143,6 +145,7 @@ def run_stage(
         apart=mirror.works_apart(),
         emit=print_event if is_first else lambda event: None,
     )
+    context = replace(context, compute=resolve_compile(context.compute, context.parallel, stage, description["config"]))
     context.work.mkdir(parents=True, exist_ok=True)
     warn_of_idle_gpus(context)
     fetched = {name: as_path(path) for name, path in description.get("fetched", {}).items()}

@@ -15,24 +15,25 @@ from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settin
 from gristmill.flows.authoring.look_at_data import Look, mean_weight, size, split_setting
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.scaling.dial import TOKENS_PER_PARAMETER
+from gristmill.mixtures.scaling.dial import DECAY_FRACTION, OPTIMIZER, TOKENS_PER_PARAMETER, dial
 
 BYTES_PER_TOKEN = 4.0
-"""Bytes of English text per token of a vocabulary of some tens of thousands; a small one has fewer."""
+"""Bytes of English text per token of a vocabulary of some tens of thousands; one of 4,096 has 3.6 (measured on
+novels), which the share that is kept allows for."""
 KEPT_SHARE = 0.6
-"""Share of the text that filters and deduplication may well leave; too little is better than too much to ask for."""
+"""Share of the text that filters and deduplication may well leave; what is read more than once comes on top."""
 MODELS = (
-    ("llama-1m", 4096, 256, 3.0e-3),
-    ("llama-10m", 8192, 512, 2.0e-3),
-    ("llama-30m", 16384, 1024, 1.0e-3),
-    ("llama-125m", 32768, 2048, 6.0e-4),
-    ("llama-350m", 32768, 2048, 3.0e-4),
-    ("llama-1b", 65536, 4096, 3.0e-4),
+    ("llama-1m", 4096, 256),
+    ("llama-10m", 8192, 512),
+    ("llama-30m", 16384, 1024),
+    ("llama-125m", 32768, 2048),
+    ("llama-350m", 32768, 2048),
+    ("llama-1b", 65536, 4096),
 )
-"""Preset, vocabulary, sequence length, peak learning rate (from 125m on GPT-3's, Brown et al. 2020, table 2.1; that of
-1b is OLMo's); the smallest first."""
-BATCH_TOKENS = ((100_000_000, 4_096), (1_000_000_000, 65_536), (None, 524_288))
-"""Up to so many training tokens: tokens per optimizer step (GPT-3's 0.5 M for the largest)."""
+"""Preset, vocabulary, sequence length; the smallest first. The learning rate is that of `pretrain.size`."""
+BATCH_TOKENS = ((100_000_000, 2_048), (1_000_000_000, 65_536), (None, 524_288))
+"""Up to so many training tokens: tokens per optimizer step (GPT-3's 0.5 M for the largest; the smallest is measured in
+docs/size-and-laws.md)."""
 LEAST_TOKENS = 20_000
 PROSE_RULES: tuple[str | dict[str, Any], ...] = (
     {"gopher_quality": {"min_alpha_word_ratio": 0}},
@@ -140,7 +141,8 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
     mean = mean_weight(list(looks.values()))
     sizes = {name: float(look.text_bytes or mean) for name, look in looks.items()}
     known = all(look.text_bytes for look in looks.values())
-    tokens = wishes.tokens or max(LEAST_TOKENS, _round(sum(sizes.values()) / BYTES_PER_TOKEN * KEPT_SHARE))
+    unique = sum(sizes.values()) / BYTES_PER_TOKEN * KEPT_SHARE
+    tokens = wishes.tokens or max(LEAST_TOKENS, _round(unique * MAX_EPOCHS))
     parts = [
         f"# Written by `gristmill new` from a look at the data; every key is explained by: gristmill schema "
         f"--markdown DIR\nname: {wishes.name}\nseed: 1\n",
@@ -261,8 +263,8 @@ class _Training:
     preset: str
     vocabulary: int
     length: int
-    rate: float
     parameters: int
+    rate: float
     batch: int
     steps: int
 
@@ -283,18 +285,21 @@ def _given(tokenizer: GivenTokenizer) -> str:
     return _flow({"path": tokenizer.path, **named})
 
 
-def _plan(model: tuple[str, int, int, float], tokens: int, tokenizer: GivenTokenizer | None) -> _Training:
+def _plan(preset: str, vocabulary: int, length: int, tokens: int) -> _Training:
     from gristmill.train.models.shape import shape_of
 
-    preset, vocabulary, length, rate = model
-    vocabulary = vocabulary if tokenizer is None else tokenizer.vocabulary
+    model = Model(preset=preset)
     batch = max(1, next(batch for most, batch in BATCH_TOKENS if most is None or tokens <= most) // length)
-    parameters = shape_of(Model(preset=preset), vocabulary, length).parameters
-    return _Training(preset, vocabulary, length, rate, parameters, batch, max(1, tokens // (batch * length)))
+    parameters = shape_of(model, vocabulary, length).parameters
+    rate = dial(model, tokens / model.layer_weights, length, batch).learning_rate
+    return _Training(preset, vocabulary, length, parameters, rate, batch, max(1, tokens // (batch * length)))
 
 
 def _training(tokens: int, known: bool, tokenizer: GivenTokenizer | None) -> str:
-    plans = [_plan(model, tokens, tokenizer) for model in MODELS]
+    plans = [
+        _plan(preset, vocabulary if tokenizer is None else tokenizer.vocabulary, length, tokens)
+        for preset, vocabulary, length in MODELS
+    ]
     plan = next((plan for plan in reversed(plans) if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER), plans[0])
     about = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens_per_parameter:,.3g} tokens each"
     choice = (
@@ -311,8 +316,8 @@ def _training(tokens: int, known: bool, tokenizer: GivenTokenizer | None) -> str
         "  on_shortfall: redistribute   # a source with too little text leaves its share to the others\n\n"
         f"pretrain:\n  model: {{preset: {plan.preset}}}   # {about}: {choice}\n"
         f"  steps: {plan.steps}\n  global_batch_size: {plan.batch}\n  micro_batch_size: {min(plan.batch, 8)}\n"
-        f"  optimizer: {{learning_rate: {plan.rate:.1e}}}\n"
-        f"  schedule: {{kind: wsd, warmup_steps: {max(1, plan.steps // 20)}, decay_fraction: 0.2}}\n\n"
+        f"  optimizer: {{kind: {OPTIMIZER}, learning_rate: {plan.rate:.1e}}}\n"
+        f"  schedule: {{kind: wsd, warmup_steps: {max(1, plan.steps // 20)}, decay_fraction: {DECAY_FRACTION}}}\n\n"
         "evaluate: {}\nexport: {}\n"
     )
 

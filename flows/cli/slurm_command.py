@@ -60,7 +60,7 @@ def slurm(
         fail("name the store, which all hosts see under this name: --store /shared/store", EXIT_USAGE)
     session = open_or_exit(file, set_, place if "://" in place else os.path.abspath(place), until=until, exactly=True)
     trains = [name for name, node in session.plan.items() if node.stage.trains]
-    ranks = session.manifest.engine.ranks
+    ranks = session.manifest.engine.num_ranks
     if trains and hosts > 1 and not gpus and (ranks % hosts or ranks == 1):
         fail(f"--hosts {hosts} share the {ranks} processes of engine.ranks: give a multiple, or --gpus", EXIT_USAGE)
     folder = Path(os.path.abspath(out))

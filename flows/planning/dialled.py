@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.scaling.dial import TOKENS_PER_PARAMETER, depth_of, dial, model_of
+from gristmill.mixtures.scaling.dial import (
+    DECAY_FRACTION,
+    OPTIMIZER,
+    TOKENS_PER_PARAMETER,
+    depth_of,
+    dial,
+    model_of,
+)
 
 
 @dataclass(frozen=True)
@@ -20,8 +27,8 @@ class Derived:
     """
 
     key: str
-    value: float
-    rule: float
+    value: float | str
+    rule: float | str
 
 
 def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
@@ -39,8 +46,10 @@ def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
         Derived("model.width", model.width, plain.width),
         Derived("model.heads", model.heads, plain.heads),
         Derived("global_batch_size", batch, of_shape.global_batch_size),
+        Derived("optimizer.kind", section.optimizer.kind, OPTIMIZER),
         Derived("optimizer.learning_rate", rate, of_shape.learning_rate),
         Derived("optimizer.weight_decay", section.optimizer.weight_decay, of_batch.weight_decay),
+        Derived("schedule.decay_fraction", section.schedule.decay_fraction, DECAY_FRACTION),
         Derived("steps", section.steps, of_batch.steps),
     ]
     return {
@@ -52,10 +61,14 @@ def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
     }
 
 
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
+
+
 def in_a_sentence(found: dict[str, Any]) -> str:
     """What followed, and beside what the manifest says itself what the rules give."""
     keys = ", ".join(
-        f"{key} {one['value']:,}" + ("" if one["value"] == one["rule"] else f" (rule: {one['rule']:,})")
+        f"{key} {_shown(one['value'])}" + ("" if one["value"] == one["rule"] else f" (rule: {_shown(one['rule'])})")
         for key, one in found["keys"].items()
     )
     return (

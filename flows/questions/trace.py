@@ -41,7 +41,7 @@ def trace_step(session: Session, step: int, stage: str = PRETRAIN, rank: int | N
         TraceError: the manifest does not train, has fewer steps or ranks, or its data is not made yet.
     """
     reading = reading_of(session, stage)
-    rows, ranks = reading.rows(step), session.manifest.engine.ranks
+    rows, ranks = reading.rows(step), session.manifest.engine.num_ranks
     share, shares = (0, 1) if rank is None else share_of_rank(session, reading, rank)
     answers = answers_of_step(reading, step, share, shares) if session.plan[stage].stage.rows == "prompts" else None
     # As train.loop.stream.micro_batches deals them out; in reinforcement learning it deals out answers.
@@ -72,12 +72,15 @@ def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, i
         TraceError: there is no such process.
     """
     engine = session.manifest.engine
-    if not 0 <= rank < engine.ranks:
+    if not 0 <= rank < engine.num_ranks:
         raise TraceError(
-            f"there is no rank {rank}: engine.ranks is {engine.ranks}, so ranks are 0 to {engine.ranks - 1}"
+            f"there is no rank {rank}: engine.ranks is {engine.num_ranks}, so ranks are 0 to {engine.num_ranks - 1}"
         )
     return engine.parallel.share_of(
-        rank, engine.ranks, pipelined=reading.packed is not None, split=getattr(reading.section, "lora", None) is None
+        rank,
+        engine.num_ranks,
+        pipelined=reading.packed is not None,
+        split=getattr(reading.section, "lora", None) is None,
     )
 
 

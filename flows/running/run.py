@@ -290,7 +290,11 @@ class Runner:
 
     def describe(self, node: Node, workers: int | None = None) -> dict[str, Any]:
         """What a stage's process gets: all that is in `stage.json`, credentials included."""
-        engine = {**self.engine.model_dump(mode="json"), "workers": workers or self.engine.workers}
+        engine = {
+            **self.engine.model_dump(mode="json"),
+            "workers": workers or self.engine.workers,
+            "ranks": self.engine.num_ranks,
+        }
         return {
             **self.header(node),
             "launch": node.stage.launch,
@@ -331,6 +335,23 @@ class Runner:
             progress.note(event)
             self.observer.stage_event(node, event)
 
+        try:
+            self._run_until_done(node, folder, lease, log, secrets, take)
+        finally:
+            progress.close()
+        if not (folder.work / "result.json").exists():
+            raise StageFailedError(f"{node.name}: its process ended without a result; see {log}")
+
+    def _run_until_done(
+        self,
+        node: Node,
+        folder: StageFolder,
+        lease: Lease,
+        log: Path,
+        secrets: str | None,
+        take: Callable[[Event], None],
+    ) -> None:
+        """Run a stage's process, and again where it was killed, `engine.retries` times."""
         for retries in range(self.engine.retries, -1, -1):
             lease.check()
             with self.processes.start(lambda: self._begin(node, folder, log, take, secrets)) as process:
@@ -348,8 +369,6 @@ class Runner:
             reason = failure.splitlines()[0].removeprefix(f"{node.name}: ")
             take({"event": "warning", "message": f"{reason}; trying again (engine.retries: {retries} left)"})
             folder.begin(read_json(folder.path / "stage.json"), shared=self.engine.nodes > 1)
-        if not (folder.work / "result.json").exists():
-            raise StageFailedError(f"{node.name}: its process ended without a result; see {log}")
 
     def _begin(
         self, node: Node, folder: StageFolder, log: Path, take: Callable[[Event], None], secrets: str | None

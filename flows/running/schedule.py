@@ -55,7 +55,7 @@ def jobs_of(plan: Plan, stages: Sequence[str], engine: Engine) -> list[Job]:
     for name in stages:
         stage, needs = plan[name].stage, frozenset(plan[name].inputs) & set(stages)
         if stage.trains:
-            ranks = min(engine.ranks, engine.workers)
+            ranks = min(engine.num_ranks, engine.workers)
             found.append(Job(name, needs, ranks, ranks, trains=True))
         else:
             found.append(Job(name, needs, engine.workers if plan[name].uses_workers else 1))

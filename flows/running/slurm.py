@@ -109,7 +109,7 @@ def _stage(session: Session, stage: str, allotment: Allotment, folder: Path, tas
 
 def _training(session: Session, stage: str, allotment: Allotment, folder: Path) -> str:
     hosts = allotment.hosts
-    ranks = hosts * allotment.gpus or session.manifest.engine.ranks
+    ranks = hosts * allotment.gpus or session.manifest.engine.num_ranks
     lines = [
         f"--nodes={hosts}",
         "--ntasks-per-node=1",

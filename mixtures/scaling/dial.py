@@ -25,6 +25,16 @@ TOKENS_PER_PARAMETER = 20.0
 BATCH, BATCH_POWER = 0.2920, 0.3271
 RATE, RATE_POWER = 0.3118, -0.1250
 """DeepSeek LLM (Bi et al. 2024, section 3.1, equation 1): batch in tokens and learning rate, as powers of C."""
+FITTED_FROM = 1e17
+"""Arithmetic from which on these two were fitted (section 3.1). Below, half of the batch learns more here
+(docs/size-and-laws.md)."""
+OPTIMIZER = "muon"
+"""Of a decoder that predicts the next token, at AdamW's rate (Liu et al. 2025, "Muon is scalable", section 2.2)."""
+DECAY_FRACTION = 0.6
+"""Share of the steps in which the learning rate falls; nanochat's warmdown_ratio is 0.5. Measured in
+docs/size-and-laws.md."""
+OTHER_OBJECTIVES = ("masked", "prefix_lm", "span_corruption", "ul2", "blank_infilling")
+"""Keys of `pretrain` beside which the optimizer stays AdamW: Muon was not measured there."""
 TIMESCALE, TIMESCALE_POWER = 1.084, -0.527
 """Bergsma et al. 2025 ("Power Lines", section 3): AdamW's timescale B / (rate decay D), as a power of D / N."""
 AT_ADAMWS_SCALE = ("adamw", "adamw8bit", "ademamix", "muon", "normuon", "dion")
@@ -100,7 +110,8 @@ def dial(
     attention = model.heads * (model.head_width or model.width // model.heads)
     tokens = tokens_per_parameter * model.layer_weights
     flops = (6 * model.layer_weights + 12 * model.layers * attention * sequence_length) * tokens
-    rows = batch or 2 ** max(0, round(math.log2(BATCH * flops**BATCH_POWER / sequence_length)))
+    batch_tokens = BATCH * flops**BATCH_POWER * (0.5 if flops < FITTED_FROM else 1.0)
+    rows = batch or 2 ** max(0, round(math.log2(batch_tokens / sequence_length)))
     used = rate or three_digits(RATE * flops**RATE_POWER)
     steps = max(1, math.ceil(tokens / (rows * sequence_length)))
     timescale = TIMESCALE * tokens_per_parameter**TIMESCALE_POWER
@@ -134,6 +145,8 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
         depth = depth_of(size) if isinstance(size, str) and re.match(SIZE_PATTERN, size) else 1
     asked: dict[str, Any] = {} if optimizer is None else optimizer
     is_asked, batch = isinstance(asked, Mapping), section.get("global_batch_size")
+    if is_asked:
+        asked = _with_optimizer(section, asked)
     try:
         shape = model_of(depth, given)
         found = dial(
@@ -151,11 +164,28 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
         **section,
         "model": {"layers": found.layers, "width": found.width, "heads": found.heads, **given},
         "optimizer": asked,
+        "schedule": _with_decay(section.get("schedule")),
         **{
             key: getattr(found, key) if section.get(key) is None else section[key]
             for key in ("steps", "global_batch_size")
         },
     }
+
+
+def _with_optimizer(section: Mapping[str, Any], optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section `optimizer` with its kind."""
+    is_chosen = optimizer.get("kind") is not None or optimizer.get("use") is not None
+    predicts_otherwise = any(section.get(key) is not None for key in OTHER_OBJECTIVES)
+    return optimizer if is_chosen or predicts_otherwise else {**optimizer, "kind": OPTIMIZER}
+
+
+def _with_decay(schedule: Any) -> Any:
+    """The section `schedule` with the length of its decay, where it decays so."""
+    if schedule is None:
+        return {"decay_fraction": DECAY_FRACTION}
+    if not isinstance(schedule, Mapping) or schedule.get("use") is not None or schedule.get("kind", "wsd") != "wsd":
+        return schedule
+    return {"decay_fraction": DECAY_FRACTION, **schedule}
 
 
 def three_digits(value: float) -> float:

@@ -67,6 +67,24 @@ def test_what_is_written_wins_and_the_rest_follows_from_it() -> None:
     assert halved.steps == pytest.approx(free.steps * free.global_batch_size / 8, rel=0.01)
 
 
+def test_a_decoder_learns_by_muon_with_a_long_decay_unless_the_manifest_says_otherwise() -> None:
+    section = section_of("depth: 3")
+    assert (section.optimizer.kind, section.schedule.decay_fraction) == ("muon", 0.6)
+    named = section_of("depth: 3, optimizer: {kind: adamw}, schedule: {decay_fraction: 0.2}")
+    assert (named.optimizer.kind, named.schedule.decay_fraction) == ("adamw", 0.2)
+    assert section_of("depth: 3, schedule: {kind: cosine}").schedule.decay_fraction == 0.3
+    assert section_of("depth: 3, masked: {}").optimizer.kind == "adamw"
+    assert section_of("steps: 3").optimizer.kind == "adamw"
+
+
+def test_a_training_below_the_laws_range_has_half_of_their_batch() -> None:
+    """1.33 M weights in the layers, 20 tokens each, rows of 2,048: 0.2920 C^0.3271 tokens are 16,100."""
+    flops = (6 * 1_327_104 + 12 * 3 * 192 * 2048) * 20 * 1_327_104
+    assert flops < 1e17
+    law = 0.2920 * flops**0.3271 / 2048
+    assert section_of("depth: 3").global_batch_size == 2 ** round(math.log2(law / 2))
+
+
 def test_fewer_tokens_take_fewer_steps_a_smaller_batch_and_a_higher_rate() -> None:
     many, few = section_of("depth: 6"), section_of("depth: 6, tokens_per_parameter: 1")
     assert few.steps < many.steps
@@ -79,8 +97,8 @@ def test_a_fingerprint_knows_only_what_came_out() -> None:
     found = section_of("depth: 2")
     written = read(
         f"steps: {found.steps}, global_batch_size: {found.global_batch_size}, model: {{layers: 2, width: "
-        f"128, heads: 2}}, optimizer: {{learning_rate: {found.optimizer.learning_rate}, weight_decay: "
-        f"{found.optimizer.weight_decay}}}"
+        f"128, heads: 2}}, optimizer: {{kind: muon, learning_rate: {found.optimizer.learning_rate}, weight_decay: "
+        f"{found.optimizer.weight_decay}}}, schedule: {{decay_fraction: 0.6}}"
     )
     assert configure(dialled, False) == configure(written, False)
 
@@ -119,7 +137,8 @@ def test_the_plan_says_what_came_out_and_what_the_rule_gives_for_what_was_writte
     assert found["keys"]["model.width"] == {"value": 192, "rule": 192}
     assert found["keys"]["optimizer.learning_rate"] == {"value": 0.001, "rule": 0.00444}
     sentence = in_a_sentence(found)
-    assert sentence.startswith("size 1m: model.layers 3, model.width 192, model.heads 3, global_batch_size 8, ")
+    assert sentence.startswith("size 1m: model.layers 3, model.width 192, model.heads 3, global_batch_size 4, ")
+    assert "optimizer.kind muon" in sentence
     assert "optimizer.learning_rate 0.001 (rule: 0.00444)" in sentence
     assert sentence.endswith("1,327,104 weights in the layers, 26,542,080 tokens, 20 per weight")
     assert derived_keys(read("steps: 3")) is None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from gristmill.mixtures import manifest
+from gristmill.mixtures.engine import visible_gpus
 from gristmill.mixtures.manifest import Engine
 
 
@@ -58,3 +61,21 @@ def test_what_fits_together_is_accepted(section: dict[str, Any]) -> None:
 def test_what_does_not_is_an_error_that_says_what_to_write(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Engine.model_validate(section)
+
+
+def test_there_are_as_many_processes_as_visible_gpus_unless_ranks_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus(tmp_path) == 3
+    for visible, number in {"0,2": 2, "": 0, "-1": 0, "1,-1,2": 1, "0,1,2,3": 3}.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert visible_gpus(tmp_path) == number
+    monkeypatch.setattr(manifest, "visible_gpus", lambda: 8)
+    assert Engine().num_ranks == 8
+    assert Engine(nodes=2).num_ranks == 16
+    assert Engine(ranks=2).num_ranks == 2
+    monkeypatch.setattr(manifest, "visible_gpus", lambda: 0)
+    assert Engine().num_ranks == Engine(nodes=2).num_ranks == 1

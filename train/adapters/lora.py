@@ -272,7 +272,7 @@ def tuned_model(
         )
     base = None if lora is None else lora.base
     if base is not None:
-        check_rounding(base, context.compute.compile != "off")
+        check_rounding(base, context.compute.compiles)
     inside = adapted_tensors(tensor_of, lora, seed)
     added: set[str] = set()
 

@@ -38,7 +38,7 @@ def deal_experts(model: nn.Module, world: World, compute: Compute) -> set[nn.Par
     for module in model.modules():
         if not isinstance(module, Experts):
             continue
-        if compute.compile != "off":
+        if compute.compiles:
             raise ExpertsError(
                 "engine.parallel.deal_experts: how many tokens a process gets is not known before, so "
                 "such layers are not compiled; say engine.compute.compile: off, or remove it"

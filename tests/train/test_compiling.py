@@ -1,0 +1,33 @@
+"""On GPUs a plain pre-training is compiled, and each visible GPU has a process, unless the manifest says otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gristmill.mixtures.engine import Compute, Parallel
+from gristmill.train.parallel import compiling
+from gristmill.train.parallel.compiling import resolve_compile
+
+PLAIN: dict[str, Any] = {"steps": 3}
+
+
+def resolved(config: dict[str, Any], stage: str = "pretrain", **parallel: int) -> str:
+    return resolve_compile(Compute(), Parallel.model_validate(parallel), stage, config).compile
+
+
+def test_layers_of_a_plain_decoder_are_compiled_on_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolved(PLAIN) == "off"
+    monkeypatch.setattr(compiling, "_can_compile", lambda: True)
+    assert resolved(PLAIN) == "block"
+    assert resolved(PLAIN, shard=8) == "block"
+    assert resolved(PLAIN, tensor=2) == resolved(PLAIN, stage="rl") == "off"
+    assert resolved({**PLAIN, "model": {"moe": {"experts": 4}}}) == "off"
+    assert resolved({**PLAIN, "masked": {}}) == "off"
+    assert resolved({**PLAIN, "length_ramp": [{"until_step": 2, "sequence_length": 64}]}) == "off"
+
+
+def test_what_the_manifest_says_stays() -> None:
+    for chosen in ("off", "block", "model"):
+        assert resolve_compile(Compute(compile=chosen), Parallel(), "pretrain", PLAIN).compile == chosen
