@@ -73,7 +73,7 @@ def test_a_decoder_learns_by_muon_with_a_long_decay_unless_the_manifest_says_oth
     named = section_of("depth: 3, optimizer: {kind: adamw}, schedule: {decay_fraction: 0.2}")
     assert (named.optimizer.kind, named.schedule.decay_fraction) == ("adamw", 0.2)
     assert section_of("depth: 3, schedule: {kind: cosine}").schedule.decay_fraction == 0.3
-    assert section_of("depth: 3, masked: {}").optimizer.kind == "adamw"
+    assert section_of("depth: 3, prefix_lm: {}").optimizer.kind == "adamw"
     assert section_of("steps: 3").optimizer.kind == "adamw"
 
 
