@@ -133,7 +133,7 @@ def test_a_resumed_training_logs_its_throughput_at_once_and_a_stop_reports_its_s
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Lines are due at steps 3, 6, 9 and 12; the first attempt is stopped after step 1, the second one after step 2."""
+    """Lines are due at steps 1, 3, 6, 9 and 12; the first attempt is stopped after step 1, the second one after step 2."""
     config, events = {**pretrain_config, "log_every": 3}, list[dict[str, Any]]()
     with monkeypatch.context() as patch:
         patch.setattr(loop, "stop_requested", lambda: True)
@@ -145,7 +145,7 @@ def test_a_resumed_training_logs_its_throughput_at_once_and_a_stop_reports_its_s
     run_stage("pretrain", inputs, config, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "grad_norm" in line]
-    assert [line["step"] for line in logged] == [3, 6, 9, 12]
+    assert [line["step"] for line in logged] == [1, 3, 6, 9, 12]
     assert all(line["tokens_per_second"] > 0 for line in logged)
     printed = capsys.readouterr().out
     assert all(f"step {line['step']}: loss {line['loss']:.4g}, " in printed for line in logged)
