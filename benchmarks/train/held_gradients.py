@@ -32,7 +32,7 @@ from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
-from gristmill.train.optim.sharded import local
+from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.parallel.sharding import gathered
 from gristmill.train.parallel.world import World, make_world, max_over_ranks, process_group
 
