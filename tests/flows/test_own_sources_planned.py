@@ -133,7 +133,7 @@ def tuned(tmp_path: Path) -> Path:
     save_model(
         stage / "data" / "model", shape, {name: drawn(shape, 0)(name, size) for name, size in parameters.items()}
     )
-    write_json(stage / "stage.json", {"inputs": {"tokenizer": str(tokenizer)}})
+    write_json(stage / "stage.json", {"inputs": [{"stage": "tokenizer", "folder": str(tokenizer)}]})
     return stage
 
 

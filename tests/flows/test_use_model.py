@@ -68,7 +68,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shape,
         {name: drawn(shape, 0)(name, size) * (6.0 if len(size) > 1 else 1.0) for name, size in parameters.items()},
     )
-    write_json(stage / "stage.json", {"inputs": {"tokenizer": str(tokenizer)}})
+    write_json(stage / "stage.json", {"inputs": [{"stage": "tokenizer", "folder": str(tokenizer)}]})
     return stage
 
 

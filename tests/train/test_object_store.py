@@ -164,7 +164,10 @@ def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_sa
             "launch": "torchrun",
             "config": pretrain_config,
             "engine": engine,
-            "inputs": {"tokenizer": f"s3://{BUCKET}/tokenizer", "mix": str(stored)},
+            "inputs": [
+                {"stage": "tokenizer", "folder": f"s3://{BUCKET}/tokenizer"},
+                {"stage": "mix", "folder": str(stored)},
+            ],
         },
     )
     resumed = []

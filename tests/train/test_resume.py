@@ -28,7 +28,7 @@ def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[
                 "stage": stage,
                 "run": f"gristmill.train.stages.{stage}:run",
                 "config": config,
-                "inputs": {name: str(path) for name, path in inputs.items()},
+                "inputs": [{"stage": name, "folder": str(path)} for name, path in inputs.items()],
                 "engine": {"checkpoint_every": every, "keep_checkpoints": 2, "stream": {}},
             }
         )
