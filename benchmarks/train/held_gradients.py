@@ -121,7 +121,8 @@ def _accumulate(model: nn.Module, world: World, folder: Path) -> int:
     """Compute the gradients of a step; returns the bytes that this process holds before the last micro-batch, and did
     not hold before the first one."""
     packed = PackedSet(folder / "mix")
-    objective = NextToken(packed, 0, torch.full((VOCAB,), 4.0, device=world.device), model.shape)
+    shape: Any = model.shape
+    objective = NextToken(packed, 0, torch.full((VOCAB,), 4.0, device=world.device), shape)
     batch = np.arange(RANKS * MICRO_BATCHES)
     parts = [objective.prepare(part) for part in micro_batches(batch, world.data_rank, world.data_size, 1)]
     forward_passes, held_bytes = 0, 0

@@ -64,7 +64,7 @@ class Node:
     @property
     def own_fingerprint(self) -> str:
         """The fingerprint of what the present version of the stage makes, whatever output is kept."""
-        return fingerprint(self.stage, self.recipe, self.inputs)
+        return fingerprint(self.stage, dict(self.recipe), self.inputs)
 
     @property
     def uses_workers(self) -> bool:

@@ -143,7 +143,7 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
         return {"steps": 1, **section}
     if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= MOST_DEPTH:
         depth = depth_of(size) if isinstance(size, str) and re.match(SIZE_PATTERN, size) else 1
-    asked: dict[str, Any] = {} if optimizer is None else optimizer
+    asked: Mapping[str, Any] = {} if optimizer is None else optimizer
     is_asked, batch = isinstance(asked, Mapping), section.get("global_batch_size")
     if is_asked:
         asked = _with_optimizer(section, asked)

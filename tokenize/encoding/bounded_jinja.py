@@ -80,7 +80,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.globals.pop(name, None)
         self.filters = {name: function for name, function in self.filters.items() if name not in ABSENT_FILTERS}
         self.add_filters(self.filters)
-        self.tests = {name: _charging(test) if name in COMPARISONS else test for name, test in self.tests.items()}
+        tests: dict[str, Any] = self.tests
+        self.tests = {name: _charging(test) if name in COMPARISONS else test for name, test in tests.items()}
         self.filters |= {
             _COUNTED: _counted,
             _WRITTEN: _written,
@@ -203,7 +204,7 @@ class _Charges(NodeTransformer):
         return node
 
 
-def _filter(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
+def _filter(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 

@@ -20,8 +20,9 @@ from typing import Any
 
 import jinja2
 import jinja2.nodes
-from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_NAMESPACE
+from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import FILTERS
 from jinja2.parser import Parser
 
 from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, refuse_widths, render
@@ -146,7 +147,7 @@ def transformers_functions() -> TemplateFunctions:
 
     environment = _compile_jinja_template("").environment
     return TemplateFunctions(
-        _difference(environment.filters, DEFAULT_FILTERS), _difference(environment.globals, DEFAULT_NAMESPACE)
+        _difference(environment.filters, FILTERS), _difference(environment.globals, DEFAULT_NAMESPACE)
     )
 
 

@@ -145,7 +145,7 @@ def _changed(value: Any, part: Part, change: Callable[[Any, str], Any], mark: st
 def _with(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
     if not path:
         return change(value)
-    copy = dict(value) if isinstance(value, Mapping) else list(value)
+    copy: Any = dict(value) if isinstance(value, Mapping) else list(value)
     copy[path[0]] = _with(value[path[0]], path[1:], change)
     return copy
 

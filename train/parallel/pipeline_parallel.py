@@ -228,7 +228,7 @@ class PipelineStage(Llama):
             def backward_one_chunk(
                 stage, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
             ) -> None:
-                self.set_requires_all_reduce(last_backward)
+                self.set_requires_all_reduce(last_backward)  # type: ignore[operator]
                 super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
         return ReducingStage(_Plain(self), *arguments, **settings)
