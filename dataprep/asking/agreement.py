@@ -1,4 +1,4 @@
-"""How far two judges agree: counts that shards add up, and what follows from them."""
+"""Agreement of two judges, from counts that add up over shards."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gristmill.dataprep.counts import Counts
 
 
 def count_pairs(first: np.ndarray, second: np.ndarray) -> Counts:
-    """Counts of the scores of two judges (float64 of shape (n,), NaN where there is none).
+    """Counts of the scores of two judges (float64 of shape (n,), NaN for no score).
 
     Returns:
-        `pairs`, by both scores rounded to whole numbers, and the moments that a correlation needs.
+        `pairs`, by both scores rounded to integers, and the sums that a correlation needs.
     """
     both = ~(np.isnan(first) | np.isnan(second))
     x, y = first[both], second[both]
     pairs: dict[str, int] = {}
-    for one, other in zip(np.rint(x).astype(int).tolist(), np.rint(y).astype(int).tolist(), strict=True):
-        pairs[f"{one} {other}"] = pairs.get(f"{one} {other}", 0) + 1
+    for score, second_score in zip(np.rint(x).astype(int).tolist(), np.rint(y).astype(int).tolist(), strict=True):
+        pairs[f"{score} {second_score}"] = pairs.get(f"{score} {second_score}", 0) + 1
     return {
         "pairs": pairs,
         "n": len(x),
@@ -34,12 +34,12 @@ def count_pairs(first: np.ndarray, second: np.ndarray) -> Counts:
 
 
 def agreement(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """What follows from the counts of `count_pairs`, None where it is undefined.
+    """Statistics of the counts of `count_pairs`, None if undefined.
 
     Returns:
         `documents`; `same`, the share with equal scores; `kappa` (Cohen 1960) and `weighted_kappa` (quadratic weights:
-        Cohen 1968) of the rounded scores; `correlation` (Pearson's) of the scores; `difference`, the first judge's mean
-        score less the second's.
+            Cohen 1968) of the rounded scores; `correlation` (Pearson's) of the scores; `difference`, the first judge's mean
+            score minus the second's.
     """
     n = counts.get("n", 0)
     if not n:
@@ -53,19 +53,21 @@ def agreement(counts: Mapping[str, Any]) -> dict[str, Any]:
         }
     pairs = {tuple(map(int, key.split())): number for key, number in counts["pairs"].items()}
     scores = sorted({score for pair in pairs for score in pair})
-    observed = np.array([[pairs.get((one, other), 0) for other in scores] for one in scores], np.float64) / n
+    observed = np.array([[pairs.get((row, column), 0) for column in scores] for row in scores], np.float64) / n
     expected = np.outer(observed.sum(1), observed.sum(0))
-    apart = np.subtract.outer(scores, scores).astype(np.float64) ** 2
-    spread = (counts["xx"] - counts["x"] ** 2 / n) * (counts["yy"] - counts["y"] ** 2 / n)
-    together = counts["xy"] - counts["x"] * counts["y"] / n
-    by_chance = float(expected.trace())
+    squared_distance = np.subtract.outer(scores, scores).astype(np.float64) ** 2
+    variance_product = (counts["xx"] - counts["x"] ** 2 / n) * (counts["yy"] - counts["y"] ** 2 / n)
+    covariance = counts["xy"] - counts["x"] * counts["y"] / n
+    chance_agreement = float(expected.trace())
     return {
         "documents": n,
         "same": float(observed.trace()),
-        "kappa": None if by_chance >= 1 else float((observed.trace() - by_chance) / (1 - by_chance)),
+        "kappa": None
+        if chance_agreement >= 1
+        else float((observed.trace() - chance_agreement) / (1 - chance_agreement)),
         "weighted_kappa": None
-        if not (apart * expected).sum()
-        else float(1 - (apart * observed).sum() / (apart * expected).sum()),
-        "correlation": None if spread <= 1e-12 else together / math.sqrt(spread),
+        if not (squared_distance * expected).sum()
+        else float(1 - (squared_distance * observed).sum() / (squared_distance * expected).sum()),
+        "correlation": None if variance_product <= 1e-12 else covariance / math.sqrt(variance_product),
         "difference": (counts["x"] - counts["y"]) / n,
     }

@@ -1,15 +1,14 @@
-"""Answers that are kept by their key, so that nothing is asked twice: by a stage that was killed, or by another one.
+"""Store of answers by key, so that no stage or attempt asks for an answer again.
 
-    STORE/answers/<settings>/settings.json               the model and the settings that all answers here were given by
-    STORE/answers/<settings>/<owner>~<unique>.jsonl      a line per answer: the key, a space, the answer as JSON, in
-                                                         which `of` is the id of the document that was asked about;
+    STORE/answers/<settings>/settings.json               model and settings of all answers in the folder
+    STORE/answers/<settings>/<owner>~<unique>.jsonl      a line per answer: the key, a space, the answer as JSON with
+                                                         the id of the document that the prompt is about as `of`; for
                                                          another document with the same prompt: the key, ` of `, its id
 
-A process appends to a file of its own, one write per answer, so that a process that is killed loses what was still on
-its way, and no more. A last line without its end is passed over. Prompts are not kept. Of each answer the index holds
-about 200 bytes in memory. On an object store, where nothing can be appended to, a file is written after every
-UNSAVED_ANSWERS answers and at the end. What is forgotten (`forget_answers`) is overwritten with blanks where it stands,
-so that nothing else moves: a process that reads or appends meanwhile is not disturbed.
+Each process appends to its own file, one write per answer, so that killing it loses only the answer being written. An
+incomplete last line is skipped. Prompts are not stored. The index takes about 200 bytes of memory per answer. Object
+stores cannot append: there, a file is written after every UNSAVED_ANSWERS answers and at the end. `forget_answers`
+overwrites answers with blanks in place, so that offsets stay valid for concurrent readers and writers.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from gristmill.dataprep.files import as_path, atomic_write, canonical_json, file
 
 SETTINGS_CHARACTERS = 16
 OFFSET_BITS = 48
-"""Of a place: the number of a file above, the offset of a line in it below."""
+"""Bits of a line's offset within its file; the bits above hold the number of the file."""
 UNSAVED_ANSWERS = 100
 SETTINGS = "settings.json"
 END = ".jsonl"
 KEY_CHARACTERS = 64
 _WHOLE = re.compile(rb"[0-9a-f]{%d} \{.*\}\n\Z" % KEY_CHARACTERS, re.DOTALL)
-_OF = re.compile(rb'([0-9a-f]{%d}) (?:\{"of":"|of )([0-9a-f]{32})' % KEY_CHARACTERS)
-"""A line that names a document."""
-_NOTE = re.compile(rb"[0-9a-f]{%d} of [0-9a-f]{32}\n\Z" % KEY_CHARACTERS)
+_DOCUMENT_LINE = re.compile(rb'([0-9a-f]{%d}) (?:\{"of":"|of )([0-9a-f]{32})' % KEY_CHARACTERS)
+"""Line that names a document: an answer or a note."""
+_NOTE_LINE = re.compile(rb"[0-9a-f]{%d} of [0-9a-f]{32}\n\Z" % KEY_CHARACTERS)
 
 
 def key_of(settings: bytes, body: bytes, number: int) -> str:
-    """What an answer is kept by: 64 hexadecimal digits.
+    """Key of an answer: 64 hexadecimal digits.
 
     Args:
-        settings: what the model is, as `canonical_json`.
-        body: of the request, as it is sent.
-        number: which of several answers to the same request.
+        settings: model and its identity, as `canonical_json`.
+        body: of the request, as sent.
+        number: index among several answers to the same request.
     """
     digest = hashlib.sha256(b"%d %d " % (number, len(settings)))
     digest.update(settings)
@@ -54,12 +53,12 @@ def key_of(settings: bytes, body: bytes, number: int) -> str:
 
 
 class KeptAnswers:
-    """The answers of one model with the same settings. One thread writes; any may read.
+    """Answers of one model with the same settings. One thread writes; any may read.
 
     Args:
         root: `STORE/answers`.
         settings: the model and its settings, as JSON.
-        owner: who asks; what it has asked for is counted as its spending.
+        owner: output that asks; its requests count as its spending.
     """
 
     def __init__(self, root: Path, settings: Mapping[str, Any], owner: str) -> None:
@@ -77,7 +76,7 @@ class KeptAnswers:
         self._opening = threading.Lock()
         self._owner, self._own, self._size = owner, -1, 0
         self.spent: list[dict[str, Any]] = []
-        """What the owner has asked for in earlier attempts."""
+        """Token counts of the owner's requests in earlier attempts."""
         for name in sorted(file_names(self._folder)):
             if name.endswith(END):
                 self._index(self._folder / name, name.startswith(f"{owner}~"))
@@ -94,12 +93,12 @@ class KeptAnswers:
                 if is_own:
                     answer = json.loads(line[KEY_CHARACTERS:])
                     self.spent.append({name: answer[name] for name in ("prompt_tokens", "answer_tokens")})
-            elif _NOTE.match(line):
+            elif _NOTE_LINE.match(line):
                 self._noted.add(line)
             offset += len(line)
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The answer of a key, or None; one that was forgotten meanwhile is none."""
+        """Answer of a key; None if it is unknown or has been forgotten meanwhile."""
         unsaved = self._unsaved.get(key)
         place = self._places.get(bytes.fromhex(key))
         if unsaved is None and place is None:
@@ -108,8 +107,8 @@ class KeptAnswers:
         assert line is not None
         if not _WHOLE.match(line):
             return None
-        found: dict[str, Any] = json.loads(line[KEY_CHARACTERS:])
-        return found
+        answer: dict[str, Any] = json.loads(line[KEY_CHARACTERS:])
+        return answer
 
     def _line_at(self, place: int) -> bytes:
         number, offset = place >> OFFSET_BITS, place & ((1 << OFFSET_BITS) - 1)
@@ -122,38 +121,38 @@ class KeptAnswers:
             if number not in self._descriptors:
                 self._descriptors[number] = os.open(path, os.O_RDONLY)
             descriptor = self._descriptors[number]
-        found, size = b"", 1 << 13
-        while not found.endswith(b"\n"):
-            found = os.pread(descriptor, size, offset)
-            found, size = found[: found.find(b"\n") + 1 or len(found)], 2 * size
-        return found
+        chunk, size = b"", 1 << 13
+        while not chunk.endswith(b"\n"):
+            chunk = os.pread(descriptor, size, offset)
+            chunk, size = chunk[: chunk.find(b"\n") + 1 or len(chunk)], 2 * size
+        return chunk
 
     def keep(self, key: str, answer: Mapping[str, Any], about: str | None = None) -> dict[str, Any]:
-        """Keep an answer; once this returns, ending the process does not lose it.
+        """Store an answer; it survives a crash of the process once this returns.
 
         Args:
             key: see `key_of`.
-            answer: `text` and what else is known of it.
-            about: the ids of the documents that were asked about, in hexadecimal, with blanks between.
+            answer: `text` and further fields.
+            about: ids of the documents that the prompt is about, in hexadecimal, separated by blanks.
 
         Returns:
-            what is kept: the answer, and the id as `of`.
+            stored record: the answer, with the first id as `of`.
         """
-        first, _, others = (about or "").partition(" ")
-        kept = {"of": first, **answer} if first else dict(answer)
-        line = f"{key} {json.dumps(kept, ensure_ascii=False, separators=(',', ':'))}\n".encode("utf-8", "replace")
+        first, _, more_documents = (about or "").partition(" ")
+        record = {"of": first, **answer} if first else dict(answer)
+        line = f"{key} {json.dumps(record, ensure_ascii=False, separators=(',', ':'))}\n".encode("utf-8", "replace")
         if self._is_local:
             self._places[bytes.fromhex(key)] = self._append(line)
         else:
             self._unsaved[key] = line
             self._save_many()
-        self.note(key, others)
-        return kept
+        self.note(key, more_documents)
+        return record
 
     def note(self, key: str, about: str) -> None:
-        """Keep that an answer is about other documents, too."""
-        for one in about.split():
-            line = f"{key} of {one}\n".encode()
+        """Record that an answer is also about further documents."""
+        for document in about.split():
+            line = f"{key} of {document}\n".encode()
             if line in self._noted:
                 continue
             self._noted.add(line)
@@ -164,21 +163,21 @@ class KeptAnswers:
                 self._save_many()
 
     def _append(self, line: bytes) -> int:
-        """Write a line to the file of this process; its place."""
+        """Append a line to the file of this process and return its place."""
         if self._own < 0:
-            path = self._folder / self._own_name()
+            path = self._folder / self._new_file_name()
             self._own = len(self._files)
             self._files.append(path)
             self._descriptors[self._own] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        written = memoryview(line)
-        while written:
-            written = written[os.write(self._descriptors[self._own], written) :]
+        unwritten = memoryview(line)
+        while unwritten:
+            unwritten = unwritten[os.write(self._descriptors[self._own], unwritten) :]
         place = self._own << OFFSET_BITS | self._size
         self._size += len(line)
         return place
 
     def close(self) -> None:
-        """Save what is unsaved, and let go of all files."""
+        """Save unsaved answers and close all files."""
         self._save()
         if self._own >= 0 and self._own in self._descriptors:
             os.fsync(self._descriptors[self._own])
@@ -186,7 +185,7 @@ class KeptAnswers:
             os.close(descriptor)
         self._descriptors.clear()
 
-    def _own_name(self) -> str:
+    def _new_file_name(self) -> str:
         return f"{self._owner}~{uuid.uuid4().hex[:12]}{END}"
 
     def _save_many(self) -> None:
@@ -196,7 +195,7 @@ class KeptAnswers:
     def _save(self) -> None:
         if not self._unsaved and not self._unsaved_notes:
             return
-        path, offset = self._folder / self._own_name(), 0
+        path, offset = self._folder / self._new_file_name(), 0
         with atomic_write(path) as sink:
             sink.write(b"".join([*self._unsaved.values(), *self._unsaved_notes]))
         self._files.append(path)
@@ -211,21 +210,21 @@ def _folder_of(root: Path, settings: Mapping[str, Any]) -> Path:
 
 
 def has_answers(root: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether any answer by a model with some settings is kept."""
+    """Return True if the store has an answer of the model with these settings."""
     folder = _folder_of(root, settings)
     return folder.exists() and any(name.endswith(END) for name in file_names(folder))
 
 
 def forget_answers(root: Path, documents: Collection[str], remove: bool) -> dict[str, int]:
-    """Forget what was answered about some documents, also where others have the same prompt.
+    """Forget the answers about some documents, even if further documents share the prompt.
 
     Args:
         root: `STORE/answers`.
-        documents: their ids, in hexadecimal.
-        remove: whether to overwrite these answers; else they are only counted.
+        documents: ids, in hexadecimal.
+        remove: overwrite the answers; otherwise only count them.
 
     Returns:
-        `answers` about these documents, and `unknown`, the answers that name no document.
+        `answers`, the number about these documents, and `unknown`, the number of answers that name no document.
     """
     files = [
         folder / name
@@ -234,29 +233,34 @@ def forget_answers(root: Path, documents: Collection[str], remove: bool) -> dict
         for name in sorted(file_names(folder))
         if name.endswith(END)
     ]
-    wanted, forgotten, known, unnamed = {one.encode() for one in documents}, set[bytes](), set[bytes](), set[bytes]()
+    ids, forgotten, named_keys, unnamed = (
+        {document.encode() for document in documents},
+        set[bytes](),
+        set[bytes](),
+        set[bytes](),
+    )
     for path in files:
         for line in _lines(path):
-            if (found := _OF.match(line)) is not None:
-                known.add(found[1])
-                if found[2] in wanted:
-                    forgotten.add(found[1])
+            if (match := _DOCUMENT_LINE.match(line)) is not None:
+                named_keys.add(match[1])
+                if match[2] in ids:
+                    forgotten.add(match[1])
             elif _WHOLE.match(line):
                 unnamed.add(line[:KEY_CHARACTERS])
     counted = sum(_blank(path, forgotten, remove) for path in files) if forgotten else 0
-    return {"answers": counted, "unknown": len(unnamed - known)}
+    return {"answers": counted, "unknown": len(unnamed - named_keys)}
 
 
 def _blank(path: Path, keys: Collection[bytes], remove: bool) -> int:
-    """Overwrite the lines of some keys; the number of answers among them."""
-    lines, counted, offset, gone = list(_lines(path)), 0, 0, list[tuple[int, int]]()
+    """Overwrite the lines of some keys with blanks and return the number of answers among them."""
+    lines, counted, offset, blanked = list(_lines(path)), 0, 0, list[tuple[int, int]]()
     for number, line in enumerate(lines):
         if line[:KEY_CHARACTERS] in keys:
             counted += _WHOLE.match(line) is not None
             lines[number] = b" " * (len(line) - 1) + line[-1:]
-            gone.append((offset, number))
+            blanked.append((offset, number))
         offset += len(line)
-    if not remove or not gone:
+    if not remove or not blanked:
         return counted
     if not is_local(path):
         with atomic_write(path) as sink:
@@ -264,7 +268,7 @@ def _blank(path: Path, keys: Collection[bytes], remove: bool) -> int:
         return counted
     descriptor = os.open(path, os.O_WRONLY)
     try:
-        for place, number in gone:
+        for place, number in blanked:
             os.pwrite(descriptor, lines[number], place)
         os.fsync(descriptor)
     finally:

@@ -1,15 +1,15 @@
-"""Who answers a prompt: a client of OpenAI's chat completions API that asks many at a time, and nothing twice.
+"""Client of OpenAI's chat completions API: many concurrent requests, and no request twice.
 
     for answer in ask(requests, model, context):   # in the order of the requests
         ...
 
-What fails on the way is sent again: 408, 409, 425, 429 and 5xx, timeouts, dropped connections, bodies that are no
-completion. Between two tries of a request lie FIRST_WAIT_SECONDS, twice as long each time up to MOST_WAIT_SECONDS, of
-which a random part is waited ("full jitter": Brooker 2015, AWS Architecture Blog), and no less than Retry-After says,
-which all requests to that endpoint respect. What an endpoint refuses for good (400, 413, 422) is the error of that
-request. A stage that ends early, by an outage or by its budget, has kept every answer that it was given.
+Transient failures are retried: 408, 409, 425, 429 and 5xx, timeouts, dropped connections, bodies that are not a
+completion. The wait before a retry is a random part ("full jitter": Brooker 2015, AWS Architecture Blog) of
+FIRST_WAIT_SECONDS, doubled with each retry up to MOST_WAIT_SECONDS, and at least Retry-After, which applies to all
+requests to that endpoint. A permanent refusal (400, 413, 422) is the error of that request. If a stage ends early, by an
+outage or its budget, all answers received are stored.
 
-Memory: up to WINDOW requests and as many answers are held per request on its way, and the index of the kept answers.
+Memory: up to WINDOW requests and as many answers per concurrent request, and the index of the stored answers.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     import httpx
 
 WINDOW = 16
-"""Requests that are begun before the oldest is answered, for each that may be on its way: one slow answer does not keep
-all others waiting."""
+"""Requests per concurrent request that are started before the oldest is answered: a slow answer does not stall the
+others."""
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.5, 60.0
 CONNECT_SECONDS = 10.0
 AGAIN = (408, 409, 425, 429)
-"""Answers that may be others a moment later, beside 5xx: timeout, conflict, too early, too many requests."""
+"""Statuses that a retry may resolve, beside 5xx: timeout, conflict, too early, too many requests."""
 REFUSED = (400, 413, 422)
-"""The request is wrong, too large, or cannot be processed: all others may be answered."""
+"""Statuses of a request that is invalid, too large or unprocessable; other requests may succeed."""
 PROGRESS_SECONDS = 0.5
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -56,25 +56,25 @@ NO_BUDGET = Budget()
 
 
 class AskingError(RuntimeError):
-    """Answers cannot be had, with what to do; all that were given are kept."""
+    """Answers are unavailable. The message says what to do; all answers received are stored."""
 
 
 class BudgetSpentError(AskingError):
-    """The budget does not cover one more request."""
+    """The budget does not cover another request."""
 
 
 class _RefusedError(Exception):
-    """The endpoint refuses this one request for good."""
+    """The endpoint permanently refuses one request."""
 
 
 def ask(requests: Iterable[Request], model: AskedModel, context: Context, total: int | None = None) -> Iterator[Answer]:
     """Answer requests, in their order.
 
     Args:
-        requests: as many as there are; they are taken a few at a time.
-        model: who answers.
-        context: where answers are kept, and who is told how far it is.
-        total: how many requests there are, where that is known.
+        requests: any number; they are consumed a few at a time.
+        model: the model to ask.
+        context: store of answers, and progress.
+        total: number of requests, if known.
 
     Raises:
         AskingError: the endpoint does not answer, or refuses all requests; the budget is spent.
@@ -85,7 +85,7 @@ def ask(requests: Iterable[Request], model: AskedModel, context: Context, total:
 
 @dataclass
 class _Endpoint:
-    """An address, how many requests it has, and until when it wants no others."""
+    """Address, number of open requests, and the time until which it accepts none."""
 
     url: Any
     shown: str
@@ -95,7 +95,7 @@ class _Endpoint:
 
 @dataclass
 class Tally:
-    """What asking came to: `asked` of the endpoint, `kept` from before, sent again, asked to repair, refused."""
+    """Counts of requests: `asked` of the endpoint, `kept` from the store, retried, repaired, unusable."""
 
     asked: int = 0
     kept: int = 0
@@ -105,7 +105,7 @@ class Tally:
     spent: Spending = field(default_factory=Spending)
 
     def as_json(self, model: AskedModel) -> dict[str, Any]:
-        """For a summary."""
+        """Counts and costs as JSON for the summary."""
         money = {"money": round(self.spent.money(model), 6)} if model.prompt_price or model.answer_price else {}
         return {
             "model": model.called,
@@ -121,13 +121,13 @@ class Tally:
 
 
 class Asking:
-    """A model that is being asked; its event loop runs in a thread of its own.
+    """Session with a model; its event loop runs in its own thread.
 
     Args:
-        model: who answers.
-        context: where answers are kept, and who is told how far it is.
-        total: how many requests there are, where that is known.
-        identity: what tells the model from another one of the same name: its files.
+        model: the model to ask.
+        context: store of answers, and progress.
+        total: number of requests, if known.
+        identity: distinguishes models of the same name: their files.
     """
 
     def __init__(self, model: AskedModel, context: Context, total: int | None = None, identity: Any = None) -> None:
@@ -151,7 +151,7 @@ class Asking:
             self._endpoints = [_endpoint(url) for url in served_model.endpoints]
             self._loop = asyncio.new_event_loop()
             self._slots = asyncio.Semaphore(self.model.concurrency)
-            self._flying: dict[str, asyncio.Task[dict[str, Any]]] = {}
+            self._in_flight: dict[str, asyncio.Task[dict[str, Any]]] = {}
             self._reserved: dict[str, Spending] = {}
             self._settled = asyncio.Condition()
             self._ended: AskingError | None = None
@@ -173,9 +173,9 @@ class Asking:
         timeout = httpx.Timeout(
             self.model.timeout_seconds, connect=min(CONNECT_SECONDS, self.model.timeout_seconds), pool=None
         )
-        # A proxy of the environment does not know this machine's own addresses.
-        here = all(one.url.host in LOOPBACK for one in self._endpoints)
-        self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not here)
+        # Proxies from the environment cannot reach this machine's loopback address.
+        is_loopback = all(endpoint.url.host in LOOPBACK for endpoint in self._endpoints)
+        self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not is_loopback)
         headers = {"content-type": "application/json", "accept": "application/json", "user-agent": "gristmill"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
@@ -183,9 +183,9 @@ class Asking:
 
     def _stop(self, thread: threading.Thread) -> None:
         async def close() -> None:
-            tasks = [one for one in asyncio.all_tasks() if one is not asyncio.current_task()]
-            for one in tasks:
-                one.cancel()
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._client.aclose()
 
@@ -195,29 +195,35 @@ class Asking:
         self._loop.close()
 
     def _owner(self) -> str:
-        """The output that is being made, by which its spending is known over all attempts."""
+        """Name of the output being made; its spending adds up over all attempts."""
         work = self._context.work
-        own = next((one for one in (work, *work.parents) if one.name == "work"), work)  # perhaps of a step inside
-        return own.parent.name.replace("~", "-") or self._context.stage
+        # A step may run inside another one.
+        step_work = next((folder for folder in (work, *work.parents) if folder.name == "work"), work)
+        return step_work.parent.name.replace("~", "-") or self._context.stage
 
     def _body(self, messages: Sequence[Message], request: Request) -> bytes:
         model = self.model
-        wanted: dict[str, Any] = {}
+        response_format: dict[str, Any] = {}
         if request.schema is not None and model.response_format != "none":
-            of_schema = {"json_schema": {"name": "answer", "schema": request.schema}}
-            wanted = {
+            json_schema = {"json_schema": {"name": "answer", "schema": request.schema}}
+            response_format = {
                 "response_format": {
                     "type": model.response_format,
-                    **(of_schema if model.response_format == "json_schema" else {}),
+                    **(json_schema if model.response_format == "json_schema" else {}),
                 }
             }
         system = [] if model.system is None else [{"role": "system", "content": model.system}]
         return canonical_json(
-            {"model": model.called, "messages": [*system, *messages], **_drawn(model, request.number), **wanted}
+            {
+                "model": model.called,
+                "messages": [*system, *messages],
+                **_drawn(model, request.number),
+                **response_format,
+            }
         )
 
     def expect(self, requests: int) -> None:
-        """So many more requests will come: progress, and messages about the budget, are out of all of them."""
+        """Add to the number of expected requests, for progress and messages about the budget."""
         self._total = (self._total or 0) + requests
 
     def answers(self, requests: Iterable[Request]) -> Iterator[Answer]:
@@ -242,29 +248,29 @@ class Asking:
                 yield answer
             self._progress(at_end=True)
         except AskingError:
-            # What is on its way has been asked for: it is waited for and kept.
-            for one in window:
-                if isinstance(one, Future):
-                    one.exception()
+            # Requests in flight are paid for: wait for their answers and store them.
+            for pending in window:
+                if isinstance(pending, Future):
+                    pending.exception()
             raise
 
     def _begin(self, request: Request) -> Future[Answer] | Answer:
-        """The answer where it is kept, else what will give it."""
+        """The stored answer, or a future of it."""
         body = self._body(request.messages, request)
         key = key_of(self._named, body, request.number)
-        found = self._kept.find(key)
-        if found is not None:
-            answer, error = self._usable(request, found)
+        stored = self._kept.find(key)
+        if stored is not None:
+            answer, error = self._checked(request, stored)
             if error is None:
                 self.tally.kept += 1  # in this thread alone
-                if news := _news(found, request):
-                    self._loop.call_soon_threadsafe(self._kept.note, key, news)
+                if further := _further_documents(stored, request):
+                    self._loop.call_soon_threadsafe(self._kept.note, key, further)
                 return answer
         return asyncio.run_coroutine_threadsafe(self._settle(request, body), self._loop)
 
-    def _usable(self, request: Request, found: Mapping[str, Any]) -> tuple[Answer, str | None]:
-        """An answer, and what is wrong with its form."""
-        text, finish = found["text"], found["finish"]
+    def _checked(self, request: Request, stored: Mapping[str, Any]) -> tuple[Answer, str | None]:
+        """Answer, and the problem with its form or None."""
+        text, finish = stored["text"], stored["finish"]
         if request.schema is None:
             return Answer(text, finish=finish), None
         value, error = read_json_answer(text, request.schema)
@@ -273,40 +279,40 @@ class Asking:
         return Answer(text, value, finish=finish), error
 
     async def _settle(self, request: Request, body: bytes) -> Answer:
-        """Ask, and where the answer has not the form that is wanted, once more."""
+        """Ask, and once more for a repair if the answer has the wrong form."""
         try:
-            answer, error = self._usable(request, await self._answer(body, request))
+            answer, error = self._checked(request, await self._answer(body, request))
             if error is None:
                 return answer
             assert request.schema is not None
             again = self._body(repair_messages(request.messages, answer.text, error, request.schema), request)
-            answer, error = self._usable(request, await self._answer(again, request))
+            answer, error = self._checked(request, await self._answer(again, request))
         except _RefusedError as refused:
             return Answer("", error=str(refused))
         problem = None if error is None else f"{error} (after one repair): {shorten(answer.text)}"
         return replace(answer, error=problem, repaired=True)
 
     async def _answer(self, body: bytes, request: Request) -> dict[str, Any]:
-        """The answer to a body: kept, on its way for another request, or asked for now."""
+        """Answer to a body: stored, in flight for another request, or asked for now."""
         key = key_of(self._named, body, request.number)
-        found = self._kept.find(key)
-        if found is None:
-            task = self._flying.get(key)
+        stored = self._kept.find(key)
+        if stored is None:
+            task = self._in_flight.get(key)
             if task is None:
-                task = self._flying[key] = asyncio.create_task(self._ask(key, body, request.about))
-                task.add_done_callback(lambda done: self._flying.pop(key, None))
-            found = await asyncio.shield(task)
-        self._kept.note(key, _news(found, request))
-        return found
+                task = self._in_flight[key] = asyncio.create_task(self._ask(key, body, request.about))
+                task.add_done_callback(lambda task: self._in_flight.pop(key, None))
+            stored = await asyncio.shield(task)
+        self._kept.note(key, _further_documents(stored, request))
+        return stored
 
     async def _ask(self, key: str, body: bytes, about: str | None) -> dict[str, Any]:
         async with self._slots:
             try:
                 await self._reserve(key, body)
-                found = self._kept.keep(key, await self._insist(body), about)
+                stored = self._kept.keep(key, await self._ask_with_retries(body), about)
                 self.tally.asked += 1
-                self.tally.spent += Spending(1, found["prompt_tokens"], found["answer_tokens"])
-                return found
+                self.tally.spent += Spending(1, stored["prompt_tokens"], stored["answer_tokens"])
+                return stored
             except AskingError as error:
                 self._give_up(error)
                 raise
@@ -320,10 +326,10 @@ class Asking:
         self._end.set()
 
     async def _reserve(self, key: str, body: bytes) -> None:
-        """Wait until the budget covers a request, whatever it may cost, beside all that are on their way.
+        """Wait until the budget covers the largest cost of a request beside all requests in flight.
 
         Raises:
-            BudgetSpentError: it does not, with none on its way.
+            BudgetSpentError: the budget does not cover it, and no request is in flight.
         """
         most = most_spent(self.model, body)
         while True:
@@ -331,8 +337,8 @@ class Asking:
                 raise self._ended
             if self.model.budget == NO_BUDGET:
                 return
-            held = sum(self._reserved.values(), self.tally.spent + most)
-            spent = exceeded(self.model, held)
+            spending = sum(self._reserved.values(), self.tally.spent + most)
+            spent = exceeded(self.model, spending)
             if spent is None:
                 self._reserved[key] = most
                 return
@@ -351,14 +357,14 @@ class Asking:
             f"`budget.{key}` and run again, which asks only for the others"
         )
 
-    async def _insist(self, body: bytes) -> dict[str, Any]:
+    async def _ask_with_retries(self, body: bytes) -> dict[str, Any]:
         """Send a request until it is answered.
 
         Raises:
-            _RefusedError: it is refused for good.
-            AskingError: it is not answered in time, or all requests would be refused.
+            _RefusedError: the endpoint permanently refuses it.
+            AskingError: no answer within `patience_seconds`, or the endpoint refuses all requests.
         """
-        begun, wait, tried = time.monotonic(), FIRST_WAIT_SECONDS, list[_Endpoint]()
+        start, wait, tried = time.monotonic(), FIRST_WAIT_SECONDS, list[_Endpoint]()
         while True:
             endpoint = self._choose(tried)
             if (closed := endpoint.closed_until - time.monotonic()) > 0:
@@ -369,27 +375,27 @@ class Asking:
             self.tally.retried += 1
             tried = [endpoint]
             pause = max(least, random.uniform(0, wait))
-            if time.monotonic() + pause - begun > self.model.patience_seconds:
-                self._fail(endpoint, problem, time.monotonic() - begun, least)
+            if time.monotonic() + pause - start > self.model.patience_seconds:
+                self._fail(endpoint, problem, time.monotonic() - start, least)
             wait = min(2 * wait, MOST_WAIT_SECONDS)
             await self._pause(pause)
 
     def _fail(self, endpoint: _Endpoint, problem: str, seconds: float, least: float) -> None:
-        said = f"no answer from {endpoint.shown} within {seconds:,.0f} s: {problem}"
+        problem_text = f"no answer from {endpoint.shown} within {seconds:,.0f} s: {problem}"
         if least > self.model.patience_seconds:
-            said += f", which wants to be asked again in {least:,.0f} s"
+            problem_text += f", which wants to be asked again in {least:,.0f} s"
         if self.model.unanswered == "quarantine":
-            raise _RefusedError(said)
+            raise _RefusedError(problem_text)
         raise AskingError(
-            f"{self._context.stage}: {said}; all answers so far are kept: see that it runs, and run "
+            f"{self._context.stage}: {problem_text}; all answers so far are kept: see that it runs, and run "
             "again, which asks only for the others (or give it more `patience_seconds`)"
         )
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, unless asking has ended.
+        """Sleep, or raise as soon as asking has failed.
 
         Raises:
-            AskingError: why it has.
+            AskingError: the failure.
         """
         try:
             await asyncio.wait_for(self._end.wait(), seconds)
@@ -398,14 +404,14 @@ class Asking:
         assert self._ended is not None
         raise self._ended
 
-    def _choose(self, but: Sequence[_Endpoint]) -> _Endpoint:
-        """The endpoint that is free first, and has the fewest requests; not the last one where there are others."""
-        others = [one for one in self._endpoints if one not in but] or self._endpoints
+    def _choose(self, tried: Sequence[_Endpoint]) -> _Endpoint:
+        """Endpoint that opens first and has the fewest requests; not the last tried, unless it is the only one."""
+        candidates = [endpoint for endpoint in self._endpoints if endpoint not in tried] or self._endpoints
         now = time.monotonic()
-        return min(others, key=lambda one: (max(one.closed_until, now), one.on_their_way))
+        return min(candidates, key=lambda endpoint: (max(endpoint.closed_until, now), endpoint.on_their_way))
 
     async def _try(self, endpoint: _Endpoint, body: bytes) -> tuple[dict[str, Any] | str, float]:
-        """The answer, or why there is none yet and the seconds until it may be asked for again."""
+        """Response, or a problem and the least seconds before a retry."""
         import httpx
 
         request = httpx.Request(
@@ -430,28 +436,28 @@ class Asking:
         return self._refusal(endpoint, response)
 
     def _refusal(self, endpoint: _Endpoint, response: httpx.Response) -> tuple[str, float]:
-        """What a status says that is not 200.
+        """Problem of a status other than 200, and the least seconds before a retry.
 
         Raises:
-            _RefusedError: this request is refused for good.
-            AskingError: all requests would be.
+            _RefusedError: the endpoint permanently refuses this request.
+            AskingError: the endpoint refuses all requests.
         """
-        status, said = response.status_code, read_refusal(response)
+        status, message = response.status_code, read_refusal(response)
         if status in AGAIN or status >= 500:
             least = read_retry_after(response.headers.get("retry-after"))
             endpoint.closed_until = max(endpoint.closed_until, time.monotonic() + least)
-            return f"{status} {said}", least
+            return f"{status} {message}", least
         if status in REFUSED:
-            raise _RefusedError(f"{endpoint.shown} refuses the request: {status} {said}")
+            raise _RefusedError(f"{endpoint.shown} refuses the request: {status} {message}")
         key = self.model.api_key_env
-        what = {
+        remedies = {
             401: f"correct the key in ${key}" if key else "name the variable of a key (`api_key_env`)",
             403: f"the key in ${key} may not ask this model" if key else "it wants a key (`api_key_env`)",
             404: f"see that the address is right, and that it has a model {self.model.called!r}",
         }
         raise AskingError(
-            f"{self._context.stage}: {endpoint.shown} refuses all requests: {status} {said}; "
-            f"{what.get(status, 'correct `endpoint`')}"
+            f"{self._context.stage}: {endpoint.shown} refuses all requests: {status} {message}; "
+            f"{remedies.get(status, 'correct `endpoint`')}"
         )
 
     def _progress(self, at_end: bool = False) -> None:
@@ -463,12 +469,12 @@ class Asking:
 
 
 def settings_of(model: AskedModel, identity: Any) -> dict[str, Any]:
-    """What answers are kept under: the model, what tells it from another of its name, and how answers are drawn."""
+    """Settings that stored answers depend on: the model, its identity and its sampling."""
     return {"model": model.called, "identity": identity, **_drawn(model, 0)}
 
 
 def _drawn(model: AskedModel, number: int) -> dict[str, Any]:
-    """The part of a request's body that is the same for all prompts."""
+    """Part of a request's body that does not depend on the prompt."""
     seed = {} if model.seed is None else {"seed": model.seed + number}
     return {
         **model.body,
@@ -479,9 +485,9 @@ def _drawn(model: AskedModel, number: int) -> dict[str, Any]:
     }
 
 
-def _news(found: Mapping[str, Any], request: Request) -> str:
-    """The documents of a request, but that which its kept answer was first given for."""
-    return " ".join(one for one in (request.about or "").split() if one != found.get("of"))
+def _further_documents(stored: Mapping[str, Any], request: Request) -> str:
+    """Documents of a request other than the one that its stored answer names."""
+    return " ".join(document for document in (request.about or "").split() if document != stored.get("of"))
 
 
 def _endpoint(url: str) -> _Endpoint:
@@ -492,10 +498,10 @@ def _endpoint(url: str) -> _Endpoint:
 
 
 def _api_key(model: AskedModel) -> str | None:
-    """The key, which is masked from now on wherever this process writes.
+    """API key, which is masked in all output from now on.
 
     Raises:
-        AskingError: there is none.
+        AskingError: the variable is not set.
     """
     if model.api_key_env is None:
         return None
@@ -510,7 +516,7 @@ def _api_key(model: AskedModel) -> str | None:
 
 
 def _identify(model: AskedModel) -> Any:
-    """What tells the files of a folder from others."""
+    """Listing of a model folder, which distinguishes its files from others."""
     from gristmill.dataprep.reading.sources import outside_listing
 
     return outside_listing("folder", str(model.folder))

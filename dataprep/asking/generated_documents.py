@@ -1,15 +1,15 @@
-"""The stage `generate`: a language model writes new documents from documents, before all documents are read.
+"""Stage `generate`: a language model writes new documents from documents, before `ingest`.
 
-Its output is files that `ingest` reads like those of any source, so that every step behind it treats parents and
-children alike: `dedup` finds copies of a parent, `decontaminate` items of evaluations.
+Its output is files that `ingest` reads like those of any source, so that all later steps treat parents and children
+alike: `dedup` finds copies of a parent, `decontaminate` finds items of evaluations.
 
-    NAME/part-*.jsonl          the new documents of a source: `locator`, `text` and what their metadata will be: `kind`,
-                               `style`, `parents` (ids), `model`, and the parents' licences where they have some
-    quarantine/NAME.jsonl      parents of which the endpoint wrote nothing, with its error
-    lineage.parquet            who was made from whom (`lineage.py`)
+    NAME/part-*.jsonl          new documents of a source: `locator`, `text` and their future metadata: `kind`, `style`,
+                               `parents` (ids), `model`, and the parents' licences if they have any
+    quarantine/NAME.jsonl      parents for which the endpoint wrote nothing, with its error
+    lineage.parquet            parents of generated documents (`lineage.py`)
 
-Parents are read here as `ingest` will read them once more, so that they have the ids that they will have there. Memory:
-8 bytes per parent, and the texts of a shard or two.
+Parents are read here exactly as `ingest` will read them again, so that they have the same ids. Memory: 8 bytes per
+parent, and the texts of one or two shards.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from gristmill.mixtures.generated_source import Generate, ParentStep
 
 READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "persona", "language", "number", "others")
-"""What templates get."""
+"""Names that templates may use."""
 SHARD_SAMPLE, SAMPLE_CHARACTERS = 50, 4000
-"""Texts of a shard by which diversity is measured, and how much of each."""
+"""Texts per shard for measuring diversity, and the characters of each."""
 EMPTY, SHORT, CUT = "generate/empty", "generate/short", "generate/cut"
 STEPS = {
     "filter": "gristmill.dataprep.filtering.filter",
@@ -59,19 +59,18 @@ STEPS = {
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Write the documents of all generated sources, one source after the other.
+    """Generate the documents of all generated sources, one source after another.
 
     Args:
-        inputs: nothing.
-        config: `sources` and `ingest` as the stage `ingest` gets them, of the sources of parents; `generate`: name ->
-            its section; `order`: the names, each behind those that it is made from; `seed`.
+        inputs: empty.
+        config: `sources` and `ingest` as of the stage `ingest`, for the parents' sources; `generate`: name -> section;
+            `order`: names, each after those that it is generated from; `seed`.
 
     Returns:
-        `generated`: per source what became of its parents and of the requests, what asking came to, and how diverse the
-        texts are.
+        `generated`: per source, counts of parents and requests, tokens and costs, and the diversity of the texts.
 
     Raises:
-        AskingError: answers cannot be had, or the budget is spent; all that were given are kept.
+        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
         ConservationError, QuarantineError: see `counts`.
     """
     generated = {}
@@ -85,12 +84,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The requests of a shard of parents.
+    """Requests of a shard of parents.
 
     Attributes:
         parents: id, text and licence of each parent.
-        wanted: per new document, the numbers of its parents, that whose turn it is first, its own number, and its
-            request or why there is none.
+        wanted: per new document the numbers of its parents (the first one leads), its own number, and its request or the
+            reason for having none.
     """
 
     parents: Sequence[tuple[bytes, str, str | None]]
@@ -98,12 +97,12 @@ class _Chosen:
 
     @property
     def requests(self) -> Iterator[Request]:
-        """Those that there are."""
-        return (one for _, _, one in self.wanted if isinstance(one, Request))
+        """Requests without the prompts that could not be filled in."""
+        return (request for _, _, request in self.wanted if isinstance(request, Request))
 
 
 class _Source:
-    """One generated source that is being made."""
+    """One generated source."""
 
     def __init__(self, name: str, section: Generate, config: Mapping[str, Any], out: Path, context: Context) -> None:
         self.name, self.section, self.out = name, section, out
@@ -115,12 +114,12 @@ class _Source:
         self.personas = read_lines(section.personas)
 
     def make(self) -> dict[str, Any]:
-        """Choose parents, ask, and write what was answered; the source's part of the summary."""
+        """Choose parents, ask the model and write its answers; return the source's part of the summary."""
         inputs = self._read_parents()
         tasks = shard_tasks(inputs["ingest"])
         bound, parents, eligible = self._choose(inputs, tasks)
         total = min(eligible, self.section.limit or eligible) * self.section.per_document
-        results, asked = ask_tasks(
+        results, tallies = ask_tasks(
             f"generate-{self.name}",
             tasks,
             [self.section.model],
@@ -133,7 +132,7 @@ class _Source:
         check_conservation(counts, self.context.stage)
         self._write_quarantine(results)
         check_quarantine(counts, self.section.max_quarantined, self.context.stage)
-        sample = sorted((one for result in results for one in result["sample"]), key=lambda one: one[0])[:SAMPLE_TEXTS]
+        sample = sorted((row for result in results for row in result["sample"]), key=lambda row: row[0])[:SAMPLE_TEXTS]
         return {
             "style": self.section.style if self.section.template is None else self.template.place,
             "made_from": list(self.section.parents),
@@ -145,17 +144,17 @@ class _Source:
             "dropped": counts.get("dropped", {}),
             "quarantined": counts.get("quarantined", 0),
             "bytes": counts.get("bytes_kept", 0),
-            "asked": asked[0] if asked else {},
+            "asked": tallies[0] if tallies else {},
             "texts": describe([text for _, text, _ in sample], [parent for _, _, parent in sample]),
         }
 
     def _read_parents(self) -> dict[str, Path]:
-        """The parents as documents, and what the steps said of them."""
+        """Ingest the parents and run the preparing steps on them; return the folders by step."""
         sources = {
-            name: self.config["sources"][name]
-            if name in self.config["sources"]
-            else (ingest.generated_files(self.out / name))
-            for name in self.section.parents
+            source: self.config["sources"][source]
+            if source in self.config["sources"]
+            else (ingest.generated_files(self.out / source))
+            for source in self.section.parents
         }
         work = self.context.work / f"parents-{self.name}"
         inputs = {"ingest": work / "ingest"}
@@ -174,7 +173,7 @@ class _Source:
         inputs[name] = out
 
     def _run(self, module: Any, inputs: Mapping[str, Path], config: Mapping[str, Any], out: Path) -> None:
-        """Run a stage's function inside this one; a finished one is not run again."""
+        """Run a stage's function inside this stage, unless it has finished already."""
         done, work = out.with_name(f"{out.name}.done"), out.with_name(f"{out.name}.work")
         if done.exists():
             return
@@ -191,13 +190,13 @@ class _Source:
             sink.write(b"")
 
     def _choose(self, inputs: Mapping[str, Path], tasks: Sequence[Task]) -> tuple[int, int, int]:
-        """Up to which key a parent is taken, how many parents there are, and how many of them may be."""
+        """Largest key of a parent that is used, number of parents, and number of eligible parents."""
         keys, number = [np.zeros(0, np.uint64)], 0
         for task in tasks:
             read = read_judged_columns(inputs, task.name, None, ("id",))
             number += len(read.judged)
-            found = np.array([self._key(one) for one in read.given["id"].to_pylist()], np.uint64)
-            keys.append(found[found <= self._share_bound()])
+            shard_keys = np.array([self._key(document) for document in read.given["id"].to_pylist()], np.uint64)
+            keys.append(shard_keys[shard_keys <= self._share_bound()])
         ordered = np.sort(np.concatenate(keys))
         limit = self.section.limit
         bound = int(ordered[limit - 1]) if limit is not None and limit < len(ordered) else self._share_bound()
@@ -210,42 +209,46 @@ class _Source:
         return seeded_key(self.seed, "generate", self.name, document, *more)
 
     def _read(self, inputs: Mapping[str, Path], bound: int, shard: str) -> _Chosen:
-        """What is asked about the parents of a shard."""
+        """Requests about the parents of a shard."""
         read = read_judged_columns(inputs, shard, None, READS)
         rows = [values for values in read.given.select(READS).to_pylist() if self._key(values["id"]) <= bound]
         parents: list[tuple[bytes, str, str | None]] = []
-        wanted: list[tuple[tuple[int, ...], int, Request | str]] = []
+        new_documents: list[tuple[tuple[int, ...], int, Request | str]] = []
         for place, row in enumerate(rows):
             document, metadata = row["id"], json.loads(row["metadata"])
             licence = next((str(metadata[key]) for key in LICENCE_KEYS if metadata.get(key)), None)
             parents.append((bytes.fromhex(document), row["text"], licence))
-            given = {**{key: row[key] for key in READS[1:]}, "text": self._shown(row), "metadata": metadata}
+            values = {**{key: row[key] for key in READS[1:]}, "text": self._shown(row), "metadata": metadata}
             for number in range(self.section.per_document):
-                others = self._others(rows, place, number)
+                more_parents = self._more_parents(rows, place, number)
                 filled = {
-                    **given,
+                    **values,
                     "language": self.section.language,
                     "persona": self._persona(document, number),
                     "number": number,
-                    "others": [self._shown(rows[one]) for one in others],
+                    "others": [self._shown(rows[index]) for index in more_parents],
                 }
-                about = [rows[one]["id"] for one in (place, *others)]
-                wanted.append(
-                    ((place, *others), number, self.template.request(filled, number=number, about=" ".join(about)))
+                about = [rows[index]["id"] for index in (place, *more_parents)]
+                new_documents.append(
+                    (
+                        (place, *more_parents),
+                        number,
+                        self.template.request(filled, number=number, about=" ".join(about)),
+                    )
                 )
-        return _Chosen(parents, wanted)
+        return _Chosen(parents, new_documents)
 
     def _shown(self, row: Mapping[str, Any]) -> str:
         text: str = row["text"][: self.section.characters]
         return text
 
-    def _others(self, rows: Sequence[Mapping[str, Any]], place: int, number: int) -> list[int]:
-        """The further parents of a new document: so many as there are, and are wanted."""
+    def _more_parents(self, rows: Sequence[Mapping[str, Any]], place: int, number: int) -> list[int]:
+        """Rows of the further parents of a new document: the number wanted, or all if there are fewer."""
         if not self.section.others:
             return []
         draws = np.random.default_rng(self._key(rows[place]["id"], "others", number))
-        found = draws.choice(len(rows), min(len(rows), self.section.others + 1), replace=False).tolist()
-        return [one for one in found if one != place][: self.section.others]
+        drawn = draws.choice(len(rows), min(len(rows), self.section.others + 1), replace=False).tolist()
+        return [row for row in drawn if row != place][: self.section.others]
 
     def _persona(self, document: str, number: int) -> str | None:
         if not self.personas:
@@ -253,8 +256,8 @@ class _Source:
         return self.personas[self._key(document, "persona", number) % len(self.personas)]
 
     def _write(self, task: Task, of_shard: _Chosen, answers: Sequence[Sequence[Answer]]) -> Done:
-        given = iter(answers[0])
-        lines, lineage, sample, errors = list[str](), list[tuple[str, str]](), list[Any](), list[dict[str, Any]]()
+        responses = iter(answers[0])
+        lines, edges, sample, errors = list[str](), list[tuple[str, str]](), list[Any](), list[dict[str, Any]]()
         counts: dict[str, Any] = {
             "read": len(of_shard.wanted),
             "kept": 0,
@@ -263,7 +266,7 @@ class _Source:
             "bytes_kept": 0,
         }
         for places, number, request in of_shard.wanted:
-            answer = next(given) if isinstance(request, Request) else Answer("", error=request)
+            answer = next(responses) if isinstance(request, Request) else Answer("", error=request)
             of_child = [of_shard.parents[place] for place in places]
             parent, text, _ = of_child[0]
             if answer.error is not None:
@@ -278,7 +281,7 @@ class _Source:
             locator = f"{parent.hex()}/{self.section.style}-{number}"
             child = document_id(self.name, locator, new)
             lines.append(json.dumps(self._record(locator, new, of_child), ensure_ascii=False, sort_keys=True))
-            lineage.extend((one.hex(), child.hex()) for one, *_ in of_child)
+            edges.extend((id_bytes.hex(), child.hex()) for id_bytes, *_ in of_child)
             sample.append((child.hex(), new[:SAMPLE_CHARACTERS], text[:SAMPLE_CHARACTERS]))
             counts["kept"] += 1
             counts["bytes_kept"] += len(new.encode())
@@ -287,7 +290,7 @@ class _Source:
         with atomic_write(path) as sink:
             sink.write("".join(f"{line}\n" for line in lines).encode())
         with atomic_write(kept) as sink:
-            sink.write(json.dumps(lineage).encode())
+            sink.write(json.dumps(edges).encode())
         sample.sort()
         return Done(
             [path, kept],
@@ -303,7 +306,7 @@ class _Source:
 
     def _record(self, locator: str, text: str, parents: Sequence[tuple[bytes, str, str | None]]) -> dict[str, Any]:
         licences = dict.fromkeys(licence for *_, licence in parents if licence is not None)
-        known = {"licence": " and ".join(licences)} if licences else {}
+        licence_field = {"licence": " and ".join(licences)} if licences else {}
         return {
             "locator": locator,
             "text": text,
@@ -311,18 +314,18 @@ class _Source:
             STYLE: self.section.style,
             PARENTS: " ".join(parent.hex() for parent, *_ in parents),
             "model": self.section.model.called,
-            **known,
+            **licence_field,
         }
 
     def _write_quarantine(self, results: Sequence[Mapping[str, Any]]) -> None:
-        errors = [one for result in results for one in result["errors"]]
+        errors = [error for result in results for error in result["errors"]]
         if errors:
             with atomic_write(self.out / "quarantine" / f"{self.name}.jsonl") as sink:
-                sink.write("".join(json.dumps(one) + "\n" for one in errors).encode())
+                sink.write("".join(json.dumps(error) + "\n" for error in errors).encode())
 
 
 def _read_lineage(folder: Path, name: str) -> Iterator[pa.Table]:
-    """What the tasks of a source have written down."""
+    """Lineage tables from the files that the tasks of a source wrote."""
     for path in sorted(folder.glob("*.json")):
         rows = json.loads(path.read_bytes())
         yield pa.table(

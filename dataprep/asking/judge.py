@@ -1,10 +1,9 @@
-"""The stage `judge`: a language model scores documents, and thresholds decide.
+"""Stage `judge`: a language model scores documents, and thresholds drop some.
 
-Documents are asked about in the order of the shards by one process, many at a time; a shard whose answers are all there
-is written, and not looked at again by a later attempt. What was answered of the others is kept (`answer_store.py`).
+One process asks about the documents in the order of the shards, many at a time. A shard is written when all its answers
+are there, and later attempts skip it; answers of unfinished shards are stored (`answer_store.py`).
 
-Memory: the texts of the shards that are on their way; with requests of 8,000 characters, 16 at a time, 2 MB and a shard
-or two.
+Memory: the texts of the shards in progress; with prompts of 8,000 characters, 16 at a time, 2 MB and a shard or two.
 """
 
 from __future__ import annotations
@@ -36,31 +35,31 @@ from gristmill.mixtures.steps.judge import FIRST, SECOND, Judge, Question
 
 READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "answer_schema")
-"""What templates get."""
+"""Names that templates may use."""
 JOB = "judge"
 ARROW = {"number": pa.float64(), "integer": pa.float64(), "boolean": pa.bool_(), "string": pa.string()}
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Ask one or two judges about every kept document, and drop what the thresholds say.
+    """Ask one or two judges about every kept document, and drop documents by the thresholds.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `judge` section.
 
     Returns:
-        `counts`, `rules` and `histograms` as of `annotate`; `asked`: per judge what asking came to; `unusable`:
-        documents without a usable answer; with two judges `agreement` of each score.
+        `counts`, `rules` and `histograms` as of `annotate`; `asked`: requests and costs per judge; `unusable`: documents
+        without a usable answer; with two judges `agreement` of each score.
 
     Raises:
-        AskingError: answers cannot be had, or the budget is spent; all that were given are kept.
+        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
         TemplateProblemError: the template cannot be used.
         ConservationError, QuarantineError: see `counts`.
     """
     section = Judge.model_validate(config)
     template = read_template(section.template, f"judge-{section.rubric}")
     template.check(GIVEN)
-    results, asked = ask_tasks(
+    results, tallies = ask_tasks(
         JOB,
         shard_tasks(inputs["ingest"]),
         section.models,
@@ -72,7 +71,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     unusable = sum(result["unusable"] for result in results)
     if unusable and section.unusable == "pass":
         context.warn(f"{unusable:,} documents have no usable answer, and pass (`unusable: pass`)")
-    found = (
+    agreement_field = (
         {}
         if section.second is None
         else {
@@ -88,9 +87,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             name: histograms.fit_histogram(counted)
             for name, counted in histograms.add_histograms(result["histograms"] for result in results).items()
         },
-        "asked": asked,
+        "asked": tallies,
         "unusable": unusable,
-        **found,
+        **agreement_field,
     }
 
 
@@ -102,35 +101,37 @@ def read_prompts(
     shard: str,
     rows: np.ndarray | None = None,
 ) -> ShardPrompts:
-    """Fill the template in for the documents of a shard that were kept so far: all, or those of some rows."""
+    """Fill in the template for the kept documents of a shard: all, or those of `rows`."""
     read = read_judged_columns(inputs, shard, sources, READS)
     if rows is not None:
         chosen = np.isin(read.judged, rows)
         read = replace(read, judged=read.judged[chosen], given=read.given.filter(pa.array(chosen)))
     answer_schema = canonical_json(question.answer).decode()
-    found: list[Request | str] = []
+    prompts: list[Request | str] = []
     for values in read.given.select(READS).to_pylist():
         document = values.pop("id")
-        given = {
+        template_values = {
             **values,
             "text": values["text"][: question.characters],
             "metadata": json.loads(values["metadata"]),
             "answer_schema": answer_schema,
         }
-        found.append(template.request(given, question.answer, about=document))
-    return ShardPrompts(read, found)
+        prompts.append(template.request(template_values, question.answer, about=document))
+    return ShardPrompts(read, prompts)
 
 
-def _write(section: Judge, out: Path, task: Task, of_shard: ShardPrompts, given: Sequence[Sequence[Answer]]) -> Done:
-    answers = [with_problems(of_shard.prompts, found) for found in given]
+def _write(
+    section: Judge, out: Path, task: Task, of_shard: ShardPrompts, responses: Sequence[Sequence[Answer]]
+) -> Done:
+    answers = [with_problems(of_shard.prompts, judge_answers) for judge_answers in responses]
     problems = [
-        next((one.error for one in of_document if one.error is not None), None)
+        next((answer.error for answer in of_document if answer.error is not None), None)
         for of_document in zip(*answers, strict=True)
     ]
     columns = {
-        prefix + name: column_of(found, name, of["type"])
-        for prefix, found in zip(section.prefixes, answers, strict=True)
-        for name, of in section.answer["properties"].items()
+        prefix + name: column_of(judge_answers, name, property_schema["type"])
+        for prefix, judge_answers in zip(section.prefixes, answers, strict=True)
+        for name, property_schema in section.answer["properties"].items()
     }
     numbers = {name: as_numbers(columns[name]) for name in section.numeric}
     errors = problems if section.unusable == "quarantine" else [None] * len(problems)
@@ -140,7 +141,7 @@ def _write(section: Judge, out: Path, task: Task, of_shard: ShardPrompts, given:
     read = of_shard.read
     table, counts = annotate(read.documents, read.rows, read.judged, reasons, columns, errors)
     write_table(out / task.name, table)
-    both = (
+    agreement_field = (
         {}
         if section.second is None
         else {
@@ -152,17 +153,17 @@ def _write(section: Judge, out: Path, task: Task, of_shard: ShardPrompts, given:
         {
             "counts": counts,
             "rules": count_failures(failed),
-            "unusable": sum(one is not None for one in problems),
+            "unusable": sum(problem is not None for problem in problems),
             "histograms": {
                 name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()
             },
-            **both,
+            **agreement_field,
         },
     )
 
 
 def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:
-    """A property of all answers; null where it is absent or the answer cannot be used."""
+    """Column of a property; null if it is absent or the answer is unusable."""
     values = [
         answer.value.get(name) if answer.error is None and answer.value is not None else None for answer in answers
     ]
@@ -172,5 +173,5 @@ def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:
 
 
 def as_numbers(values: pa.Array) -> np.ndarray:
-    """Float64, NaN for null; true is 1."""
+    """Values as float64: NaN for null, 1 for true."""
     return np.array([math.nan if value is None else float(value) for value in values.to_pylist()], np.float64)

@@ -1,8 +1,8 @@
-"""The step `judge_pairs`: a language model compares the answers of pairs, each pair in both orders.
+"""Step `judge_pairs`: a language model compares the two answers of each pair, in both orders.
 
-A judge prefers an answer if it takes it in both orders; a pair of which it takes what stands first, or second, each
-time is undecided (Zheng et al. 2023, "Judging LLM-as-a-Judge", section 3.4). The texts of the documents are pairs as
-JSON (`pair_text`). Memory: the pairs of the shards that are on their way.
+A judge prefers an answer if it picks that answer in both orders; if it picks the same position twice, the pair is
+undecided (Zheng et al. 2023, "Judging LLM-as-a-Judge", section 3.4). The texts of the documents are pairs as JSON
+(`pair_text`). Memory: the pairs of the shards in progress.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gristmill.mixtures.steps.judge_pairs import REJECTED, UNDECIDED, Comparison
 
 QUESTION = "compare-pairs"
 GIVEN = ("prompt", "first", "second", "principle", "source", "answer_schema")
-"""What templates get."""
+"""Names that templates may use."""
 ANSWER: Mapping[str, Any] = {
     "type": "object",
     "properties": {"better": {"enum": ["first", "second", "same"]}, "reason": {"type": "string"}},
@@ -45,15 +45,15 @@ JOB = "judge_pairs"
 
 
 def pair_text(prompt_text: str, chosen: str, rejected: str) -> str:
-    """A pair as the text of a document."""
+    """Text of a document that is a pair, as JSON."""
     return json.dumps({"prompt": prompt_text, CHOSEN: chosen, REJECTED: rejected}, ensure_ascii=False)
 
 
 def read_question(section: Comparison) -> PromptTemplate:
-    """What a judge is asked.
+    """Template of the question to judges.
 
     Raises:
-        TemplateProblemError: it cannot be read, or asks for what it is not given.
+        TemplateProblemError: it cannot be read, or uses an unknown name.
     """
     template = shipped(QUESTION) if section.template is None else read_template_file(section.template, QUESTION)
     template.check(GIVEN)
@@ -61,24 +61,24 @@ def read_question(section: Comparison) -> PromptTemplate:
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Ask one or two judges about every kept pair, and drop those that the first one does not confirm.
+    """Ask one or two judges about every kept pair, and drop pairs that the first judge does not confirm.
 
     Args:
         inputs: `ingest`, with pairs as texts, and the annotating stages that ran before.
         config: the section `judge_pairs`.
 
     Returns:
-        `counts`; `asked`; `unusable`; `biases`: per judge what `biases_of` says; with two of them `agreement`.
+        `counts`; `asked`; `unusable`; `biases`: `biases_of` per judge; with two judges `agreement`.
 
     Raises:
-        AskingError: answers cannot be had, or the budget is spent; all that were given are kept.
+        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
         TemplateProblemError: the template cannot be used.
         ConservationError, QuarantineError: see `counts`.
     """
     section = JudgePairs.model_validate(config)
     template = read_question(section)
     principles = read_lines(section.principles)
-    results, asked = ask_tasks(
+    results, tallies = ask_tasks(
         JOB,
         shard_tasks(inputs["ingest"]),
         section.models,
@@ -87,7 +87,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         context,
         lambda shards: 2 * count_judged(inputs, section.sources, shards),
     )
-    both = (
+    agreement_field = (
         {}
         if section.second is None
         else {"agreement": agreement(add_counts(result["agreement"] for result in results))}
@@ -98,50 +98,50 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     ]
     return {
         "counts": balance(results, section.max_quarantined, context.stage, errors=out),
-        "asked": asked,
+        "asked": tallies,
         "unusable": sum(result["unusable"] for result in results),
         "biases": biases,
-        **both,
+        **agreement_field,
     }
 
 
 def _read_prompts(
     inputs: Mapping[str, Path], section: JudgePairs, template: PromptTemplate, principles: Sequence[str], shard: str
 ) -> ShardPrompts:
-    """Two requests a pair: the chosen answer first, and the rejected one first."""
+    """Prompts of a shard, two per pair: the chosen answer first, and the rejected answer first."""
     read = read_judged_columns(inputs, shard, section.sources, ("id", "text", "source"))
-    found: list[Request | str] = []
+    prompts: list[Request | str] = []
     for row in read.given.select(["id", "text", "source"]).to_pylist():
         pair = json.loads(row["text"])
         if REJECTED not in pair:
-            found += ["it is a single answer, and no pair"] * 2
+            prompts += ["it is a single answer, and no pair"] * 2
             continue
         principle = principles[seeded_key("principle", row["id"]) % len(principles)] if principles else ""
-        found += in_both_orders(section, template, pair, principle, row["source"], row["id"])
-    return ShardPrompts(read, found)
+        prompts += in_both_orders(section, template, pair, principle, row["source"], row["id"])
+    return ShardPrompts(read, prompts)
 
 
 def in_both_orders(
     section: Comparison, template: PromptTemplate, pair: Mapping[str, str], principle: str, source: str, about: str
 ) -> list[Request | str]:
-    """Two requests about a pair, or why there are none: the chosen answer first, and the rejected one first.
+    """Two requests about a pair, or the reasons for having none: the chosen answer first, and the rejected answer first.
 
     Args:
-        section: of which so many characters are shown.
+        section: comparison settings; `characters` limits each text.
         template: the question.
         pair: the texts `prompt`, `chosen` and `rejected`.
-        principle: by which the answers are compared; may be empty.
-        source: what the template gets by that name.
-        about: the ids of what is asked about.
+        principle: criterion of the comparison; may be empty.
+        source: value of `source` in the template.
+        about: ids of the documents that the prompt is about.
     """
-    shown = {key: text[: section.characters] for key, text in pair.items()}
+    shortened = {key: text[: section.characters] for key, text in pair.items()}
     schema = canonical_json(ANSWER).decode()
     return [
         template.request(
             {
-                "prompt": shown["prompt"],
-                "first": shown[first],
-                "second": shown[second],
+                "prompt": shortened["prompt"],
+                "first": shortened[first],
+                "second": shortened[second],
                 "principle": principle,
                 "source": source,
                 "answer_schema": schema,
@@ -154,21 +154,24 @@ def in_both_orders(
 
 
 def _write(
-    section: JudgePairs, out: Path, task: Task, of_shard: ShardPrompts, given: Sequence[Sequence[Answer]]
+    section: JudgePairs, out: Path, task: Task, of_shard: ShardPrompts, responses: Sequence[Sequence[Answer]]
 ) -> Done:
-    answers = [with_problems(of_shard.prompts, found) for found in given]
+    answers = [with_problems(of_shard.prompts, judge_answers) for judge_answers in responses]
     errors = [
-        next((one.error for judge in answers for one in judge[2 * row : 2 * row + 2] if one.error is not None), None)
+        next(
+            (answer.error for judge in answers for answer in judge[2 * row : 2 * row + 2] if answer.error is not None),
+            None,
+        )
         for row in range(len(of_shard.prompts) // 2)
     ]
-    takes = [
+    picks = [
         [[answer.value["better"] if answer.error is None else "same" for answer in judge[order::2]] for order in (0, 1)]
         for judge in answers
     ]
-    scores = [np.array([score_of(*both) for both in zip(*judge, strict=True)], np.int64) for judge in takes]
+    scores = [np.array([score_of(*pair_picks) for pair_picks in zip(*judge, strict=True)], np.int64) for judge in picks]
     usable = np.array([error is None for error in errors], bool)
     columns = {
-        f"{prefix}prefers": pa.array([_name(one) for one in judge.tolist()], pa.string())
+        f"{prefix}prefers": pa.array([_name(score) for score in judge.tolist()], pa.string())
         for prefix, judge in zip((FIRST, SECOND), scores, strict=False)
     }
     reasons = [
@@ -177,26 +180,30 @@ def _write(
     ]
     read = of_shard.read
     pairs = [json.loads(text) for text in read.given["text"].to_pylist()]
-    longer = np.array([np.sign(len(one.get(CHOSEN, "")) - len(one.get(REJECTED, ""))) for one in pairs], np.int64)
+    longer = np.array([np.sign(len(pair.get(CHOSEN, "")) - len(pair.get(REJECTED, ""))) for pair in pairs], np.int64)
     table, counts = annotate(read.documents, read.rows, read.judged, reasons, columns, errors)
     write_table(out / task.name, table)
-    both = {} if len(scores) == 1 else {"agreement": count_pairs(*(one[usable].astype(float) for one in scores))}
+    agreement_field = (
+        {}
+        if len(scores) == 1
+        else {"agreement": count_pairs(*(judge_scores[usable].astype(float) for judge_scores in scores))}
+    )
     return Done(
         [out / task.name],
         {
             "counts": counts,
             "unusable": int((~usable).sum()),
-            **both,
+            **agreement_field,
             "biases": [
                 count_biases(np.array(judge)[:, usable], score[usable], longer[usable])
-                for judge, score in zip(takes, scores, strict=True)
+                for judge, score in zip(picks, scores, strict=True)
             ],
         },
     )
 
 
 def score_of(chosen_first: str, rejected_first: str) -> int:
-    """What both orders say of a pair: 1 for the chosen answer, -1 for the rejected one, 0 where it is undecided."""
+    """Verdict of both orders: 1 for the chosen answer, -1 for the rejected answer, 0 if undecided."""
     if (chosen_first, rejected_first) == ("first", "second"):
         return 1
     return -1 if (chosen_first, rejected_first) == ("second", "first") else 0
@@ -207,39 +214,39 @@ def _name(score: int) -> str:
 
 
 def count_biases(takes: np.ndarray, scores: np.ndarray, longer: np.ndarray) -> dict[str, int]:
-    """Counts that shards add up.
+    """Counts of verdicts and positions, which add up over shards.
 
     Args:
-        takes: text of shape (2, n), what was taken of each pair with the chosen answer first, and last.
+        takes: text of shape (2, n): the picks for each pair with the chosen answer first, and second.
         scores: int64 of shape (n,), see `score_of`.
-        longer: int64 of shape (n,), 1 where the chosen answer has more characters, -1 where it has fewer.
+        longer: int64 of shape (n,), 1 if the chosen answer has more characters, -1 if it has fewer.
     """
-    of_lengths = (scores != 0) & (longer != 0)
+    comparable = (scores != 0) & (longer != 0)
     return {
         "pairs": len(scores),
         "confirmed": int((scores == 1).sum()),
         "rejected": int((scores == -1).sum()),
         "first": int((takes == "first").sum()),
         "second": int((takes == "second").sum()),
-        "unequal": int(of_lengths.sum()),
-        "longer": int((scores == longer)[of_lengths].sum()),
-        "longer_chosen": int((longer == 1)[of_lengths].sum()),
+        "unequal": int(comparable.sum()),
+        "longer": int((scores == longer)[comparable].sum()),
+        "longer_chosen": int((longer == 1)[comparable].sum()),
     }
 
 
 def biases_of(counts: Mapping[str, int]) -> dict[str, Any]:
-    """What follows from the counts, None where it is undefined.
+    """Position and length bias of a judge, from the counts of `count_biases`; None if undefined.
 
     Returns:
-        `pairs`; `decided`, the share of them of which both orders say the same; `confirmed`, of these the share of
-        which the chosen answer is preferred; `first_taken`, of all verdicts for one answer the share for that which
-        stood first (position bias: 0.5 has none); `longer_taken`, of decided pairs of unequal lengths the share of
-        which the longer answer is preferred, and `longer_chosen` in which it was the chosen one beforehand (length
-        bias: the one above the other).
+        `pairs`; `decided`, the share of pairs with the same verdict in both orders; `confirmed`, the share of decided
+        pairs in which the chosen answer is preferred; `first_taken`, the share of verdicts for the first position (0.5 is
+        no position bias); `longer_taken`, the share of decided pairs of unequal lengths in which the longer answer is
+        preferred, and `longer_chosen`, the share in which it is the chosen answer (the first above the second is a length
+        bias).
     """
 
-    def share(part: str, *whole: str) -> float | None:
-        total = sum(counts.get(key, 0) for key in whole)
+    def share(part: str, *total_keys: str) -> float | None:
+        total = sum(counts.get(key, 0) for key in total_keys)
         return counts.get(part, 0) / total if total else None
 
     pairs = counts.get("pairs", 0)

@@ -1,8 +1,7 @@
-"""Who was made from whom: generated documents, examples and prompts, and their parents, by id.
+"""Lineage: ids of generated documents, examples and prompts with the ids of their parents.
 
-`lineage.parquet` of a stage that generates has a row per child and parent, sorted by the parent: `parent`, `child`
-(ids), `source` (of the child; of examples their set). A document's own metadata name its parents, an example's record
-does.
+`lineage.parquet` of a generating stage has a row per child and parent, sorted by parent: `parent`, `child` (ids) and
+`source` (of the child; for examples their set). Metadata of documents and records of examples also name the parents.
 """
 
 from __future__ import annotations
@@ -17,38 +16,38 @@ from gristmill.dataprep.row_groups import read_matching
 
 LINEAGE = "lineage.parquet"
 KIND, PARENTS, STYLE = "kind", "parents", "style"
-"""Keys of a generated document's metadata."""
+"""Metadata keys of a generated document."""
 GENERATED = "generated"
-"""Its kind."""
+"""Value of KIND for a generated document."""
 SCHEMA = pa.schema([("parent", pa.binary(ID_BYTES)), ("child", pa.binary(ID_BYTES)), ("source", pa.string())])
 
 
 def write_lineage(folder: Path, rows: pa.Table) -> None:
-    """Write the table of a stage, sorted by the parent."""
+    """Write the lineage table of a stage, sorted by parent."""
     write_table(folder / LINEAGE, rows.cast(SCHEMA).sort_by([("parent", "ascending"), ("child", "ascending")]))
 
 
 def descendants(inputs: Mapping[str, Path], ids: Collection[bytes]) -> set[bytes]:
-    """All documents that were made from some, and those that were made from these.
+    """Ids of all documents generated from `ids`, directly or through other generated documents.
 
     Args:
-        inputs: committed stages; without a generating one there are none.
+        inputs: committed stages; there are no descendants without a generating stage.
     """
     tables = [folder / LINEAGE for folder in inputs.values() if (folder / LINEAGE).exists()]
-    found, new = set[bytes](), set(ids)
+    descendant_ids, new = set[bytes](), set(ids)
     while new and tables:
         children = {
             child
             for table in tables
             for child in read_matching(table, "parent", list(new), ["child"])["child"].to_pylist()
         }
-        new = children - found - set(ids)
-        found |= new
-    return found
+        new = children - descendant_ids - set(ids)
+        descendant_ids |= new
+    return descendant_ids
 
 
 def parents(inputs: Mapping[str, Path], child: bytes) -> set[bytes]:
-    """What one document or example was made from.
+    """Ids that a document or example was generated from.
 
     Args:
         inputs: committed stages.

@@ -1,7 +1,6 @@
-"""Templates of prompts: Jinja in a sandbox, those that come with gristmill and files of the user's.
+"""Prompt templates: sandboxed Jinja, shipped with gristmill or in a user's file.
 
-A template says what a model is asked; a name that it uses and nobody gives is an error, and so is code that reaches
-beyond the values.
+A template may use only the values that it is passed: an undefined name or code that reaches beyond them is an error.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ class TemplateProblemError(ValueError):
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """A template and where it is from.
+    """Template and its origin.
 
     Attributes:
-        place: its file, for messages.
-        text: what it says.
+        place: name of its file, for messages.
+        text: source of the template.
     """
 
     place: str
@@ -39,7 +38,7 @@ class PromptTemplate:
 
     @property
     def sha256(self) -> str:
-        """Of its text."""
+        """SHA-256 of the text, in hexadecimal."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @cached_property
@@ -49,17 +48,17 @@ class PromptTemplate:
 
         environment = ImmutableSandboxedEnvironment(
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
-        )  # prompts are no pages
+        )  # prompts are not HTML
         try:
             return environment.from_string(self.text)
         except TemplateSyntaxError as error:
             raise TemplateProblemError(f"{self.place}, line {error.lineno}: {error.message}") from error
 
     def check(self, known: Collection[str]) -> None:
-        """See that it can be filled in with these names.
+        """Check that the template compiles and uses only known names.
 
         Raises:
-            TemplateProblemError: it has an error, or uses another name.
+            TemplateProblemError: it has an error, or uses an unknown name.
         """
         from jinja2 import meta
 
@@ -72,10 +71,10 @@ class PromptTemplate:
             )
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """The prompt.
+        """Render the template.
 
         Raises:
-            TemplateProblemError: it asks for what is not there, or fails.
+            TemplateProblemError: it uses a missing value, or fails.
         """
         try:
             filled: str = self._compiled.render(values)
@@ -92,7 +91,7 @@ class PromptTemplate:
         number: int = 0,
         about: str | None = None,
     ) -> Request | str:
-        """The prompt as a request (see `prompting.Request`), or why it cannot be filled in."""
+        """Render the template as a request (see `prompting.Request`), or return the reason that it cannot be rendered."""
         try:
             return prompt(self.fill(values), schema, number=number, about=about)
         except TemplateProblemError as error:
@@ -100,13 +99,13 @@ class PromptTemplate:
 
 
 def shipped(name: str) -> PromptTemplate:
-    """A template that comes with gristmill."""
+    """Template that is part of gristmill."""
     path = FOLDER / f"{name}{END}"
     return PromptTemplate(path.name, path.read_text(encoding="utf-8"))
 
 
 def read_template(path: str | None, name: str) -> PromptTemplate:
-    """The template of a file, or where there is none the one that comes with gristmill under a name.
+    """Template of a file, or the shipped template of that name if `path` is None.
 
     Raises:
         TemplateProblemError: the file cannot be read.
@@ -120,7 +119,7 @@ def read_template(path: str | None, name: str) -> PromptTemplate:
 
 
 def read_lines(lines: Sequence[str] | str) -> list[str]:
-    """What a manifest lists, or a file has, one a line; blank lines are passed over."""
+    """Entries of a list in the manifest, or lines of a file without blank lines."""
     if not isinstance(lines, str):
         return list(lines)
     read = as_path(lines).read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""What is asked and what comes back: requests, answers, and JSON in what a model has written."""
+"""Requests, answers, and JSON parsing of answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_TRIED = 50
-"""Braces of a text at which an object is looked for."""
+"""Largest number of braces in a text at which parsing is tried."""
 SHOWN_CHARACTERS = 200
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 _THOUGHT = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
@@ -23,11 +23,11 @@ class Request:
     """One prompt.
 
     Attributes:
-        messages: the conversation that the model is to continue.
-        schema: JSON schema that the answer must have; any text will do if None.
-        number: which of several answers to the same prompt.
-        about: the ids of the documents that it is about, in hexadecimal, with blanks between: what is answered is
-            forgotten with any of them.
+        messages: conversation that the model continues.
+        schema: JSON schema of the answer; any text if None.
+        number: index among several answers to the same prompt.
+        about: ids of the documents that the prompt is about, in hexadecimal, separated by blanks: forgetting one of them
+            forgets the answer.
     """
 
     messages: Sequence[Message]
@@ -38,14 +38,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a request.
+    """Outcome of a request.
 
     Attributes:
-        text: what the model wrote last; empty where it was refused.
-        value: of a request with a schema, what the text says as JSON.
-        error: why there is no usable answer, or None.
-        finish: why the model ended, as the endpoint calls it: `length` where it was cut.
-        repaired: whether it took a second request.
+        text: the model's last text; empty if the request was refused.
+        value: parsed JSON, if the request has a schema.
+        error: reason for having no usable answer, or None.
+        finish: the endpoint's finish reason; `length` if the text was cut.
+        repaired: True if a second request was needed.
     """
 
     text: str
@@ -62,23 +62,23 @@ def prompt(
     number: int = 0,
     about: str | None = None,
 ) -> Request:
-    """A request of one message."""
+    """Request with one user message, and a system message if given."""
     before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     return Request((*before, {"role": "user", "content": text}), schema, number, about)
 
 
 def read_json_answer(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """The object in an answer, and what is wrong with it, or None.
+    """Parse the JSON object in an answer; return it and its problem, one of which is None.
 
-    Models put JSON between other words: the first object of the text that fits the schema counts; what is wrong is
-    said of the first object.
+    Models put JSON between other words: the first object that matches the schema is returned; the problem is that of the
+    first object.
     """
     from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator(schema)
     first: str | None = None
     for value in _objects(text):
-        error = next(iter(sorted(validator.iter_errors(value), key=lambda one: one.json_path)), None)
+        error = next(iter(sorted(validator.iter_errors(value), key=lambda violation: violation.json_path)), None)
         if error is None:
             return value, None
         first = first or f"{error.json_path}: {shorten(error.message)}"
@@ -86,28 +86,28 @@ def read_json_answer(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | N
 
 
 def _objects(text: str) -> list[Any]:
-    """The JSON objects in a text: the whole, what is fenced off as code, or what begins with a brace."""
-    rest = _THOUGHT.sub("", text).strip()
-    for whole in (rest, *_FENCED.findall(rest)):
+    """JSON objects in a text: the text itself, a fenced code block, or objects that start at a brace."""
+    body = _THOUGHT.sub("", text).strip()
+    for candidate in (body, *_FENCED.findall(body)):
         try:
-            return [json.loads(whole)]
+            return [json.loads(candidate)]
         except (ValueError, RecursionError):
             continue
-    found, at, decoder = [], rest.find("{"), json.JSONDecoder()
+    objects, start, decoder = [], body.find("{"), json.JSONDecoder()
     for _ in range(MOST_TRIED):
-        if at < 0:
+        if start < 0:
             break
         try:
-            value, end = decoder.raw_decode(rest, at)
-            found.append(value)
+            value, end = decoder.raw_decode(body, start)
+            objects.append(value)
         except (ValueError, RecursionError):
-            end = at + 1
-        at = rest.find("{", end)
-    return found
+            end = start + 1
+        start = body.find("{", end)
+    return objects
 
 
 def repair_messages(messages: Sequence[Message], text: str, error: str, schema: Mapping[str, Any]) -> list[Message]:
-    """The conversation that asks once more for an answer of the right form."""
+    """Conversation that asks again for an answer of the right form."""
     return [
         *messages,
         {"role": "assistant", "content": text or "(nothing)"},
@@ -120,7 +120,7 @@ def repair_messages(messages: Sequence[Message], text: str, error: str, schema: 
 
 
 def json_schema_problem(schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with a JSON schema, or None."""
+    """Problem of a JSON schema, or None."""
     from jsonschema import Draft202012Validator, SchemaError
 
     try:
@@ -131,6 +131,6 @@ def json_schema_problem(schema: Mapping[str, Any]) -> str | None:
 
 
 def shorten(text: str) -> str:
-    """The beginning of a text, on one line."""
+    """First SHOWN_CHARACTERS characters of a text, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}..."

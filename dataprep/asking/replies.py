@@ -1,4 +1,4 @@
-"""What an endpoint's replies say: a completion, why there is none, when to ask again."""
+"""Parsers of an endpoint's replies: completions, error messages, and Retry-After."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def read_completion(response: httpx.Response) -> dict[str, Any] | str:
-    """What an answer says, or what is wrong with it."""
+    """Parse a chat completion, or return its problem."""
     try:
-        found = response.json()
-        choice = found["choices"][0]
-        text, usage = choice["message"].get("content") or "", found.get("usage") or {}
+        body = response.json()
+        choice = body["choices"][0]
+        text, usage = choice["message"].get("content") or "", body.get("usage") or {}
         if not isinstance(text, str):
             raise TypeError(f"content is {type(text).__name__}")
         return {
@@ -37,15 +37,15 @@ def read_completion(response: httpx.Response) -> dict[str, Any] | str:
 
 
 def _whole_characters(text: str) -> str:
-    """A text that UTF-8 can hold: U+FFFD for each half of a character."""
+    """Replace lone surrogates by U+FFFD, so that the text can be encoded as UTF-8."""
     return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def read_refusal(response: httpx.Response) -> str:
-    """An endpoint's own words for an error."""
+    """Error message in an endpoint's reply."""
     try:
-        found = response.json()
-        error = found.get("error", found) if isinstance(found, Mapping) else found
+        body = response.json()
+        error = body.get("error", body) if isinstance(body, Mapping) else body
         text = str(error.get("message", error)) if isinstance(error, Mapping) else str(error)
     except (ValueError, RecursionError):
         text = response.text
@@ -53,8 +53,8 @@ def read_refusal(response: httpx.Response) -> str:
 
 
 def read_retry_after(value: str | None) -> float:
-    """Seconds that a header asks to wait: a number, or a date (RFC 9110, 10.2.3)."""
-    for read in (float, lambda text: parsedate_to_datetime(text).timestamp() - time.time()):
+    """Seconds to wait by a Retry-After header: a number, or a date (RFC 9110, 10.2.3)."""
+    for parse in (float, lambda text: parsedate_to_datetime(text).timestamp() - time.time()):
         with suppress(ValueError, TypeError):
-            return max(0.0, read(value or ""))
+            return max(0.0, parse(value or ""))
     return 0.0

@@ -1,6 +1,6 @@
-"""A judge is asked about a sample of documents: the scores that `quality` learns from.
+"""Scores of a sample of documents by a language model, from which `quality` learns.
 
-Memory: 32 bytes per document of the sample, and the texts of a shard or two.
+Memory: 32 bytes per document of the sample, and the texts of one or two shards.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ def ask_scores(
     chosen: Sequence[np.ndarray],
     context: Context,
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Ask about some documents, in the order of the shards.
+    """Ask judges about the chosen documents, in the order of the shards.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        judge: who is asked, and what.
-        sources: those whose documents are judged; all if None.
+        judge: models and question.
+        sources: sources whose documents are judged; all if None.
         shards: names of n document shards.
-        chosen: for each its rows that are asked about: int64, ascending, judged ones all of them.
+        chosen: per shard the rows to ask about: int64, ascending, all of them judged rows.
 
     Returns:
-        for each shard the scores of its rows (float64, NaN without a usable answer); for the summary `asked`,
-        `unusable` and, with two judges, `agreement`, as of the step `judge`.
+        per shard the scores of its rows (float64, NaN without a usable answer); for the summary `asked`, `unusable` and,
+        with two judges, `agreement`, as of the step `judge`.
 
     Raises:
-        AskingError: answers cannot be had, or the budget is spent; all that were given are kept.
+        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
         TemplateProblemError: the template cannot be used.
     """
     template = read_template(judge.template, f"judge-{judge.rubric}")
     template.check(GIVEN)
     rows_of = {shard: rows for shard, rows in zip(shards, chosen, strict=True) if len(rows)}
-    found = {shard: [np.empty(0)] * len(judge.models) for shard in shards}
+    scores = {shard: [np.empty(0)] * len(judge.models) for shard in shards}
 
     def read(shard: str) -> ShardPrompts:
         return read_prompts(inputs, judge, template, sources, shard, rows_of[shard])
 
     def use(shard: str, of_shard: ShardPrompts, answers: Sequence[Sequence[Answer]]) -> None:
-        found[shard] = [_scores(judge, with_problems(of_shard.prompts, given)) for given in answers]
+        scores[shard] = [_scores(judge, with_problems(of_shard.prompts, judge_answers)) for judge_answers in answers]
 
-    asked = ask_shards(judge.models, list(rows_of), read, use, context, sum(map(len, chosen)))
+    tallies = ask_shards(judge.models, list(rows_of), read, use, context, sum(map(len, chosen)))
     first, *second = [
-        np.concatenate([np.empty(0), *(of_shard[number] for of_shard in found.values())])
+        np.concatenate([np.empty(0), *(of_shard[number] for of_shard in scores.values())])
         for number in range(len(judge.models))
     ]
-    told: dict[str, Any] = {"asked": asked, "unusable": int(np.isnan(first).sum())}
+    summary: dict[str, Any] = {"asked": tallies, "unusable": int(np.isnan(first).sum())}
     if second:
-        told["agreement"] = {judge.score_name: agreement(count_pairs(first, second[0]))}
-    return [of_shard[0] for of_shard in found.values()], told
+        summary["agreement"] = {judge.score_name: agreement(count_pairs(first, second[0]))}
+    return [of_shard[0] for of_shard in scores.values()], summary
 
 
 def _scores(judge: Judge, answers: Sequence[Answer]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A model folder that is asked: it is served on the loopback address by a child process, for as long as that takes."""
+"""Serving of a model folder: a child process serves it on the loopback address while it is in use."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gristmill.dataprep.processes import end_session, end_with_parent
 from gristmill.mixtures.steps.asked_model import AskedModel
 
 START_SECONDS = 900.0
-"""For a model to be loaded."""
+"""Time limit for loading a model."""
 LOOK_SECONDS = 0.2
 END_SECONDS = 15.0
 API_KEY_VARIABLE = "GRISTMILL_API_KEY"
-"""The API key that `gristmill serve-model` asks for."""
+"""Environment variable with the API key that `gristmill serve-model` requires."""
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 KEY_BYTES = 32
 LOG = "model-server.log"
@@ -31,12 +31,12 @@ SHOWN_LINES = 5
 
 
 class ServerError(RuntimeError):
-    """A model cannot be served here, with what to do."""
+    """A model cannot be served on this machine; the message says what to do."""
 
 
 @contextmanager
 def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
-    """A model with the addresses at which it can be asked: its own, or that of a server which runs until the end.
+    """Yield the model with its endpoints; a model folder is served until the context exits.
 
     Raises:
         ServerError: the server does not start.
@@ -45,7 +45,7 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
         yield model
         return
     context.work.mkdir(parents=True, exist_ok=True)
-    # All users of a machine reach its loopback address. One key serves all models of this process.
+    # All users of a machine can reach its loopback address. One key serves all models of this process.
     key = os.environ.setdefault(API_KEY_VARIABLE, secrets.token_urlsafe(KEY_BYTES))
     port = _free_port()
     command = _vllm(model, port) if model.server == "vllm" else _gristmill(model, port)
@@ -84,8 +84,8 @@ def _gristmill(model: AskedModel, port: int) -> list[str]:
 
 
 def _vllm(model: AskedModel, port: int) -> list[str]:
-    beside = Path(sys.executable).with_name("vllm")
-    program = str(beside) if beside.exists() else shutil.which("vllm")
+    sibling = Path(sys.executable).with_name("vllm")
+    program = str(sibling) if sibling.exists() else shutil.which("vllm")
     if program is None:
         raise ServerError(
             "`server: vllm` needs vLLM, which is not installed here; install it, on a machine with a "
@@ -115,7 +115,7 @@ def _wait(child: subprocess.Popen[bytes], port: int, model: AskedModel, log: Pat
     """Wait until a server answers.
 
     Raises:
-        ServerError: it has ended, or takes too long.
+        ServerError: it has exited, or takes too long.
     """
     import httpx
 
@@ -139,7 +139,7 @@ def _last(log: Path) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Become a command that ends with the process which started it."""
+    """Replace this process by a command that ends with its parent."""
     parent, *command = argv
     end_with_parent(signal.SIGTERM, int(parent))
     os.execv(command[0], command)

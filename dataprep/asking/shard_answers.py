@@ -1,5 +1,4 @@
-"""Models are asked about documents, shard by shard: many requests at a time, and what comes of a shard is written once
-all its answers are there.
+"""Requests about documents shard by shard: many at a time, and a shard is written when all its answers are there.
 
 Memory: the texts of HELD_SHARDS shards, and the answers of one.
 """
@@ -25,11 +24,11 @@ HELD_SHARDS = 2
 
 
 class ShardRequests(Protocol):
-    """What a shard asks."""
+    """Requests of a shard."""
 
     @property
     def requests(self) -> Iterator[Request]:
-        """In their order."""
+        """Requests in their order."""
 
 
 Of = TypeVar("Of", bound=ShardRequests)
@@ -37,11 +36,11 @@ Of = TypeVar("Of", bound=ShardRequests)
 
 @dataclass(frozen=True)
 class ShardPrompts:
-    """What a shard's documents are asked about.
+    """Documents of a shard and the prompts about them.
 
     Attributes:
         read: the shard.
-        prompts: the requests about judged documents, in their order, or why there is none.
+        prompts: per judged document its request, or the reason for having none.
     """
 
     read: JudgedColumns
@@ -49,8 +48,8 @@ class ShardPrompts:
 
     @property
     def requests(self) -> Iterator[Request]:
-        """Those that there are."""
-        return (one for one in self.prompts if isinstance(one, Request))
+        """Requests without the prompts that could not be filled in."""
+        return (entry for entry in self.prompts if isinstance(entry, Request))
 
 
 def ask_shards(
@@ -61,33 +60,36 @@ def ask_shards(
     context: Context,
     total: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Ask every model what every shard asks.
+    """Send the requests of every shard to every model.
 
     Args:
-        models: who is asked.
-        shards: names; nobody is reached where there are none.
-        read: what a shard asks; it may be called again for a shard.
-        use: called shard by shard with what it asks and, per model, the answers to that.
-        context: where answers are kept, and who is told how far it is.
-        total: how many requests there are, where that is known.
+        models: the models to ask.
+        shards: names; no model is contacted if there are none.
+        read: reads the requests of a shard; may be called twice for the same shard.
+        use: called per shard with its requests and, per model, the answers.
+        context: store of answers, and progress.
+        total: number of requests, if known.
 
     Returns:
-        per model what asking came to.
+        per model the counts and costs of its requests.
 
     Raises:
-        AskingError: answers cannot be had, or the budget is spent; all that were given are kept.
+        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
     """
     if not shards:
         return []
-    held = lru_cache(HELD_SHARDS)(read)
+    cached_read = lru_cache(HELD_SHARDS)(read)
     with ExitStack() as opened:
-        asking = [opened.enter_context(Asking(model, context, total)) for model in models]
-        streams = [one.answers(request for shard in shards for request in held(shard).requests) for one in asking]
+        sessions = [opened.enter_context(Asking(model, context, total)) for model in models]
+        streams = [
+            session.answers(request for shard in shards for request in cached_read(shard).requests)
+            for session in sessions
+        ]
         for shard in shards:
-            of_shard = held(shard)
+            of_shard = cached_read(shard)
             number = sum(1 for _ in of_shard.requests)
             use(shard, of_shard, [list(islice(stream, number)) for stream in streams])
-        return [one.tally.as_json(one.model) for one in asking]
+        return [session.tally.as_json(session.model) for session in sessions]
 
 
 def ask_tasks(
@@ -102,35 +104,35 @@ def ask_tasks(
     """Ask about the shards that no attempt has finished yet, and write each of them.
 
     Args:
-        job: name of the job within its stage; the records of finished shards are kept in `context.work/job`.
-        tasks: one for each shard.
+        job: name of the job within its stage; records of finished shards are in `context.work/job`.
+        tasks: one per shard.
         models, read: see `ask_shards`.
         write: commits the files of a shard.
-        context: where to run.
-        count: how many requests some shards are about; called where something is left to ask.
+        context: working folder, store of answers, and progress.
+        count: number of requests about some shards; called only if shards are pending.
 
     Returns:
-        the results of all tasks, in their order; per model what this attempt asked.
+        results of all tasks, in their order; per model the counts and costs of this attempt.
 
     Raises:
-        AskingError: see `ask_shards`; shards that were written stay.
+        AskingError: see `ask_shards`; shards that are written stay.
     """
     records = context.work / job
     records.mkdir(parents=True, exist_ok=True)
     names = [task.name for task in tasks]
     pending = {
-        task.name: task for task, found in zip(tasks, read_records(records, names), strict=True) if found is None
+        task.name: task for task, record in zip(tasks, read_records(records, names), strict=True) if record is None
     }
 
     def use(shard: str, of_shard: Of, answers: Sequence[Sequence[Answer]]) -> None:
         finish_task(pending[shard], lambda task: write(task, of_shard, answers), records)
 
-    asked = ask_shards(models, list(pending), read, use, context, count(list(pending)) if pending else 0)
-    return [found for found in read_records(records, names) if found is not None], asked
+    tallies = ask_shards(models, list(pending), read, use, context, count(list(pending)) if pending else 0)
+    return [record for record in read_records(records, names) if record is not None], tallies
 
 
 def count_judged(inputs: Mapping[str, Any], sources: Sequence[str] | None, shards: Sequence[str]) -> int:
-    """How many documents of some shards are judged."""
+    """Number of judged documents in some shards."""
     number = 0
     for shard in shards:
         read = read_shard(inputs, shard, ["id", "source"])
@@ -139,6 +141,6 @@ def count_judged(inputs: Mapping[str, Any], sources: Sequence[str] | None, shard
 
 
 def with_problems(prompts: Sequence[Request | str], answers: Sequence[Answer]) -> list[Answer]:
-    """An answer per prompt; to one that could not be asked why."""
+    """Answers per prompt; a prompt that could not be filled in gets its reason as the error."""
     waiting = iter(answers)
-    return [next(waiting) if isinstance(one, Request) else Answer("", error=one) for one in prompts]
+    return [next(waiting) if isinstance(entry, Request) else Answer("", error=entry) for entry in prompts]

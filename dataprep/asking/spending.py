@@ -1,4 +1,4 @@
-"""What is spent on answers, and the budget that ends it."""
+"""Spending on answers, and the budget that limits it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gristmill.mixtures.steps.asked_model import AskedModel
 
 MILLION = 1_000_000
 BESIDE_TOKENS = 64
-"""Of a prompt, for what a chat template puts around its messages."""
+"""Tokens per prompt that a chat template adds around the messages."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """So many answers, with so many tokens of prompts and answers."""
+    """Numbers of requests, and of tokens in prompts and answers."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -29,29 +29,29 @@ class Spending:
 
     @property
     def tokens(self) -> int:
-        """Of prompts and answers."""
+        """Tokens of prompts and answers."""
         return self.prompt_tokens + self.answer_tokens
 
     def money(self, model: AskedModel) -> float:
-        """What it costs at the prices of a model."""
+        """Cost at the prices of a model."""
         return (self.prompt_tokens * model.prompt_price + self.answer_tokens * model.answer_price) / MILLION
 
 
 def spending_of(answers: Iterable[Mapping[str, int]]) -> Spending:
-    """What some answers have cost."""
+    """Sum of the spending on answers."""
     total = Spending()
-    for one in answers:
-        total += Spending(1, one["prompt_tokens"], one["answer_tokens"])
+    for answer in answers:
+        total += Spending(1, answer["prompt_tokens"], answer["answer_tokens"])
     return total
 
 
 def most_spent(model: AskedModel, body: bytes) -> Spending:
-    """The most that one request can cost: a token has a byte at the least."""
+    """Upper bound of the cost of one request: a token has at least one byte."""
     return Spending(1, len(body) + BESIDE_TOKENS, model.max_tokens)
 
 
 def exceeded(model: AskedModel, spending: Spending) -> str | None:
-    """The key of the budget that a spending would exceed, or None."""
+    """First key of the budget that a spending exceeds, or None."""
     budget = model.budget
     for key, limit, value in (
         ("requests", budget.requests, spending.requests),
