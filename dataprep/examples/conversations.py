@@ -1,16 +1,16 @@
-"""Conversations from every form in which instructions come, in the one shape that chat templates take.
+"""Conversations from all input forms of instructions, in the message format of chat templates.
 
-A message is `{"role", "content"}` with a role of ROLES, and perhaps a `name`. An assistant's may have
+A message is `{"role", "content"}` with a role of ROLES and an optional `name`. An assistant's message may have
 `reasoning_content`; `tool_calls`, a list of `{"type": "function", "function": {"name", "arguments"}}` whose arguments
-are an object, as transformers' templates expect; and `"trained": false` where no token of it is to be learned. A tool's
-may have a `tool_call_id`. A message with images or sound is refused; keys that are not content are left out.
+are an object, as transformers' templates expect; and `"trained": false` if its tokens are not trained on. A tool's
+message may have a `tool_call_id`. Messages with images or sound are refused; keys that are not content are dropped.
 
-    messages      messages (OpenAI's; also under the key conversations), which may end with another than the assistant
-    sharegpt      conversations of from and value, and perhaps system and tools
+    messages      messages (OpenAI's; also under the key conversations); the last may be another than the assistant's
+    sharegpt      conversations of from and value, optionally system and tools
     completion    prompt and completion (or response), texts or messages
-    instruction   instruction and output, and perhaps input, system and history (Alpaca's; LLaMA-Factory's history)
+    instruction   instruction and output, optionally input, system and history (Alpaca's; LLaMA-Factory's history)
 
-A row's keys say which one it has, in this order, unless a manifest names it.
+Unless a manifest names the form, a row's keys determine it, in this order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 ROLES = ("system", "user", "assistant", "tool")
 OPENAI_ROLES = {**{role: role for role in ROLES}, "developer": "system"}
-"""What OpenAI's API calls them; `developer` is its later name of `system`."""
+"""Roles of OpenAI's API; `developer` is its later name of `system`."""
 SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
@@ -32,57 +32,63 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "tool": "tool",
 }
-"""FastChat's names and those of LLaMA-Factory for calls of tools and their answers."""
+"""Roles of FastChat, and of LLaMA-Factory for tool calls and their results."""
 CALL = "function_call"
 PART_TEXTS = ("text", "value")
-"""What a part of a content calls its text: OpenAI, and LLaMA-Factory's newer form."""
+"""Keys of the text in a content part: OpenAI's, and LLaMA-Factory's newer form."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What the assistant's reasoning is called; templates get it as transformers 5 gives it to them."""
+"""Keys of the assistant's reasoning; templates get it under the first one, as in transformers 5."""
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-"""Keys of a message or row that hold more than text: OpenAI's, TRL's and LLaMA-Factory's."""
+"""Keys of a message or row with content other than text: OpenAI's, TRL's and LLaMA-Factory's."""
 WEIGHTS = ("weight", "loss_weight")
-"""Whether an assistant's message is learned, 1 or 0: OpenAI's fine-tuning format, and LLaMA-Factory's newer form."""
+"""Keys of an assistant message's weight in training, 1 or 0: OpenAI's fine-tuning, and LLaMA-Factory's newer form."""
 
 Message = dict[str, Any]
 
 
 def checked_messages(key: str, value: Any) -> list[Message]:
-    """Messages in OpenAI's shape, checked and normalised.
+    """Check and normalise messages in OpenAI's format.
 
     Raises:
-        ValueError: it is not a list of messages; names the message and what is wrong with it.
+        ValueError: it is not a list of valid messages; names the message and its problem.
     """
-    return [_openai_message(f"{key}, message {number}", one) for number, one in enumerate(_list(key, value), start=1)]
+    return [
+        _openai_message(f"{key}, message {number}", message)
+        for number, message in enumerate(_list(key, value), start=1)
+    ]
 
 
 def sharegpt_messages(key: str, value: Any) -> list[Message]:
-    """Messages from `{"from", "value"}`, where a `function_call` is an assistant's message with a call of a tool.
+    """Convert messages from `{"from", "value"}`; a `function_call` becomes an assistant's message with a tool call.
 
     Raises:
         ValueError: as `checked_messages`.
     """
-    return [_sharegpt_message(f"{key}, message {number}", one) for number, one in enumerate(_list(key, value), start=1)]
+    return [
+        _sharegpt_message(f"{key}, message {number}", message)
+        for number, message in enumerate(_list(key, value), start=1)
+    ]
 
 
 def any_messages(key: str, value: Any) -> list[Message]:
-    """Messages in either shape: the keys of the first one tell which."""
+    """Convert messages of either format; the keys of the first one determine it."""
     first = value[0] if isinstance(value, list) and value else None
     is_sharegpt = isinstance(first, dict) and "from" in first and "role" not in first
     return (sharegpt_messages if is_sharegpt else checked_messages)(key, value)
 
 
 def turns(key: str, value: Any, role: str) -> list[Message]:
-    """Messages as they are given, one or several, or one message of `role` from a text."""
+    """Convert a message, a list of messages, or a text, which becomes one message of `role`."""
     if isinstance(value, dict):
         return any_messages(key, [value])
     return any_messages(key, value) if isinstance(value, list) else [{"role": role, "content": text(key, value)}]
 
 
 def text(key: str, value: Any) -> str:
-    """A text that is not blank.
+    """Return a text that is not blank.
 
     Raises:
-        ValueError: it is not a string, blank, or cannot be UTF-8.
+        ValueError: it is not a string, is blank, or cannot be encoded as UTF-8.
     """
     if not isinstance(value, str):
         raise ValueError(f"{key} must be a string")
@@ -92,20 +98,20 @@ def text(key: str, value: Any) -> str:
 
 
 def checked_tools(value: Any) -> list[dict[str, Any]]:
-    """Descriptions of tools, a list of objects or its JSON; empty where there are none.
+    """Parse tool descriptions, a list of objects or its JSON; empty if there are none.
 
     Raises:
         ValueError: it is neither.
     """
-    found = _parsed("tools", value) if isinstance(value, str) and value.strip() else value or []
-    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+    tools = _parsed("tools", value) if isinstance(value, str) and value.strip() else value or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError("tools must be a list of objects, or the JSON of one")
-    _encodable("tools", json.dumps(found, ensure_ascii=False))
-    return found
+    _encodable("tools", json.dumps(tools, ensure_ascii=False))
+    return tools
 
 
 def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The descriptions of a row's tools, also under OpenAI's former key `functions`.
+    """Tool descriptions of a row, also under OpenAI's former key `functions`.
 
     Raises:
         ValueError: they are not a list of objects.
@@ -116,7 +122,7 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_answered(what: str, messages: Sequence[Message]) -> None:
-    """Refuse what does not end with an answer, and what `check_turns` refuses.
+    """Check that a conversation ends with an answer, and its turns with `check_turns`.
 
     Raises:
         ValueError: the last message is not the assistant's.
@@ -127,10 +133,10 @@ def check_answered(what: str, messages: Sequence[Message]) -> None:
 
 
 def check_turns(what: str, messages: Sequence[Message]) -> None:
-    """Refuse an order of turns that cannot be trained on.
+    """Check that the order of turns can be trained on.
 
     Raises:
-        ValueError: no message is the assistant's, a system message is not the first, or a tool's answers nothing.
+        ValueError: there is no assistant message, a system message is not the first, or a tool's message answers no call.
     """
     if all(message["role"] != "assistant" for message in messages):
         raise ValueError(f"{what} has no message of the assistant")
@@ -150,30 +156,33 @@ def _openai_message(where: str, message: Any) -> Message:
     if role is None:
         raise ValueError(f"{where}: role {message.get('role')!r} is none of {', '.join(OPENAI_ROLES)}")
     refuse_media(where, message)
-    calls = message.get("tool_calls") or _former_call(message)
+    calls = message.get("tool_calls") or _legacy_call(message)
     if not calls:
-        found: Message = {"role": role, "content": text(f"{where}: content", _joined(where, message.get("content")))}
+        converted: Message = {
+            "role": role,
+            "content": text(f"{where}: content", _joined(where, message.get("content"))),
+        }
     elif role != "assistant":
         raise ValueError(f"{where}: tool_calls are the assistant's, not the {role}'s")
     else:
         content = _joined(where, message.get("content")) or ""
         if not isinstance(content, str):
             raise ValueError(f"{where}: content must be a string")
-        found = {
+        converted = {
             "role": role,
             "content": _encodable(f"{where}: content", content),
             "tool_calls": [_call(where, call) for call in _list(f"{where}: tool_calls", calls)],
         }
     if role == "assistant":
-        found |= _reasoning(where, message)
+        converted |= _reasoning_field(where, message)
     if role == "assistant" and not _weight(where, message):
-        found["trained"] = False
+        converted["trained"] = False
     keys = ("tool_call_id", "name") if role == "tool" else ("name",)
-    return found | {key: text(f"{where}: {key}", message[key]) for key in keys if message.get(key)}
+    return converted | {key: text(f"{where}: {key}", message[key]) for key in keys if message.get(key)}
 
 
 def refuse_media(where: str, record: Mapping[str, Any]) -> None:
-    """Refuse a message or row that holds images, videos or sound.
+    """Refuse a message or row with images, videos or sound.
 
     Raises:
         ValueError: names the key.
@@ -182,14 +191,14 @@ def refuse_media(where: str, record: Mapping[str, Any]) -> None:
         raise ValueError(f"{where}: has {key}; only text can be trained on")
 
 
-def _reasoning(where: str, message: Mapping[str, Any]) -> dict[str, str]:
-    """The reasoning of an assistant's message under the name that templates read."""
+def _reasoning_field(where: str, message: Mapping[str, Any]) -> dict[str, str]:
+    """Reasoning of an assistant's message, under the key that templates read."""
     key = next((key for key in REASONING if message.get(key)), None)
     return {} if key is None else {REASONING[0]: text(f"{where}: {key}", message[key])}
 
 
-def _former_call(message: Mapping[str, Any]) -> list[Any]:
-    """The call of OpenAI's former `function_call`."""
+def _legacy_call(message: Mapping[str, Any]) -> list[Any]:
+    """Tool call from OpenAI's former `function_call`."""
     call = message.get("function_call")
     return [call] if call else []
 
@@ -204,7 +213,7 @@ def _sharegpt_message(where: str, message: Any) -> Message:
     refuse_media(where, message)
     content = text(f"{where}: value", message.get("value"))
     if speaker != CALL:
-        return {"role": role, "content": content, **(_reasoning(where, message) if role == "assistant" else {})}
+        return {"role": role, "content": content, **(_reasoning_field(where, message) if role == "assistant" else {})}
     calls = _parsed(f"{where}: value", content)
     return {
         "role": role,
@@ -222,34 +231,34 @@ def _call(where: str, call: Any) -> dict[str, Any]:
         arguments = _parsed(f"{where}: the arguments of {function['name']}", arguments)
     if not isinstance(arguments, dict):
         raise ValueError(f"{where}: the arguments of {function['name']} must be an object, or the JSON of one")
-    named = {"id": text(f"{where}: id", call["id"])} if call.get("id") else {}
-    found = {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    _encodable(where, json.dumps(found, ensure_ascii=False))
-    return found
+    id_field = {"id": text(f"{where}: id", call["id"])} if call.get("id") else {}
+    converted = {**id_field, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    _encodable(where, json.dumps(converted, ensure_ascii=False))
+    return converted
 
 
 def _joined(where: str, content: Any) -> Any:
-    """Content that is a list of parts, as one text."""
+    """Concatenate content that is a list of parts."""
     if not isinstance(content, list):
         return content
-    return "".join(_part(where, part) for part in content)
+    return "".join(_part_text(where, part) for part in content)
 
 
-def _part(where: str, part: Any) -> str:
+def _part_text(where: str, part: Any) -> str:
     form = part.get("type") if isinstance(part, dict) else part
     if form != "text":
         raise ValueError(f"{where}: a part of its content is {form!r}; only text can be trained on")
-    found = next((part[key] for key in PART_TEXTS if isinstance(part.get(key), str)), None)
-    if found is None:
+    part_text = next((part[key] for key in PART_TEXTS if isinstance(part.get(key), str)), None)
+    if part_text is None:
         raise ValueError(
             f"{where}: a part of its content is of type text, but has no string under "
             f"{' or '.join(PART_TEXTS)}; its keys are {', '.join(part)}"
         )
-    return str(found)
+    return str(part_text)
 
 
 def _weight(where: str, message: Mapping[str, Any]) -> bool:
-    """Whether a message is to be learned; all are that do not say otherwise."""
+    """Return the weight of a message in training as a bool; True if it has none."""
     for key in WEIGHTS:
         if (weight := message.get(key)) is not None:
             if weight not in (0, 1):
@@ -280,7 +289,7 @@ def _encodable(key: str, value: str) -> str:
 
 
 def said(message: Mapping[str, Any]) -> list[str]:
-    """What a message says, and what it calls tools with, as JSON."""
+    """Texts of a message: its content, and the arguments of its tool calls as JSON."""
     calls = [
         json.dumps(call["function"]["arguments"], ensure_ascii=False, sort_keys=True)
         for call in message.get("tool_calls", [])
@@ -289,7 +298,7 @@ def said(message: Mapping[str, Any]) -> list[str]:
 
 
 def with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
-    """The messages behind a row's own `system` text, where it has one that is not empty."""
+    """Prepend a row's `system` text, unless it is missing or empty."""
     system = row.get("system")
     if system is None or system == "":
         return messages
@@ -300,10 +309,10 @@ Row = Mapping[str, Any]
 
 
 def sft_example(row: Row, form: str = "auto") -> dict[str, Any]:
-    """Bring a row into the shape of an SFT example (without `id`).
+    """Convert a row to an SFT example (without `id`).
 
     Raises:
-        ValueError: it is of no known form, or not of the one that is asked for; says why.
+        ValueError: its form is unknown, or is not `form`; the message says why.
     """
     refuse_media("the record", row)
     messages = SFT_FORMS[form_of(row) if form == "auto" else form](row)
@@ -313,15 +322,15 @@ def sft_example(row: Row, form: str = "auto") -> dict[str, Any]:
 
 
 def form_of(row: Row) -> str:
-    """The form that a row's keys tell.
+    """Determine the form of a row from its keys.
 
     Raises:
-        ValueError: they tell none.
+        ValueError: the keys match no form.
     """
     if "messages" in row:
         return "messages"
     if "conversations" in row:
-        return "sharegpt" if _speakers(row["conversations"]) else "messages"
+        return "sharegpt" if _is_sharegpt(row["conversations"]) else "messages"
     if "prompt" in row and ("completion" in row or "response" in row):
         return "completion"
     if "instruction" in row and "output" in row:
@@ -332,7 +341,7 @@ def form_of(row: Row) -> str:
     )
 
 
-def _speakers(value: Any) -> bool:
+def _is_sharegpt(value: Any) -> bool:
     return not (isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0])
 
 
@@ -352,12 +361,12 @@ def _completion(row: Row) -> list[Message]:
 
 
 def instructed(row: Row) -> list[Message]:
-    """What an instruction, its input and its history say, before the answer."""
+    """Messages before the answer, from an instruction, its input and its history."""
     question, more = text("instruction", row.get("instruction")), row.get("input") or ""
     if not isinstance(more, str):
         raise ValueError("input must be a string")
-    asked = turns("instruction", f"{question}\n\n{more}" if more else question, "user")
-    return [*_history(row.get("history")), *asked]
+    question_turns = turns("instruction", f"{question}\n\n{more}" if more else question, "user")
+    return [*_history(row.get("history")), *question_turns]
 
 
 def _instruction(row: Row) -> list[Message]:

@@ -1,6 +1,6 @@
-"""Answers on their way to examples: how each was asked for, rewritten, rewarded and compared, and why it was dropped.
+"""Draft answers of examples: requests, revisions, rewards, comparisons, and reasons for dropping them.
 
-Whatever asks gets requests and gives answers in their order, so that nothing here depends on when one comes.
+`ask` takes requests and returns answers in their order, so that nothing here depends on when an answer arrives.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from gristmill.mixtures.steps.judge_pairs import Comparison
 from gristmill.mixtures.steps.made_examples import AnyReward, JudgeReward
 
 EMPTY, CUT, REPEATED = "empty", "cut", "repeated"
-"""Why an answer is dropped: it says nothing, it ended at `max_tokens`, the prompt has the same one already."""
+"""Reasons for dropping an answer: it is empty, was cut at `max_tokens`, or repeats another answer to the prompt."""
 CRITIQUE, REVISION, SCORING = (
     ("prompt", "answer", "principle"),
     ("prompt", "answer", "principle", "critique"),
     ("prompt", "answer", "answer_schema"),
 )
-"""What templates get."""
+"""Names that the templates may use."""
 MODEL_SCORES = "gristmill.train.reinforcement.rewards:load_answer_scorer"
-"""Where the scores of a reward model are. It is named, not imported: what prepares runs without torch, and imports
-nothing from above itself, unless a manifest asks for such a reward."""
+"""Loader of the scores of a reward model. It is a name, imported only if a manifest asks for such a reward: data
+preparation runs without torch and does not import the layers above it."""
 Ask = Callable[[AskedModel, Sequence[Request | str]], Sequence[Answer]]
-"""(who is asked, n requests or why there are none) -> n answers."""
+"""(model, n requests or reasons for having none) -> n answers."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt that is answered.
+    """A prompt to be answered.
 
     Attributes:
-        id: as `read_set` gives it.
+        id: id from `read_set`.
         messages: the conversation so far.
-        parents: ids of what it was made from.
-        example: what else its record has: `answer`, the right one, and `columns`.
-        licences: of its record, and of what it was made from.
+        parents: ids that it was generated from.
+        example: further fields of its record: `answer`, the reference answer, and `columns`.
+        licences: of its record, and of its parents.
     """
 
     id: str
@@ -65,7 +65,7 @@ class Asked:
 
     @property
     def about(self) -> str:
-        """Whose answers are forgotten with it."""
+        """Ids of the prompt and its parents; forgetting one of them forgets the answers."""
         return " ".join((self.id, *self.parents))
 
 
@@ -75,14 +75,14 @@ class Draft:
 
     Attributes:
         asked: the prompt.
-        number: which of its answers, from 0.
-        text: the answer as it is by now.
-        first: as it was first given.
-        principles: those that it was criticised by.
-        rewards: name -> what it was rewarded with.
-        reward: their weighted sum.
-        dropped: why it is of no use, if it is of none.
-        error: why the endpoint gave no answer, if it gave none.
+        number: index among the prompt's answers, from 0.
+        text: current text of the answer.
+        first: text before any revision.
+        principles: the principles that it was criticised by.
+        rewards: name -> reward.
+        reward: weighted sum of the rewards.
+        dropped: reason for dropping it, or None.
+        error: the endpoint's error, or None.
     """
 
     asked: Asked
@@ -97,11 +97,11 @@ class Draft:
 
     @property
     def usable(self) -> bool:
-        """Whether it may become an example."""
+        """True if it may become an example."""
         return self.dropped is None and self.error is None
 
     def take(self, answer: Answer, keeps_cut: bool) -> str | None:
-        """What a model has written for it; None, with the reason noted, where that is of no use."""
+        """Text of a model's answer; None if it is unusable, in which case `dropped` or `error` is set."""
         text = answer.text.strip()
         self.error = answer.error
         if answer.error is None and not text:
@@ -112,15 +112,15 @@ class Draft:
 
 
 def answer_prompts(prompts: Sequence[Asked], number: int, model: AskedModel, keeps_cut: bool, ask: Ask) -> list[Draft]:
-    """So many answers to each prompt, those to one prompt side by side; equal ones count once."""
-    drafts = [Draft(one, at) for one in prompts for at in range(number)]
-    requests = [Request(one.asked.messages, number=one.number, about=one.asked.about) for one in drafts]
-    seen: set[tuple[str, str]] = set()
+    """Ask for `number` answers per prompt, adjacent in the result; repeated answers are dropped."""
+    drafts = [Draft(prompt, index) for prompt in prompts for index in range(number)]
+    requests = [Request(draft.asked.messages, number=draft.number, about=draft.asked.about) for draft in drafts]
+    known_answers: set[tuple[str, str]] = set()
     for draft, answer in zip(drafts, ask(model, requests), strict=True):
         draft.text = draft.first = draft.take(answer, keeps_cut) or ""
-        if draft.usable and (draft.asked.id, draft.text) in seen:
+        if draft.usable and (draft.asked.id, draft.text) in known_answers:
             draft.dropped = REPEATED
-        seen.add((draft.asked.id, draft.text))
+        known_answers.add((draft.asked.id, draft.text))
     return drafts
 
 
@@ -134,27 +134,27 @@ def revise(
     keeps_cut: bool,
     ask: Ask,
 ) -> None:
-    """Let a model criticise each answer by a principle, and write it again (Bai et al. 2022, section 3.1).
+    """Let a model criticise each answer by a principle and rewrite it (Bai et al. 2022, section 3.1).
 
     The principle of a round is chosen by the hash of the prompt, the answer's number and the round.
     """
     for round_ in range(rounds):
-        waiting = [one for one in drafts if one.usable]
+        waiting = [draft for draft in drafts if draft.usable]
         for draft in waiting:
             key = seeded_key(seed, "principle", draft.asked.id, draft.number, round_)
             draft.principles.append(principles[key % len(principles)])
-        critiques: list[str | None] = [None] * len(waiting)
+        texts: list[str | None] = [None] * len(waiting)
         for template in templates:
             requests = [
-                _filled(template, draft, "" if said is None else said, draft.principles[-1])
-                for draft, said in zip(waiting, critiques, strict=True)
+                _filled(template, draft, "" if previous_text is None else previous_text, draft.principles[-1])
+                for draft, previous_text in zip(waiting, texts, strict=True)
             ]
-            said_now = [
+            new_texts = [
                 draft.take(answer, keeps_cut) for draft, answer in zip(waiting, ask(model, requests), strict=True)
             ]
-            going = [at for at, draft in enumerate(waiting) if draft.usable]
-            waiting, critiques = [waiting[at] for at in going], [said_now[at] for at in going]
-        for draft, text in zip(waiting, critiques, strict=True):
+            usable = [index for index, draft in enumerate(waiting) if draft.usable]
+            waiting, texts = [waiting[index] for index in usable], [new_texts[index] for index in usable]
+        for draft, text in zip(waiting, texts, strict=True):
             draft.text = text or ""
 
 
@@ -169,50 +169,50 @@ def _filled(template: PromptTemplate, draft: Draft, critique: str, principle: st
 def reward(
     drafts: Sequence[Draft], rewards: Sequence[AnyReward], templates: Mapping[str, PromptTemplate], ask: Ask
 ) -> None:
-    """Give all answers their rewards, and the sum of these times their weights.
+    """Set the rewards of all usable answers, and their weighted sum.
 
     Args:
         drafts: the answers.
-        rewards: which there are.
-        templates: the questions of those that a language model gives, by the rewards' names.
-        ask: who asks it.
+        rewards: the rewards to compute.
+        templates: templates of rewards by a language model, by the rewards' names.
+        ask: asks the language model.
 
     Raises:
-        OwnCodeError: a function of the user's fails.
+        OwnCodeError: a user's function fails.
     """
-    for one in rewards:
-        waiting, name = [draft for draft in drafts if draft.usable], name_of(one)
-        for draft, value in zip(waiting, _values(waiting, one, templates.get(name), ask), strict=True):
+    for spec in rewards:
+        waiting, name = [draft for draft in drafts if draft.usable], name_of(spec)
+        for draft, value in zip(waiting, _values(waiting, spec, templates.get(name), ask), strict=True):
             if value is not None:
                 draft.rewards[name] = value
-                draft.reward += one.weight * value
+                draft.reward += spec.weight * value
 
 
 def _values(
-    drafts: Sequence[Draft], one: AnyReward, template: PromptTemplate | None, ask: Ask
+    drafts: Sequence[Draft], spec: AnyReward, template: PromptTemplate | None, ask: Ask
 ) -> Sequence[float | None]:
-    if isinstance(one, JudgeReward):
+    if isinstance(spec, JudgeReward):
         assert template is not None
-        return _judged(drafts, one, template, ask)
-    if isinstance(one, OwnReward):
+        return _judged(drafts, spec, template, ask)
+    if isinstance(spec, OwnReward):
         examples = [draft.asked.example for draft in drafts]
-        columns = record_columns(one, examples, [list(draft.asked.messages) for draft in drafts])
-        return own_reward(one)(
+        columns = record_columns(spec, examples, [list(draft.asked.messages) for draft in drafts])
+        return own_reward(spec)(
             [draft.asked.messages[-1]["content"] for draft in drafts], [draft.text for draft in drafts], columns
         )
-    if isinstance(one, ModelReward):
+    if isinstance(spec, ModelReward):
         module, _, function = MODEL_SCORES.partition(":")
-        score = getattr(importlib.import_module(module), function)(one.path)
+        score = getattr(importlib.import_module(module), function)(spec.path)
         scores: list[float] = score([[*draft.asked.messages, answer_of(draft.text)] for draft in drafts])
         return scores
-    check = verifier_of(one)
+    check = verifier_of(spec)
     return [check(Checked(draft.text, 0, draft.asked.example.get("answer"))) for draft in drafts]
 
 
-def _judged(drafts: Sequence[Draft], one: JudgeReward, template: PromptTemplate, ask: Ask) -> list[float | None]:
+def _judged(drafts: Sequence[Draft], spec: JudgeReward, template: PromptTemplate, ask: Ask) -> list[float | None]:
     schema = canonical_json(SCORE).decode()
     answers = ask(
-        one.model,
+        spec.model,
         [
             template.request(
                 {"prompt": draft.asked.text, "answer": draft.text, "answer_schema": schema},
@@ -235,28 +235,30 @@ def compare(
     seed: int,
     ask: Ask,
 ) -> list[int]:
-    """Which answer of each pair a language model prefers in both orders: 1 for the first one, -1 for the other, 0 where
-    it is undecided (Bai et al. 2022, section 4.1; Zheng et al. 2023, section 3.4).
+    """Preferred answer of each pair by a language model in both orders: 1 for the first, -1 for the second, 0 if undecided
+    (Bai et al. 2022, section 4.1; Zheng et al. 2023, section 3.4).
 
     The principle of a pair is chosen by the hash of its prompt.
     """
     requests: list[Request | str] = []
-    for one, other in pairs:
-        asked = one.asked
-        principle = principles[seeded_key(seed, "compare", asked.id) % len(principles)] if principles else ""
-        texts = {"prompt": asked.text, "chosen": one.text, "rejected": other.text}
-        requests += in_both_orders(section, template, texts, principle, "", asked.about)
+    for first_draft, second_draft in pairs:
+        prompt = first_draft.asked
+        principle = principles[seeded_key(seed, "compare", prompt.id) % len(principles)] if principles else ""
+        texts = {"prompt": prompt.text, "chosen": first_draft.text, "rejected": second_draft.text}
+        requests += in_both_orders(section, template, texts, principle, "", prompt.about)
         if principle:
-            one.principles.append(principle)
-            other.principles.append(principle)
+            first_draft.principles.append(principle)
+            second_draft.principles.append(principle)
     answers = ask(section.model, requests)
-    found = []
-    for (one, other), first, last in zip(pairs, answers[::2], answers[1::2], strict=True):
-        one.error = other.error = first.error or last.error
-        found.append(score_of(first.value["better"], last.value["better"]) if one.error is None else 0)
-    return found
+    scores = []
+    for (first_draft, second_draft), in_order, reversed_order in zip(pairs, answers[::2], answers[1::2], strict=True):
+        first_draft.error = second_draft.error = in_order.error or reversed_order.error
+        scores.append(
+            score_of(in_order.value["better"], reversed_order.value["better"]) if first_draft.error is None else 0
+        )
+    return scores
 
 
 def answer_of(text: str) -> dict[str, str]:
-    """A text as the assistant's message."""
+    """An assistant's message with this text."""
     return {"role": "assistant", "content": text}

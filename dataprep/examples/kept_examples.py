@@ -1,4 +1,4 @@
-"""What `sft_prepare` and `dpo_prepare` left of sets of examples, and which they took for near-duplicates of others."""
+"""Examples that `sft_prepare` and `dpo_prepare` kept, and the near-duplicates that they dropped."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from gristmill.dataprep.files import atomic_write, read_json
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 
 QUARANTINED = "refused.jsonl"
-"""Of a stage's output: the records that are not examples, a line each with set, place and reason."""
+"""File of a stage's quarantined records: one line each with set, place and reason."""
 
 
 def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
-    """What sets are called: by the name of their file or folder, numbered where two are equal.
+    """Names of sets: the name of their file or folder, numbered if two are equal.
 
     Args:
-        paths: of the sets, as the manifest has them.
+        paths: of the sets, as in the manifest.
         reserved: names that no set may have.
     """
     names: list[str] = []
     for path in paths:
-        last = PurePosixPath(path.rstrip("/:")).name
-        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", last.split(".")[0]).strip("-") or "set"
-        taken = [name for name in (*names, *reserved) if name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+", name)]
-        names.append(f"{stem}-{len(taken) + 1}" if taken else stem)
+        file_name = PurePosixPath(path.rstrip("/:")).name
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", file_name.split(".")[0]).strip("-") or "set"
+        conflicts = [
+            name for name in (*names, *reserved) if name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+", name)
+        ]
+        names.append(f"{stem}-{len(conflicts) + 1}" if conflicts else stem)
     return names
 
 
@@ -43,7 +45,7 @@ def check_records(where: str, counts: Mapping[str, Any]) -> None:
 
     Args:
         where: stage and set.
-        counts: `records`, `refused`, `beyond_limit`, `unrenderable`, `dropped` (too long), `used`; of a prepared set
+        counts: `records`, `refused`, `beyond_limit`, `unrenderable`, `dropped` (too long), `used`; for a prepared set
             also `prepared_dropped` (rule -> number) and `quarantined`.
     """
     before = sum(counts.get("prepared_dropped", {}).values()) + counts.get("quarantined", 0)
@@ -58,11 +60,11 @@ def check_records(where: str, counts: Mapping[str, Any]) -> None:
 
 
 def write_quarantined(path: Path, quarantined: Iterable[tuple[str, Sequence[Quarantined]]]) -> None:
-    """Write the quarantined records of all sets, given as (name of the set, its quarantined records)."""
+    """Write the quarantined records of all sets, passed as (name of the set, its quarantined records)."""
     with atomic_write(path) as sink:
-        for of_set, records in quarantined:
-            for one in records:
-                line = {"set": of_set, "place": one.place, "reason": one.reason}
+        for set_name, records in quarantined:
+            for record in records:
+                line = {"set": set_name, "place": record.place, "reason": record.reason}
                 sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")
 
 
@@ -78,12 +80,12 @@ RECORDS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class UsableSet:
-    """One set of examples to encode.
+    """A set of examples to encode.
 
     Attributes:
         examples: in the order of their ids.
         quarantined: records that are not examples.
-        counts: `records`, `refused`, `beyond_limit`, `refused_reasons`, and of a prepared set `prepared_dropped` (rule
+        counts: `records`, `refused`, `beyond_limit`, `refused_reasons`, and for a prepared set `prepared_dropped` (rule
             -> number) and `quarantined`.
         places: id of an example -> file and line, or row of a table, from 1.
     """
@@ -97,43 +99,43 @@ class UsableSet:
 def usable_sets(
     data: Sequence[Instructions | PreferencePairs], kind: Kind, inputs: Mapping[str, Path]
 ) -> Iterator[UsableSet]:
-    """What there is to encode of each set: as it is read, or as its preparation left it.
+    """Read the examples of each set to encode, from its files or from its preparation.
 
     Args:
         data: the sets of the section.
         kind: sft or dpo.
-        inputs: of the stage, among them the output of the one that prepared the sets, if any did, and the sets that
-            the manifest makes.
+        inputs: of the stage, with the output of the stage that prepared the sets, if any, and the sets that the manifest
+            generates.
 
     Raises:
-        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: too many records of a set are quarantined.
         ConservationError: not every record is accounted for.
     """
     prepared = inputs.get(f"{kind}_prepare")
     if prepared is None:
-        for one in data:
-            read = read_set(made_path(one.path, inputs), kind, one.format, one.limit, one.max_quarantined)
+        for entry in data:
+            read = read_set(made_path(entry.path, inputs), kind, entry.format, entry.limit, entry.max_quarantined)
             yield UsableSet(read.examples, read.quarantined, read.counts(), read.places())
         return
     quarantined: dict[str, list[Quarantined]] = {}
     for line in (prepared / QUARANTINED).read_text(encoding="utf-8").splitlines():
-        one_line = json.loads(line)
-        quarantined.setdefault(one_line["set"], []).append(Quarantined(one_line["place"], one_line["reason"]))
+        record = json.loads(line)
+        quarantined.setdefault(record["set"], []).append(Quarantined(record["place"], record["reason"]))
     kept, places = survivors(prepared), _places(prepared)
-    for found in read_json(prepared / PREPARED)["sets"]:
-        counts = {key: found[key] for key in ("records", "refused", "beyond_limit", "refused_reasons", "quarantined")}
-        counts["prepared_dropped"] = found["dropped"]
-        examples = kept.get(found["name"], [])
-        if len(examples) != found["kept"]:
+    for summary in read_json(prepared / PREPARED)["sets"]:
+        counts = {key: summary[key] for key in ("records", "refused", "beyond_limit", "refused_reasons", "quarantined")}
+        counts["prepared_dropped"] = summary["dropped"]
+        examples = kept.get(summary["name"], [])
+        if len(examples) != summary["kept"]:
             raise ConservationError(
-                f"{prepared}: {len(examples)} examples of {found['name']} are left, but its counts "
-                f"say {found['kept']}; run the stage again"
+                f"{prepared}: {len(examples)} examples of {summary['name']} are left, but its counts "
+                f"say {summary['kept']}; run the stage again"
             )
-        yield UsableSet(examples, quarantined.get(found["name"], []), counts, places)
+        yield UsableSet(examples, quarantined.get(summary["name"], []), counts, places)
 
 
 def _places(prepared: Path) -> dict[str, str]:
-    """Where the examples of prepared sets come from, by their ids."""
+    """Places of the examples of prepared sets, by id."""
     documents = prepared_inputs(prepared)["ingest"]
     places: dict[str, str] = {}
     for shard in shard_names(documents):
@@ -143,7 +145,7 @@ def _places(prepared: Path) -> dict[str, str]:
 
 
 def prepared_inputs(prepared: Path) -> dict[str, Path]:
-    """What reading a prepared set's annotations takes: its documents, as `ingest`, and every step in its order."""
+    """Inputs for reading a prepared set's annotations: its documents as `ingest`, and every step in order."""
     steps = read_json(prepared / PREPARED)["steps"]
     return {
         "ingest": prepared / DOCUMENTS / steps[0]["judges"],
@@ -152,60 +154,62 @@ def prepared_inputs(prepared: Path) -> dict[str, Path]:
 
 
 def survivors(prepared: Path) -> dict[str, list[Example]]:
-    """The examples that every step kept, by set, in the order of their ids."""
+    """Examples that every step kept, by set, in the order of their ids."""
     inputs = prepared_inputs(prepared)
-    found: dict[str, list[Example]] = {}
+    examples: dict[str, list[Example]] = {}
     for shard in shard_names(inputs["ingest"]):
         rows = read_table(prepared / RECORDS / shard, ["set", "record"]).take(pa.array(kept_rows(inputs, shard)))
         for name, record in zip(rows["set"].to_pylist(), rows["record"].to_pylist(), strict=True):
-            found.setdefault(name, []).append(json.loads(record))
-    return found
+            examples.setdefault(name, []).append(json.loads(record))
+    return examples
 
 
 CLUSTERS = "clusters.parquet"
 SHOWN = 5
 EXCERPT = 300
-"""Characters of an example's text."""
+"""Characters of an example's text that are shown."""
 
 
 def least_alike(prepared: Path) -> list[dict[str, Any]]:
-    """The dropped examples that resemble what was kept in their place the least, those first; at most SHOWN.
+    """Dropped near-duplicates that least resemble the example kept in their place, the least similar first.
 
     Args:
         prepared: output of `sft_prepare` or `dpo_prepare`.
 
     Returns:
-        per example `dropped` and `kept` (locators), `jaccard`, `dropped_text` and `kept_text` (what the step compared,
-        their beginnings). Equal ones are left out; nothing where no step looked for duplicates.
+        up to SHOWN examples: `dropped` and `kept` (locators), `jaccard`, `dropped_text` and `kept_text` (beginnings of the
+        texts that the step compared). Exact duplicates are left out; empty without a `dedup` step.
     """
-    view = next((step["judges"] for step in read_json(prepared / PREPARED)["steps"] if step["stage"] == "dedup"), None)
-    if view is None:
+    documents_view = next(
+        (step["judges"] for step in read_json(prepared / PREPARED)["steps"] if step["stage"] == "dedup"), None
+    )
+    if documents_view is None:
         return []
     columns = ["member_locator", "survivor_locator", "jaccard"]
     table = read_table(prepared / "dedup" / CLUSTERS, columns)
     near = table.filter(pc.less(table["jaccard"], 1.0)).sort_by([(name, "ascending") for name in reversed(columns)])
-    found = near.slice(0, SHOWN).to_pylist()
-    texts = _texts(prepared / DOCUMENTS / view, {one[name] for one in found for name in columns[:2]})
+    pairs = near.slice(0, SHOWN).to_pylist()
+    texts = _texts(prepared / DOCUMENTS / documents_view, {pair[name] for pair in pairs for name in columns[:2]})
     return [
         {
-            "dropped": one["member_locator"],
-            "kept": one["survivor_locator"],
-            "jaccard": one["jaccard"],
-            "dropped_text": texts.get(one["member_locator"], ""),
-            "kept_text": texts.get(one["survivor_locator"], ""),
+            "dropped": pair["member_locator"],
+            "kept": pair["survivor_locator"],
+            "jaccard": pair["jaccard"],
+            "dropped_text": texts.get(pair["member_locator"], ""),
+            "kept_text": texts.get(pair["survivor_locator"], ""),
         }
-        for one in found
+        for pair in pairs
     ]
 
 
 def _texts(documents: Path, locators: set[str]) -> dict[str, str]:
-    """The beginnings of some documents, by their locators."""
-    found: dict[str, str] = {}
+    """Beginnings of some documents, by locator."""
+    texts: dict[str, str] = {}
     for shard in shard_names(documents) if locators else ():
         table = read_table(documents / shard, ["locator", "text"])
-        wanted = table.filter(pc.is_in(table["locator"], pa.array(sorted(locators), table["locator"].type)))
-        found |= {
-            one["locator"]: one["text"][:EXCERPT] + ("..." if len(one["text"]) > EXCERPT else "")
-            for one in wanted.to_pylist()
+        rows = table.filter(pc.is_in(table["locator"], pa.array(sorted(locators), table["locator"].type)))
+        texts |= {
+            row["locator"]: row["text"][:EXCERPT] + ("..." if len(row["text"]) > EXCERPT else "")
+            for row in rows.to_pylist()
         }
-    return found
+    return texts

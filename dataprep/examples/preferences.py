@@ -1,23 +1,22 @@
-"""The forms in which preferences come, as `prompt`, `chosen` and `rejected`, and what is wrong with a set of them.
+"""Preferences from all input forms, as `prompt`, `chosen` and `rejected`, and an audit of a set of pairs.
 
     pairs         prompt, chosen and rejected, texts or messages; answers may repeat the prompt's messages, and without
-                  a prompt it is what both begin with. The prompt may be called conversations or messages, or be an
+                  a prompt it is their common beginning. The prompt may be under conversations or messages, or be an
                   instruction with its input, and an answer may be one message (LLaMA-Factory); whole dialogues may be
-                  called chosen_messages and rejected_messages
+                  under chosen_messages and rejected_messages
     transcripts   chosen and rejected, whole dialogues as text with "\n\nHuman:" and "\n\nAssistant:" (HH-RLHF)
     scored        prompt (or instruction) and several answers with scores: completions, responses or answers, a list of
                   objects with a score each, or of texts beside a list `scores`; the best is chosen, the worst rejected
-                  (of equal ones the first)
-    labelled      prompt and completion (or response), texts or messages, and label (or kto_tag), true or false: no
-                  pair, but one answer that is desirable or not (KTO); or messages (conversations) whose last one is
-                  that answer, or instruction and output
+                  (the first of equal ones)
+    labelled      prompt and completion (or response), texts or messages, and label (or kto_tag), true or false: a
+                  single answer that is desirable or not (KTO); or messages (conversations) whose last one is that
+                  answer, or instruction and output
 
-Tools that a row describes (tools) are part of its prompt. A row's keys say which form it has, unless a manifest
-names it.
+Tool descriptions of a row (tools) are part of its prompt. Unless a manifest names the form, a row's keys determine it.
 
-Duplicates weigh a pair twice; contradictions (the same two answers, preferred the other way round) cancel out; and
-where longer answers win, length is what is learned (Singhal et al. 2023, "A Long Way to Go"). Texts are compared
-without case and with blanks made equal.
+Duplicates give a pair twice the weight; contradictions (the same two answers with the preference reversed) cancel out;
+if longer answers win, length is learned (Singhal et al. 2023, "A Long Way to Go"). Texts are compared without case and
+with whitespace collapsed.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ from gristmill.dataprep.examples.conversations import (
 ANSWER_LISTS = ("completions", "responses", "answers")
 ANSWER_TEXTS = ("response", "text", "content", "answer", "completion")
 ANSWER_KEYS = ("completion", "response", "output")
-"""What one answer that has a label is called."""
+"""Keys of a labelled answer."""
 DIALOGUES = ("messages", "conversations")
-"""What all messages of a row are called."""
+"""Keys of a row's messages."""
 WHOLE = {"chosen": "chosen_messages", "rejected": "rejected_messages"}
-"""What LLaMA-Factory's newer form calls the two dialogues."""
+"""Keys of the two dialogues in LLaMA-Factory's newer form."""
 LABELS = ("label", "kto_tag")
 SCORES = ("score", "overall_score", "rating", "reward")
-"""What UltraFeedback, Nectar-like sets and reward models call it; the first one that an answer has counts."""
+"""Keys of an answer's score in UltraFeedback, Nectar-like sets and reward models; the first one present counts."""
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 Row = Mapping[str, Any]
@@ -61,19 +60,19 @@ Pair = dict[str, list[Message]]
 
 
 def dpo_example(row: Row, form: str = "auto") -> dict[str, Any]:
-    """Bring a row into the shape of a DPO example (without `id`), or of a labelled answer: prompt, completion, label.
+    """Convert a row to a DPO example (without `id`), or to a labelled answer: prompt, completion, label.
 
-    Either has `tools` where the row describes some.
+    Either has `tools` if the row describes tools.
 
     Raises:
-        ValueError: it is of no known form, or not of the one that is asked for; says why.
+        ValueError: its form is unknown, or is not `form`; the message says why.
     """
     refuse_media("the record", row)
     form = preference_form_of(row) if form == "auto" else form
     tools = tools_of(row)
-    described = {"tools": tools} if tools else {}
+    tools_field = {"tools": tools} if tools else {}
     if form == "labelled":
-        return {**_labelled(row), **described}
+        return {**_labelled(row), **tools_field}
     pair = DPO_FORMS[form](row)
     if not pair["prompt"]:
         raise ValueError("chosen and rejected begin with no common prompt")
@@ -83,14 +82,14 @@ def dpo_example(row: Row, form: str = "auto") -> dict[str, Any]:
         check_answered("the conversation", pair["prompt"] + pair[name])
     if pair["chosen"] == pair["rejected"]:
         raise ValueError("chosen and rejected are the same")
-    return {**pair, "prompt": with_system(row, pair["prompt"]), **described}
+    return {**pair, "prompt": with_system(row, pair["prompt"]), **tools_field}
 
 
 def preference_form_of(row: Row) -> str:
-    """The form that a row's keys tell.
+    """Determine the form of a row from its keys.
 
     Raises:
-        ValueError: they tell none.
+        ValueError: the keys match no form.
     """
     if any(isinstance(row.get(key), list) for key in ANSWER_LISTS):
         return "scored"
@@ -100,18 +99,18 @@ def preference_form_of(row: Row) -> str:
     if missing and any(key in row for key in LABELS):
         return "labelled"
     if missing:
-        lacks = missing if _has_prompt(row) else ["prompt", *missing]
-        raise ValueError(f"lacks {', '.join(lacks)}; its keys are {', '.join(row) or 'none'}")
+        absent = missing if _has_prompt_key(row) else ["prompt", *missing]
+        raise ValueError(f"lacks {', '.join(absent)}; its keys are {', '.join(row) or 'none'}")
     is_text = isinstance(row["chosen"], str) and isinstance(row["rejected"], str)
-    return "transcripts" if is_text and not _has_prompt(row) else "pairs"
+    return "transcripts" if is_text and not _has_prompt_key(row) else "pairs"
 
 
-def _has_prompt(row: Row) -> bool:
+def _has_prompt_key(row: Row) -> bool:
     return any(key in row for key in ("prompt", "instruction", *DIALOGUES))
 
 
 def _prompt(row: Row) -> list[Message]:
-    """What is asked, under whichever key."""
+    """Messages of the prompt, under any of its keys."""
     key = next((key for key in ("prompt", *DIALOGUES) if key in row), None)
     if key is None and "instruction" in row:
         return instructed(row)
@@ -120,19 +119,19 @@ def _prompt(row: Row) -> list[Message]:
 
 def _pairs(row: Row) -> Pair:
     names = WHOLE if "chosen" not in row and WHOLE["chosen"] in row else {key: key for key in WHOLE}
-    is_whole = all(isinstance(row.get(name), list) for name in names.values())
-    if "prompt" not in row and (is_whole or not _has_prompt(row)):
+    are_dialogues = all(isinstance(row.get(name), list) for name in names.values())
+    if "prompt" not in row and (are_dialogues or not _has_prompt_key(row)):
         return _split(*(turns(name, row.get(name), "assistant") for name in names.values()))
     prompt = _prompt(row)
     answers = {}
     for key, name in names.items():
-        found = turns(name, row.get(name), "assistant")
-        answers[key] = found[len(prompt) :] if found[: len(prompt)] == prompt else found
+        messages = turns(name, row.get(name), "assistant")
+        answers[key] = messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
     return {"prompt": prompt, **answers}
 
 
 def _split(chosen: list[Message], rejected: list[Message]) -> Pair:
-    """The messages that both begin with, and the rest; an answer of the assistant that both give is a turn of it."""
+    """Split two dialogues into their common prefix and the two answers; shared assistant turns stay in the prompt."""
     common = 0
     while common < min(len(chosen), len(rejected)) and chosen[common] == rejected[common]:
         common += 1
@@ -149,14 +148,14 @@ def _dialogue(key: str, value: Any) -> list[Message]:
     before, *parts = _TURN.split(text(key, value))
     if before.strip() or not parts:
         raise ValueError(f"{key} is not a transcript: it must begin with a blank line and Human:")
-    said = [
+    messages = [
         {"role": _SPEAKERS[speaker], "content": text(f"{key}, turn {number} ({speaker})", content.strip())}
         for number, (speaker, content) in enumerate(zip(parts[::2], parts[1::2], strict=True), start=1)
     ]
-    for number, (one, following) in enumerate(pairwise(said), start=1):
-        if one["role"] == following["role"]:
-            raise ValueError(f"{key}: turns {number} and {number + 1} are both the {one['role']}'s")
-    return said
+    for number, (message, following) in enumerate(pairwise(messages), start=1):
+        if message["role"] == following["role"]:
+            raise ValueError(f"{key}: turns {number} and {number + 1} are both the {message['role']}'s")
+    return messages
 
 
 def _scored(row: Row) -> Pair:
@@ -165,7 +164,7 @@ def _scored(row: Row) -> Pair:
         raise ValueError(f"lacks a list of answers, under one of {', '.join(ANSWER_LISTS)}")
     question = "prompt" if "prompt" in row else "instruction"
     prompt = turns(question, row.get(question), "user")
-    answers = [_answer(f"{key}, answer {number}", one) for number, one in enumerate(row[key], start=1)]
+    answers = [_answer(f"{key}, answer {number}", answer) for number, answer in enumerate(row[key], start=1)]
     scores = [_score(f"{key}, answer {number}", score) for number, score in enumerate(_scores(row, key), start=1)]
     if len(answers) != len(scores):
         raise ValueError(f"{len(answers)} {key}, but {len(scores)} scores")
@@ -241,29 +240,31 @@ DPO_FORMS: dict[str, Callable[[Row], dict[str, Any]]] = {
 
 Example = Mapping[str, Any]
 SAME = "chosen and rejected are the same"
-"""The reason that such records are quarantined for, see conversations_preferences."""
+"""Reason for quarantining such records."""
 LARGEST_BIAS = 0.2
-"""How far the share of pairs whose longer answer is preferred may be from a half without a warning. Our own choice:
-people's preferences are not free of it either (0.446 in the test split of HH-RLHF's harmless half)."""
+"""Largest distance from a half, without a warning, of the share of pairs whose longer answer is preferred. Our choice:
+human preferences are biased too (0.446 in the test split of HH-RLHF's harmless half)."""
 
 
 def audit(examples: Sequence[Example]) -> dict[str, Any]:
     """Measure a set of pairs.
 
     Args:
-        examples: `prompt`, `chosen`, `rejected`, lists of messages each.
+        examples: `prompt`, `chosen`, `rejected`, each a list of messages.
 
     Returns:
-        `pairs`; `duplicates`: pairs beyond the first with the same prompt and answers; `contradictions`: pairs whose
-        opposite is there too; `prompts`: distinct ones; `longer_chosen`: share of the pairs in which the longer answer
-        is preferred, where answers of equal length count half (None without any pair); `mean_characters` of both
-        answers; `near_identical`: pairs whose answers differ in case and blanks alone.
+        `pairs`; `duplicates`: pairs after the first with the same prompt and answers; `contradictions`: pairs whose
+        opposite is in the set; `prompts`: distinct prompts; `longer_chosen`: share of pairs in which the longer answer is
+        preferred, with ties counted half (None without pairs); `mean_characters` of both answers; `near_identical`: pairs
+        whose answers differ only in case and whitespace.
     """
-    keys = [tuple(normalised(all_said(one[part])) for part in ("prompt", "chosen", "rejected")) for one in examples]
+    keys = [
+        tuple(normalised(all_said(example[part])) for part in ("prompt", "chosen", "rejected")) for example in examples
+    ]
     lengths = np.array(
-        [[len(all_said(one[part])) for part in ("chosen", "rejected")] for one in examples], dtype=np.int64
+        [[len(all_said(example[part])) for part in ("chosen", "rejected")] for example in examples], dtype=np.int64
     ).reshape(-1, 2)
-    known = set(keys)
+    distinct = set(keys)
     preference = np.sign(lengths[:, 0] - lengths[:, 1])
     longer = float((1 + preference).mean() / 2) if keys else None
     return {
@@ -271,7 +272,7 @@ def audit(examples: Sequence[Example]) -> dict[str, Any]:
         "prompts": len({prompt for prompt, _, _ in keys}),
         "duplicates": sum(number - 1 for number in Counter(keys).values()),
         "contradictions": sum(
-            (prompt, rejected, chosen) in known and chosen != rejected for prompt, chosen, rejected in keys
+            (prompt, rejected, chosen) in distinct and chosen != rejected for prompt, chosen, rejected in keys
         ),
         "near_identical": sum(chosen == rejected for _, chosen, rejected in keys),
         "longer_chosen": longer,
@@ -283,39 +284,39 @@ def audit(examples: Sequence[Example]) -> dict[str, Any]:
 
 
 def warnings_of(name: str, found: Mapping[str, Any]) -> list[str]:
-    """What a person should look at, a sentence each."""
-    pairs, said_of = found["pairs"], []
-    for key, what in (
+    """Warnings about a set, one sentence each."""
+    pairs, warnings = found["pairs"], []
+    for key, description in (
         ("duplicates", "repeat another pair, so it counts twice"),
         ("contradictions", "have their opposite in the set: both are trained on and cancel out"),
         ("near_identical", "have two answers that differ in case and blanks alone"),
         ("same_answers", "have the same answer twice and are quarantined"),
     ):
         if number := found.get(key):
-            said_of.append(f"{name}: {number:,} of {pairs:,} pairs {what}")
-    for of_set, leaked in (found.get("leaks") or {}).items():
-        if leaked["texts"]:
-            said_of.append(
-                f"{name}: {leaked['texts']:,} of {pairs:,} pairs hold an item of the evaluation set "
-                f"{of_set} in prompt or chosen answer ({leaked['leaked']:,} of its {leaked['items']:,} "
+            warnings.append(f"{name}: {number:,} of {pairs:,} pairs {description}")
+    for evaluation_set, leak in (found.get("leaks") or {}).items():
+        if leak["texts"]:
+            warnings.append(
+                f"{name}: {leak['texts']:,} of {pairs:,} pairs hold an item of the evaluation set "
+                f"{evaluation_set} in prompt or chosen answer ({leak['leaked']:,} of its {leak['items']:,} "
                 "items), so that scores on it are too high; drop them with dpo.prepare: "
                 "[decontaminate: ...]"
             )
     longer = found["longer_chosen"]
     if longer is not None and abs(longer - 0.5) > LARGEST_BIAS:
-        said_of.append(
+        warnings.append(
             f"{name}: the {'longer' if longer > 0.5 else 'shorter'} answer is preferred in "
             f"{max(longer, 1 - longer):.0%} of the pairs, ties counted half: the model will learn length; compare "
             "with dpo.loss sigmoid_norm or simpo, which take means over tokens"
         )
-    return said_of
+    return warnings
 
 
 def all_said(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What messages say and call tools with, one after the other."""
+    """Texts and tool calls of messages, joined by newlines."""
     return "\n".join(part for message in messages for part in said(message))
 
 
 def normalised(text: str) -> str:
-    """A text without case, its runs of blanks made one."""
+    """Case-fold a text and collapse its whitespace."""
     return re.sub(r"\s+", " ", text).strip().casefold()

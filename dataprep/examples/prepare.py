@@ -1,15 +1,15 @@
-"""The stages `sft_prepare` and `dpo_prepare`: examples as documents, through the stages that prepare documents.
+"""Stages `sft_prepare` and `dpo_prepare`: run the stages that prepare documents on examples.
 
 Output:
 
-    documents/<view>/part-*.parquet    the examples as documents, once for every text that a step judges (`prepare.py`);
-                                       the same rows in all of them
-    records/part-*.parquet             the examples themselves, row by row: `id`, `set`, `record` (JSON)
-    <step>/                            what each step writes of documents: annotations, clusters, matches
-    refused.jsonl                      the records that are not examples
-    prepared.json                      the steps in their order, and counts per set
+    documents/<view>/part-*.parquet    examples as documents, one view per text that steps judge (`view_text`); all
+                                       views have the same rows
+    records/part-*.parquet             the examples, row by row: `id`, `set`, `record` (JSON)
+    <step>/                            output of each step: annotations, clusters, matches
+    refused.jsonl                      records that are not examples
+    prepared.json                      steps in their order, and counts per set
 
-A document is called by the id of its example; where two records are equal, the second has an id of its own.
+The id of a document is that of its example; repeated examples get ids of their own.
 """
 
 from __future__ import annotations
@@ -45,39 +45,39 @@ from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 from gristmill.mixtures.prepare import ExampleStep
 
 PAIRS = "judge_pairs"
-"""The step that compares the answers of pairs, and the view of them that it reads."""
+"""Step that compares the answers of pairs, and the view that it reads."""
 BOTH = "-of-both"
-"""Ends the names of views of pairs that hold the rejected answer, too."""
+"""Suffix of views of pairs that include the rejected answer."""
 
 
 def view_of(step: ExampleStep, kind: Kind) -> str:
-    """The name of what a step judges: `answer` or `conversation`, of pairs also of both answers, or `judge_pairs`."""
+    """Name of the view that a step judges: `answer` or `conversation`, with BOTH for deduplicating pairs, or PAIRS."""
     if step.stage == PAIRS:
         return PAIRS
     return step.judged + (BOTH if kind == "dpo" and step.stage == "dedup" else "")
 
 
 def view_text(view: str, example: Mapping[str, Any]) -> str:
-    """An example as one text: its messages, or those of the assistant's answers, with blank lines between.
+    """Text of an example: all its messages, or those of the assistant's answers, separated by blank lines.
 
     Args:
-        view: as from `view_of`.
+        view: name from `view_of`.
         example: `messages` of instructions; `prompt`, `chosen` and `rejected` of pairs; `prompt`, `completion` and
             `label` of single answers.
     """
     if view == PAIRS:
-        asked = _text(example["prompt"])
+        prompt = _text(example["prompt"])
         return (
-            pair_text(asked, _text(example["chosen"]), _text(example["rejected"]))
+            pair_text(prompt, _text(example["chosen"]), _text(example["rejected"]))
             if "chosen" in example
-            else (json.dumps({"prompt": asked}))
+            else (json.dumps({"prompt": prompt}))
         )
     both = view.endswith(BOTH)
     if view.removesuffix(BOTH) == "answer":
         text = _text([message for message in _answers(example, both) if message["role"] == "assistant"])
     else:
         text = _text([*example.get("prompt", []), *_answers(example, both)])
-    # The same answer with the other label is not a duplicate.
+    # The same answer with the opposite label is not a duplicate.
     return f"{text}\n\n{'desirable' if example['label'] else 'undesirable'}" if both and "label" in example else text
 
 
@@ -101,25 +101,25 @@ STAGES = {
     PAIRS: "gristmill.dataprep.asking.judge_pairs",
 }
 SHARD_BYTES = 16_000_000
-"""Records of a shard, at the least of them one."""
+"""Target size of a shard; a shard has at least one record."""
 SHOWN_REASONS = 3
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Read all sets, and run the steps over them.
+    """Read all sets, and run the steps on them.
 
     Args:
-        inputs: the sets that the manifest makes.
+        inputs: generated sets.
         config: `kind` (sft or dpo), `data` (the sets) and `prepare` (the steps) of that section.
-        out: see above.
-        context: where to run.
+        out: output folder, see the module.
+        context: of the stage.
 
     Returns:
         `sets`: per set `name`, `path`, `records`, `refused` (with reasons), `beyond_limit`, `dropped` (rule -> number),
-        `quarantined` and `kept`; `steps`: per step its `stage`, what it `judges`, and its own summary.
+        `quarantined` and `kept`; `steps`: per step its `stage`, the view that it `judges`, and its summary.
 
     Raises:
-        ExamplesError: too many records of a set are quarantined, a step names no set, or nothing of a set is left.
+        ExamplesError: too many records of a set are quarantined, a step names an unknown set, or a set is left empty.
         ConservationError: records were lost or counted twice.
     """
     kind: Kind = config["kind"]
@@ -129,30 +129,40 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         ExampleStep.model_validate({key: value for key, value in step.items() if value is not None})
         for step in config["prepare"]
     ]
-    names = set_names([one.path for one in data])
+    names = set_names([entry.path for entry in data])
     check_sources(kind, steps, names)
-    read = [read_set(made_path(one.path, inputs), kind, one.format, one.limit, one.max_quarantined) for one in data]
-    write_quarantined(out / QUARANTINED, ((name, found.quarantined) for name, found in zip(names, read, strict=True)))
+    read = [
+        read_set(made_path(entry.path, inputs), kind, entry.format, entry.limit, entry.max_quarantined)
+        for entry in data
+    ]
+    write_quarantined(
+        out / QUARANTINED, ((name, example_set.quarantined) for name, example_set in zip(names, read, strict=True))
+    )
     views = [view_of(step, kind) for step in steps]
     write_documents(out, dict(zip(names, read, strict=True)), sorted(set(views)))
     summaries = list(run_steps(steps, views, out, context))
     sets = [
-        {"name": name, "path": one.path, **found.counts(), **_gone(name, summaries, len(found.examples))}
-        for name, one, found in zip(names, data, read, strict=True)
+        {
+            "name": name,
+            "path": entry.path,
+            **example_set.counts(),
+            **_kept_and_dropped(name, summaries, len(example_set.examples)),
+        }
+        for name, entry, example_set in zip(names, data, read, strict=True)
     ]
-    for one in sets:
-        check_set(kind, one)
+    for set_summary in sets:
+        check_set(kind, set_summary)
     described = [{"stage": step.stage, "judges": view} for step, view in zip(steps, views, strict=True)]
     write_json(out / PREPARED, {"steps": described, "sets": sets})
-    return {"sets": sets, "steps": [{**one, **summary} for one, summary in zip(described, summaries, strict=True)]}
+    return {"sets": sets, "steps": [{**step, **summary} for step, summary in zip(described, summaries, strict=True)]}
 
 
 def check_sources(kind: Kind, steps: Sequence[ExampleStep], names: Sequence[str]) -> None:
-    """Raise ExamplesError where a step judges a set that is not there."""
+    """Raise ExamplesError if a step names an unknown set."""
     for number, step in enumerate(steps):
         rule_sources = step.filter.rule_sources.values() if step.filter is not None else ()
-        asked = [*(step.config.sources or ()), *(name for of_set in rule_sources for name in of_set)]
-        unknown = [name for name in asked if name not in names]
+        step_sources = [*(step.config.sources or ()), *(name for rule_sets in rule_sources for name in rule_sets)]
+        unknown = [name for name in step_sources if name not in names]
         if unknown:
             raise ExamplesError(
                 f"{kind}.prepare[{number}].{step.stage}: there is no set {unknown[0]!r} (sets, by "
@@ -161,10 +171,10 @@ def check_sources(kind: Kind, steps: Sequence[ExampleStep], names: Sequence[str]
 
 
 def write_documents(out: Path, sets: Mapping[str, ExampleSet], views: Sequence[str]) -> None:
-    """Write the examples of all sets as documents, and their records beside them; rows by set and id."""
-    seen: dict[str, int] = {}
+    """Write the examples of all sets as documents, and their records; rows are ordered by set and id."""
+    occurrences: dict[str, int] = {}
     for number, rows in enumerate(_shards(sets)):
-        ids = [_document_id(example["id"], seen) for _, _, example, _ in rows]
+        ids = [_document_id(example["id"], occurrences) for _, _, example, _ in rows]
         shard = f"part-{number:05d}.parquet"
         columns = {
             "id": pa.array(ids, pa.binary(ID_BYTES)),
@@ -199,33 +209,33 @@ Row = tuple[str, str, Example, str | None]
 
 def _shards(sets: Mapping[str, ExampleSet]) -> Iterator[list[Row]]:
     rows: list[Row] = []
-    held = 0
-    for name, found in sets.items():
-        for example, origin in zip(found.examples, found.origins, strict=True):
+    size = 0
+    for name, example_set in sets.items():
+        for example, origin in zip(example_set.examples, example_set.origins, strict=True):
             rows.append((name, origin.place, example, origin.url))
-            held += len(json.dumps(example))
-            if held >= SHARD_BYTES:
+            size += len(json.dumps(example))
+            if size >= SHARD_BYTES:
                 yield rows
-                rows, held = [], 0
+                rows, size = [], 0
     if rows:
         yield rows
 
 
-def _document_id(example: str, seen: dict[str, int]) -> bytes:
-    """The example's own id where it comes for the first time, else a hash of it and of how often it came before."""
-    before = seen.get(example, 0)
-    seen[example] = before + 1
+def _document_id(example: str, occurrences: dict[str, int]) -> bytes:
+    """Id of a document: the example's id for the first occurrence, otherwise a hash of it and the earlier occurrences."""
+    earlier = occurrences.get(example, 0)
+    occurrences[example] = earlier + 1
     return (
         bytes.fromhex(example)
-        if not before
-        else hashlib.blake2b(f"{example}/{before}".encode(), digest_size=ID_BYTES).digest()
+        if not earlier
+        else hashlib.blake2b(f"{example}/{earlier}".encode(), digest_size=ID_BYTES).digest()
     )
 
 
 def run_steps(
     steps: Sequence[ExampleStep], views: Sequence[str], out: Path, context: Context
 ) -> Iterator[dict[str, Any]]:
-    """Run every step over what those before it kept; yields their summaries."""
+    """Run every step on the documents that earlier steps kept; yield their summaries."""
     before: dict[str, Path] = {}
     for step, view in zip(steps, views, strict=True):
         work = context.work / step.stage
@@ -240,22 +250,22 @@ def run_steps(
         before[step.stage] = out / step.stage
 
 
-def _gone(name: str, summaries: Sequence[Mapping[str, Any]], read: int) -> dict[str, Any]:
-    """Of a set's examples: how many each rule dropped, how many raised an error, how many are left."""
+def _kept_and_dropped(name: str, summaries: Sequence[Mapping[str, Any]], read: int) -> dict[str, Any]:
+    """Numbers of a set's examples that each rule dropped, that raised an error, and that are left."""
     counts = [summary["counts"]["sources"].get(name, {}) for summary in summaries]
     return {
-        "dropped": {rule: number for one in counts for rule, number in one.get("dropped", {}).items()},
-        "quarantined": sum(one.get("quarantined", 0) for one in counts),
+        "dropped": {rule: number for step_counts in counts for rule, number in step_counts.get("dropped", {}).items()},
+        "quarantined": sum(step_counts.get("quarantined", 0) for step_counts in counts),
         "kept": counts[-1].get("kept", 0) if counts else read,
     }
 
 
 def check_set(kind: Kind, found: Mapping[str, Any]) -> None:
-    """See that every record of a set is accounted for, and that something is left.
+    """Check that every record of a set is accounted for, and that examples are left.
 
     Raises:
         ConservationError: records were lost or counted twice.
-        ExamplesError: nothing is left.
+        ExamplesError: no examples are left.
     """
     dropped = sum(found["dropped"].values())
     accounted = found["refused"] + found["beyond_limit"] + dropped + found["quarantined"] + found["kept"]

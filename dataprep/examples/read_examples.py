@@ -1,19 +1,18 @@
-"""Instructions (SFT), preferences (DPO) and prompts (RL): one shape for every form in which they come.
+"""Reader of instructions (SFT), preferences (DPO) and prompts (RL): one shape for all input forms.
 
-    prompts       prompt or question, a text or messages; the right answer under `answer` where there is one
-    any of SFT    what comes before the last answer is the prompt; that answer is the right one, unless a row has an
+    prompts       prompt or question, a text or messages; the reference answer under `answer`, if any
+    any of SFT    the messages before the last answer are the prompt; that answer is the reference, unless a row has an
                   `answer`
 
-A row's keys say which one it has, unless a manifest names it.
+Unless a manifest names the form, a row's keys determine it.
 
-An SFT example is `{"id", "messages"}`, a DPO example `{"id", "prompt", "chosen", "rejected"}`, a prompt alone
-(`examples.py`) `{"id", "prompt"}`, with `answer` where it has one; each with `tools` where it describes
-some. `id` is the hash of the rest, all else are lists of messages (`conversations.py`). The forms
-that are read are in `conversations.py` and `preferences.py`; their rows lie in JSON lines
-(compressed or not), in a file `.json` that is one list, or in Parquet. `python-docs://` derives both kinds from the
-docstrings of the standard library.
+An SFT example is `{"id", "messages"}`, a DPO example `{"id", "prompt", "chosen", "rejected"}`, a prompt
+`{"id", "prompt"}`, with `answer` if it has one; each has `tools` if it describes tools. `id` is the hash of the other
+fields; `messages`, `prompt`, `chosen` and `rejected` are lists of messages (`conversations.py`). The input forms are in
+`conversations.py` and `preferences.py`; rows come from JSON lines (optionally compressed), a `.json` file with one
+list, or Parquet. `python-docs://` derives all kinds from the docstrings of the standard library.
 
-No record is lost: records = examples + quarantined ones + those beyond the limit.
+No record is lost: records = examples + quarantined records + records beyond the limit.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from gristmill.mixtures.reinforcement import RecordColumns
 from gristmill.mixtures.steps.made_examples import MADE, output_name
 
 PROMPT_KEYS = ("prompt", "question")
-"""What a prompt alone is called; `question` is GSM8K's name."""
+"""Keys of a prompt; `question` is GSM8K's."""
 ANSWER = "answer"
 PROMPT_COLUMNS = ("prompt", "completion", "completion_ids")
 """Keys that TRL's GRPOTrainer does not pass to rewards as columns."""
@@ -63,31 +62,31 @@ Row = Mapping[str, Any]
 def prompt_example(
     row: Row, form: str = "auto", answer: str = ANSWER, columns: RecordColumns = NO_COLUMNS
 ) -> dict[str, Any]:
-    """Bring a row into the shape of a prompt: `prompt`, messages that await an answer, and perhaps `answer`, a text.
+    """Convert a row to a prompt: `prompt`, messages that await an answer, and `answer`, a text, if it has one.
 
     Args:
-        row: as it was read.
+        row: as read.
         form: `prompts`, one of SFT_FORMS, or `auto`.
-        answer: the key of the right answer.
+        answer: key of the reference answer.
         columns: keys whose values are kept under `columns`.
 
     Raises:
-        ValueError: it is of no known form, or not of the one that is asked for, or lacks one of the columns; says why.
+        ValueError: its form is unknown or is not `form`, or it lacks one of the columns; the message says why.
     """
     refuse_media("the record", row)
     form = prompt_form_of(row) if form == "auto" else form
     messages = _alone(row) if form == "prompts" else SFT_FORMS[form](row)
-    right = _answer(answer, row.get(answer))
+    reference = _answer(answer, row.get(answer))
     if messages[-1]["role"] == "assistant":
         *messages, last = messages
-        right = last["content"] if right is None else right
+        reference = last["content"] if reference is None else reference
     if not messages:
         raise ValueError("there is no message in front of the answer")
     check_answered("the prompt", [*messages, {"role": "assistant", "content": "..."}])
     tools = tools_of(row)
     return {
         "prompt": messages,
-        **({} if right is None else {ANSWER: right}),
+        **({} if reference is None else {ANSWER: reference}),
         **({"tools": tools} if tools else {}),
         **({"columns": kept} if (kept := _columns(row, columns)) else {}),
     }
@@ -102,11 +101,11 @@ def _columns(row: Row, columns: RecordColumns) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"columns of rl.rewards hold what JSON cannot: {error}") from error
     optional = [name for name in row if name in columns.optional or (columns.all and name not in PROMPT_COLUMNS)]
-    names = dict.fromkeys((*columns.needed, *(name for name in optional if _is_json(row[name]))))
+    names = dict.fromkeys((*columns.needed, *(name for name in optional if _is_json_value(row[name]))))
     return {name: row[name] for name in names}
 
 
-def _is_json(value: Any) -> bool:
+def _is_json_value(value: Any) -> bool:
     try:
         canonical_json(value)
     except (TypeError, ValueError):
@@ -115,10 +114,10 @@ def _is_json(value: Any) -> bool:
 
 
 def prompt_form_of(row: Row) -> str:
-    """The form that a row's keys tell.
+    """Determine the form of a row from its keys.
 
     Raises:
-        ValueError: they tell none.
+        ValueError: the keys match no form.
     """
     if any(key in row for key in PROMPT_KEYS) and "completion" not in row and "response" not in row:
         return "prompts"
@@ -150,7 +149,7 @@ __all__ = ["Example", "ExampleSet", "ExamplesError", "Kind", "Message", "Quarant
 SHOWN_REASONS, SHOWN_PLACES = 10, 4
 OWN_ID = re.compile(r"[0-9a-f]{32}")
 VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
-"""What differs between two reasons of one kind: values, and numbers."""
+"""Values in a reason, quoted or numeric; reasons that differ only in them are of one kind."""
 
 Kind = Literal["sft", "dpo", "prompts"]
 Example = dict[str, Any]
@@ -158,7 +157,7 @@ Form = Callable[[Mapping[str, Any]], Example]
 
 
 class ExamplesError(SourceError):
-    """Examples that cannot be used, with file and line of each."""
+    """Unusable examples; the message has the file and line of each."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,8 @@ class Quarantined:
     """A record that is not an example.
 
     Attributes:
-        place: file and line, or row of a table or place in a list, from 1.
-        reason: what is wrong with it.
+        place: file and line, or row of a table or index in a list, from 1.
+        reason: problem of the record.
     """
 
     place: str
@@ -176,13 +175,13 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an example comes from.
+    """Origin of an example.
 
     Attributes:
-        place: as a quarantined record's.
-        url: of the page that it was made from, where its record has one (`url`).
-        licence: of its record, where it says one.
-        record: the id that its record has, where that has the form of ours.
+        place: as of a quarantined record.
+        url: page that it was derived from, if its record has `url`.
+        licence: of its record, if given.
+        record: id in its record, if it has the form of gristmill's ids.
     """
 
     place: str
@@ -193,13 +192,13 @@ class Origin:
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """What was read.
+    """Examples read from a set.
 
     Attributes:
         examples: in the order of their ids.
-        origins: of each of them.
+        origins: one per example.
         quarantined: in the order of the files.
-        records: how many were looked at.
+        records: number of records read.
     """
 
     examples: Sequence[Example]
@@ -208,13 +207,13 @@ class ExampleSet:
     records: int
 
     def places(self) -> dict[str, str]:
-        """File and line of each example, by its id."""
+        """File and line of each example, by id."""
         ids = (example["id"] for example in self.examples)
         return {id: origin.place for id, origin in zip(ids, self.origins, strict=True)}
 
     def counts(self) -> dict[str, Any]:
-        """`records`, `refused` with the most frequent reasons, and `beyond_limit`; the rest are examples."""
-        reasons = Counter(one.reason for one in self.quarantined)
+        """`records`, `refused` with the most frequent reasons, and `beyond_limit`; all other records are examples."""
+        reasons = Counter(record.reason for record in self.quarantined)
         return {
             "records": self.records,
             "refused": len(self.quarantined),
@@ -224,7 +223,7 @@ class ExampleSet:
 
 
 def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Example]:
-    """The examples of a set in which no record is quarantined; see `read_set`."""
+    """Read the examples of a set, none of whose records may be quarantined; see `read_set`."""
     return list(read_set(path, kind, limit=limit).examples)
 
 
@@ -242,15 +241,15 @@ def read_set(
     Args:
         path: JSON lines or a JSON array (.json, .jsonl, .gz, .zst, .bz2), Parquet, or `python-docs://`.
         kind: `sft`, `dpo` or `prompts`.
-        form: one of SFT_FORMS or DPO_FORMS, or `auto`: each row's keys tell.
-        limit: keep the first so many, in the order of the ids.
+        form: one of SFT_FORMS or DPO_FORMS, or `auto`: determined by each row's keys.
+        limit: number of examples to keep, the first by id.
         max_quarantined: share of the records that may be quarantined.
-        answer: of prompts, the key of the right answer.
-        columns: of prompts, the keys to keep.
+        answer: for prompts, the key of the reference answer.
+        columns: for prompts, the keys to keep.
 
     Raises:
-        ExamplesError: there are none, or too many are quarantined (lists these by reason), or a file ends early or is
-            damaged.
+        ExamplesError: there are no examples, too many records are quarantined (lists them by reason), or a file is
+            truncated or damaged.
     """
     if path == DOCS:
         contents = [
@@ -268,20 +267,20 @@ def read_set(
             f"raise, beside its path, max_quarantined from {max_quarantined}:\n  "
             + "\n  ".join(_by_reason(quarantined))
         )
-    found = [({"id": example_id(content), **content}, origin) for content, origin in contents]
-    found.sort(key=lambda item: item[0]["id"])
-    kept = found[:limit]
+    examples = [({"id": example_id(content), **content}, origin) for content, origin in contents]
+    examples.sort(key=lambda item: item[0]["id"])
+    kept = examples[:limit]
     return ExampleSet([example for example, _ in kept], [origin for _, origin in kept], quarantined, records)
 
 
 def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of a file, glob, folder or URL as they are, each with its place.
+    """Yield the unconverted records of a file, glob, folder or URL, each with its place.
 
     Args:
         path: as of `read_set`.
 
     Raises:
-        ExamplesError: one is no object, or cannot be read, or the path matches nothing.
+        ExamplesError: a record is not an object or cannot be read, or the path matches nothing.
     """
     for file in _files(path):
         for number, row in _rows(file):
@@ -292,22 +291,22 @@ def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
-    """A line for each kind of reason, the most frequent first; reasons that differ in a value only are one kind."""
+    """One line per kind of reason, the most frequent first; reasons of one kind differ only in values."""
     kinds: dict[str, list[Quarantined]] = {}
-    for one in quarantined:
-        kinds.setdefault(VALUES.sub("", one.reason), []).append(one)
-    for alike in sorted(kinds.values(), key=len, reverse=True)[:SHOWN_REASONS]:
-        places = ", ".join(one.place for one in alike[1:SHOWN_PLACES])
-        more = f" (and {len(alike) - 1:,} like it: {places}{' ...' if len(alike) > SHOWN_PLACES else ''})"
-        yield f"{alike[0].place}: {alike[0].reason}{more if len(alike) > 1 else ''}"
+    for record in quarantined:
+        kinds.setdefault(VALUES.sub("", record.reason), []).append(record)
+    for records in sorted(kinds.values(), key=len, reverse=True)[:SHOWN_REASONS]:
+        places = ", ".join(record.place for record in records[1:SHOWN_PLACES])
+        more = f" (and {len(records) - 1:,} like it: {places}{' ...' if len(records) > SHOWN_PLACES else ''})"
+        yield f"{records[0].place}: {records[0].reason}{more if len(records) > 1 else ''}"
     if len(kinds) > SHOWN_REASONS:
         yield f"and {len(kinds) - SHOWN_REASONS} other reasons"
 
 
 def _made(kind: Kind, columns: RecordColumns) -> list[Example]:
-    """What Python's own documentation gives."""
+    """Examples from Python's own documentation."""
     if kind == "prompts":
-        return [prompt_example(one, columns=columns) for one in questions()]
+        return [prompt_example(question, columns=columns) for question in questions()]
     return list(questions() if kind == "sft" else preferences())
 
 
@@ -321,13 +320,13 @@ def _form_of(kind: Kind, form: str, answer: str, columns: RecordColumns) -> Form
 
 
 def examples_listing(path: str) -> list[dict[str, Any]]:
-    """What fingerprints a set of examples: `path`, `size`, `stamp` of each file, or Python's version; of a set that the
-    manifest makes nothing but its name.
+    """Listing that fingerprints a set of examples: `path`, `size`, `stamp` of each file; Python's version; or only the
+    name of a generated set.
 
     Raises:
         ExamplesError: the path matches nothing.
     """
-    if path.startswith(MADE):  # the fingerprint of what makes it names its content
+    if path.startswith(MADE):  # the fingerprint of the generating stage covers its content
         return [{"path": path, "size": 0, "stamp": ""}]
     if path == DOCS:
         stamps = {"python": sys.version, "questions": str(QUESTIONS_VERSION)}
@@ -336,7 +335,7 @@ def examples_listing(path: str) -> list[dict[str, Any]]:
 
 
 def made_path(path: str, inputs: Mapping[str, Path]) -> str:
-    """Where a set lies: the file of one that the manifest makes, among a stage's inputs; of others their own path."""
+    """Path of a set: for a generated set, its file among a stage's inputs; otherwise unchanged."""
     if not path.startswith(MADE):
         return path
     name = path.removeprefix(MADE)
@@ -344,43 +343,43 @@ def made_path(path: str, inputs: Mapping[str, Path]) -> str:
 
 
 def example_id(content: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits that name an example by its content."""
+    """Content hash of an example: 32 hexadecimal digits."""
     return hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()
 
 
 def _files(path: str) -> list[SourceFile]:
-    """The files of a set: of a folder those in JSON and in Parquet, else whatever the path matches."""
-    found: dict[str, SourceFile] = {}
+    """Files of a set: the JSON and Parquet files of a folder, or all files that the path matches."""
+    files: dict[str, SourceFile] = {}
     errors = []
     for form in ("jsonl", "parquet"):
         try:
-            found.update(
+            files.update(
                 (file.name, file)
                 for file in find_files("examples", {"path": path, "format": form}).files
-                if file.name not in found
+                if file.name not in files
             )
         except SourceError as error:
             errors.append(str(error))
-    if not found:
+    if not files:
         raise ExamplesError(errors[0])
-    return [found[name] for name in sorted(found)]
+    return [files[name] for name in sorted(files)]
 
 
 def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], list[Quarantined]]:
-    found: list[tuple[Example, Origin]] = []
+    examples: list[tuple[Example, Origin]] = []
     quarantined: list[Quarantined] = []
     for file in _files(path):
         for number, row in _rows(file):
             try:
                 record = _record(row)
-                found.append((form(record), _origin(f"{file.name}:{number}", record)))
+                examples.append((form(record), _origin(f"{file.name}:{number}", record)))
             except CorruptFileError as error:
                 raise ExamplesError(
                     f"{file.name}:{number}: {error}; the number of records lost after it is unknown: replace the file"
                 ) from error
             except ValueError as error:
                 quarantined.append(Quarantined(f"{file.name}:{number}", str(error)))
-    return found, quarantined
+    return examples, quarantined
 
 
 def _record(row: Any) -> dict[str, Any]:
@@ -395,12 +394,12 @@ def _record(row: Any) -> dict[str, Any]:
 
 def _origin(place: str, record: Row) -> Origin:
     url, licence = record.get("url"), next((record[key] for key in LICENCE_KEYS if record.get(key)), None)
-    own = record.get("id")
+    record_id = record.get("id")
     return Origin(
         place,
         url if isinstance(url, str) else None,
         None if licence is None else str(licence),
-        own if isinstance(own, str) and OWN_ID.fullmatch(own) else None,
+        record_id if isinstance(record_id, str) and OWN_ID.fullmatch(record_id) else None,
     )
 
 
@@ -414,7 +413,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
-    """The rows of a file by their numbers from 1: JSON not yet parsed, an object, or what is wrong with it."""
+    """Rows of a file, numbered from 1: unparsed JSON, an object, or an error."""
     if file.name.endswith(".parquet"):
         yield from table_rows(as_path(file.location))
     else:
