@@ -1,4 +1,4 @@
-"""What a stage knows about where it runs, and how it reports back. Nothing in here may change a result."""
+"""Runtime environment of a stage, and its reports to the parent process. Nothing here may change a result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gristmill.dataprep.files import as_path
 from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Trackers
 
 EVENT_PREFIX = "@gristmill "
-"""Lines of a stage process that begin so are events in JSON; all others are log."""
+"""Prefix of JSON events in a stage process's output; all other lines are log."""
 
 
 def read_inputs(description: Mapping[str, Any]) -> dict[str, Path]:
-    """Stage -> folder of what a stage reads, in the order in which these stages ran.
+    """Stage -> folder of each input of a stage, in the order in which the stages ran.
 
-    Edits are applied in this order, so it is a list in the file: the keys of a JSON object have none.
+    Edits are applied in this order, so the file has a list: the keys of a JSON object are unordered.
 
     Args:
         description: a `stage.json`.
@@ -33,69 +33,69 @@ def input_fingerprints(description: Mapping[str, Any]) -> dict[str, str]:
 
 
 def print_event(event: dict[str, Any]) -> None:
-    """Hand an event to the parent process, which reads this process's standard output."""
+    """Send an event to the parent process, which reads this process's standard output."""
     sys.stdout.write(EVENT_PREFIX + json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
 def print_warning(message: str) -> None:
-    """Tell the parent process of what a person should know."""
+    """Send a warning for the user to the parent process."""
     print_event({"event": "warning", "message": message})
 
 
 def print_failure(message: str, is_consequence: bool = False, is_killed: bool = False) -> None:
-    """Tell the parent process why this one ends: on a full disk nothing else can.
+    """Tell the parent process why this one ends: on a full disk there is no other way.
 
     Args:
         message: one sentence.
-        is_consequence: whether another process has ended before, and this one for that alone.
-        is_killed: whether SIGKILL ended a process.
+        is_consequence: this process ends only because another one ended before.
+        is_killed: SIGKILL ended a process.
     """
     print_event({"event": "failed", "message": message, "is_consequence": is_consequence, "is_killed": is_killed})
 
 
 class Following(Protocol):
-    """A store that follows the folder of this machine which a training works in (`train.loop.mirror`)."""
+    """A store that mirrors the local work folder of a training (`train.loop.mirror`)."""
 
     def add(self, folder: Path) -> None:
-        """Send all files below a folder; what is in the store besides stays."""
+        """Upload all files below a folder; other files in the store stay."""
 
     def saved(self, checkpoint: Path, names: Iterable[str]) -> None:
-        """Send what has changed, with the marker of a checkpoint, all of whose files, by name, are somewhere by now."""
+        """Upload the changes and a checkpoint's marker; all of the checkpoint's files, by name, exist somewhere by now."""
 
     def fetch(self, checkpoint: Path) -> None:
-        """Fetch those files of a complete checkpoint that are not here."""
+        """Download the files of a complete checkpoint that are not on this machine."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where a stage runs.
+    """Runtime environment of a stage.
 
     Attributes:
-        work: folder that survives attempts: records of finished shards, spills, checkpoints.
-        stage: the stage's name.
+        work: folder that survives retries: records of finished shards, spills, checkpoints.
+        stage: name of the stage.
         workers: parallel Beam workers.
         runner: one of `mixtures.engine.ENGINES`, or the name of a Beam runner.
-        mode: what the workers of the local runner are: `threads`, `processes`, `memory` (none), or `auto`.
-        nodes: hosts that do the stage's tasks together, by the local runner.
+        mode: workers of the local runner: `threads`, `processes`, `memory` (none), or `auto`.
+        nodes: hosts that share the stage's tasks, with the local runner.
         address: of the cluster.
         options: Beam pipeline options for a runner other than `local`.
-        shuffle: which way rows take between jobs (`dataprep/jobs/shuffled.py`): `files`, `engine`, or as the runner
-            suggests if None.
-        worker_seconds: longest wait for the first worker of a cluster, and for the first task that one does.
+        shuffle: exchange of rows between jobs (`dataprep/jobs/shuffled.py`): `files` or `engine`; the runner's default
+            if None.
+        worker_seconds: longest wait for the first worker of a cluster, and for its first finished task.
         checkpoint_every: training steps between checkpoints.
-        keep_checkpoints: how many checkpoints are kept.
-        parallel: how a training is spread over its processes.
-        compute: how it computes on each of them.
-        permanent_every: training steps between checkpoints that are never deleted; none are if absent.
-        stream: how training reads its rows.
-        deterministic: whether operations whose result may differ between two runs are refused.
-        trackers, profile: how a training is watched.
-        origins: committed outputs, by stage, that know more of the documents trained on; for loss-spike reports.
-        began_with: fingerprints of the models that a training begins with, by stage.
-        following: on the first rank of those that work in one folder, the store that follows it.
-        apart: whether each host of a training works in a folder of its own, which the same store follows.
-        answers: folder of the store in which the answers of models are kept for all stages; in `work` if None.
+        keep_checkpoints: number of checkpoints to keep.
+        parallel: distribution of a training over its processes.
+        compute: settings of the computation in each process.
+        permanent_every: training steps between checkpoints that are never deleted; None for none.
+        stream: reading of training rows.
+        deterministic: reject operations whose result may differ between two runs.
+        trackers, profile: monitoring of a training.
+        origins: committed outputs, by stage, with details of the training documents; for loss-spike reports.
+        began_with: fingerprints of the models that a training starts from, by stage.
+        following: on the first rank of each work folder, the store that mirrors it.
+        apart: each host of a training has its own work folder, mirrored by the same store.
+        answers: folder of the store with cached model answers for all stages; in `work` if None.
         emit: receives events (progress, metrics, warnings).
     """
 
@@ -126,9 +126,9 @@ class Context:
     emit: Callable[[dict[str, Any]], None] = print_event
 
     def progress(self, done: float, total: float, unit: str, **extra: Any) -> None:
-        """Report how far the stage is (units: shards, steps, documents)."""
+        """Report the stage's progress (units: shards, steps, documents)."""
         self.emit({"event": "progress", "done": done, "total": total, "unit": unit, **extra})
 
     def warn(self, message: str) -> None:
-        """Report something a person should read, which does not end the stage."""
+        """Report a warning for the user that does not end the stage."""
         self.emit({"event": "warning", "message": message})

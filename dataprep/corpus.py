@@ -1,11 +1,11 @@
-"""All documents of a run with everything that its steps said of them, read lazily: shard by shard, column by column.
+"""Documents of a run with the annotations of all steps, read lazily by shard and column.
 
     corpus = Corpus(inputs, {"web": "CC-BY-4.0"})
     for batch in corpus.batches(["id", "text", "language"], kept=True, where="language_score > 0.9"):
         ...
 
-A document's columns are those of OWN_COLUMNS and each that a step measured, under the name that expressions use
-(`expressions.names_of`). Documents come in the order of the shards, whoever reads them.
+A document's columns are OWN_COLUMNS and all measured columns, under their names in expressions
+(`expressions.names_of`). Documents are always in the order of the shards.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ OWN_FIELDS = (
     pa.field("error", pa.string()),
 )
 OF_DOCUMENT = ("id", "source", "locator", "metadata")
-"""Columns that the document shards have as they are."""
+"""Columns taken unchanged from the document shards."""
 DERIVED = {"url": ("locator", "metadata"), "licence": ("source", "metadata")}
-"""Columns that are made of these."""
+"""Derived column -> the columns that it is computed from."""
 JUDGED = ("kept", "dropped_by", "reason", "error")
 URL_KEYS = ("url", "URL", "uri")
 LICENCE_KEYS = ("licence", "license")
 RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
-"""Of a WARC record, which stands behind the address in the locator of a page."""
+"""Record id of a WARC record, after the address in the locator of a page."""
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
 
 
 class UnknownColumnError(ValueError):
-    """A column was asked for that no document has."""
+    """A requested column does not exist."""
 
 
 class UnknownDocumentError(LookupError):
-    """No document, or more than one, has an id that begins so."""
+    """No document, or more than one, has an id with this prefix."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Corpus:
     """The documents of a run.
 
     Attributes:
-        inputs: `ingest`, and the annotating stages in the order in which they ran; others are passed over.
-        licences: source -> what the manifest says of its licence.
+        inputs: `ingest`, and the annotating stages in the order in which they ran; other stages are ignored.
+        licences: source -> its licence in the manifest.
     """
 
     inputs: Mapping[str, Path]
@@ -86,26 +86,28 @@ class Corpus:
 
     @cached_property
     def shards(self) -> list[str]:
-        """The document shards, in the order of the documents."""
+        """Document shards, in order."""
         return shard_names(self.inputs[INGEST])
 
     @cached_property
     def steps(self) -> list[str]:
-        """The steps that judged the documents, in their order."""
+        """Steps that judged the documents, in the order in which they ran."""
         return annotation_stages(self.inputs)
 
     @cached_property
     def measured(self) -> dict[str, tuple[str, str]]:
-        """Name of a column -> the step that measured it, and what it is called there."""
-        own = {
-            step: [one.name for one in self._step_schemas[step] if one.name not in (*JUDGEMENT_COLUMNS, EDITS)]
+        """Column name -> the step that measured it, and its name there."""
+        step_columns = {
+            step: [column.name for column in self._step_schemas[step] if column.name not in (*JUDGEMENT_COLUMNS, EDITS)]
             for step in self.steps
         }
-        return {name: (step, column) for step, names in names_of(own).items() for column, name in names.items()}
+        return {
+            name: (step, column) for step, names in names_of(step_columns).items() for column, name in names.items()
+        }
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Every column with its type; `original_text`, the text before all edits, is the last one."""
+        """All columns with their types; the last is `original_text`, the text before all edits."""
         measured = [
             pa.field(name, _shown_type(self._step_schemas[step].field(column).type))
             for name, (step, column) in self.measured.items()
@@ -114,24 +116,24 @@ class Corpus:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read where none are named: all but `original_text`."""
+        """Columns read by default: all but `original_text`."""
         return [name for name in self.schema.names if name != ORIGINAL_TEXT]
 
     @cached_property
     def _step_schemas(self) -> dict[str, pa.Schema]:
-        """The tables' columns, of each the type in the first shard that has a value."""
+        """Schema of each step's tables; a column has its type in the first shard with a value."""
         return {step: self._step_schema(step) for step in self.steps}
 
     def _step_schema(self, step: str) -> pa.Schema:
-        found: dict[str, pa.Field] = {}
+        fields: dict[str, pa.Field] = {}
         for shard in self.shards:
             with open_table(self.inputs[step] / shard) as file:
-                for one in file.schema_arrow:
-                    if one.name not in found or pa.types.is_null(found[one.name].type):
-                        found[one.name] = one
-            if not any(pa.types.is_null(one.type) for one in found.values()):
+                for column in file.schema_arrow:
+                    if column.name not in fields or pa.types.is_null(fields[column.name].type):
+                        fields[column.name] = column
+            if not any(pa.types.is_null(column.type) for column in fields.values()):
                 break
-        return pa.schema(list(found.values()))
+        return pa.schema(list(fields.values()))
 
     def batches(
         self, columns: Sequence[str] | None = None, kept: bool | None = True, where: str | None = None
@@ -139,34 +141,34 @@ class Corpus:
         """Read documents, in their order.
 
         Args:
-            columns: which, in this order; all but `original_text` if absent. No other is read.
-            kept: those that every step kept, those that one dropped (False), or all (None).
-            where: SQL condition over the columns (`expressions.GRAMMAR`); documents of which it is NULL are left out.
+            columns: names, in the order of the result; all but `original_text` if None. Other columns are not read.
+            kept: documents kept by every step (True), dropped by a step (False), or all (None).
+            where: SQL condition over the columns (`expressions.GRAMMAR`); documents for which it is NULL are skipped.
 
         Raises:
-            UnknownColumnError: there is no such column.
-            gristmill.dataprep.expressions.ExpressionError: the condition is none.
+            UnknownColumnError: a column does not exist.
+            gristmill.dataprep.expressions.ExpressionError: the condition is invalid.
         """
         self.check(columns)
         for shard in self.shards:
             yield from self.read(shard, columns, kept, where).to_batches(max_chunksize=BATCH_ROWS)
 
     def count_rows(self, kept: bool | None = True, where: str | None = None) -> int:
-        """How many documents there are; texts are read only where the condition names them."""
+        """Number of documents; texts are read only if the condition names them."""
         return sum(len(self.read(shard, ["source"], kept, where)) for shard in self.shards)
 
     def document(self, wanted: str) -> dict[str, Any]:
-        """A whole document.
+        """One document with all its columns.
 
         Args:
-            wanted: its id, or the first digits of it.
+            wanted: its id in hexadecimal, or a prefix.
 
         Returns:
-            every column, `original_text` among them, and `steps`: of each that judged it `step`, `keep`, `reason`,
-            `error` and `values`, what it measured.
+            all columns, including `original_text`, and `steps`: `step`, `keep`, `reason`, `error` and measured
+            `values` of each step that judged the document.
 
         Raises:
-            UnknownDocumentError: none, or more than one, fits.
+            UnknownDocumentError: no document, or more than one, matches.
         """
         if not 0 < len(wanted) <= 2 * ID_BYTES or not all(character in hexdigits for character in wanted):
             raise UnknownDocumentError(f"{wanted!r} is no id: 1 to {2 * ID_BYTES} hexadecimal digits")
@@ -174,11 +176,11 @@ class Corpus:
         if len(places) != 1:
             raise UnknownDocumentError(f"{len(places) or 'no'} documents have an id that begins with {wanted!r}")
         shard, row = places[0]
-        found: dict[str, Any] = self.read(shard, self.schema.names, None).slice(row, 1).to_pylist()[0]
-        return {**found, "steps": self._verdicts(shard, row)}
+        document: dict[str, Any] = self.read(shard, self.schema.names, None).slice(row, 1).to_pylist()[0]
+        return {**document, "steps": self._verdicts(shard, row)}
 
     def _verdicts(self, shard: str, row: int) -> list[dict[str, Any]]:
-        found = []
+        verdicts = []
         for step in self.steps:
             judged = read_annotations(self.inputs, shard, step).slice(row, 1).to_pylist()[0]
             if judged["keep"] is None:
@@ -188,11 +190,11 @@ class Corpus:
                 for name, value in judged.items()
                 if name not in (*JUDGEMENT_COLUMNS, EDITS) and value is not None
             }
-            found.append({"step": step, **{name: judged[name] for name in JUDGEMENT_COLUMNS[1:]}, "values": values})
-        return found
+            verdicts.append({"step": step, **{name: judged[name] for name in JUDGEMENT_COLUMNS[1:]}, "values": values})
+        return verdicts
 
     def check(self, columns: Sequence[str] | None) -> None:
-        """Raise UnknownColumnError where there is no such column."""
+        """Raise UnknownColumnError if a column does not exist."""
         unknown = [name for name in columns or () if name not in self.schema.names]
         if unknown:
             raise UnknownColumnError(f"there is no column {unknown[0]!r}; there are {', '.join(self.schema.names)}")
@@ -201,26 +203,28 @@ class Corpus:
         self, shard: str, columns: Sequence[str] | None = None, kept: bool | None = True, where: str | None = None
     ) -> pa.Table:
         """Read one shard's documents; see `batches`."""
-        wanted = self.columns if columns is None else list(columns)
-        named = [] if where is None else columns_in(where, self.schema.names)
-        reading = _Reading(self, shard, {*wanted, *named}, kept is not None)
+        selected = self.columns if columns is None else list(columns)
+        condition_columns = [] if where is None else columns_in(where, self.schema.names)
+        reading = _Reading(self, shard, {*selected, *condition_columns}, kept is not None)
         rows = np.arange(len(reading.ids))
         if kept is not None:
             rows = rows[reading.kept == kept]
         if where is not None and len(rows):
-            known, values = evaluate(where, "BOOLEAN", reading.table(named or ["id"], rows))
-            rows = rows[known & np.where(known, values, False).astype(bool)]
-        return reading.table(wanted, rows)
+            is_valid, values = evaluate(where, "BOOLEAN", reading.table(condition_columns or ["id"], rows))
+            rows = rows[is_valid & np.where(is_valid, values, False).astype(bool)]
+        return reading.table(selected, rows)
 
 
 class _Reading:
-    """One shard, while it is read: every table of a step once; texts only where a row of theirs is wanted."""
+    """Reader of one shard: each step's table is read once, texts only for selected rows."""
 
     def __init__(self, corpus: Corpus, shard: str, names: Collection[str], judged: bool) -> None:
         self._corpus, self._shard = corpus, shard
         self._folder = corpus.inputs[INGEST]
-        own = {"id", *names, *(one for name in names for one in DERIVED.get(name, ()))} & set(OF_DOCUMENT)
-        self._documents = read_table(self._folder / shard, sorted(own))
+        document_columns = {"id", *names, *(column for name in names for column in DERIVED.get(name, ()))} & set(
+            OF_DOCUMENT
+        )
+        self._documents = read_table(self._folder / shard, sorted(document_columns))
         self.ids = self._documents["id"]
         self._edits: pa.Array | None = None
         self.kept = np.ones(len(self.ids), bool)
@@ -229,9 +233,9 @@ class _Reading:
             self._read_steps(names)
 
     def _read_steps(self, names: Collection[str]) -> None:
-        """Read what the steps said: which rows they kept, why not, their edits as one, and what they measured."""
-        why = [name for name in ("reason", "error") if name in names]
-        told = {name: pa.nulls(len(self.ids), pa.string()) for name in ("dropped_by", *why)}
+        """Read the annotations: kept rows, reasons for drops, composed edits, and measured columns."""
+        reason_columns = [name for name in ("reason", "error") if name in names]
+        drop_columns = {name: pa.nulls(len(self.ids), pa.string()) for name in ("dropped_by", *reason_columns)}
         for step in self._corpus.steps:
             measured = {
                 name: column
@@ -240,28 +244,30 @@ class _Reading:
             }
             edits = [EDITS] if TEXT in names else []
             table = read_annotations(
-                self._corpus.inputs, self._shard, step, ["keep", *why, *edits, *measured.values()], self.ids
+                self._corpus.inputs, self._shard, step, ["keep", *reason_columns, *edits, *measured.values()], self.ids
             )
-            # A step has a judgement only on rows that all before it kept.
+            # `keep` is null on rows that an earlier step dropped.
             keep = pc.fill_null(table["keep"], False).to_numpy().astype(bool)
             drops = pa.array(self.kept & ~keep)
             self.kept &= keep
-            told["dropped_by"] = pc.if_else(drops, step, told["dropped_by"])
-            for name in why:
-                told[name] = pc.if_else(drops, table[name].cast(pa.string()).combine_chunks(), told[name])
+            drop_columns["dropped_by"] = pc.if_else(drops, step, drop_columns["dropped_by"])
+            for name in reason_columns:
+                drop_columns[name] = pc.if_else(
+                    drops, table[name].cast(pa.string()).combine_chunks(), drop_columns[name]
+                )
             if EDITS in table.column_names:
-                own = table[EDITS].combine_chunks()
-                self._edits = own if self._edits is None else then(self._edits, own)
+                step_edits = table[EDITS].combine_chunks()
+                self._edits = step_edits if self._edits is None else then(self._edits, step_edits)
             self._columns |= {name: table[column] for name, column in measured.items() if column in table.column_names}
-        self._columns |= {**told, "kept": pa.array(self.kept)}
+        self._columns |= {**drop_columns, "kept": pa.array(self.kept)}
 
     def table(self, names: Sequence[str], rows: np.ndarray) -> pa.Table:
-        """Some columns of some rows, under their types of the schema."""
+        """Columns of selected rows, with the types of the schema."""
         schema = self._corpus.schema
-        taken = pa.array(rows)
+        row_numbers = pa.array(rows)
         fields = [schema.field(name) for name in names]
         return pa.table(
-            [_shown(self._column(name, taken), one.type) for name, one in zip(names, fields, strict=True)],
+            [_shown(self._column(name, row_numbers), column.type) for name, column in zip(names, fields, strict=True)],
             schema=pa.schema(fields),
         )
 
@@ -269,12 +275,12 @@ class _Reading:
         if name in (TEXT, ORIGINAL_TEXT):
             return self._texts(rows, edited=name == TEXT)
         if name in DERIVED:
-            given = [self._documents[one].take(rows).to_pylist() for one in DERIVED[name]]
-            of = url_of if name == "url" else self._licence
-            return pa.array([of(*values) for values in zip(*given, strict=True)], pa.string())
+            inputs = [self._documents[column].take(rows).to_pylist() for column in DERIVED[name]]
+            derive = url_of if name == "url" else self._licence
+            return pa.array([derive(*values) for values in zip(*inputs, strict=True)], pa.string())
         if name in OF_DOCUMENT:
             return self._documents[name].take(rows)
-        # A step leaves a column out where nothing has a value.
+        # A step omits a column without values.
         return self._columns[name].take(rows) if name in self._columns else pa.nulls(len(rows))
 
     def _texts(self, rows: pa.Array, edited: bool) -> pa.Array | pa.ChunkedArray:
@@ -286,24 +292,24 @@ class _Reading:
         return texts if self._edits is None or not edited else apply_edits(texts, self._edits.take(rows))
 
     def _licence(self, source: str, metadata: str) -> str | None:
-        own = _first(metadata, LICENCE_KEYS)
-        return own if own is not None else self._corpus.licences.get(source)
+        licence = _first(metadata, LICENCE_KEYS)
+        return licence if licence is not None else self._corpus.licences.get(source)
 
 
 def url_of(locator: str, metadata: str | None) -> str | None:
-    """The address that a document came from, where its metadata (JSON) or its locator has one."""
+    """URL of a document from its metadata (JSON) or its locator, or None."""
     url = _first(metadata, URL_KEYS)
     return RECORD_ID.sub("", locator) if url is None and "://" in locator else url
 
 
 def urls_of(documents: pa.Table) -> pa.Array:
-    """`url_of` for documents with the columns `locator` and `metadata`."""
+    """`url_of` of all documents; needs the columns `locator` and `metadata`."""
     pairs = zip(documents["locator"].to_pylist(), documents["metadata"].to_pylist(), strict=True)
     return pa.array([url_of(*pair) for pair in pairs], pa.string())
 
 
 def _first(metadata: str | None, keys: Sequence[str]) -> str | None:
-    """The text behind the first of some keys that metadata has one behind."""
+    """Value of the first key whose value in the metadata is a string, or None."""
     if not metadata or not any(f'"{key}"' in metadata for key in keys):
         return None
     values = json.loads(metadata)
@@ -311,7 +317,7 @@ def _first(metadata: str | None, keys: Sequence[str]) -> str | None:
 
 
 def _shown_type(kind: pa.DataType) -> pa.DataType:
-    """The type under which a measured column is shown: ids in hexadecimal, dictionaries decoded."""
+    """Type of a measured column in the schema: ids in hexadecimal, dictionaries decoded."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.string() if pa.types.is_fixed_size_binary(kind) else kind
 
@@ -323,7 +329,7 @@ def _shown(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | 
 
 
 def hex_ids(ids: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Ids in hexadecimal; null where one is."""
+    """Ids in hexadecimal; null stays null."""
     valid = pc.fill_null(ids, bytes(ids.type.byte_width)) if ids.null_count else ids
     width = 2 * ids.type.byte_width
     digits = _HEX[np.frombuffer(b"".join(valid.to_pylist()), np.uint8)]

@@ -1,6 +1,6 @@
 """Documents as a pyarrow dataset, which DuckDB, Polars and others read column by column.
 
-Apart from `corpus.py`, since importing `pyarrow.dataset` imports pandas too: half a second that few commands need.
+Separate from `corpus.py`, since importing `pyarrow.dataset` imports pandas: half a second that few commands need.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gristmill.dataprep.corpus import BATCH_ROWS, Corpus
 
 
 class CorpusDataset(pyarrow.dataset.InMemoryDataset):
-    """Documents as a pyarrow dataset: what asks for some columns, once or several times, reads these alone.
+    """Documents as a pyarrow dataset that reads only the requested columns.
 
     DuckDB, Polars and pyarrow's own methods all read through `scanner`.
     """
@@ -30,23 +30,23 @@ class CorpusDataset(pyarrow.dataset.InMemoryDataset):
     def of(
         cls, corpus: Corpus, columns: Sequence[str] | None = None, kept: bool | None = True, where: str | None = None
     ) -> Self:
-        """Some columns of the documents that fit; see `Corpus.batches`.
+        """Dataset of some columns of the selected documents; see `Corpus.batches`.
 
         Raises:
-            UnknownColumnError: there is no such column.
+            UnknownColumnError: a column does not exist.
         """
         corpus.check(columns)
-        wanted = corpus.columns if columns is None else columns
-        dataset = cls(pa.schema([corpus.schema.field(name) for name in wanted]).empty_table())
+        names = corpus.columns if columns is None else columns
+        dataset = cls(pa.schema([corpus.schema.field(name) for name in names]).empty_table())
         dataset.corpus, dataset.kept, dataset.where = corpus, kept, where
         return dataset
 
     def scanner(
         self, columns: Sequence[str] | Mapping[str, Any] | None = None, filter: Any = None, **options: Any
     ) -> CorpusScan | pyarrow.dataset.Scanner:
-        """A reading of some columns (all if absent) of the documents that meet a pyarrow expression (all if absent).
+        """Scan some columns (all if None) of the documents that match a pyarrow expression (all if None).
 
-        How pyarrow's own scanner would be tuned (`options`) has no effect. Columns that are computed go through it.
+        Tuning options of pyarrow's scanner (`options`) have no effect. Computed columns go through pyarrow's scanner.
         """
         scan = CorpusScan(self, self.schema.names, filter)
         if isinstance(columns, Mapping):
@@ -54,7 +54,7 @@ class CorpusDataset(pyarrow.dataset.InMemoryDataset):
         return scan if columns is None else CorpusScan(self, list(columns), filter)
 
     def count_rows(self, filter: Any = None, **options: Any) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         if filter is None:
             return self.corpus.count_rows(self.kept, self.where)
         return sum(len(batch) for batch in CorpusScan(self, [self.schema.names[0]], filter).to_batches())
@@ -62,7 +62,7 @@ class CorpusDataset(pyarrow.dataset.InMemoryDataset):
 
 @dataclass(frozen=True)
 class CorpusScan:
-    """One reading of a `CorpusDataset`, in the order of the documents; what pyarrow's `Scanner` offers readers."""
+    """One scan of a `CorpusDataset`, in document order, with the reading methods of pyarrow's `Scanner`."""
 
     dataset: CorpusDataset
     columns: Sequence[str]
@@ -70,18 +70,18 @@ class CorpusScan:
 
     @property
     def projected_schema(self) -> pa.Schema:
-        """The columns that come out."""
+        """Schema of the result."""
         return pa.schema([self.dataset.schema.field(name) for name in self.columns])
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """The documents, some at a time."""
+        """Yield the documents in batches."""
         corpus, kept, where = self.dataset.corpus, self.dataset.kept, self.dataset.where
-        # pyarrow does not say which columns an expression reads: those whose names stand in its text, or fewer.
-        said = "" if self.filter is None else str(self.filter)
+        # pyarrow does not list the columns of an expression; columns named in its text are a superset.
+        filter_text = "" if self.filter is None else str(self.filter)
         filtered = [
             name
             for name in self.dataset.schema.names
-            if name not in self.columns and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said)
+            if name not in self.columns and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", filter_text)
         ]
         for shard in corpus.shards:
             table = corpus.read(shard, [*self.columns, *filtered], kept, where)
@@ -90,7 +90,7 @@ class CorpusScan:
             yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The documents as a reader."""
+        """Documents as a record batch reader."""
         return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
 
     def to_table(self) -> pa.Table:
@@ -99,12 +99,12 @@ class CorpusScan:
 
     def head(self, num_rows: int) -> pa.Table:
         """The first documents."""
-        found: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         for batch in self.to_batches():
-            found.append(batch)
-            if sum(map(len, found)) >= num_rows:
+            batches.append(batch)
+            if sum(map(len, batches)) >= num_rows:
                 break
-        return pa.Table.from_batches(found, self.projected_schema).slice(0, num_rows)
+        return pa.Table.from_batches(batches, self.projected_schema).slice(0, num_rows)
 
     def count_rows(self) -> int:
         """How many documents there are."""

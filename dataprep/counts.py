@@ -1,6 +1,6 @@
-"""The conservation ledger: every document that was read is kept, dropped or quarantined, and the sums say so.
+"""Conservation ledger: every document that was read is kept, dropped or quarantined, and the counts add up.
 
-Counts are plain nested dictionaries of integers, so that shards add up in any order:
+Counts are nested dictionaries of integers, so that shards can be added in any order:
 
     {"read": 10, "kept": 7, "dropped": {"min_words": 2}, "quarantined": 1,
      "bytes_read": 9000, "bytes_kept": 7000, "sources": {"prose": {... the same ...}}}
@@ -43,9 +43,9 @@ def balance(
     """Add the `counts` of a stage's results, and check that they balance.
 
     Args:
-        max_quarantined: the share of the documents that may be quarantined.
-        lost: documents, by estimate, that files which cannot be read to their end lost; no part of the counts.
-        errors: folder of the tables whose column `error` says why.
+        max_quarantined: largest allowed share of quarantined documents.
+        lost: estimated number of documents lost in files that cannot be read to their end; not part of the counts.
+        errors: folder of the tables with the column `error`.
 
     Raises:
         ConservationError: documents were lost or counted twice.
@@ -72,17 +72,17 @@ def check_conservation(counts: Mapping[str, Any], stage: str) -> None:
 def check_quarantine(
     counts: Mapping[str, Any], limit: float, stage: str, lost: int = 0, errors: Path | None = None
 ) -> None:
-    """Raise QuarantineError where more than the share `limit` of what was read, or is lost, is quarantined or lost.
+    """Raise QuarantineError if more than the share `limit` of all records is quarantined or lost.
 
     Args:
-        lost: records that damaged files did not give.
-        errors: folder of the tables whose column `error` says why.
+        lost: estimated number of records lost in damaged files.
+        errors: folder of the tables with the column `error`.
     """
     read, quarantined = counts.get("read", 0), counts.get("quarantined", 0)
-    gone, total = quarantined + lost, read + lost
-    if total and gone > limit * total:
-        share = f"({gone / total:.1%})"
-        what = (
+    failed, total = quarantined + lost, read + lost
+    if total and failed > limit * total:
+        share = f"({failed / total:.1%})"
+        problem = (
             f"{quarantined} of {read} records {share} could not be processed"
             if not lost
             else (
@@ -90,18 +90,20 @@ def check_quarantine(
                 f"end early or are damaged {share}"
             )
         )
-        first = None if errors is None else first_error(errors)
-        seen = (
-            "" if first is None else (f"the first: {first}; see all in the column `error` of {errors}/*.parquet, and ")
+        example = None if errors is None else first_error(errors)
+        hint = (
+            ""
+            if example is None
+            else (f"the first: {example}; see all in the column `error` of {errors}/*.parquet, and ")
         )
         raise QuarantineError(
-            f"{stage}: {what}, more than the allowed {limit:.1%}; {seen}correct that, or raise max_quarantined for "
+            f"{stage}: {problem}, more than the allowed {limit:.1%}; {hint}correct that, or raise max_quarantined for "
             "this stage"
         )
 
 
 def first_error(folder: Path) -> str | None:
-    """Why the first document was quarantined, of a folder of annotations or of quarantined records, or None."""
+    """First error in a folder of annotations or of quarantined records, or None."""
     import pyarrow.parquet as pq
 
     for path in sorted(folder.glob("*.parquet")):
@@ -115,13 +117,13 @@ def first_error(folder: Path) -> str | None:
 
 
 Histogram = dict[str, list[Any]]
-"""`edges`, ascending, and `counts`, one more: below the first edge, between two (the lower one included), above."""
+"""`edges`, ascending, and `counts`, one more: below the first edge, between neighbours (lower edge included), above."""
 
 SHARE_EDGES = [round(0.02 * step, 2) for step in range(51)]
 COUNT_EDGES = [0, *(2**power for power in range(21))]
 LENGTH_EDGES = [0.5 * step for step in range(41)]
 ANY_EDGES = sorted({*SHARE_EDGES, *COUNT_EDGES, *LENGTH_EDGES, *(-edge for edge in COUNT_EDGES)})
-"""For values of which nothing is known beforehand; `fit_histogram` then leaves those that suit them."""
+"""Edges for values of unknown range; `fit_histogram` then selects suitable ones."""
 
 
 def histogram(values: np.ndarray, edges: Sequence[float]) -> Histogram:
@@ -142,20 +144,23 @@ def add_histograms(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histog
 
 
 def fit_histogram(counted: Histogram) -> Histogram:
-    """A histogram with ANY_EDGES as one with the narrowest of the usual edges that hold its values."""
+    """Reduce a histogram with ANY_EDGES to the narrowest usual edges that cover its values."""
     filled = [place for place, count in enumerate(counted["counts"]) if count]
     usual = (SHARE_EDGES, LENGTH_EDGES, COUNT_EDGES)
-    # Values between two edges count as the lower one, and those below all edges have none.
-    lows = [ANY_EDGES[place - 1] if place else -np.inf for place in filled] or [0.0]
-    edges = next((one for one in usual if one[0] <= min(lows) and max(lows) <= one[-1]), None)
+    # A value between two edges counts as the lower one; values below all edges count as -inf.
+    lower_edges = [ANY_EDGES[place - 1] if place else -np.inf for place in filled] or [0.0]
+    edges = next(
+        (candidate for candidate in usual if candidate[0] <= min(lower_edges) and max(lower_edges) <= candidate[-1]),
+        None,
+    )
     if edges is None:
-        edges = COUNT_EDGES if min(lows) >= 0 else sorted({*COUNT_EDGES, *(-edge for edge in COUNT_EDGES)})
+        edges = COUNT_EDGES if min(lower_edges) >= 0 else sorted({*COUNT_EDGES, *(-edge for edge in COUNT_EDGES)})
     bins = np.searchsorted(edges, [-np.inf, *ANY_EDGES], side="right")
     return {"edges": list(edges), "counts": np.bincount(bins, counted["counts"], len(edges) + 1).astype(int).tolist()}
 
 
 def add_by_source(parts: Iterable[Mapping[str, Mapping[str, Histogram]]]) -> dict[str, dict[str, Histogram]]:
-    """Add histograms source by source and name by name; the sources in the order of their names."""
+    """Add histograms by source and name; sources are sorted by name."""
     total: dict[str, dict[str, Histogram]] = {}
     for part in parts:
         for source, added in part.items():

@@ -1,6 +1,6 @@
-"""Documents as numbers 0, 1, 2, ... for the time of one job, and how much text they have.
+"""Documents as numbers 0, 1, 2, ... within one job, and the size of their text.
 
-The numbers depend on how the documents are cut into shards and therefore never reach the output.
+The numbers depend on the shards and therefore never reach the output.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gristmill.dataprep.files import at_once, is_local
 
 @dataclass(frozen=True)
 class Numbering:
-    """Documents as numbers.
+    """Numbering of documents by shard.
 
     Attributes:
-        shards: names of the document shards, in order; those of older corpora follow those of this run.
-        starts: int64 of shape (shards + 1,); shard i holds the documents from starts[i] up to starts[i + 1].
-        num_new_shards: how many shards are of this run.
+        shards: names of the document shards, in order: those of this run, then those of older corpora.
+        starts: int64 of shape (shards + 1,); shard i has the documents from starts[i] up to starts[i + 1].
+        num_new_shards: number of shards of this run.
     """
 
     shards: Sequence[str]
@@ -31,21 +31,21 @@ class Numbering:
 
     @property
     def new_shards(self) -> Sequence[str]:
-        """The shards of this run."""
+        """Shards of this run."""
         return self.shards[: self.num_new_shards]
 
     @property
     def num_new(self) -> int:
-        """How many documents are of this run; the numbers from here on are of older ones."""
+        """Number of documents of this run; larger numbers belong to older corpora."""
         return int(self.starts[self.num_new_shards])
 
     def shards_of(self, documents: np.ndarray) -> np.ndarray:
-        """Which shard each document is in: int64, positions in `shards`."""
+        """Shard of each document: int64, positions in `shards`."""
         places: np.ndarray = np.searchsorted(self.starts, documents, side="right") - 1
         return places
 
     def split(self, documents: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """Cut ascending document numbers into (shard, row numbers) for every shard that has any."""
+        """Split ascending document numbers into (shard, row numbers), for every shard with documents."""
         ends = np.searchsorted(documents, self.starts)
         return [
             (shard, documents[ends[shard] : ends[shard + 1]] - self.starts[shard])
@@ -63,8 +63,8 @@ def number_rows(new: Sequence[Path], old: Sequence[tuple[str, Path]] = ()) -> Nu
     """Number the rows of Parquet files.
 
     Args:
-        new: the document shards of this run.
-        old: the index files of older corpora, each with the name that it has in this run.
+        new: document shards of this run.
+        old: index files of older corpora, each with its name in this run.
     """
     sizes = count_rows([*new, *(path for _, path in old)])
     names = [*(path.name for path in new), *(name for name, _ in old)]
@@ -72,7 +72,7 @@ def number_rows(new: Sequence[Path], old: Sequence[tuple[str, Path]] = ()) -> Nu
 
 
 def count_rows(paths: Sequence[Path]) -> list[int]:
-    """How many rows Parquet files have; of a store many are asked at once."""
+    """Number of rows of each Parquet file; files of a store are read concurrently."""
     return list(at_once(_count_rows, paths, all(map(is_local, paths))))
 
 

@@ -1,9 +1,9 @@
-"""The tables that preparation passes on: immutable document shards, and one annotation table per stage and shard.
+"""Tables passed between preparing stages: immutable document shards, and an annotation table per stage and shard.
 
 Documents (`ingest`): `part-*.parquet` with `id`, `source`, `locator`, `text`, `metadata`. Annotations (`filter`,
-`dedup`, `langid`, ...): files of the same names with the same rows in the same order, `id` repeated and checked on
-every read, `keep`, `reason`, `error`, every value that was measured and, where a stage changes text, `edits` (see
-`edits.py`). Rows that an earlier stage dropped are null in all columns but `id`.
+`dedup`, `langid`, ...): files with the same names and the same rows in the same order, with `id` repeated and checked
+on every read, `keep`, `reason`, `error`, all measured values and, if a stage changes text, `edits` (see `edits.py`).
+Rows dropped by an earlier stage are null in all columns but `id`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ID_BYTES = 16
 ROW_GROUP_ROWS = 2000
 QUARANTINE_REASON = "quarantine"
 JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
-"""What every annotation table has; all else in it was measured, or is `edits`."""
+"""Columns of every annotation table; all others are measured values or `edits`."""
 MERGED = "merged"
-"""Stands among a stage's inputs for all annotating stages before it (`measuring.merge_annotations`)."""
+"""Stage name that replaces all annotating stages before it (`measuring.merge_annotations`)."""
 
 DOCUMENT_SCHEMA = pa.schema(
     [
@@ -45,8 +45,8 @@ DOCUMENT_SCHEMA = pa.schema(
     ]
 )
 REPEATING = ("source", "metadata")
-"""The columns of documents of which many have one value. A dictionary of texts is given up after a megabyte of them,
-and costs a tenth of the time that reading them takes."""
+"""Document columns with few distinct values, written with a dictionary. Parquet abandons a dictionary of texts after a
+megabyte, at a tenth of the cost of reading them."""
 QUARANTINE_SCHEMA = pa.schema(
     [
         ("source", pa.string()),
@@ -63,16 +63,16 @@ class MisalignedError(RuntimeError):
 
 
 class DamagedTableError(RuntimeError):
-    """A table that a stage wrote cannot be read as it was written."""
+    """A table that a stage wrote is damaged."""
 
 
 def document_id(source: str, locator: str, text: str) -> bytes:
-    """16 bytes that name a document by what it is: hash of source, locator and text."""
+    """16-byte id of a document: hash of source, locator and text."""
     return hash_document(source.encode("utf-8"), locator.encode("utf-8"), text.encode("utf-8"))
 
 
 def hash_document(source: bytes, locator: bytes, text: bytes) -> bytes:
-    """`document_id` of what is encoded as UTF-8 already."""
+    """`document_id` of values already encoded as UTF-8."""
     sizes = [len(part).to_bytes(8, "little") for part in (source, locator, text)]
     digest = hashlib.blake2b(b"".join((sizes[0], source, sizes[1], locator, sizes[2])), digest_size=ID_BYTES)
     digest.update(text)
@@ -99,7 +99,7 @@ def hash_documents(source: bytes, locators: pa.Array, texts: pa.Array) -> pa.Arr
 
 
 def _with_sizes(values: pa.Array, offset: type[np.integer[Any]]) -> tuple[Iterator[bytes], Iterator[memoryview]]:
-    """How many bytes each string has, as 8 bytes (little-endian), and these bytes."""
+    """Size of each string as 8 bytes (little-endian), and its bytes."""
     _, offsets, data = values.buffers()
     bounds = np.frombuffer(offsets, offset)[values.offset : values.offset + len(values) + 1]
     sizes, content = np.diff(bounds).astype("<i8").tobytes(), memoryview(data)
@@ -112,19 +112,19 @@ def _with_sizes(values: pa.Array, offset: type[np.integer[Any]]) -> tuple[Iterat
 def write_table(
     path: Path, table: pa.Table, row_group_rows: int = ROW_GROUP_ROWS, repeating: Sequence[str] | None = None
 ) -> None:
-    """Write a Parquet file, whole or not at all; the same table gives the same bytes.
+    """Write a Parquet file atomically; the same table gives the same bytes.
 
     Args:
-        path: its final name.
-        table: what to write.
+        path: final name.
+        table: its content.
         row_group_rows: rows per row group.
-        repeating: the columns worth a dictionary of their values; if None, REPEATING of documents, and all of other
-            tables are tried. Values that hardly repeat, such as ids, are written in two thirds of the time without one.
+        repeating: columns written with a dictionary; if None, REPEATING for documents and all columns of other tables.
+            Distinct values, such as ids, are written in two thirds of the time without a dictionary.
     """
     if repeating is None and table.schema.equals(DOCUMENT_SCHEMA):
         repeating = REPEATING
     with atomic_write(path) as sink:
-        # A flipped bit of a compressed page may well decompress: the checksum of each page tells.
+        # A compressed page with a flipped bit may still decompress; page checksums detect it.
         pq.write_table(
             table,
             sink,
@@ -139,11 +139,11 @@ def write_table(
 def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; read from it with `use_threads=False` unless it is local.
 
-    Not through `pyarrow.parquet.read_table` and never a Python file on Arrow's threads: they may let go of it after
-    the interpreter has begun to end, which aborts the process.
+    Avoids `pyarrow.parquet.read_table` and Python files on Arrow's threads: these may release the file after the
+    interpreter has begun to shut down, which aborts the process.
     """
     if is_local(path):
-        # Reading in other threads before it is asked for pays where a store answers late, not for a file in memory.
+        # Pre-buffering hides the latency of a remote store; for a local file it only costs.
         with pq.ParquetFile(str(path), pre_buffer=False, page_checksum_verification=True) as file:
             yield file
     else:
@@ -156,57 +156,55 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
 
 @contextmanager
 def open_table(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a table that a stage wrote, as `open_parquet` does any Parquet file.
+    """Open a table that a stage wrote, like `open_parquet`.
 
     Raises:
-        DamagedTableError: it cannot be read as it was written; also while it is read from.
+        DamagedTableError: the table is damaged; also raised while it is read.
     """
     try:
         with open_parquet(path) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk or the store, not of the content
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk or store, not of the content
             raise
-        said = " ".join(str(error).split())
-        raise DamagedTableError(f"{path} is damaged: {said}; `{REPAIR}` and a run make it again") from error
+        message = " ".join(str(error).split())
+        raise DamagedTableError(f"{path} is damaged: {message}; `{REPAIR}` and a run make it again") from error
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a table that a stage wrote, or some of its columns.
 
     Raises:
-        DamagedTableError: it cannot be read as it was written.
+        DamagedTableError: the table is damaged.
     """
     with open_table(path) as file:
         return file.read(None if columns is None else list(columns), use_threads=is_local(path))
 
 
 def shard_names(ingest: Path) -> list[str]:
-    """The document shards of a committed ingest, in their order."""
+    """Names of the document shards of a committed ingest, in order."""
     return sorted(path.name for path in ingest.glob("part-*.parquet"))
 
 
 def annotation_stages(inputs: Mapping[str, Path]) -> list[str]:
-    """The annotating stages among a stage's inputs, in the order in which they ran: those whose tables are called like
-    the shards of the documents.
-    """
+    """Annotating stages among a stage's inputs, in the order in which they ran."""
     return [name for name, folder in inputs.items() if name != INGEST and _has_shards(str(folder))]
 
 
 @cache
 def _has_shards(folder: str) -> bool:
-    """Whether a committed output has tables that are called like document shards."""
-    # What `tokenize` writes of a shard has one more dot in its name.
+    """True if a committed output has tables named like document shards."""
+    # Files that `tokenize` writes per shard have one more dot in their names.
     return any("." not in path.stem for path in as_path(folder).glob("part-*.parquet"))
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A document shard as the stages so far have left it.
+    """A document shard after the stages so far.
 
     Attributes:
-        documents: the columns that were asked for; the text has the edits of all stages.
-        rows: int64, ascending: the rows that every stage kept.
+        documents: the requested columns; the text has the edits of all stages.
+        rows: int64, ascending: rows kept by every stage.
     """
 
     documents: pa.Table
@@ -214,52 +212,55 @@ class Shard:
 
 
 def read_shard(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None) -> Shard:
-    """Read a shard and what all stages among the inputs say of it: every table once, its ids compared once.
+    """Read a shard with the annotations of all stages among the inputs, each table once.
 
     Args:
         inputs: `ingest`, and the annotating stages in the order in which they ran.
         shard: name of the shard.
-        columns: of the documents (all if None), or measured by a stage: of several, the first that has one of the
-            name; null on every row where none has.
+        columns: of the documents (all if None), or measured by a stage (the last stage that has the column; null if
+            no stage has it).
 
     Raises:
         MisalignedError: a table's ids differ from the document shard's, in number or in order.
     """
-    own = [name for name in columns or () if name in DOCUMENT_SCHEMA.names]
+    document_columns = [name for name in columns or () if name in DOCUMENT_SCHEMA.names]
     measured = [name for name in columns or () if name not in DOCUMENT_SCHEMA.names]
-    documents = read_table(inputs[INGEST] / shard, None if columns is None else list(dict.fromkeys(["id", *own])))
+    documents = read_table(
+        inputs[INGEST] / shard, None if columns is None else list(dict.fromkeys(["id", *document_columns]))
+    )
     edits = [EDITS] if "text" in documents.column_names else []
-    found = combine_annotations(inputs, shard, documents["id"], [*edits, *measured])
-    if EDITS in edits and found.edits is not None:
-        text = apply_edits(documents["text"], found.edits)
+    annotations = combine_annotations(inputs, shard, documents["id"], [*edits, *measured])
+    if EDITS in edits and annotations.edits is not None:
+        text = apply_edits(documents["text"], annotations.edits)
         documents = documents.set_column(documents.column_names.index("text"), DOCUMENT_SCHEMA.field("text"), text)
     for name in measured:
-        documents = documents.append_column(name, found.measured.get(name, pa.nulls(len(documents))))
+        documents = documents.append_column(name, annotations.measured.get(name, pa.nulls(len(documents))))
     return Shard(
-        documents if columns is None else documents.select(list(columns)), np.flatnonzero(found.keep).astype(np.int64)
+        documents if columns is None else documents.select(list(columns)),
+        np.flatnonzero(annotations.keep).astype(np.int64),
     )
 
 
 def read_documents(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a document shard (all columns, or some); its text has the edits of the stages among the inputs."""
+    """Read a document shard (all columns, or some) with the edits of the stages among the inputs."""
     if columns is None or "text" in columns:
         return read_shard(inputs, shard, columns).documents
     return read_table(inputs[INGEST] / shard, columns)
 
 
 def kept_rows(inputs: Mapping[str, Path], shard: str) -> np.ndarray:
-    """Row numbers (int64, ascending) that every annotating stage among the inputs kept."""
+    """Row numbers (int64, ascending) kept by every annotating stage among the inputs."""
     return read_shard(inputs, shard, ["id"]).rows
 
 
 @dataclass(frozen=True)
 class Combined:
-    """What several stages say of the n documents of a shard, as one.
+    """Annotations of several stages on the n documents of a shard, combined.
 
     Attributes:
-        keep: bool of shape (n,): every stage kept it.
-        edits: n lists that do at once what the edits of all stages do in their order; None where no stage edits.
-        measured: name of a column -> its values, n each.
+        keep: bool of shape (n,): kept by every stage.
+        edits: n lists, the composed edits of all stages; None if no stage edits.
+        measured: column name -> n values.
     """
 
     keep: np.ndarray
@@ -276,7 +277,7 @@ def combine_annotations(
         inputs: `ingest`, and the annotating stages in the order in which they ran.
         shard: name of the shard.
         ids: of its documents.
-        columns: what else than `keep` is read, where a table has it; EDITS are combined, of others the last counts.
+        columns: read besides `keep` from the tables that have them; EDITS are composed, for others the last stage wins.
 
     Raises:
         MisalignedError: see `read_annotations`.
@@ -289,23 +290,23 @@ def combine_annotations(
             names = [name for name in ("id", "keep", *columns) if name in file.schema_arrow.names]
             table = file.read(names, use_threads=is_local(inputs[stage]))
         check_ids(inputs, shard, stage, table["id"], ids)
-        # A stage has a judgement only on rows that all before it kept.
+        # `keep` is null on rows that an earlier stage dropped.
         keep &= pc.fill_null(table["keep"], False).to_numpy().astype(bool)
         if EDITS in names:
-            own = table[EDITS].combine_chunks()
-            edits = own if edits is None else then(edits, own)
+            stage_edits = table[EDITS].combine_chunks()
+            edits = stage_edits if edits is None else then(edits, stage_edits)
         measured |= {name: table[name] for name in names if name in columns}
     return Combined(keep, edits, measured)
 
 
 def step_with(inputs: Mapping[str, Path], shard: str, column: str) -> str | None:
-    """The step among the inputs that has measured a column of a shard, the last one of several; None where none has."""
+    """Last step among the inputs that measured a column of a shard, or None."""
     steps = (step for step in reversed(annotation_stages(inputs)) if column in column_names(inputs[step] / shard))
     return next(steps, None)
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns of a table that a stage wrote."""
+    """Column names of a table that a stage wrote."""
     with open_table(path) as file:
         names: list[str] = file.schema_arrow.names
         return names
@@ -318,20 +319,20 @@ def read_annotations(
     columns: Sequence[str] | None = None,
     ids: pa.ChunkedArray | None = None,
 ) -> pa.Table:
-    """Read one stage's annotations of a shard, having checked that they are of the same documents.
+    """Read one stage's annotations of a shard after checking its ids.
 
     Args:
         inputs: `ingest`, and the annotating stages.
         shard: name of the shard.
-        stage: which one.
-        columns: and `id`; all if None.
-        ids: of the shard's documents, where they have been read.
+        stage: name of the stage.
+        columns: read besides `id`; all if None.
+        ids: of the shard's documents, if already read.
 
     Raises:
         MisalignedError: ids differ from the document shard's, in number or in order.
     """
-    wanted = None if columns is None else ["id", *(name for name in columns if name != "id")]
-    table = read_table(inputs[stage] / shard, wanted)
+    table_columns = None if columns is None else ["id", *(name for name in columns if name != "id")]
+    table = read_table(inputs[stage] / shard, table_columns)
     if ids is None:
         ids = read_table(inputs[INGEST] / shard, ["id"])["id"]
     check_ids(inputs, shard, stage, table["id"], ids)
@@ -339,7 +340,7 @@ def read_annotations(
 
 
 def check_ids(inputs: Mapping[str, Path], shard: str, stage: str, found: pa.ChunkedArray, ids: pa.ChunkedArray) -> None:
-    """Raise MisalignedError where a stage's ids are not those of the documents of a shard."""
+    """Raise MisalignedError if a stage's ids differ from those of the shard's documents."""
     if not found.combine_chunks().equals(ids.combine_chunks()):
         raise MisalignedError(
             f"{inputs[stage] / shard}: its ids are not those of {inputs[INGEST] / shard}; "
@@ -348,7 +349,7 @@ def check_ids(inputs: Mapping[str, Path], shard: str, stage: str, found: pa.Chun
 
 
 def judged_rows(documents: pa.Table, rows: np.ndarray, sources: Sequence[str] | None) -> np.ndarray:
-    """Of these rows, those whose source the stage judges (all where `sources` is None)."""
+    """Rows whose source the stage judges (all if `sources` is None)."""
     if sources is None:
         return rows
     column = documents["source"].take(pa.array(rows)).cast(pa.string())
@@ -365,16 +366,16 @@ def annotate(
     errors: Sequence[str | None] | pa.Array | None = None,
     sizes: pa.Array | None = None,
 ) -> tuple[pa.Table, Counts]:
-    """Build the annotation table of a shard, and its counts.
+    """Build the annotation table of a shard and its counts.
 
     Args:
-        documents: the shard, with at least `id`, `source` and, unless `sizes` are given, `text`.
+        documents: the shard, with at least `id`, `source` and, without `sizes`, `text`.
         rows: rows that earlier stages kept.
-        judged: the subset of `rows` that this stage judged; the rest passes.
-        reasons: per judged row, the rule that dropped it, or None where it is kept.
-        measures: column name -> one value per judged row; `edits` (see `edits.py`) changes the text that is kept.
+        judged: the subset of `rows` that this stage judged; all other rows pass.
+        reasons: per judged row, the rule that dropped it, or None if kept.
+        measures: column name -> one value per judged row; `edits` (see `edits.py`) change the kept text.
         errors: per judged row, the error that quarantines it, or None.
-        sizes: bytes of the text of each of the shard's documents (int64).
+        sizes: bytes of each document's text (int64).
     """
     total = len(documents)
     position = np.full(total, -1, dtype=np.int64)
@@ -384,13 +385,13 @@ def annotate(
     if not len(error) == len(reasons) == len(judged):
         raise ValueError(f"{len(judged)} documents were judged, with {len(reasons)} reasons and {len(error)} errors")
     reason = pc.if_else(error.is_valid(), QUARANTINE_REASON, pa.array(reasons, pa.string()))
-    known = np.zeros(total, bool)
-    known[rows] = True
+    incoming = np.zeros(total, bool)
+    incoming[rows] = True
     keep = np.ones(total, bool)
     keep[judged] = reason.is_null().to_numpy(zero_copy_only=False)
     columns: dict[str, pa.Array] = {
         "id": documents["id"].combine_chunks(),
-        "keep": pa.array(keep, mask=~known),
+        "keep": pa.array(keep, mask=~incoming),
         "reason": reason.take(take).dictionary_encode(),
         "error": error.take(take),
     }
@@ -409,12 +410,12 @@ def count_documents(
 
     Args:
         documents: the shard's n documents.
-        rows: int64, those that earlier stages kept.
-        reasons: n strings, why each goes; null where it is kept.
-        changes: int64 of shape (n,), by how many bytes the stage's edits make each text longer.
-        sizes: bytes of each text (int64); where None, those of the column `text`.
+        rows: int64, rows kept by earlier stages.
+        reasons: n strings, null for kept documents.
+        changes: int64 of shape (n,), bytes that the stage's edits add to each text.
+        sizes: bytes of each text (int64); measured from the column `text` if None.
     """
-    taken = pa.array(rows)
+    row_numbers = pa.array(rows)
     if sizes is None:
         sizes = pc.binary_length(documents["text"]).cast(pa.int64())
     table = pa.table(
@@ -424,7 +425,7 @@ def count_documents(
             "bytes": sizes,
             "bytes_after": pc.add(sizes, pa.array(changes)),
         }
-    ).take(taken)
+    ).take(row_numbers)
     groups = table.group_by(["source", "reason"]).aggregate(
         [([], "count_all"), ("bytes", "sum"), ("bytes_after", "sum")]
     )
@@ -437,7 +438,7 @@ def count_documents(
 
 
 def _add_group(counts: Counts, reason: str | None, number: int, size: int, size_after: int) -> None:
-    """Count documents that went, or stayed, for the same reason."""
+    """Add documents with the same outcome to the counts."""
     counts["read"] += number
     counts["bytes_read"] += size
     if reason is None:

@@ -1,9 +1,9 @@
-"""Edits: how a stage changes text without touching the documents. Spans of bytes, each with what takes its place.
+"""Edits: byte spans of a text with their replacements, so that a stage can change text without rewriting documents.
 
 A stage that edits writes a column `edits` into its annotation table: per judged document a list of replacements in
-bytes of the UTF-8 text as that stage read it, ascending and disjoint, on the borders of code points. Whoever reads
-text through `documents.read_documents` gets it with the edits of all stages before applied, in their order. What takes
-time is in `text/edit_kernels.py`, so that who only looks at documents does not wait for numba.
+bytes of the UTF-8 text that the stage read, ascending, disjoint and on code point boundaries.
+`documents.read_documents` applies the edits of all stages in order. The expensive kernels are in
+`text/edit_kernels.py`, so that commands that only read documents do not import numba.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EDIT_TYPE = pa.struct([("begin", pa.int64()), ("end", pa.int64()), ("text", pa.s
 EDITS_TYPE = pa.large_list(EDIT_TYPE)
 
 Edit = tuple[int, int, str]
-"""Bytes `begin` up to `end` of the text, and what takes their place (empty: they are cut)."""
+"""Bytes `begin` up to `end` of the text, and their replacement (empty for a cut)."""
 
 
 class BadEditError(ValueError):
@@ -28,9 +28,9 @@ class BadEditError(ValueError):
 
 
 def edits_array(edits: Sequence[Sequence[Edit]]) -> pa.Array:
-    """The column of n documents; an empty list where one stays as it is."""
-    sizes = [len(of_one) for of_one in edits]
-    flat = [edit for of_one in edits for edit in of_one]
+    """Column of edits of n documents; an empty list leaves a document unchanged."""
+    sizes = [len(document_edits) for document_edits in edits]
+    flat = [edit for document_edits in edits for edit in document_edits]
     begins, ends, texts = ([edit[part] for edit in flat] for part in range(3))
     values = pa.StructArray.from_arrays(
         [pa.array(begins, pa.int64()), pa.array(ends, pa.int64()), pa.array(texts, pa.string())],
@@ -40,7 +40,7 @@ def edits_array(edits: Sequence[Sequence[Edit]]) -> pa.Array:
 
 
 def cuts_array(begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> pa.Array:
-    """The column of edits that only cut.
+    """Column of edits that only cut.
 
     Args:
         begins, ends: int64 of shape (m,), bytes within each document's text.
@@ -53,7 +53,7 @@ def cuts_array(begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> pa.
 
 
 def apply_edits(texts: pa.Array | pa.ChunkedArray, edits: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The texts with their edits applied; a null list changes nothing.
+    """Apply edits to texts; a null list changes nothing.
 
     Args:
         texts: n strings.
@@ -72,19 +72,19 @@ def apply_edits(texts: pa.Array | pa.ChunkedArray, edits: pa.Array | pa.ChunkedA
         edits = edits.combine_chunks()
     counts = pc.fill_null(pc.list_value_length(edits), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     data, offsets = text_buffers(texts)
-    values = edits.flatten()  # null lists have no values in here
+    values = edits.flatten()  # null lists have no values
     firsts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     begins = values.field("begin").to_numpy(zero_copy_only=False).astype(np.int64)
     ends = values.field("end").to_numpy(zero_copy_only=False).astype(np.int64)
     new_data, new_offsets = text_buffers(values.field("text"))
-    made, made_offsets, bad = replace_spans(data, offsets, firsts, begins, ends, new_data, new_offsets)
-    if bad >= 0:
-        raise BadEditError(f"the edits of document {bad} of {len(counts)} overlap or reach beyond its text")
-    return pa.LargeStringArray.from_buffers(len(counts), pa.py_buffer(made_offsets), pa.py_buffer(made))
+    edited, edited_offsets, bad_document = replace_spans(data, offsets, firsts, begins, ends, new_data, new_offsets)
+    if bad_document >= 0:
+        raise BadEditError(f"the edits of document {bad_document} of {len(counts)} overlap or reach beyond its text")
+    return pa.LargeStringArray.from_buffers(len(counts), pa.py_buffer(edited_offsets), pa.py_buffer(edited))
 
 
 def size_changes(edits: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """By how many bytes each of n texts grows: int64 of shape (n,), mostly negative; 0 for a null list."""
+    """Bytes by which edits lengthen each of n texts: int64 of shape (n,), mostly negative; 0 for a null list."""
     if isinstance(edits, pa.ChunkedArray):
         edits = edits.combine_chunks()
     counts = pc.fill_null(pc.list_value_length(edits), 0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -99,15 +99,15 @@ def size_changes(edits: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def then(first: pa.Array, second: pa.Array) -> pa.Array:
-    """The edits that do at once what `first` and after it `second` do.
+    """Compose edits: `first`, then `second`.
 
     Args:
         first: edits of n texts (EDITS_TYPE).
-        second: edits of those n texts as `first` leaves them.
+        second: edits of the n texts after `first`.
 
     Returns:
-        edits of the n texts: `apply(text, then(a, b)) == apply(apply(text, a), b)`. Neighbours are one edit, so that
-        every edit but those that change nothing has kept text on both sides.
+        edits of the n texts: `apply(text, then(a, b)) == apply(apply(text, a), b)`. Adjacent edits are merged, so that
+        every edit that changes something has kept text on both sides.
 
     Raises:
         BadEditError: edits overlap or are out of order.
@@ -118,10 +118,10 @@ def then(first: pa.Array, second: pa.Array) -> pa.Array:
         return second
     from gristmill.dataprep.text.edit_kernels import compose
 
-    rounds = _buffers(first), _buffers(second)
-    for firsts, begins, ends, *_ in rounds:
+    operands = _buffers(first), _buffers(second)
+    for firsts, begins, ends, *_ in operands:
         _check_order(firsts, begins, ends)
-    offsets, begins, ends, data, cuts = compose(*rounds[0], *rounds[1])
+    offsets, begins, ends, data, cuts = compose(*operands[0], *operands[1])
     texts = pa.LargeStringArray.from_buffers(len(begins), pa.py_buffer(cuts), pa.py_buffer(data)).cast(pa.string())
     values = pa.StructArray.from_arrays([pa.array(begins), pa.array(ends), texts], fields=list(EDIT_TYPE))
     return pa.LargeListArray.from_arrays(pa.array(offsets), values)
@@ -143,7 +143,7 @@ def _buffers(edits: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 
 def _check_order(firsts: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
-    """See that the edits of each text follow one another (all int64; text i has those from firsts[i] on)."""
+    """Check that the edits of each text are ascending and disjoint (all int64; text i has those from firsts[i] on)."""
     after = np.zeros(len(begins), np.int64)
     after[1:] = ends[:-1]
     after[firsts[:-1][firsts[:-1] < len(begins)]] = 0

@@ -1,7 +1,7 @@
-"""Expressions over what is known of one document: a part of DuckDB's SQL, looked at as DuckDB parses it.
+"""SQL expressions over the columns of one document: a subset of DuckDB's SQL, checked on DuckDB's parse tree.
 
-What depends on an expression (a mixture, an export) is named by its text, so an expression must be a function of the
-document's own columns: no clock, no chance, no other rows, no files. Allowed is what is listed here, and nothing else.
+The text of an expression enters the fingerprint of a mixture or an export, so an expression must be a pure function of
+the document's columns: no clock, randomness, other rows or files. Only what is listed here is allowed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gristmill.dataprep.reading.records import field_of
 from gristmill.mixtures.prepare import column_prefix
 
 OF_TOKENS = ("tokens", "bytes")
-"""What the tokeniser measures of a document."""
+"""Columns measured by the tokenizer."""
 OWN_COLUMNS = (
     "id",
     "source",
@@ -33,9 +33,9 @@ OWN_COLUMNS = (
     "error",
     "original_text",
 )
-"""What a document has without any step (`corpus.Corpus`)."""
+"""Columns of a document before any step (`corpus.Corpus`)."""
 METADATA = "metadata"
-"""The column with a record's metadata, a JSON object: `metadata.n` is its key `n`."""
+"""Column with a record's metadata, a JSON object: `metadata.n` is its key `n`."""
 CONFINED = {
     "threads": 1,
     "enable_external_access": False,
@@ -43,22 +43,22 @@ CONFINED = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
 }
-"""A database that reaches no file, no network, no extension and no variable of this program; once it is locked, no
-expression can change that (https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview)."""
+"""Settings of a database without access to files, network, extensions and Python variables; once locked, no expression
+can change them (https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview)."""
 
 
 class ExpressionError(ValueError):
-    """An expression that cannot be evaluated; the message has its text and the columns that there are."""
+    """An expression cannot be evaluated; the message has its text and the available columns."""
 
 
 class NotAllowedError(ExpressionError):
-    """An expression is no SQL, or consists of more than the grammar has; the message says of what."""
+    """An expression is not SQL, or uses more than the allowed grammar; the message says what."""
 
 
 def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
-    """What expressions call the columns: of several steps that measure one, each has its own, called `<step>_<column>`.
+    """Name the columns for expressions: a column measured by several steps is `<step>_<column>` in each.
 
-    So has one that is called like something else of a document (OF_TOKENS, OWN_COLUMNS).
+    The same holds for a column named like a document's own (OF_TOKENS, OWN_COLUMNS).
 
     Args:
         measured: name of a step -> its columns.
@@ -74,22 +74,25 @@ def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str
 
 
 def evaluate(expression: str, kind: str, columns: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Which rows have a value (bool), and the values, of an SQL type; no file and no network can be reached.
+    """Evaluate an expression on every row, without access to files or network.
 
     Args:
-        expression: SQL over the columns, of the part that GRAMMAR says.
-        kind: an SQL type that the values are cast to.
-        columns: one row for each document.
+        expression: SQL over the columns, within GRAMMAR.
+        kind: SQL type that the values are cast to.
+        columns: one row per document.
+
+    Returns:
+        bool per row, True if it has a value; and the values.
 
     Raises:
-        NotAllowedError: the expression is not of the grammar, or names a column that there is not.
-        ExpressionError: it has no value of that type.
+        NotAllowedError: the expression is outside the grammar, or names an unknown column.
+        ExpressionError: its value cannot be cast to the type.
     """
     import duckdb
 
     with duckdb.connect(config=CONFINED) as connection:
         for name, function in (("min", "least"), ("max", "greatest")):
-            # DuckDB's own are aggregates; its least() passes over NULL, which would make up a value.
+            # DuckDB's min and max are aggregates, and its least() and greatest() ignore NULL.
             connection.execute(
                 f"CREATE MACRO {name}(a, b) AS CASE WHEN a IS NULL OR b IS NULL THEN NULL ELSE {function}(a, b) END"
             )
@@ -108,19 +111,19 @@ def evaluate(expression: str, kind: str, columns: pa.Table) -> tuple[np.ndarray,
         rows = pa.array(np.arange(len(columns)))
         connection.register("documents", columns.append_column("gristmill_row", rows))
         try:
-            # The line break ends a comment in the expression before the bracket is closed.
-            found = connection.execute(
+            # The line break ends a comment in the expression before the closing parenthesis.
+            result_columns = connection.execute(
                 f"SELECT gristmill_row, CAST((\n{expression}\n) AS {kind}) FROM documents"
             ).fetchnumpy()
         except duckdb.Error as error:
             raise ExpressionError(_wrong(expression, str(error).splitlines()[0], columns)) from error
-    return _in_order(*found.values())
+    return _in_order(*result_columns.values())
 
 
 def check(expression: str, names: Collection[str]) -> None:
-    """Raise NotAllowedError where an expression is not of the grammar, or names a column that is not among `names`.
+    """Raise NotAllowedError if an expression is outside the grammar or names a column that is not in `names`.
 
-    What else may be wrong with it depends on the values.
+    Other errors depend on the values.
     """
     try:
         evaluate(expression, "VARCHAR", pa.table({name: pa.nulls(0, pa.float64()) for name in names}))
@@ -131,21 +134,21 @@ def check(expression: str, names: Collection[str]) -> None:
 
 
 def columns_in(expression: str, names: Collection[str]) -> list[str]:
-    """Which of some columns an expression names, in their order.
+    """Columns that an expression names, in the order of `names`.
 
     Raises:
-        NotAllowedError: it is not of the grammar, or names another column.
+        NotAllowedError: the expression is outside the grammar, or names an unknown column.
     """
     import duckdb
 
     check(expression, names)
     with duckdb.connect(config=CONFINED) as connection:
-        named = {path[0].lower() for path in _column_names(connection, expression)}
-    return [name for name in names if name.lower() in named]
+        used_columns = {path[0].lower() for path in _column_names(connection, expression)}
+    return [name for name in names if name.lower() in used_columns]
 
 
 def _column_names(connection: Any, expression: str) -> list[tuple[str, ...]]:
-    """The names of columns in an expression: one part, or for a key of the metadata several."""
+    """Names of the columns in an expression: one part, or several for a metadata key."""
     nodes = _expressions(_parse(connection, expression)["select_list"])
     return [tuple(node["column_names"]) for node in nodes if node["class"] == "COLUMN_REF"]
 
@@ -155,10 +158,10 @@ def _metadata_keys(names: Collection[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _metadata_values(metadata: pa.ChunkedArray, keys: Sequence[tuple[str, ...]]) -> pa.Array:
-    """Some keys of JSON objects as columns of a struct; null where an object has no such key.
+    """Metadata keys as the columns of a struct; null if an object lacks the key.
 
     Raises:
-        ExpressionError: a key has values of several kinds, so that the kind of its column would depend on other rows.
+        ExpressionError: a key has values of several types, so that its column's type would depend on other rows.
     """
     objects = [json.loads(value) if isinstance(value, str) else {} for value in metadata.to_pylist()]
     tree: dict[str, Any] = {}
@@ -172,7 +175,7 @@ def _metadata_values(metadata: pa.ChunkedArray, keys: Sequence[tuple[str, ...]])
 
 
 def _plain_values(name: str, values: Sequence[Any]) -> pa.Array:
-    """Values as numbers (all of them doubles), truth values or texts; a list or an object becomes its JSON text."""
+    """Values as doubles, booleans or strings; a list or an object becomes its JSON text."""
     kinds = {_column_type(value) for value in values if value is not None}
     if len(kinds) > 1:
         raise ExpressionError(
@@ -226,7 +229,7 @@ OPERATORS = (
     "ilike_escape",
     "not_ilike_escape",
 )
-"""Arithmetic, concatenation, and LIKE, ILIKE and GLOB as DuckDB calls them."""
+"""Arithmetic, concatenation, LIKE, ILIKE and GLOB by their names in DuckDB."""
 FUNCTIONS = {
     "numbers": (
         "abs",
@@ -282,7 +285,7 @@ FUNCTIONS = {
 """Pure functions of a row (https://duckdb.org/docs/stable/sql/functions/overview)."""
 ALLOWED_FUNCTIONS = frozenset([*OPERATORS, *(name for names in FUNCTIONS.values() for name in names)])
 OF_TWO = ("min", "max")
-"""With one argument these are aggregates, over other documents."""
+"""Aggregates over rows if called with one argument."""
 ALLOWED_CLASSES = frozenset(
     ["COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "BETWEEN", "CASE", "CAST", "TYPE", "FUNCTION", "OPERATOR"]
 )
@@ -306,7 +309,7 @@ ALLOWED_TYPES = frozenset(
         "VARCHAR",
     ]
 )
-"""Types that a value may be cast to: never times, which would depend on a time zone."""
+"""Types allowed in casts; times depend on a time zone."""
 NAMES_OF_CLASSES = {
     "SUBQUERY": "a sub-query",
     "WINDOW": "a window function",
@@ -334,16 +337,16 @@ GRAMMAR = (
     "to a number, text or truth value, and the functions "
     + ", ".join(sorted(name for names in FUNCTIONS.values() for name in names))
 )
-"""What there is, in words."""
+"""Description of the grammar for error messages."""
 
 
 def _check_grammar(connection: Any, expression: str, columns: Collection[str]) -> None:
-    """Raise NotAllowedError where an expression is not a function of a row's columns.
+    """Raise NotAllowedError unless an expression is a function of a row's columns.
 
     Args:
-        connection: of DuckDB, which parses and runs nothing.
+        connection: to DuckDB, used only for parsing.
         expression: SQL.
-        columns: names of the columns that there are.
+        columns: names of the available columns.
     """
     parsed = _parse(connection, expression)
     selected = parsed.pop("select_list")
@@ -351,16 +354,16 @@ def _check_grammar(connection: Any, expression: str, columns: Collection[str]) -
     del plain["select_list"]
     if len(selected) != 1 or parsed != plain:
         raise NotAllowedError("it is more than one expression; allowed is one condition or one number")
-    known = {name.lower() for name in columns}
+    column_names = {name.lower() for name in columns}
     for node in _expressions(selected):
-        _check_node(node, known)
+        _check_node(node, column_names)
 
 
 def _parse(connection: Any, expression: str) -> dict[str, Any]:
-    """The statement `SELECT (expression)` as DuckDB parses it, without places in its text."""
-    # The line break ends a comment in the expression before the bracket is closed.
-    found = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT (\n{expression}\n)"]).fetchall()
-    tree = json.loads(found[0][0])
+    """Parse `SELECT (expression)` with DuckDB, and drop the positions in its text."""
+    # The line break ends a comment in the expression before the closing parenthesis.
+    rows = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT (\n{expression}\n)"]).fetchall()
+    tree = json.loads(rows[0][0])
     if tree.get("error"):
         raise NotAllowedError(str(tree["error_message"]).splitlines()[0])
     if len(tree["statements"]) != 1:
@@ -376,7 +379,7 @@ def _without_places(value: Any) -> Any:
 
 
 def _expressions(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every expression below a part of the tree, outer ones first."""
+    """Yield all expressions below a node of the parse tree, outer ones first."""
     if isinstance(value, Mapping):
         if "class" in value:
             yield value
@@ -388,7 +391,7 @@ def _expressions(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_node(node: Mapping[str, Any], columns: Collection[str]) -> None:
-    kind, what = node["class"], node["type"]
+    kind, node_type = node["class"], node["type"]
     if kind == "FUNCTION":
         _check_function(node)
     elif kind == "COLUMN_REF":
@@ -399,15 +402,15 @@ def _check_node(node: Mapping[str, Any], columns: Collection[str]) -> None:
             raise NotAllowedError(f"there is no column {name!r}")
     elif kind == "CAST":
         _check_type(node)
-    elif kind not in ALLOWED_CLASSES or (kind == "OPERATOR" and what not in ALLOWED_OPERATORS):
-        named = NAMES_OF_CLASSES.get(kind, what.lower())
+    elif kind not in ALLOWED_CLASSES or (kind == "OPERATOR" and node_type not in ALLOWED_OPERATORS):
+        construct = NAMES_OF_CLASSES.get(kind, node_type.lower())
         raise NotAllowedError(
-            f"{named} is not allowed{_called(node)}; an expression looks at one document alone; allowed are {GRAMMAR}"
+            f"{construct} is not allowed{_called(node)}; an expression looks at one document alone; allowed are {GRAMMAR}"
         )
 
 
 def _called(node: Mapping[str, Any]) -> str:
-    """The name of a window function."""
+    """Function name in parentheses, if the node has one."""
     return f" ({node['function_name']})" if node.get("function_name") else ""
 
 
@@ -425,8 +428,8 @@ def _check_function(node: Mapping[str, Any]) -> None:
 
 
 def _check_type(node: Mapping[str, Any]) -> None:
-    """Refuse casts to what is not a plain value; the name of the type is where DuckDB 1 or 2 has it."""
-    found = (node.get("type_expr") or {}).get("type_name") or (node.get("cast_type") or {}).get("id") or "?"
-    name = ALIASES.get(found.upper(), found.upper())
+    """Reject casts to other types; the type's name is stored differently in DuckDB 1 and 2."""
+    type_name = (node.get("type_expr") or {}).get("type_name") or (node.get("cast_type") or {}).get("id") or "?"
+    name = ALIASES.get(type_name.upper(), type_name.upper())
     if name not in ALLOWED_TYPES:
         raise NotAllowedError(f"a cast to {name} is not allowed; allowed are {', '.join(sorted(ALLOWED_TYPES))}")

@@ -1,6 +1,6 @@
-"""How a file gets its final name: written aside, flushed to disk, renamed; and how its content is named.
+"""Atomic files and content hashes: a file is written to a temporary name, flushed to disk and renamed.
 
-Paths are `pathlib.Path` for local folders and `upath.UPath` for any fsspec URL; both have the same methods.
+Paths are `pathlib.Path` for local folders and `upath.UPath` for fsspec URLs; both have the same methods.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ One = TypeVar("One")
 Other = TypeVar("Other")
 CHUNK_BYTES = 1 << 20
 CONNECTIONS = 32
-"""Requests to a store at a time, for many small files."""
+"""Concurrent requests to a store, for many small files."""
 TEMPORARY_MARK = ".tmp-"
 S3_PROTOCOLS = ("s3", "s3a")
 DEFAULT_STORE = "gristmill-store"
-"""Name of the folder with a run's outputs, in the current folder; where it lies among a source's files, it is none of
-them."""
+"""Folder of a run's outputs, in the current folder; skipped where it lies among a source's files."""
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl")
-"""Protocols whose libraries keep listings of folders for good by default. What another process wrote
-(a lease, a commit) would not be seen."""
+"""Protocols whose libraries cache folder listings forever by default; writes of other processes (a lease, a commit)
+would not be seen."""
 WITHOUT_FOLDERS = ("hf", *OBJECT_STORES)
-"""Protocols under which no folder need be made: one is there as soon as a file is in it."""
+"""Protocols without folders to create: a folder exists as soon as it has a file."""
 
 REPAIR = "gristmill verify MANIFEST --repair"
-"""What finds damaged outputs and withdraws them; whoever knows the manifest puts its own command in this place."""
+"""Command that finds and withdraws damaged outputs; callers that know the manifest substitute its path."""
 
 
 carried_files: ContextVar[Mapping[str, Path | Mapping[str, Path]]] = ContextVar(
     "carried_files", default=MappingProxyType({})
 )
-"""In a worker of a cluster: where in the store lie the files of another machine that a job names
-(`dataprep/jobs/carried.py`): by their paths there, each in a folder that is named by its SHA-256; of a folder all of
-its files, by their paths in it."""
+"""In a worker of a cluster: path on the submitting machine -> copy in the store (`dataprep/jobs/carried.py`).
+
+A copy lies in a folder named by its SHA-256; a folder is a mapping of its files by relative path.
+"""
 
 
 def as_path(location: str | Path) -> Path:
-    """Turn a local path or an fsspec URL into a path object; a file that a job carries is fetched for that."""
+    """Turn a local path or an fsspec URL into a path object; fetches a file that a job carries."""
     text = str(location)
     if "://" not in text:
         carried = carried_files.get().get(text)
@@ -72,9 +72,9 @@ def as_path(location: str | Path) -> Path:
 
 @cache
 def _use_s3() -> None:
-    """Let fsspec open S3 URLs in this process so that requests are repeated by the rules of `object_stores.py`.
+    """Register `S3Files` for S3 URLs in this process, so that requests are retried by the rules of `object_stores.py`.
 
-    Without s3fs nothing happens: who opens such a URL is told what is missing.
+    Does nothing without s3fs: opening such a URL then reports the missing package.
     """
     from fsspec import register_implementation
 
@@ -87,24 +87,24 @@ def _use_s3() -> None:
 
 
 def is_local(path: Path) -> bool:
-    """Whether the path lies on a file system of this machine (so that rename is atomic and mmap works)."""
+    """True if the path is on a local file system (so that rename is atomic and mmap works)."""
     return type(path).__module__.startswith("pathlib") or getattr(path, "protocol", "") in ("", "file")
 
 
 class IncompleteFileError(OSError):
-    """A library has written a file that cannot be read back whole."""
+    """A file written by a library cannot be read back whole."""
 
 
 @contextmanager
 def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a file that appears under its final name whole, or not at all.
+    """Open a file that appears under its final name complete, or not at all.
 
-    On a local disk the bytes go to a temporary name beside it, are flushed to the disk and renamed. On an object
-    store the write itself is a single put, which is atomic there; after an error nothing is put.
+    On a local disk the bytes go to a temporary file beside it, which is flushed to disk and renamed. On an object store
+    the write is a single put, which is atomic; after an error nothing is put.
 
     Args:
-        durable: whether to wait for the disk. Without, the file is as whole to every process, whatever is killed, but
-            where the whole machine crashes within seconds it may be found empty or cut.
+        durable: wait for the disk. If False, the file is still atomic for every process, but may be empty or truncated
+            if the machine crashes within seconds.
     """
     _make_folder(path.parent)
     if not is_local(path):
@@ -120,17 +120,17 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 @contextmanager
 def foreign_file(path: Path, check: Callable[[Path], object], scratch: Path | None = None) -> Iterator[Path]:
-    """A local path for a library that writes files by itself; the file gets its final name once it reads back whole.
+    """Yield a local path for a library that writes files itself; the file is renamed once it reads back whole.
 
-    Libraries in C and C++ may ignore that a write failed, and leave a file that is cut off where the disk was full.
+    C and C++ libraries may ignore a failed write and leave a truncated file on a full disk.
 
     Args:
         path: final name.
-        check: reads the file as its users will; raises where it is not whole.
-        scratch: local folder that the library writes to if `path` is not local; the system's temporary one if None.
+        check: reads the file as its users will; raises if it is incomplete.
+        scratch: local folder for the library's output if `path` is not local; the system's temporary folder if None.
 
     Raises:
-        IncompleteFileError: `check` has raised, or the library an OSError without a reason.
+        IncompleteFileError: `check` raised, or the library raised an OSError without errno.
     """
     _make_folder(path.parent)
     if is_local(path):
@@ -152,7 +152,7 @@ def _written_whole(file: Path, name: str, check: Callable[[Path], object]) -> It
     except OSError as error:
         if error.errno is not None:
             raise
-        raise _incomplete(file, name, error) from error  # NumPy counts what was written, and gives no reason
+        raise _incomplete(file, name, error) from error  # NumPy compares the bytes written, and gives no errno
     try:
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -170,7 +170,7 @@ def _incomplete(file: Path, name: str, error: Exception) -> IncompleteFileError:
 
 @contextmanager
 def _renamed(path: Path) -> Iterator[Path]:
-    """A temporary name beside a path, which is renamed to it unless there is an error."""
+    """Yield a temporary path beside a path, and rename it to that path unless there is an error."""
     temporary = _temporary_name(path)
     try:
         yield temporary
@@ -186,7 +186,10 @@ def _temporary_name(path: Path) -> Path:
 
 @contextmanager
 def _remote_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of a store. fsspec completes an upload whenever its file is closed, so after an error it is not."""
+    """Open a file of a store for writing; after an error it is discarded.
+
+    fsspec completes an upload whenever its file is closed, so after an error it is not closed.
+    """
     sink: Any = path.open("wb")
     try:
         yield sink
@@ -210,15 +213,14 @@ def write_json(path: Path, value: Any, durable: bool = True) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as readable JSON."""
+    """Readable JSON of a value, as bytes."""
     return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n"
 
 
 def array_bytes(array: np.ndarray) -> bytes:
-    """An array as the content of a `.npy` file.
+    """Content of a `.npy` file of an array.
 
-    `np.save` into an open file ignores that the last bytes could not be written (`ndarray.tofile` does not look at
-    what `fclose` returns).
+    `np.save` into an open file ignores a failure to write the last bytes (`ndarray.tofile` does not check `fclose`).
     """
     import numpy as np
 
@@ -228,12 +230,12 @@ def array_bytes(array: np.ndarray) -> bytes:
 
 
 def reserve(path: Path) -> None:
-    """Take the disk space of a file that is about to be filled through memory.
+    """Allocate the disk space of a file that is filled through a memory map.
 
-    Without it, a full disk ends the process by SIGBUS.
+    Without it, a full disk ends the process with SIGBUS.
 
     Raises:
-        OSError: the disk has not so much space.
+        OSError: the disk does not have enough space.
     """
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, max(path.stat().st_size, 1))
@@ -245,10 +247,11 @@ def read_json(path: Path) -> Any:
 
 
 def create_exclusively(path: Path, content: bytes) -> bool:
-    """Create a file if and only if nobody has; return whether this call did.
+    """Create a file only if it does not exist; return True if this call created it.
 
-    The content is complete the moment the name exists: it is written aside and linked. On an object store it should be
-    the caller's own: a request whose answer was lost is sent again, and what is found then is known by its content.
+    The content is complete as soon as the name exists: it is written to a temporary file and linked. On an object store
+    the content should be unique to the caller: a request whose response was lost is sent again, and the existing object
+    is then recognised by its content.
     """
     _make_folder(path.parent)
     if not is_local(path):
@@ -259,10 +262,10 @@ def create_exclusively(path: Path, content: bytes) -> bool:
         return True
     temporary = _temporary_name(path)
     try:
-        with open(temporary, "wb") as aside:
-            aside.write(content)
-            aside.flush()
-            os.fsync(aside.fileno())
+        with open(temporary, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
         os.link(temporary, path)
     except FileExistsError:
         return False
@@ -272,7 +275,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 
 
 def file_names(folder: Path) -> set[str]:
-    """The names of all that is in a folder, asked for once; none where there is no such folder."""
+    """Names of all entries of a folder, in one request; empty if the folder does not exist."""
     if is_local(folder):
         try:
             return set(os.listdir(folder))
@@ -282,7 +285,7 @@ def file_names(folder: Path) -> set[str]:
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Name -> bytes of all files in a folder, asked for once; none where there is no such folder."""
+    """Name -> bytes of all files in a folder, in one request; empty if the folder does not exist."""
     try:
         if is_local(folder):
             with os.scandir(folder) as entries:
@@ -290,14 +293,14 @@ def file_sizes(folder: Path) -> dict[str, int]:
         listed = folder.fs.ls(folder.path, detail=True)  # type: ignore[attr-defined]
     except FileNotFoundError:
         return {}
-    return {one["name"].rstrip("/").rpartition("/")[2]: one["size"] for one in listed if one["type"] == "file"}
+    return {entry["name"].rstrip("/").rpartition("/")[2]: entry["size"] for entry in listed if entry["type"] == "file"}
 
 
 def at_once(function: Callable[[One], Other], values: Iterable[One], here: bool) -> Iterator[Other]:
-    """Call a function that waits for a store on many values, CONNECTIONS at a time; in their order.
+    """Call a function that waits for a store on many values, CONNECTIONS at a time; yields results in order.
 
     Args:
-        here: whether the files are local, which one thread reads faster.
+        here: the files are local, so one thread is faster.
     """
     if here:
         yield from map(function, values)
@@ -308,8 +311,8 @@ def at_once(function: Callable[[One], Other], values: Iterable[One], here: bool)
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """`$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else `~/.cache/gristmill`."""
-    if own := environment.get("GRISTMILL_CACHE"):
-        return Path(own)
+    if configured := environment.get("GRISTMILL_CACHE"):
+        return Path(configured)
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
 
 
@@ -326,25 +329,25 @@ def _fetch_once(source: Path) -> Path:
 
 
 def _fetch_folder(sources: Mapping[str, Path]) -> Path:
-    """A folder of this machine with the files of another machine's: links, so that what two have lies here once."""
+    """Local folder with a carried folder's files, as symlinks, so that shared files are stored once."""
     digest = hashlib.sha256(canonical_json({name: source.parent.name for name, source in sources.items()})).hexdigest()
     target = cache_folder() / "folders" / digest
     if not target.exists():
-        made = target.with_name(f"{digest}{TEMPORARY_MARK}{uuid.uuid4().hex}")
+        temporary = target.with_name(f"{digest}{TEMPORARY_MARK}{uuid.uuid4().hex}")
         for name, source in sources.items():
-            (made / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / name).symlink_to(_fetch_once(source))
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).symlink_to(_fetch_once(source))
         try:
-            made.rename(target)
-        except OSError:  # another process was first
-            shutil.rmtree(made)
+            temporary.rename(target)
+        except OSError:  # another process created it first
+            shutil.rmtree(temporary)
             if not target.exists():
                 raise
     return target
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -353,9 +356,9 @@ def sha256_file(path: Path) -> str:
 
 
 def canonical_json(value: Any) -> bytes:
-    """One byte string per value: sorted keys, no spaces, no NaN; what fingerprints are made of.
+    """Canonical JSON of a value, for fingerprints: sorted keys, no spaces, no NaN.
 
     Raises:
-        TypeError: the value holds something that JSON has no exact form for.
+        TypeError: the value has no exact form in JSON.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()

@@ -1,7 +1,7 @@
-"""Measuring documents batch by batch, so that one bad document costs only itself.
+"""Measuring documents in batches; a document that raises an error is quarantined alone.
 
-For stages that look at all documents together: every job of such a stage reads the same texts in the same order. What
-the stages before say of a shard is merged once, so that no job but the first reads all their tables.
+For stages that compare documents with each other: each of their jobs reads the same texts in the same order. The
+annotations of earlier stages are merged once per shard, so that only the first job reads all their tables.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from gristmill.dataprep.text.kernels import text_buffers
 BATCH_ROWS = 1000
 
 Measure = Callable[[Any], Mapping[str, Any]]
-"""A function from n texts, or n rows of a table, to columns of n values: NumPy arrays, or Arrow's where NumPy has no
-such type."""
+"""Function from n texts, or n rows of a table, to columns of n values: NumPy arrays, or Arrow arrays for types that
+NumPy lacks."""
 
 
 def measure_texts(texts: pa.ChunkedArray | pa.Table, measure: Measure) -> tuple[dict[str, Any], list[str | None]]:
-    """Measure every text; one that raises gets an error instead of values.
+    """Measure every text; a text that raises gets an error instead of values.
 
     Args:
         texts: n strings, or a table of n rows.
-        measure: called with a batch and, where that raises, with each of its texts alone. It must be pure.
+        measure: pure function, called with a batch and, if that raises, with each of its texts alone.
 
     Returns:
-        columns of the texts that did not raise, in their order; and per text its error, or None.
+        columns of the texts that did not raise, in order; and per text its error, or None.
     """
     parts: list[Mapping[str, Any]] = [measure(texts.slice(0, 0).combine_chunks())]
     errors: list[str | None] = []
@@ -71,30 +71,30 @@ def _concatenate(arrays: list[Any]) -> Any:
 
 
 def spread(values: np.ndarray | pa.Array, errors: Sequence[str | None]) -> pa.Array:
-    """A measured column with a null for every text that raised, and for NaN, which stands for "does not apply"."""
-    good = np.array([error is None for error in errors], bool)
-    positions = np.cumsum(good) - 1
+    """Measured column with null for every text that raised, and for NaN, which means "does not apply"."""
+    is_measured = np.array([error is None for error in errors], bool)
+    positions = np.cumsum(is_measured) - 1
     column = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
-    return column.take(pa.array(positions, mask=~good))
+    return column.take(pa.array(positions, mask=~is_measured))
 
 
 def _try(measure: Measure, texts: pa.Array | pa.Table) -> tuple[Mapping[str, Any] | None, str | None]:
     try:
         return measure(texts), None
-    except Exception as error:  # noqa: BLE001 - whatever it is, it goes to the quarantine
+    except Exception as error:  # noqa: BLE001 - any error quarantines the document
         return None, mask_text(f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
 class JudgedTexts:
-    """What a stage judges of one shard.
+    """Texts of one shard that a stage judges.
 
     Attributes:
         documents: the shard with `id`, `source`, `locator` and `text`.
-        rows: int64, rows that earlier stages kept.
-        judged: int64, those of them that this stage judges.
-        errors: per judged row, why its text cannot be read, or None.
-        good: int64, the judged rows whose text can be read, ascending.
+        rows: int64, rows kept by earlier stages.
+        judged: int64, rows that this stage judges.
+        errors: per judged row, the error of reading its text, or None.
+        good: int64, ascending, judged rows with readable text.
         texts: their texts, one `large_string` array.
     """
 
@@ -106,22 +106,22 @@ class JudgedTexts:
     texts: pa.Array
 
     def ids(self) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of the readable texts as two uint64 each, which sort as the bytes do."""
+        """Ids of the readable texts as two uint64 each, which sort like the bytes."""
         ids = self.documents["id"].take(pa.array(self.good)).combine_chunks()
         halves = np.frombuffer(b"".join(ids.to_pylist()), ">u8").astype(np.uint64).reshape(-1, 2)
         return halves[:, 0].copy(), halves[:, 1].copy()
 
     def annotate(self, reasons: Sequence[str | None], measures: Mapping[str, pa.Array]) -> tuple[pa.Table, Counts]:
-        """The annotation table and its counts; `reasons` and `measures` have one value per readable text."""
+        """Annotation table and its counts; `reasons` and `measures` have one value per readable text."""
         columns = {name: spread(values, self.errors) for name, values in measures.items()}
         spread_reasons = spread(pa.array(reasons, pa.string()), self.errors)
         return annotate(self.documents, self.rows, self.judged, spread_reasons, columns, self.errors)
 
 
 def read_judged(inputs: Mapping[str, Path], shard: str, sources: Sequence[str] | None) -> JudgedTexts:
-    """Read the texts of a shard that were kept so far and belong to the sources (all where None)."""
-    read = read_shard(inputs, shard, ["id", "source", "locator", "text"])
-    documents, rows = read.documents, read.rows
+    """Read the texts of a shard that were kept so far and belong to the sources (all if None)."""
+    kept_shard = read_shard(inputs, shard, ["id", "source", "locator", "text"])
+    documents, rows = kept_shard.documents, kept_shard.rows
     judged = judged_rows(documents, rows, sources)
     column = documents["text"].take(pa.array(judged))
     _, errors = measure_texts(column, _check_encoding)
@@ -131,17 +131,17 @@ def read_judged(inputs: Mapping[str, Path], shard: str, sources: Sequence[str] |
 
 
 def merge_annotations(inputs: Mapping[str, Path], context: Context) -> dict[str, Path]:
-    """The inputs of a stage with one annotating stage, MERGED, in place of all of them.
+    """Replace all annotating stages among the inputs by one, MERGED.
 
-    For a stage that reads every shard several times: its tables, which lie in the work folder, say which rows all
-    stages kept, and what their edits do at once. Of a shard every job then reads two files, however long the chain is.
+    For stages that read every shard several times. The merged tables, in the work folder, have the rows kept by all
+    stages and their composed edits, so that each job reads two files per shard, however long the chain is.
 
     Args:
         inputs: `ingest`, and the annotating stages in the order in which they ran.
-        context: where to run.
+        context: of the stage.
 
     Returns:
-        the inputs as they are where there is nothing to merge.
+        the new inputs, or the same ones if fewer than two stages annotate.
     """
     stages = annotation_stages(inputs)
     if len(stages) < 2:
@@ -153,7 +153,7 @@ def merge_annotations(inputs: Mapping[str, Path], context: Context) -> dict[str,
 
 
 def merge_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
-    """Write the annotations of all stages of one shard as one table: `id`, `keep` and, where a stage edits, `edits`."""
+    """Write the annotations of all stages of one shard as one table: `id`, `keep` and, if a stage edits, `edits`."""
     ids = read_table(inputs["ingest"] / task.name, ["id"])["id"]
     combined = combine_annotations(inputs, task.name, ids, [EDITS])
     edits = {} if combined.edits is None else {EDITS: combined.edits}
@@ -162,6 +162,6 @@ def merge_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
 
 
 def _check_encoding(texts: pa.Array) -> dict[str, np.ndarray]:
-    """Raise where a text is not UTF-8, which all kernels rely on."""
+    """Raise if a text is not UTF-8, which all kernels rely on."""
     text_buffers(texts)
     return {}

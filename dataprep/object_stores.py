@@ -1,11 +1,11 @@
-"""How object stores are asked: which failures are asked again, with what pauses, for how long, and who hears of it.
+"""Retries of requests to object stores: which failures are retried, with which pauses, for how long, and how they are
+reported.
 
-Every request of this package to an S3-compatible store goes through `s3_files.S3Files`, which asks again where the
-store, or the way to it, fails for a while (5xx, 429, time-outs, connections that break), with pauses that double and
-are shortened at random. Once that has lasted for all of the time, or a person wants the process to end, what else is
-asked for gets a few seconds, until the store answers.
+Every request of this package to an S3-compatible store goes through `s3_files.S3Files`. Transient failures of the store
+or the network (5xx, 429, time-outs, broken connections) are retried with exponential, jittered pauses. After the retry
+time is used up, or a person asks the process to end, later requests get a few seconds each until the store answers.
 
-gcsfs (`gs://`) and adlfs (`az://`) ask again by themselves, by rules of their own.
+gcsfs (`gs://`) and adlfs (`az://`) retry by their own rules.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from urllib.parse import urlsplit
 
 T = TypeVar("T")
 EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
-"""Kind of URL -> the extra of pyproject.toml with what opens it."""
+"""URL scheme -> extra in pyproject.toml with the package that opens it."""
 VARIABLE = "GRISTMILL_STORE_RETRY_SECONDS"
-"""Says how long a store that fails is asked again."""
+"""Environment variable with the retry time in seconds."""
 RETRY_SECONDS = 600.0
-"""Unless VARIABLE says otherwise."""
+"""Default retry time."""
 FIRST_PAUSE_SECONDS = 0.1
-"""Before the second attempt; every further pause is twice as long. Who has less time than RETRY_SECONDS has pauses that
-are shorter by as much."""
+"""Pause before the second attempt; each further pause is twice as long. Pauses are scaled down with a retry time below
+RETRY_SECONDS."""
 LONGEST_PAUSE_SECONDS = 30.0
-"""Less than a lease lasts without a heartbeat, so that its owner is back before it is taken over."""
+"""Longest pause: shorter than a lease lasts without a heartbeat, so that its owner is back before it is taken over."""
 HASTY_SECONDS = 3.0
-"""So long a store is asked again after an interrupt, or after it was given up."""
+"""Retry time after an interrupt, or after a store was given up."""
 REST_SECONDS = 10.0
-"""So long one that was given up is not asked at all: to end a process takes dozens of requests."""
+"""Time without any requests to a store that was given up: ending a process takes dozens of requests."""
 SLICE_SECONDS = 0.2
-"""A pause is cut short so soon."""
+"""Longest delay before a pause reacts to an interrupt."""
 READS = ("Get", "Head", "List")
-"""What the names of S3's operations begin with that change nothing."""
+"""Prefixes of the names of read-only S3 operations."""
 JITTER = 0.5
-"""Pauses are shortened at random by up to this share, so that many processes do not come back at once (Brooker 2015,
+"""Largest share by which a pause is randomly shortened, so that processes do not retry in lockstep (Brooker 2015,
 "Exponential Backoff and Jitter")."""
 SECONDS_BEFORE_WARNING = 3.0
 SECONDS_BETWEEN_WARNINGS = 60.0
@@ -53,29 +53,29 @@ PASSING_CODES = (
     "SlowDown",
     "XAmzContentSHA256Mismatch",
 )
-"""Refusals of S3 after which the same request may well succeed, whatever their HTTP status."""
+"""S3 error codes after which the same request may succeed, whatever the HTTP status."""
 log = logging.getLogger("gristmill.store")
 
 
 def not_installed(protocol: str, error: ImportError) -> str:
-    """What is said where URLs of a kind cannot be opened, as the package for them is missing."""
+    """Error message for URLs whose package is not installed."""
     command = f"; install it with: pip install 'gristmill[{EXTRAS[protocol]}]'" if protocol in EXTRAS else ""
     return f"the package that opens {protocol}:// is not installed: {error}{command}"
 
 
 class StoreUnavailableError(OSError):
-    """An object store did not give what was asked for, in all the time that it was asked."""
+    """A request to an object store failed for the whole retry time."""
 
 
 class Failing:
-    """One request that fails: for how long, and when it is made again.
+    """State of one failing request: its age, attempts and next pause.
 
     Args:
         what: the object.
-        seconds: an object that could not be had for so long is an error.
-        done: what the request does to the object.
-        advice: ends the error.
-        quiet_seconds: trouble that is over by then is nobody's.
+        seconds: retry time.
+        done: participle of the request, such as "read".
+        advice: end of the error message.
+        quiet_seconds: time before the first warning.
     """
 
     def __init__(self, what: str, seconds: float, done: str, advice: str, quiet_seconds: float = 0.0) -> None:
@@ -84,43 +84,43 @@ class Failing:
         self._begun, self._pause, self._attempts = time.monotonic(), FIRST_PAUSE_SECONDS * self._shorter, 0
 
     def failed(self, error: BaseException, warn: Callable[[str], None], is_over: bool = False) -> float:
-        """Take another failure; returns how many seconds to wait before the next attempt.
+        """Record a failure; return the seconds to wait before the next attempt.
 
         Args:
-            error: what the attempt raised.
-            warn: gets a sentence.
+            error: raised by the attempt.
+            warn: receives a warning.
             is_over: give up now.
 
         Raises:
-            StoreUnavailableError: it has failed for all of the time; names the object and the last failure.
+            StoreUnavailableError: the retry time is used up; names the object and the last failure.
         """
         self._attempts += 1
         waited = time.monotonic() - self._begun
-        why = f"{type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {error}"
         if waited >= self._seconds or is_over or (_Rules.interrupted and waited >= HASTY_SECONDS):
             raise StoreUnavailableError(
                 f"{self._what} could not be {self._done} in {self._attempts} attempts over {waited:.0f} seconds "
-                f"({why}); {self._advice}"
+                f"({cause}); {self._advice}"
             ) from error
         if waited >= self._quiet:
-            warn(f"{self._what} could not be {self._done} for {waited:.0f} seconds ({why}); trying again")
+            warn(f"{self._what} could not be {self._done} for {waited:.0f} seconds ({cause}); trying again")
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_SECONDS * self._shorter)
-        # The pauses change when something comes, never what: chance may decide here.
+        # Pauses change the time of a result, never the result, so an unseeded generator is safe here.
         return min(pause * (1 - JITTER * random.random()), max(self._seconds - waited, 0.0))
 
 
 class Warned:
-    """Hands on a sentence once a minute at the most; callable from any thread.
+    """Rate limiter of warnings: at most one per minute; callable from any thread.
 
     Args:
-        warn: gets the sentences.
+        warn: receives the warnings.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn, self._lock, self._last = warn, threading.Lock(), -SECONDS_BETWEEN_WARNINGS
 
     def __call__(self, message: str) -> None:
-        """Hand it on, unless one was a moment ago."""
+        """Pass a message on unless one was passed on less than a minute ago."""
         with self._lock:
             now = time.monotonic()
             if now - self._last < SECONDS_BETWEEN_WARNINGS:
@@ -130,12 +130,12 @@ class Warned:
 
 
 class Patience:
-    """How long a store is asked for what must be checked besides, with what pauses, and who hears of it.
+    """Retries of requests that need extra checks, with their pauses and warnings.
 
     Args:
-        retry_seconds: an object that could not be had for so long is an error.
-        warn: gets a warning of failures, once a minute at the most.
-        advice: ends the error.
+        retry_seconds: retry time.
+        warn: receives warnings of failures, at most once a minute.
+        advice: end of the error message.
     """
 
     def __init__(self, retry_seconds: float, warn: Callable[[str], None], advice: str) -> None:
@@ -143,11 +143,11 @@ class Patience:
         self._stopped = threading.Event()
 
     def ask(self, what: str, attempt: Callable[[], T], done: str = "read") -> T:
-        """What `attempt` returns as soon as it does; `done` is what it does to the object.
+        """Call `attempt` until it succeeds; `done` is the participle of the request.
 
         Raises:
             StoreUnavailableError: it failed for `retry_seconds`; names the object and the last failure.
-            FileNotFoundError: there is no such object; asking again would not help.
+            FileNotFoundError: the object does not exist; not retried.
         """
         failing = Failing(what, self._retry_seconds, done, self._advice)
         while True:
@@ -160,35 +160,36 @@ class Patience:
             self._stopped.wait(pause)
 
     def stop(self) -> None:
-        """Ask no more: what fails from now on is an error at once."""
+        """Stop retrying: later failures are errors at once."""
         self._stopped.set()
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called."""
+        """True after `stop`."""
         return self._stopped.is_set()
 
 
 class _Rules:
-    """What holds for all requests of this process."""
+    """Retry settings and state of this process."""
 
     seconds: float | None = None
     warn = Warned(log.warning)
     interrupted = False
     given_up: ClassVar[dict[str, tuple[str, float]]] = {}
-    """HOST:PORT of a store -> why a request there was given up, as long as none has succeeded since, and until when it
-    is not asked."""
+    """HOST:PORT of a store -> why its last request was given up (removed after a success), and the end of the time
+    without requests.
+    """
     unwritten: ClassVar[list[str]] = []
 
 
 def warn_by(warn: Callable[[str], None]) -> None:
-    """Let this function hear of a store that fails, instead of this process's log."""
+    """Send warnings of failing stores to this function instead of the log."""
     _Rules.warn = Warned(warn)
 
 
 @contextmanager
 def asked_for(seconds: float) -> Iterator[None]:
-    """Within it no store is asked again for longer than this; for all threads of this process."""
+    """Limit the retry time within a block, for all threads of this process."""
     before, _Rules.seconds = _Rules.seconds, seconds
     try:
         yield
@@ -197,13 +198,13 @@ def asked_for(seconds: float) -> Iterator[None]:
 
 
 def interrupt() -> None:
-    """From now on let every request of this process, those that wait too, end within a few seconds."""
+    """End all requests of this process, including waiting ones, within a few seconds."""
     _Rules.interrupted = True
 
 
 @contextmanager
 def until_interrupted() -> Iterator[list[str]]:
-    """Within it `interrupt` may be called; yields a list that gets the URLs of what was not written after that."""
+    """Allow `interrupt` within a block; yields a list of the URLs whose writes failed after it."""
     _Rules.unwritten = []
     try:
         yield _Rules.unwritten
@@ -212,33 +213,33 @@ def until_interrupted() -> Iterator[list[str]]:
 
 
 def retry_seconds() -> float:
-    """How long a store that fails is asked again, now.
+    """Current retry time in seconds.
 
     Raises:
-        ValueError: VARIABLE holds no number.
+        ValueError: VARIABLE is not a number.
     """
-    given = os.environ.get(VARIABLE, "")
+    setting = os.environ.get(VARIABLE, "")
     try:
-        seconds = float(given) if given else RETRY_SECONDS
+        seconds = float(setting) if setting else RETRY_SECONDS
     except ValueError:
-        raise ValueError(f"{VARIABLE} is {given!r}; give seconds, such as {RETRY_SECONDS:.0f}") from None
+        raise ValueError(f"{VARIABLE} is {setting!r}; give seconds, such as {RETRY_SECONDS:.0f}") from None
     return seconds if _Rules.seconds is None else min(seconds, _Rules.seconds)
 
 
 def is_passing(status: int, code: str) -> bool:
-    """Whether a request that a store refused so, by HTTP status and S3's own code, may succeed a while later."""
+    """True if a refused request, by HTTP status and S3 error code, may succeed later."""
     return status == 429 or (status >= 500 and status != 501) or code in PASSING_CODES
 
 
 def refuse_while_resting(model: Any, params: Mapping[str, Any], **others: Any) -> None:
-    """Take botocore's event `before-call`: raise StoreUnavailableError where the store was given up a moment ago."""
+    """Handle botocore's event `before-call`: raise StoreUnavailableError if the store was just given up."""
     address = address_of(params)
-    why, until = _Rules.given_up.get(urlsplit(address).netloc, ("", 0.0))
+    cause, until = _Rules.given_up.get(urlsplit(address).netloc, ("", 0.0))
     if time.monotonic() >= until:
         return
     _note_unwritten(address, model.name)
     raise StoreUnavailableError(
-        f"{address} ({model.name}) was not asked for, since the store had just been given up: {why}"
+        f"{address} ({model.name}) was not asked for, since the store had just been given up: {cause}"
     )
 
 
@@ -254,16 +255,16 @@ async def ask_again(
     request_dict: dict[str, Any],
     **others: Any,
 ) -> float | None:
-    """Answer botocore's event `needs-retry`: 0 to send the same request once more, after a pause, or None.
+    """Handle botocore's event `needs-retry`: 0 retries the request, after a pause; None does not.
 
     Args:
-        response: what the server said, and its parsed form.
-        operation: the model of what is asked for.
-        caught_exception: why nothing was said.
-        request_dict: the request; its `context` lives as long as it is tried.
+        response: HTTP response and its parsed form.
+        operation: model of the S3 operation.
+        caught_exception: raised if there is no response.
+        request_dict: the request; its `context` lives through all attempts.
 
     Raises:
-        StoreUnavailableError: it has been sent long enough.
+        StoreUnavailableError: the retry time is used up.
     """
     error, address = _passing_failure(response, caught_exception), address_of(request_dict)
     host = urlsplit(address).netloc
@@ -284,18 +285,18 @@ async def ask_again(
     try:
         pause = failing.failed(error, _Rules.warn)
     except StoreUnavailableError as given_up:
-        why = _Rules.given_up.get(host, (str(given_up), 0.0))[0]
-        _Rules.given_up[host] = why, time.monotonic() + REST_SECONDS
+        cause = _Rules.given_up.get(host, (str(given_up), 0.0))[0]
+        _Rules.given_up[host] = cause, time.monotonic() + REST_SECONDS
         _note_unwritten(address, operation.name)
         raise
-    ends = time.monotonic() + pause
-    while (left := ends - time.monotonic()) > 0 and not _Rules.interrupted:
-        await asyncio.sleep(min(left, SLICE_SECONDS))
+    deadline = time.monotonic() + pause
+    while (seconds := deadline - time.monotonic()) > 0 and not _Rules.interrupted:
+        await asyncio.sleep(min(seconds, SLICE_SECONDS))
     return 0.0
 
 
 def address_of(request: Mapping[str, Any]) -> str:
-    """The URL of a request, as botocore has it, without what is asked."""
+    """URL of a botocore request without its query."""
     return str(request.get("url", "")).partition("?")[0]
 
 
@@ -304,10 +305,10 @@ def _passing_failure(response: tuple[Any, Mapping[str, Any]] | None, caught: Exc
     from botocore.exceptions import HTTPClientError, SSLError
 
     if caught is not None or response is None:
-        passes = isinstance(caught, HTTPClientError | NoConnectionError) and not isinstance(caught, SSLError)
-        return caught if passes else None
-    status, told = int(response[0].status_code), response[1].get("Error", {})
-    code = str(told.get("Code", ""))
+        is_transient = isinstance(caught, HTTPClientError | NoConnectionError) and not isinstance(caught, SSLError)
+        return caught if is_transient else None
+    status, details = int(response[0].status_code), response[1].get("Error", {})
+    code = str(details.get("Code", ""))
     if not is_passing(status, code):
         return None
-    return OSError(f"{status} {' '.join(part for part in (code, str(told.get('Message', ''))) if part)}")
+    return OSError(f"{status} {' '.join(part for part in (code, str(details.get('Message', ''))) if part)}")

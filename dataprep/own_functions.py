@@ -1,7 +1,7 @@
-"""Runs code of the user's, which a manifest took by value (`mixtures/own_code.py`).
+"""Loading and calling user code that a manifest contains by value (`mixtures/own_code.py`).
 
-Its modules are made from their sources under names of their own, so that two manifests' files of one name never meet,
-and what they import from beside them is found among the sources and nowhere else.
+Its modules are created from their sources under unique names, so that equally named files of two manifests do not
+collide. Their imports are resolved among these sources first.
 """
 
 from __future__ import annotations
@@ -34,70 +34,70 @@ from gristmill.mixtures.own_code import (
 )
 
 PREFIX = "gristmill_own_"
-"""Of the names of modules that are made from sources."""
+"""Prefix of the names of modules created from sources."""
 _LOADING = threading.RLock()
 
 
 def load_own(own: Own, *given: str, by_name: Sequence[str] = ()) -> Callable[..., Any]:
-    """What the manifest names, with its options filled in.
+    """Load a user's function with its options bound.
 
     Args:
         own: the function and its options.
-        given: the names that its place calls the arguments by which it is called, in their order.
-        by_name: parameters of the function that it is given besides.
+        given: names of its positional arguments, in order.
+        by_name: parameters that it gets by name.
 
     Returns:
-        what takes the arguments of `given`, and after them those of `by_name`, all by place.
+        a function of the arguments `given` followed by those of `by_name`, all positional.
 
     Raises:
         OwnCodeError: the code cannot be loaded, or cannot be called with these arguments and options.
     """
     function = load_function(own.use)
     check_call(own.use, function, given, {**dict.fromkeys(by_name), **own.options})
-    placed, options = len(given), own.options
+    num_positional, options = len(given), own.options
     if by_name:
         return lambda *arguments: function(
-            *arguments[:placed], **dict(zip(by_name, arguments[placed:], strict=True)), **options
+            *arguments[:num_positional], **dict(zip(by_name, arguments[num_positional:], strict=True)), **options
         )
     return (lambda *arguments: function(*arguments, **options)) if options else function
 
 
 def load_function(own: OwnFunction) -> Callable[..., Any]:
-    """The function or class itself, from code that was taken by value.
+    """Load a user's function or class.
 
     Raises:
-        OwnCodeError: the code raises while it is loaded, what it names is nothing that can be called, or another
-            version of its distribution is installed here.
+        OwnCodeError: the code raises on import, the object is not callable, or another version of its distribution is
+            installed.
     """
     module = _load_module(own)
     try:
-        found = getattr(module, own.name)
+        attribute = getattr(module, own.name)
     except AttributeError:
         raise OwnCodeError(f"{own.file} defines no {own.name!r}") from None
-    if not callable(found):
-        raise OwnCodeError(f"{own.reference} is {type(found).__name__}, which cannot be called; name a function")
-    called: Callable[..., Any] = found
-    return called
+    if not callable(attribute):
+        raise OwnCodeError(f"{own.reference} is {type(attribute).__name__}, which cannot be called; name a function")
+    function: Callable[..., Any] = attribute
+    return function
 
 
 def blame(own: OwnFunction, error: BaseException) -> str:
-    """`ValueError: too long (steps.py, line 12)`: an error, and the last line of the user's code that it passed."""
-    said = f"{type(error).__name__}: {error}"
+    """`ValueError: too long (steps.py, line 12)`: an error with the innermost line of user code in its traceback."""
+    message = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} (line {error.lineno})"
     files = {_traced_name(own, file): file for file in own.files}
-    own_lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-    if not own_lines:
-        return f"{said} ({own.reference})"
-    return f"{said} ({files[own_lines[-1].filename]}, line {own_lines[-1].lineno})"
+    user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    if not user_frames:
+        return f"{message} ({own.reference})"
+    return f"{message} ({files[user_frames[-1].filename]}, line {user_frames[-1].lineno})"
 
 
 @contextmanager
 def blaming(own: OwnFunction) -> Iterator[None]:
-    """A block that runs code of the user's.
+    """Run user code in a block.
 
     Raises:
-        OwnCodeError: names what that code raised, its file and its line.
+        OwnCodeError: the code raised; names the error, its file and line.
     """
     try:
         yield
@@ -108,10 +108,10 @@ def blaming(own: OwnFunction) -> Iterator[None]:
 
 
 def call_own(own: OwnCall, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What a call of code of the user's gives within its time.
+    """Call user code within its time limit.
 
     Raises:
-        OwnCodeError: names what that code raised, or where it was when its time was over.
+        OwnCodeError: the code raised or timed out; names the error and its place.
     """
     with blaming(own.use), TimeLimit(own.time_limit_seconds) as limit:
         return limit.call(function, *arguments, **named)
@@ -120,10 +120,10 @@ def call_own(own: OwnCall, function: Callable[..., Any], *arguments: Any, **name
 def check_call(
     own: OwnFunction, function: Callable[..., Any], given: Sequence[str], options: Mapping[str, Any], method: str = ""
 ) -> None:
-    """See that a function, or a method of a class, can be called; arguments as of `check_signature`.
+    """Check that a function, or a method of a class, accepts a call; arguments as in `check_signature`.
 
     Raises:
-        OwnCodeError: it takes other arguments.
+        OwnCodeError: the signature does not match.
     """
     signature = _signature(function)
     if signature is not None:
@@ -131,13 +131,13 @@ def check_call(
 
 
 def taken_by_name(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
-    """Those of some arguments that a function takes by name; all where nothing is known of it."""
+    """Names of the arguments that a function takes by name; all if its signature is unknown."""
     signature = _signature(function)
     return [name for name in names if signature is None or takes_name(signature, name)]
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """How something is called; None of what is built in, of which nothing may be known."""
+    """Signature of a callable; None for built-ins without one."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -159,21 +159,21 @@ def _load_module(own: OwnFunction) -> ModuleType:
 
 @cache
 def _check_version(module: str, reference: str, distribution: str) -> None:
-    """Raise where a worker has another version of a distribution than the manifest was read with."""
-    found = installed_distribution(module)
-    if found != distribution:
+    """Raise if a worker has another version of a distribution than the manifest was read with."""
+    installed = installed_distribution(module)
+    if installed != distribution:
         raise OwnCodeError(
-            f"{reference} is of {distribution}, but here is {found or 'no such module'}; install the same everywhere"
+            f"{reference} is of {distribution}, but here is {installed or 'no such module'}; install the same everywhere"
         )
 
 
 def _traced_name(own: OwnFunction, file: str) -> str:
-    """What a file is called in tracebacks: unique, so that its lines can be shown."""
+    """Unique name of a file in tracebacks, so that its lines can be shown."""
     return f"<{own.sha256[:12]}>/{file}"
 
 
 class _Maker:
-    """Makes the modules of one function's sources, each once."""
+    """Loader of the modules of one function's sources, each once."""
 
     def __init__(self, own: OwnFunction) -> None:
         self._own = own
@@ -181,7 +181,7 @@ class _Maker:
         self._builtins = {**vars(builtins), "__import__": self._import}
 
     def make(self, name: str) -> ModuleType | None:
-        """The module of a name, or None where no file of that name was taken."""
+        """Load a module by name; None if the sources have no such file."""
         full = f"{self._prefix}.{name}"
         if full in sys.modules:
             return sys.modules[full]
@@ -192,12 +192,12 @@ class _Maker:
         linecache.cache[traced] = (len(source), None, source.splitlines(keepends=True), traced)
         module = ModuleType(full)
         module.__dict__.update({"__builtins__": self._builtins, "__file__": file})
-        sys.modules[full] = module  # pickle, dataclasses and modules that import each other look for it there
+        sys.modules[full] = module  # needed by pickle, dataclasses and circular imports
         try:
             exec(compile(source, traced, "exec"), module.__dict__)
         except BaseException as error:
             del sys.modules[full]
-            # A SystemExit would end the stage in silence.
+            # A SystemExit would end the stage silently.
             if isinstance(error, Exception | SystemExit) and not isinstance(error, OwnCodeError):
                 raise OwnCodeError(f"{file} cannot be loaded: {blame(self._own, error)}") from error
             raise
@@ -211,19 +211,19 @@ class _Maker:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """`import` as the user's files see it: what lies beside them comes first."""
-        wanted = absolute_module(name, str((globals or {})["__file__"]), level)
-        parts = wanted.split(".")
-        made = [self.make(".".join(parts[:end])) for end in range(1, len(parts) + 1)]
-        if made[0] is None and not level:
+        """`import` in user files: modules among the sources come first."""
+        absolute_name = absolute_module(name, str((globals or {})["__file__"]), level)
+        parts = absolute_name.split(".")
+        modules = [self.make(".".join(parts[:end])) for end in range(1, len(parts) + 1)]
+        if modules[0] is None and not level:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-        module = made[-1]
+        module = modules[-1]
         if module is None:
-            raise ModuleNotFoundError(f"no module {wanted!r} lies beside {self._own.file}")
-        for part, (outer, inner) in zip(parts[1:], pairwise(made), strict=True):
+            raise ModuleNotFoundError(f"no module {absolute_name!r} lies beside {self._own.file}")
+        for part, (outer, inner) in zip(parts[1:], pairwise(modules), strict=True):
             setattr(outer, part, inner)
         for each in fromlist or ():
-            inner = self.make(f"{wanted}.{each}")
+            inner = self.make(f"{absolute_name}.{each}")
             if inner is not None:
                 setattr(module, each, inner)
-        return module if fromlist else made[0] or module
+        return module if fromlist else modules[0] or module

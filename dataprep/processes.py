@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that started them, and what they cost."""
+"""Processes that end with their parent, and their cost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-"""Thread pools of native libraries, which look at these when they begin: for where there is a process per core."""
+"""Variables with the thread counts of native libraries, read at start-up; set to 1 when there is a process per core."""
 STAGE_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
-    # Threads that wait give their core to others: as fast on an idle machine, several times faster on a busy one.
+    # Waiting threads yield their core: as fast on an idle machine, several times faster on a busy one.
     "OMP_WAIT_POLICY": "PASSIVE",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-"""What a stage's process finds in its environment unless the user has set it."""
+"""Default environment of a stage's process; variables set by the user win."""
 PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
 KILOBYTE = 1024
@@ -31,7 +31,7 @@ KILOBYTE = 1024
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Within it nobody looks for garbage, of which imports leave none: the search takes a seventh of their time."""
+    """Disable the garbage collector in a block. Imports leave no garbage, and collection takes a seventh of their time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -42,11 +42,11 @@ def without_collection() -> Iterator[None]:
 
 
 def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
-    """Ask Linux to send this process a signal when its parent ends, so that a killed run leaves nothing behind.
+    """Ask Linux to send this process a signal when its parent ends, so that a killed run leaves no processes.
 
     Args:
         number: the signal.
-        parent: the expected parent; where it has ended already, the signal comes at once.
+        parent: PID of the expected parent; if it has already ended, the signal is sent at once.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -58,10 +58,10 @@ def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
 
 
 def end_after_parent(number: signal.Signals) -> None:
-    """Send this process a signal when the process that started it ends, from a thread that waits for that.
+    """Send this process a signal when its parent ends, from a waiting thread.
 
-    Linux's own signal (`end_with_parent`) comes when the parent's *thread* ends that started this process, as a task's
-    thread of Flink does long before its worker is wanted no more.
+    Linux's own signal (`end_with_parent`) is sent when the parent *thread* ends that started this process, such as a
+    Flink task's thread, which ends long before its worker.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -73,21 +73,21 @@ def end_after_parent(number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         threading.Thread(target=wait, args=(os.pidfd_open(os.getppid()),), daemon=True).start()
         return
-    os.kill(os.getpid(), number)  # it has ended already
+    os.kill(os.getpid(), number)  # the parent has already ended
 
 
 def kill_child(child: subprocess.Popen[bytes]) -> None:
-    """End a process that this one started, wait for it, and close the pipes to it."""
+    """Kill a child process, wait for it, and close its pipes."""
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
-            with suppress(BrokenPipeError):  # what it was not told is lost with it
+            with suppress(BrokenPipeError):  # unsent input is lost with the process
                 pipe.close()
 
 
 def end_session(child: subprocess.Popen[bytes], seconds: float) -> None:
-    """End a process that leads a session of its own, and all in it: ask, wait so many seconds, insist."""
+    """End a process that leads its own session, and all processes in it: SIGTERM, wait, SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, number)
@@ -102,10 +102,10 @@ def end_session(child: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has held since its program began.
+    """Peak resident memory of this process since its program started.
 
-    Linux's ru_maxrss does not start over with a program: it is at least what the process held that started this one
-    (fs/exec.c, exec_mmap). VmHWM of proc(5) is the program's own.
+    Linux's ru_maxrss is not reset by exec: it is at least the peak of the process that started this one (fs/exec.c,
+    exec_mmap). VmHWM of proc(5) is the program's own.
     """
     if sys.platform.startswith("linux"):
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -116,7 +116,7 @@ def peak_resident_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """The memory that this process holds now; the most that it has held where the system does not say."""
+    """Current resident memory of this process; the peak if the system does not report it."""
     if not sys.platform.startswith("linux"):
         return peak_resident_bytes()
     with open("/proc/self/statm", "rb", buffering=0) as sizes:
@@ -124,15 +124,16 @@ def resident_bytes() -> int:
 
 
 def measure_cost(workers: int, processes: int = 1) -> dict[str, float]:
-    """What this process and its children have used: seconds of CPU, and bytes of memory at the peak.
+    """CPU seconds and peak memory of this process and its children.
 
-    The kernel adds up the children that have ended and were waited for; those that still run, and what these have
-    waited for, are added here. It keeps the peak of the largest child only; where there are children, as many of that
-    size as there are workers are assumed. Of `processes` that do the same side by side, this is taken to be one like
-    all.
+    The kernel counts the CPU time of children that ended and were waited for; that of running descendants is added
+    here. It reports the peak of the largest child only, so all `workers` are assumed to be that large. Of `processes`
+    that do equal work side by side, this process counts as a typical one.
     """
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    seconds = sum(usage.ru_utime + usage.ru_stime for usage in (own, children)) + descendants_cpu_seconds(os.getpid())
+    own_usage, children = (resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in (own_usage, children)) + descendants_cpu_seconds(
+        os.getpid()
+    )
     return {
         "cpu_seconds": round(processes * seconds, 3),
         "peak_memory_bytes": processes * (peak_resident_bytes() + workers * KILOBYTE * children.ru_maxrss),
@@ -140,20 +141,20 @@ def measure_cost(workers: int, processes: int = 1) -> dict[str, float]:
 
 
 def descendants_cpu_seconds(parent: int) -> float:
-    """Seconds of CPU of all running processes below one, with those that they have waited for; 0 without /proc.
+    """CPU seconds of all running descendants of a process and of the children they waited for; 0 without /proc.
 
     Fields of /proc/PID/stat as in proc(5): 4 is the parent, 14 to 17 are the ticks of the process and of its children.
     """
-    found: dict[int, list[tuple[int, float]]] = {}
+    children: dict[int, list[tuple[int, float]]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended
             continue
         ticks = sum(map(int, fields[11:15]))
-        found.setdefault(int(fields[1]), []).append((int(folder.name), ticks / os.sysconf("SC_CLK_TCK")))
+        children.setdefault(int(fields[1]), []).append((int(folder.name), ticks / os.sysconf("SC_CLK_TCK")))
 
-    def below(process: int) -> float:
-        return sum(seconds + below(child) for child, seconds in found.get(process, ()))
+    def subtree_seconds(process: int) -> float:
+        return sum(seconds + subtree_seconds(child) for child, seconds in children.get(process, ()))
 
-    return below(parent)
+    return subtree_seconds(parent)

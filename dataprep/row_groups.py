@@ -1,8 +1,8 @@
-"""Reading a Parquet file in part: what can hold what is asked for, or the text of a shard one part after the other.
+"""Partial reads of Parquet files: row groups that may match a query, or the text of a shard in parts.
 
-Row groups say the least and the greatest of each. Of a shard's text the next part is read while one is worked on, as
-decompression takes as long as a fast kernel, and Arrow does it without the interpreter: whoever needs no more than some
-documents at a time holds two parts instead of a shard, and waits for the reading of the first one only.
+Row groups have minimum and maximum statistics. The next part of a shard's text is read in a thread while the current
+one is processed: decompression takes as long as a fast kernel, and Arrow releases the interpreter lock. A reader holds
+two parts instead of a shard, and only waits for the first.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ T = TypeVar("T")
 
 
 def read_matching(path: Path, column: str, values: Sequence[Any], columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of a table whose `column` is one of some values, in the order of the file.
+    """Rows of a table whose `column` is one of some values, in the order of the file.
 
-    Row groups whose range holds none of the values are not read: in a file that is sorted by the column these are all
-    but a few, so that a look-up takes as long in a large file as in a small one.
+    Row groups whose range has none of the values are skipped; in a file sorted by the column that is all but a few, so
+    that a look-up takes as long in a large file as in a small one.
 
     Args:
         path: a Parquet file.
-        column: whole numbers, or binary of one length.
-        values: what to look for, of the column's Python type.
-        columns: what to return of the rows; everything if absent.
+        column: integers, or fixed-size binary.
+        values: of the column's Python type.
+        columns: returned columns; all if None.
     """
-    wanted = sorted(set(values))
+    sorted_values = sorted(set(values))
     with open_table(path) as file:
         groups = [
             number
             for number in range(file.metadata.num_row_groups)
-            if _may_hold(file.metadata.row_group(number), column, wanted)
+            if _may_hold(file.metadata.row_group(number), column, sorted_values)
         ]
         read = None if columns is None else list(dict.fromkeys((column, *columns)))
         table = file.read_row_groups(groups, read, use_threads=is_local(path))
-    hits = table.filter(pc.is_in(table[column], value_set=_array_of(wanted, table.schema.field(column).type)))
+    hits = table.filter(pc.is_in(table[column], value_set=_array_of(sorted_values, table.schema.field(column).type)))
     return hits if columns is None else hits.select(list(columns))
 
 
 def read_rows(path: Path, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of a table by their number, in the order asked for; reads only the row groups that hold them."""
+    """Rows of a table by number, in the requested order; reads only the row groups that have them."""
     with open_table(path) as file:
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
         ends = np.cumsum([0, *sizes])
@@ -69,60 +69,63 @@ def read_rows(path: Path, rows: Sequence[int], columns: Sequence[str] | None = N
 
 
 SEARCHING = 8
-"""Shards whose ids are looked through at the same time."""
+"""Shards searched at the same time."""
 
 
 def find_ids(folder: Path, shards: Sequence[str], beginning: str) -> list[tuple[str, int]]:
-    """Where documents are, by the first hexadecimal digits of their ids: shard and row, in their order.
+    """Find documents by a prefix of their ids: shard and row of each, in order.
 
-    It reads nothing but ids, 16 bytes of each document, and holds those of SEARCHING shards. A whole id ends the search
-    where it is found, as no other document has it.
+    Reads only ids, 16 bytes per document, of SEARCHING shards at a time. A full id ends the search at its first match,
+    as ids are unique.
 
     Args:
-        folder: of `ingest`.
+        folder: output of `ingest`.
         shards: its document shards, or some.
-        beginning: 1 to 32 digits.
+        beginning: prefix of 1 to 32 hexadecimal digits.
     """
     digits = 2 * ID_BYTES
     low, high = (int(beginning.ljust(digits, filler), 16) for filler in "0f")
-    found: list[tuple[str, int]] = []
-    # Of files in memory, more threads than cores only take the interpreter from each other.
+    places: list[tuple[str, int]] = []
+    # For local files, more threads than cores only contend for the interpreter lock.
     threads = min(SEARCHING, os.cpu_count() or 1) if is_local(folder) else SEARCHING
     with ThreadPoolExecutor(threads, "ids") as pool:
         for first in range(0, len(shards), SEARCHING):
-            some = shards[first : first + SEARCHING]
-            paths = [folder / shard for shard in some]
-            for shard, rows in zip(some, pool.map(partial(_rows_between, low=low, high=high), paths), strict=True):
-                found += [(shard, row) for row in rows]
-            if found and len(beginning) == digits:
+            shard_batch = shards[first : first + SEARCHING]
+            paths = [folder / shard for shard in shard_batch]
+            for shard, rows in zip(
+                shard_batch, pool.map(partial(_rows_between, low=low, high=high), paths), strict=True
+            ):
+                places += [(shard, row) for row in rows]
+            if places and len(beginning) == digits:
                 break
-    return found
+    return places
 
 
 def _rows_between(path: Path, low: int, high: int) -> list[int]:
-    """The rows whose ids, as numbers, lie in [low, high]."""
+    """Row numbers of ids that, as integers, lie in [low, high]."""
     with open_table(path) as file:
         ids = file.read(["id"], use_threads=False)["id"]
-    found, before = [], 0
+    rows, before = [], 0
     for chunk in ids.chunks:
         words = np.frombuffer(chunk.buffers()[1], ">u8", 2 * len(chunk), ID_BYTES * chunk.offset)[::2]
         near = np.flatnonzero((words >= low >> 64) & (words <= high >> 64))
-        found += [before + row for row in near.tolist() if low <= int.from_bytes(chunk[row].as_py()) <= high]
+        rows += [before + index for index in near.tolist() if low <= int.from_bytes(chunk[index].as_py()) <= high]
         before += len(chunk)
-    return found
+    return rows
 
 
 def read_document_rows(
     inputs: Mapping[str, Path], shard: str, rows: Sequence[int], columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Documents of a shard by their row (all columns, or some), in the order asked for; the text has the edits of the
-    stages among the inputs. Reads only the row groups that hold them.
+    """Documents of a shard by row number (all columns, or some), in the requested order, with the edits of all stages.
+
+    Reads only the row groups that have them.
 
     Raises:
-        MisalignedError: what a stage says there is of other documents.
+        MisalignedError: a stage's annotations belong to other documents.
     """
-    wanted = None if columns is None else list(dict.fromkeys(["id", *columns]))
-    table = read_rows(inputs[INGEST] / shard, rows, wanted)
+    document_columns = None if columns is None else list(dict.fromkeys(["id", *columns]))
+    table = read_rows(inputs[INGEST] / shard, rows, document_columns)
     for stage in annotation_stages(inputs) if "text" in table.column_names else ():
         if EDITS in column_names(inputs[stage] / shard):
             edits = read_annotation_rows(inputs, shard, stage, rows, table["id"], [EDITS])[EDITS]
@@ -139,13 +142,13 @@ def read_annotation_rows(
     ids: pa.ChunkedArray,
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """What a stage says of documents of a shard by their row: `id` and its columns, all or some.
+    """Annotations of a stage by row number: `id` and its columns, all or some.
 
     Args:
         ids: of these documents.
 
     Raises:
-        MisalignedError: its table has others there.
+        MisalignedError: the annotations belong to other documents.
     """
     table = read_rows(inputs[stage] / shard, rows, None if columns is None else ["id", *columns])
     check_ids(inputs, shard, stage, table["id"], ids)
@@ -153,31 +156,31 @@ def read_annotation_rows(
 
 
 def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """The same items; the next one is made in a thread while the one before is used. Errors come where the item would.
+    """Prefetch an iterator: the next item is computed in a thread while the current one is used. Errors come in order.
 
-    It ends with the iterator: where that is closed or garbage, after the item that is being made.
+    Closing or garbage collection waits for the item being computed.
     """
-    end = object()
+    exhausted = object()
     with ThreadPoolExecutor(1, "ahead") as pool:
-        coming = pool.submit(next, items, end)
-        while (item := coming.result()) is not end:
-            coming = pool.submit(next, items, end)
+        future = pool.submit(next, items, exhausted)
+        while (item := future.result()) is not exhausted:
+            future = pool.submit(next, items, exhausted)
             yield item  # type: ignore[misc]
 
 
 def read_texts(inputs: Mapping[str, Path], shard: str, found: Combined, part_bytes: int) -> Iterator[pa.Array]:
-    """The text of the documents that every stage kept, with the edits of all, in parts of about so many bytes.
+    """Text of the documents kept by every stage, with all edits, in parts of about `part_bytes`.
 
-    A part has as many documents as have these bytes in the mean; it is larger where long ones follow one another.
+    Parts have equal numbers of documents, so a part with long documents is larger.
 
     Args:
         inputs: `ingest`.
         shard: name of the shard.
-        found: what the stages say of its documents, with their edits (`documents.combine_annotations`).
-        part_bytes: of the text before edits.
+        found: annotations of its documents, with their edits (`documents.combine_annotations`).
+        part_bytes: mean bytes of a part's text before edits.
 
     Raises:
-        DamagedTableError: it cannot be read as it was written.
+        DamagedTableError: the table is damaged.
     """
     with open_table(inputs[INGEST] / shard) as file:
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
@@ -202,15 +205,17 @@ def _array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def integers(values: np.ndarray) -> pa.Array:
-    """int64 as an array. `pa.array` would import pandas to see what it is given: a quarter of a look-up's time."""
+    """int64 values as an Arrow array. `pa.array` would import pandas to inspect its argument: a quarter of the time of
+    a look-up.
+    """
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _may_hold(group: pq.RowGroupMetaData, column: str, wanted: Sequence[Any]) -> bool:
-    """Whether a row group's statistics admit one of the sorted values; without statistics it may hold any."""
-    place = next(number for number in range(group.num_columns) if group.column(number).path_in_schema == column)
-    statistics = group.column(place).statistics
+def _may_hold(group: pq.RowGroupMetaData, column: str, sorted_values: Sequence[Any]) -> bool:
+    """True if a row group's statistics admit one of the sorted values, or are missing."""
+    column_index = next(index for index in range(group.num_columns) if group.column(index).path_in_schema == column)
+    statistics = group.column(column_index).statistics
     if statistics is None or not statistics.has_min_max:
         return True
-    first = bisect_left(wanted, statistics.min)
-    return first < len(wanted) and bool(wanted[first] <= statistics.max)
+    first = bisect_left(sorted_values, statistics.min)
+    return first < len(sorted_values) and bool(sorted_values[first] <= statistics.max)

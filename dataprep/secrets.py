@@ -1,12 +1,12 @@
-"""Keeping credentials out of what is kept or shown: records, logs, messages, tables, pages.
+"""Masking of credentials in everything that is stored or shown: records, logs, messages, tables, pages.
 
-Credentials belong into the environment or into the files of their tools. Some addresses carry them all the same
-(`https://user:password@host/`, signed links of object stores); what runs may use these, what is written down is masked.
-A stage's process reads its description from a file, and what is masked there from its environment.
+Credentials belong in the environment or in the files of their tools, but some addresses carry them
+(`https://user:password@host/`, signed links of object stores). Running code may use these; written output is masked. A
+stage's process reads its description from a file, and the masked values from its environment.
 
-Two ways lead to a credential: its place in an address or behind a key, and its own text. A library repeats parts of an
-address as it likes (`Invalid bucket name "KEY:SECRET@bucket"`), so that what a manifest, a setting or a store's address
-has told (`remember_secrets`) is masked wherever it appears.
+A credential is recognised by its place in an address or after a key, and by its own text: libraries repeat parts of an
+address (`Invalid bucket name "KEY:SECRET@bucket"`), so credentials of a manifest, a setting or a store's address
+(`remember_secrets`) are masked wherever they appear.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from urllib.parse import unquote
 
 MASK = "***"
 VARIABLE = "GRISTMILL_SECRETS"
-"""Holds, for a stage's process and its children, what the file that describes the stage lacks."""
+"""Environment variable with the credentials masked in a stage's description, for its process and its children."""
 SHORTEST_ALONE = 8
-"""Characters: a shorter password is masked in its place only, since it may be an ordinary word elsewhere."""
+"""Characters: a shorter password is masked only in its place, since it may be an ordinary word elsewhere."""
 _KEY = (
     r"(?:pass|passwd|password|passphrase|passcode|pwd|secret|signature|credential|auth|authorization|"
     r"(?:api|access|account|secret|private|auth)[_-]?key|connection[_-]?string)s?"
 )
 _TOKEN = r"(?:auth|access|security|session|bearer|refresh|id|api|hf)[_-]?token"
-"""Only these: `eot_token` and `special_tokens` are not secrets of a language model."""
+"""Only these tokens: `eot_token` and `special_tokens` of a language model are not secret."""
 _COLON, _SLASHES = "(?::|%3A)", "(?:://|%3A%2F%2F)"
 _USER = re.compile(
     rf"{_SLASHES}(?P<found>"
-    # Up to the last @ of the host's part, since a password may hold one itself.
+    # Up to the last @ of the authority, since a password may contain @.
     rf"(?:(?!%3A|%40|%2F)[^/\s@:'\"])*{_COLON}(?:(?!%2F)[^/\s'\"])*(?=@|%40)"
-    # Keys of object stores may hold a slash; a port is not a password.
+    # Keys of object stores may contain a slash; a port is not a password.
     r"|[^/\s@:'\"\[]*:(?!\d{1,5}/)[^\s@'\"]*(?=@)"
-    # What stands alone is a name (abfs://container@account), unless it is as long as an access token of the web.
+    # A part without a colon is a name (abfs://container@account), unless it is as long as an access token.
     r"|(?<=https://)[^/\s@:'\"]{20,}(?=@)|(?<=http://)[^/\s@:'\"]{20,}(?=@))",
     re.IGNORECASE,
 )
@@ -49,13 +49,13 @@ _QUERY = re.compile(
 """Signed links: X-Amz-Signature, X-Amz-Credential, X-Amz-Security-Token (S3), X-Goog-Signature (GCS), sig (Azure)."""
 _NAME = re.compile(rf"(?:^|[._-])(?:{_KEY}|{_TOKEN})$|(?:^|\.)token$", re.IGNORECASE)
 _HOOK = re.compile(r"(?:^|\.)notify$")
-"""Key of a URL whose path is the credential, as those of chat services' webhooks are."""
+"""Key of a URL whose path is the credential, as in webhooks of chat services."""
 _HOOK_PATH = re.compile(r"(https?://[^/\s]+/)\S+", re.IGNORECASE)
 _known: set[str] = set()
 
 
 def mask_text(text: str) -> str:
-    """A text whose addresses keep neither passwords nor keys, and that holds nothing which is remembered as secret."""
+    """Mask passwords and keys in the addresses of a text, and all remembered secrets."""
     if "://" in text or "%3a%2f%2f" in text.lower():
         for pattern in (_USER, _QUERY):
             text = pattern.sub(_without, text)
@@ -63,14 +63,14 @@ def mask_text(text: str) -> str:
 
 
 def mask_known(text: str) -> str:
-    """A text that holds nothing which is remembered as secret; addresses that others wrote stay as they are."""
+    """Mask all remembered secrets in a text; other addresses stay unchanged."""
     secrets = _known | _told_as_secret(os.environ.get(VARIABLE, "[]"))
     return _any_of(frozenset(secrets)).sub(MASK, text) if secrets else text
 
 
 @lru_cache
 def _any_of(secrets: frozenset[str]) -> re.Pattern[str]:
-    """Matches the longest first; libraries write hosts and buckets in small letters."""
+    """Pattern of all secrets, longest first; case-insensitive, as libraries lower-case hosts and buckets."""
     return re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))), re.IGNORECASE)
 
 
@@ -79,42 +79,42 @@ def _without(match: re.Match[str]) -> str:
 
 
 def remember_secrets(value: Any) -> None:
-    """Mask from now on, wherever this process prints or writes it, what a value's addresses and keys hold as secret.
+    """Mask the credentials in a value's addresses and keys from now on, wherever this process writes them.
 
     Args:
-        value: what JSON can hold: a manifest, settings, the address of a store.
+        value: JSON: a manifest, settings, the address of a store.
     """
     for _, original in _hidden(value, mask_secrets(value), ()):
         _known.update(_secrets_in(original))
 
 
 @lru_cache
-def _told_as_secret(told: str) -> frozenset[str]:
-    """The credentials in what a stage's processes were told beside its description."""
-    return frozenset(secret for _, original in json.loads(told) for secret in _secrets_in(original))
+def _told_as_secret(variable: str) -> frozenset[str]:
+    """Credentials in the value of VARIABLE."""
+    return frozenset(secret for _, original in json.loads(variable) for secret in _secrets_in(original))
 
 
 def _secrets_in(original: str) -> Iterator[str]:
-    """Yield the credentials in a text that masking has changed, and the parts in which libraries repeat them."""
+    """Yield the credentials in an unmasked text, and the parts of them that libraries repeat."""
     users = [form for match in _USER.finditer(original) for form in (match["found"], unquote(match["found"]))]
     values = [match["found"] for match in _QUERY.finditer(original)]
     parts = values or ([] if users else [original.partition("=")[2] or original])
     for user in users:
         name, _, password = user.partition(":")
-        # A library that cuts an address at its slashes repeats a piece of the key; a name may be a token.
+        # Libraries that split an address at slashes repeat pieces of the key; a name may be a token.
         parts += [user, name, password, *user.split("/"), *password.split("/")]
     yield from (form for part in parts for form in (part, unquote(part)) if len(form) >= SHORTEST_ALONE)
 
 
 class MaskedStream:
-    """A text stream to a person, in which nothing is printed that is remembered as secret."""
+    """A text stream that masks remembered secrets."""
 
     def __init__(self, stream: TextIO, addresses: bool = False) -> None:
-        """Take a stream; `addresses`: mask those of others too, where no text of a document is printed."""
+        """Wrap a stream; `addresses` also masks all other addresses, for streams without document text."""
         self._stream, self._mask = stream, mask_text if addresses else mask_known
 
     def write(self, text: str) -> int:
-        """Write, masked."""
+        """Write masked text."""
         self._stream.write(self._mask(text))
         return len(text)
 
@@ -123,7 +123,7 @@ class MaskedStream:
 
 
 def mask_addresses(value: Any) -> Any:
-    """A copy of what JSON can hold, in which every text is masked, keys too; unlike `mask_secrets` no key has a say."""
+    """Copy of a JSON value with all texts masked, including keys; unlike in `mask_secrets`, keys have no effect."""
     if isinstance(value, Mapping):
         return {mask_text(key) if isinstance(key, str) else key: mask_addresses(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -132,9 +132,9 @@ def mask_addresses(value: Any) -> Any:
 
 
 def mask_secrets(value: Any, name: str = "") -> Any:
-    """A copy of what JSON can hold, in which texts are masked, and whole values whose key says that they are secret.
+    """Copy of a JSON value with masked texts; a value with a secret key is masked entirely.
 
-    `a.password=x`, as a setting is given on the command line, is masked behind the equals sign.
+    The command-line form `a.password=x` is masked after the equals sign.
     """
     if isinstance(value, Mapping):
         return {key: mask_secrets(inner, str(key)) for key, inner in value.items()}
@@ -159,12 +159,12 @@ def _without_path(hook: str) -> str:
 
 
 def split_secrets(value: Any) -> tuple[Any, str | None]:
-    """What may be written down of a value, and the rest, as `restore_secrets` finds it in `VARIABLE`; None for nothing.
+    """Split a value into its masked copy, and JSON with the masked parts for `VARIABLE` (None if there are none).
 
-    The rest is remembered, since the process that gets it prints into this one's output.
+    The secrets are remembered too, since the output of the child process passes through this one.
 
     Args:
-        value: what JSON can hold.
+        value: JSON.
     """
     remember_secrets(value)
     masked = mask_secrets(value)
@@ -173,22 +173,22 @@ def split_secrets(value: Any) -> tuple[Any, str | None]:
 
 
 def restore_secrets(masked: Any) -> Any:
-    """A value as it was before `split_secrets`, in a process that was told the rest; changed in place."""
+    """Restore a value masked by `split_secrets` from `VARIABLE`, in place."""
     for path, original in json.loads(os.environ.get(VARIABLE, "[]")):
-        at = masked
+        parent = masked
         for key in path[:-1]:
-            at = at[key]
-        at[path[-1]] = original
+            parent = parent[key]
+        parent[path[-1]] = original
     return masked
 
 
-def _hidden(value: Any, masked: Any, at: Sequence[str | int]) -> Iterator[tuple[list[str | int], Any]]:
-    """Yield every text that masking has changed, behind the way there."""
+def _hidden(value: Any, masked: Any, path: Sequence[str | int]) -> Iterator[tuple[list[str | int], Any]]:
+    """Yield the path and the original of every masked text."""
     if isinstance(value, Mapping):
         for key in value:
-            yield from _hidden(value[key], masked[key], (*at, str(key)))
+            yield from _hidden(value[key], masked[key], (*path, str(key)))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from _hidden(inner, masked[index], (*at, index))
+            yield from _hidden(inner, masked[index], (*path, index))
     elif value != masked:
-        yield list(at), value
+        yield list(path), value

@@ -1,9 +1,9 @@
-"""Thresholds turned into verdicts. A rule is named after its set and threshold: `gopher_quality/min_words`.
+"""Thresholds and their verdicts. A rule is named after its set and threshold: `gopher_quality/min_words`.
 
-A threshold `min_x` or `max_x` bounds the statistic x; the bound itself passes, and so does a statistic that is NaN. A
-threshold that is null bounds nothing. A section whose statistics nobody knows beforehand has thresholds in mappings,
-`min: {x: 3}` and `max`; the rules are called alike. Rules are tried in the order in which the manifest's schema has
-them, and the first one that a document fails is the reason why it is dropped.
+A threshold `min_x` or `max_x` bounds the statistic x. A value equal to the bound passes, and so does NaN; a null
+threshold has no effect. A section with user-defined statistics has thresholds in mappings, `min: {x: 3}` and `max`; its
+rules are named the same way. Rules are tried in the order of the manifest's schema, and the first failed rule is the
+reason for a drop.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Bound:
     """One threshold of a section.
 
     Attributes:
-        name: `min_words`, whichever way it is written.
-        key: as the section has it: `min_words`, or `min.words` of a mapping.
-        side: which of the values on the other side of it fail.
-        statistic: what it bounds.
-        value: itself.
+        name: `min_words` in both notations.
+        key: in the section: `min_words`, or `min.words` for a mapping.
+        side: `min` if smaller values fail, `max` if larger values fail.
+        statistic: the bounded statistic.
+        value: of the threshold.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Bound:
 
 
 def bounds_of(section: BaseModel) -> Iterator[Bound]:
-    """The thresholds of a section that are given, in their order."""
+    """Thresholds set in a section, in order."""
     for name in type(section).model_fields:
         side, _, statistic = name.partition("_")
-        if side not in ("min", "max") or name in Judging.model_fields:  # what all steps have bounds no statistic
+        if side not in ("min", "max") or name in Judging.model_fields:  # settings of all steps are not thresholds
             continue
         value, of_side = getattr(section, name), cast(Side, side)
         if isinstance(value, Mapping):
@@ -55,11 +55,11 @@ def bounds_of(section: BaseModel) -> Iterator[Bound]:
 
 
 def failures(statistics: Mapping[str, np.ndarray], thresholds: Mapping[str, BaseModel]) -> dict[str, np.ndarray]:
-    """Which documents fail which rule.
+    """Documents that fail each rule.
 
     Args:
         statistics: name -> values of shape (n,).
-        thresholds: rule set -> its section; what of it `bounds_of` gives are thresholds, all else are options.
+        thresholds: rule set -> its section; `bounds_of` selects its thresholds, all other fields are options.
 
     Returns:
         rule -> bool of shape (n,), in the order of the rules.
@@ -73,13 +73,13 @@ def failures(statistics: Mapping[str, np.ndarray], thresholds: Mapping[str, Base
 
 
 def bounded_statistics(section: type[BaseModel]) -> dict[str, tuple[str, str]]:
-    """The thresholds among a section's fields: name -> (`min` or `max`, statistic)."""
+    """Thresholds among a section's fields: name -> (`min` or `max`, statistic)."""
     parts = {name: name.partition("_") for name in section.model_fields}
     return {name: (side, statistic) for name, (side, _, statistic) in parts.items() if side in ("min", "max")}
 
 
 def first_failures(failed: Mapping[str, np.ndarray], documents: int) -> list[str | None]:
-    """The first rule that each of n documents fails, or None."""
+    """First rule that each of n documents fails, or None."""
     reasons: list[str | None] = [None] * documents
     for rule, mask in failed.items():
         for row in np.flatnonzero(mask):
@@ -88,7 +88,7 @@ def first_failures(failed: Mapping[str, np.ndarray], documents: int) -> list[str
 
 
 def count_failures(failed: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
-    """Per rule: how many documents fail it (`failing`), and how many fail it and no other (`only`)."""
+    """Per rule: documents that fail it (`failing`), and documents that fail only it (`only`)."""
     if not failed:
         return {}
     number_failed: Sequence[int] | np.ndarray = np.sum(list(failed.values()), axis=0)
