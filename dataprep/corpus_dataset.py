@@ -94,11 +94,11 @@ class CorpusScan:
         return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
 
     def to_table(self) -> pa.Table:
-        """All documents at once."""
+        """All documents as one table."""
         return pa.Table.from_batches(self.to_batches(), self.projected_schema)
 
     def head(self, num_rows: int) -> pa.Table:
-        """The first documents."""
+        """First `num_rows` documents."""
         batches: list[pa.RecordBatch] = []
         for batch in self.to_batches():
             batches.append(batch)
@@ -107,5 +107,5 @@ class CorpusScan:
         return pa.Table.from_batches(batches, self.projected_schema).slice(0, num_rows)
 
     def count_rows(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         return self.dataset.count_rows(self.filter)

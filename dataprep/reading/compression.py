@@ -1,7 +1,7 @@
-"""Streams out of compressed files, which say where they broke, and continue at the next member that is sound.
+"""Decompressed streams that report damage with its offset and resume at the next sound member.
 
-`zstandard`'s own stream reader ends silently where a file was cut off, and `gzip` loses what it had buffered; both
-matter here, since the records before the damage are kept and the damage is counted.
+`zstandard`'s stream reader ends silently at the end of a truncated file, and `gzip` loses its buffer. Here, records
+before the damage are kept and the damage is counted.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from typing import Any, Literal, Protocol
 from gristmill.dataprep.reading.encoding import utf8_parts
 
 FEED_BYTES = 4096
-"""Compressed bytes per step: what a step decoded before it failed is lost, so steps are small."""
+"""Compressed bytes per step. The output of a failing step is lost, so steps are small."""
 ZSTD_BYTES = 512
-"""The same of zstd, whose decoder cannot be told to stop: a block of 4 bytes may hold 128 KiB, so a step 16 MiB."""
+"""Compressed bytes per step of zstd, whose decoder has no output limit: a block of 4 bytes may expand to 128 KiB, so a
+step to 16 MiB."""
 GZIP_BYTES = 2 * FEED_BYTES
-"""Compressed bytes per step of ISA-L, which expand to 8.5 MB at most: whole steps of zlib's."""
+"""Compressed bytes per step of ISA-L, which expand to at most 8.5 MB; a multiple of zlib's steps."""
 LZ4_BYTES = 256
 """Decoded bytes per step of LZ4."""
 READ_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 20
-"""Of lines that are handed on together."""
+"""Bytes of lines per block."""
 MAX_RECORD_BYTES = 256 << 20
-"""Longest record that is read; a longer one is quarantined, so that no input can fill the memory."""
+"""Longest record; longer ones are quarantined, so that no input can fill the memory."""
 
 
 class CorruptFileError(ValueError):
-    """A compressed file is damaged or cut off."""
+    """A compressed file is damaged or truncated."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Damage:
     """Stored bytes that cannot be decoded.
 
     Attributes:
-        error: why.
+        error: description.
         offset: of the damaged member in the file.
-        size: bytes up to the next sound member; None where there is none.
-        decoded: bytes that came out of the damaged member.
+        size: bytes up to the next sound member; None if there is none.
+        decoded: bytes decoded from the damaged member.
     """
 
     error: str
@@ -59,10 +60,12 @@ class Damage:
         return f"{self.error}; the {self.size:,} bytes at offset {self.offset:,} are passed over"
 
     def lost(self, records: int) -> int | None:
-        """Records lost with it, besides one: as many for its bytes as came before; None where the file ends with it.
+        """Estimate the records lost with it, besides one; None if the file ends with it.
+
+        The rate is that of the records before it.
 
         Args:
-            records: read before it.
+            records: number of records read before it.
         """
         if self.size is None:
             return None
@@ -74,22 +77,22 @@ class RecordTooLongError(ValueError):
 
 
 class ByteStream(Protocol):
-    """What can be read piece by piece."""
+    """A binary stream that can be read in pieces."""
 
     def read(self, size: int, /) -> bytes:
-        """At most so many bytes; none at the end."""
+        """Read at most `size` bytes; empty at the end."""
         ...
 
 
 class Unended(bytes):
-    """A file's last line, where no line end follows: the file may have been cut off in it."""
+    """A file's last line without a line end: the file may have been truncated in it."""
 
 
 class Openable(Protocol):
     """A path, local or remote, or a member of an archive."""
 
     def open(self, mode: Literal["rb"], /) -> AbstractContextManager[Any]:
-        """The stored bytes, as a ByteStream."""
+        """Open the stored bytes as a ByteStream."""
         ...
 
 
@@ -115,7 +118,7 @@ def _xz_decoder() -> Any:
 
 _GZIP_WINDOW_BITS = 31  # zlib.decompressobj: 15 bits of window, +16 for the gzip wrapper
 _GZIP_HEADERS = (b"\x1f\x8b\x08\x00", b"\x1f\x8b\x08\x08")
-"""The first bytes of members without anything in their header, and with a name alone (RFC 1952, section 2.3)."""
+"""First bytes of members with an empty header, and with a name only (RFC 1952, section 2.3)."""
 _DECODERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(_GZIP_WINDOW_BITS),
     ".bz2": bz2.BZ2Decompressor,
@@ -126,9 +129,10 @@ COMPRESSIONS = (*_DECODERS, ".lz4")
 _MAGICS = {".gz": b"\x1f\x8b\x08", ".bz2": b"BZh", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
 """First bytes of a member, stream or frame (RFC 1952, RFC 8878; bzip2 and xz have no RFC)."""
 _TRIED_BYTES = {".gz": FEED_BYTES, ".bz2": FEED_BYTES, ".zst": ZSTD_BYTES, ".xz": FEED_BYTES}
-"""Stored bytes that must decode behind such bytes, which other data may hold by chance."""
+"""Stored bytes that must decode after a magic number, which other data may contain by chance."""
 _KEPT_BYTES = 16 << 20
-"""Of the current member, in which the next one is looked for after damage: a decoder may have read into that."""
+"""Bytes of the current member in which the next one is searched after damage: a decoder may have read past its start.
+"""
 
 
 _SHORT = {".tgz": (".tar", ".gz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst"), ".txz": (".tar", ".xz")}
@@ -145,14 +149,14 @@ def split_compression(name: str) -> tuple[str, str]:
 
 
 def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
-    """Yield a file's decoded content in pieces, none of them empty; concatenated members and frames are one content.
+    """Yield a file's decoded content in non-empty pieces; members and frames are concatenated.
 
     Args:
-        path: what to open.
+        path: the file.
         compression: one of COMPRESSIONS, or empty.
 
     Raises:
-        CorruptFileError: at the first damage, after everything before it that could be decoded.
+        CorruptFileError: at the first damage, after everything decoded before it.
         OSError: the file cannot be opened or read.
     """
     for part in read_parts(path, compression):
@@ -162,29 +166,29 @@ def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
 
 
 def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
-    """Yield a file's decoded content as `read_chunks` does, and continue at the next sound member behind a Damage.
+    """Yield a file's decoded content like `read_chunks`, and resume at the next sound member after a Damage.
 
     Raises:
         OSError: the file cannot be opened or read.
     """
-    begun = _Begun()
+    member = _Begun()
     if compression == ".gz" and getattr(path, "reopens", True):
         try:
             with path.open("rb") as stream:
-                yield from filter(None, _decode_gzip(stream, begun))
+                yield from filter(None, _decode_gzip(stream, member))
                 return
         except _UncertainError:
-            pass  # read the member once more, with care
-    done = begun.decoded
+            pass  # read the member again, with zlib
+    skip = member.decoded
     with path.open("rb") as stream:
-        for part in _decode_carefully(stream, compression, begun.offset):
+        for part in _decode_carefully(stream, compression, member.offset):
             if isinstance(part, Damage):
-                yield replace(part, decoded=max(part.decoded, begun.decoded if part.offset == begun.offset else 0))
-                done = 0
+                yield replace(part, decoded=max(part.decoded, member.decoded if part.offset == member.offset else 0))
+                skip = 0
                 continue
-            if done < len(part):
-                yield part[done:]
-            done = max(done - len(part), 0)
+            if skip < len(part):
+                yield part[skip:]
+            skip = max(skip - len(part), 0)
 
 
 def _decode_carefully(stream: ByteStream, compression: str, begin: int) -> Iterator[bytes | Damage]:
@@ -197,25 +201,25 @@ def _decode_carefully(stream: ByteStream, compression: str, begin: int) -> Itera
 
 @dataclass
 class _Begun:
-    """The member that is being decoded: its offset in the file, and how much of it was yielded."""
+    """Current member: its offset in the file, and the bytes yielded from it."""
 
     offset: int = 0
     decoded: int = 0
 
 
 class _UncertainError(Exception):
-    """A decoder that is fast is not certain of a file."""
+    """ISA-L cannot tell if a file is sound."""
 
 
-def _decode_gzip(stream: ByteStream, begun: _Begun) -> Iterator[bytes]:
-    """Members of gzip by ISA-L, in less than half of zlib's time.
+def _decode_gzip(stream: ByteStream, member: _Begun) -> Iterator[bytes]:
+    """Decode gzip members with ISA-L, in less than half of zlib's time.
 
-    It passes over what zlib refuses in a member's header, so a header is certain only where it has a name or nothing.
-    Of damage it knows less, and sees it some bytes later, so the last step before it is left to zlib too. Codes that
-    zlib refuses it may use; then more comes before the damage, or all where the checksum of the member is right.
+    ISA-L ignores header fields that zlib rejects, so only headers that are empty or have just a name are accepted. It
+    reports damage with less detail and some bytes later, so the step before the damage is left to zlib too. It may
+    accept codes that zlib rejects; then more data precedes the damage, or all of it if the member's checksum matches.
 
     Raises:
-        _UncertainError: there may be damage, or there is no ISA-L; `begun` is the member that it is in.
+        _UncertainError: there may be damage in `member`, or ISA-L is not installed.
     """
     try:
         from isal import isal_zlib
@@ -231,7 +235,7 @@ def _decode_gzip(stream: ByteStream, begun: _Begun) -> Iterator[bytes]:
                 data = data.lstrip(b"\0")
                 if not data:
                     break
-                begun.offset, begun.decoded = read - len(data), 0
+                member.offset, member.decoded = read - len(data), 0
                 more = stream.read(GZIP_BYTES) if len(data) < len(_GZIP_HEADERS[0]) else b""
                 data, read = data + more, read + len(more)
                 if not data.startswith(_GZIP_HEADERS):
@@ -239,10 +243,10 @@ def _decode_gzip(stream: ByteStream, begun: _Begun) -> Iterator[bytes]:
                 decoder = isal_zlib.decompressobj(_GZIP_WINDOW_BITS)
             try:
                 decoded = decoder.decompress(data)
-            except Exception as error:  # IsalError, which its type stubs call no exception
+            except Exception as error:  # IsalError, which is not an exception in its type stubs
                 raise _UncertainError from error
             yield ready
-            begun.decoded += len(ready)
+            member.decoded += len(ready)
             ready = decoded
             if not decoder.eof:
                 break
@@ -253,12 +257,12 @@ def _decode_gzip(stream: ByteStream, begun: _Begun) -> Iterator[bytes]:
 
 
 class _Stored:
-    """A file's stored bytes in steps, of which those since the current member's first are kept.
+    """A file's stored bytes in steps; those since the start of the current member are kept.
 
     Args:
-        stream: the file, at its beginning.
-        step: bytes at a time; every step but the first ends at a multiple of it.
-        begin: offset of the first byte that is wanted.
+        stream: the file, at its start.
+        step: bytes per step; every step but the first ends at a multiple of it.
+        begin: offset of the first byte to return.
     """
 
     def __init__(self, stream: ByteStream, step: int, begin: int) -> None:
@@ -267,7 +271,7 @@ class _Stored:
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self.end = 0
-        """Offset behind what was read."""
+        """Offset after the bytes read."""
         self.member = begin
         """Offset of the current member."""
         while self.end + step <= begin and (passed := stream.read(step)):
@@ -275,7 +279,7 @@ class _Stored:
         self._passed = begin - self.end
 
     def read(self) -> bytes:
-        """The next step; nothing at the end."""
+        """Read the next step; empty at the end."""
         size = self._step - self.end % self._step
         data = self._waiting[:size] or self._stream.read(size)
         self._waiting = self._waiting[size:]
@@ -285,12 +289,12 @@ class _Stored:
         return data
 
     def begin(self, left: int) -> None:
-        """Begin a member, so many bytes before the end of what was read."""
+        """Start a member, `left` bytes before the end of the bytes read."""
         self.member = self.end - left
-        last = self._kept[-1]
+        last_step = self._kept[-1]
         self._kept.clear()
         self._kept_bytes = 0
-        self._keep(last)
+        self._keep(last_step)
 
     def _keep(self, data: bytes) -> None:
         self._kept.append(data)
@@ -299,43 +303,43 @@ class _Stored:
             self._kept_bytes -= len(self._kept.popleft())
 
     def pass_to_next(self, compression: str) -> bool:
-        """Go to the next sound member behind the first byte of the current one; False where there is none."""
-        magic, tried = _MAGICS[compression], _TRIED_BYTES[compression]
+        """Skip to the next sound member after the start of the current one; False if there is none."""
+        magic, probe_bytes = _MAGICS[compression], _TRIED_BYTES[compression]
         window = b"".join(self._kept) + self._waiting
         first = self.end + len(self._waiting) - len(window)
-        at, looked_at, is_whole = max(self.member + 1 - first, 0), len(self._waiting), False
+        position, peeked, at_end = max(self.member + 1 - first, 0), len(self._waiting), False
         while True:
-            at = window.find(magic, at)
-            if at >= 0 and (is_whole or len(window) - at >= tried):
-                if _decodes(compression, window[at : at + tried]):
-                    self.end, self._waiting = first + at, window[at:]
+            position = window.find(magic, position)
+            if position >= 0 and (at_end or len(window) - position >= probe_bytes):
+                if _decodes(compression, window[position : position + probe_bytes]):
+                    self.end, self._waiting = first + position, window[position:]
                     self._kept.clear()
                     self._kept_bytes = 0
                     return True
-                at += 1
+                position += 1
                 continue
-            if is_whole:
-                _take_back(self._stream, looked_at)
+            if at_end:
+                _take_back(self._stream, peeked)
                 return False
-            more = self._stream.read(READ_BYTES)
-            is_whole, looked_at = not more, looked_at + len(more)
-            passed = at if at >= 0 else max(len(window) - len(magic) + 1, 0)
-            window, first = window[passed:] + more, first + passed
-            at = max(self.member + 1 - first, 0)
+            chunk = self._stream.read(READ_BYTES)
+            at_end, peeked = not chunk, peeked + len(chunk)
+            skipped = position if position >= 0 else max(len(window) - len(magic) + 1, 0)
+            window, first = window[skipped:] + chunk, first + skipped
+            position = max(self.member + 1 - first, 0)
 
 
 def _take_back(stream: ByteStream, size: int) -> None:
-    """Tell whoever counts what is read that so many bytes were only looked at."""
+    """Subtract bytes that were only peeked at from a meter."""
     if isinstance(stream, Metered):
         stream.read_bytes -= size
 
 
 def _decodes(compression: str, data: bytes) -> bool:
-    """Whether a member may begin with these bytes."""
+    """True if a member may start with these bytes."""
     decoder = _DECODERS[compression]()
     try:
         decoder.decompress(data) if compression == ".zst" else decoder.decompress(data, READ_BYTES)
-    except Exception:  # noqa: BLE001 - zlib.error, OSError, LZMAError or ZstdError: each library has its own
+    except Exception:  # noqa: BLE001 - zlib.error, OSError, LZMAError or ZstdError, depending on the library
         return False
     return True
 
@@ -350,7 +354,7 @@ def _decode(stream: ByteStream, compression: str, begin: int) -> Iterator[bytes 
 
 
 def _decode_members(stored: _Stored, compression: str) -> Generator[bytes, None, Damage | None]:
-    """Yield what members hold; returns the first damage, or None at the file's end."""
+    """Yield the content of members; returns the first damage, or None at the end of the file."""
     decoder: _Decoder | None = None
     decoded = 0
     while data := stored.read():
@@ -378,7 +382,7 @@ def _decode_members(stored: _Stored, compression: str) -> Generator[bytes, None,
 
 @dataclass
 class _ForArrow:
-    """A stream with what Arrow asks of a file."""
+    """A stream with the file interface that Arrow needs."""
 
     stream: ByteStream
     closed: bool = False
@@ -391,7 +395,7 @@ class _ForArrow:
 
 
 def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
-    """LZ4 frames, by Arrow's codec: Python has none of its own. Of damaged data, less than LZ4_BYTES are lost."""
+    """Decode LZ4 frames with Arrow's codec: Python has none. At damage, less than LZ4_BYTES are lost."""
     import pyarrow as pa
 
     piece = bytearray()
@@ -400,7 +404,7 @@ def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
             try:
                 decoded = source.read(LZ4_BYTES)
             except OSError as error:
-                if error.errno is not None:  # the storage failed; without an errno it is Arrow that cannot decode
+                if error.errno is not None:  # the storage failed; Arrow's decoding errors have no errno
                     raise
                 yield bytes(piece)
                 yield Damage(f".lz4 data is damaged or ends in the middle: {error}", 0)
@@ -414,89 +418,94 @@ def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
 
 
 def _steps(decoder: _Decoder, data: bytes, compression: str) -> Iterator[bytes]:
-    """What the decoder makes of some compressed bytes, at most READ_BYTES at once where it can stop there.
+    """Decode some compressed bytes, at most READ_BYTES at once if the decoder has an output limit.
 
-    gzip expands to at most 1,032 times its bytes; of bz2 and xz a few stand for any number.
+    gzip expands by a factor of at most 1,032; a few bytes of bz2 and xz may expand to any size.
     """
-    stops = isinstance(decoder, bz2.BZ2Decompressor | lzma.LZMADecompressor)
+    has_limit = isinstance(decoder, bz2.BZ2Decompressor | lzma.LZMADecompressor)
     while True:
         try:
-            decoded = decoder.decompress(data, READ_BYTES) if stops else decoder.decompress(data)
+            decoded = decoder.decompress(data, READ_BYTES) if has_limit else decoder.decompress(data)
         except Exception as error:  # zlib.error, OSError or ZstdError: each library has its own
             raise CorruptFileError(f"{compression} data is damaged: {error}") from error
         yield decoded
-        if not stops or decoder.eof or decoder.needs_input:
+        if not has_limit or decoder.eof or decoder.needs_input:
             return
         data = b""
 
 
 def read_blocks(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError | Damage]:
-    r"""Yield a file's lines in blocks: whole lines with their ends (`\n`), BLOCK_BYTES together or a little more.
+    r"""Yield a file's lines in blocks of about BLOCK_BYTES: whole lines with their ends (`\n`).
 
-    In place of a line that is too long comes the error, in place of lines that cannot be decoded a Damage, with the
-    line that it cuts. A last line without an end is an `Unended` of its own. What a byte order mark says to be in
-    another encoding becomes UTF-8.
+    A line that is too long is replaced by its error, lines that cannot be decoded by a Damage, which also cuts the line
+    before it. A last line without an end is an `Unended`. Files with a byte order mark of another encoding are
+    transcoded to UTF-8.
     """
     yield from blocks_of(utf8_parts(read_parts(path, compression)))
 
 
 def blocks_of(parts: Iterable[bytes | Damage]) -> Iterator[bytes | RecordTooLongError | Damage]:
-    """Cut pieces of text into blocks of lines; see `read_blocks`."""
-    whole: list[bytes] = []
-    begun: list[bytes] = []
-    ready = held = 0
+    """Split pieces of text into blocks of lines; see `read_blocks`."""
+    block: list[bytes] = []
+    partial_line: list[bytes] = []
+    block_bytes = partial_bytes = 0
     for chunk in parts:
         if isinstance(chunk, Damage):
-            yield from _joined(whole)
+            yield from _joined(block)
             yield chunk
-            whole, begun, ready, held = [], [], 0, 0
+            block, partial_line, block_bytes, partial_bytes = [], [], 0, 0
             continue
         for piece in _at_most(chunk, min(BLOCK_BYTES, MAX_RECORD_BYTES)):
-            first, last = piece.find(b"\n"), piece.rfind(b"\n") + 1
-            if first >= 0 and held + first > MAX_RECORD_BYTES:
-                yield from _joined(whole)
+            first, line_end = piece.find(b"\n"), piece.rfind(b"\n") + 1
+            if first >= 0 and partial_bytes + first > MAX_RECORD_BYTES:
+                yield from _joined(block)
                 yield _too_long("line")
-                whole, begun, ready, held = [piece[first + 1 : last]], [], last - first - 1, 0
-            elif last:
-                whole += [*begun, piece[:last]]
-                ready, begun, held = ready + held + last, [], 0
-            if ready >= BLOCK_BYTES:
-                yield from _joined(whole)
-                whole, ready = [], 0
-            held += len(piece) - last
-            begun.append(piece[last:])
-            if held > MAX_RECORD_BYTES:
-                begun = []
-    yield from _joined(whole)
-    if held > MAX_RECORD_BYTES:
+                block, partial_line, block_bytes, partial_bytes = (
+                    [piece[first + 1 : line_end]],
+                    [],
+                    line_end - first - 1,
+                    0,
+                )
+            elif line_end:
+                block += [*partial_line, piece[:line_end]]
+                block_bytes, partial_line, partial_bytes = block_bytes + partial_bytes + line_end, [], 0
+            if block_bytes >= BLOCK_BYTES:
+                yield from _joined(block)
+                block, block_bytes = [], 0
+            partial_bytes += len(piece) - line_end
+            partial_line.append(piece[line_end:])
+            if partial_bytes > MAX_RECORD_BYTES:
+                partial_line = []
+    yield from _joined(block)
+    if partial_bytes > MAX_RECORD_BYTES:
         yield _too_long("line")
-    elif held:
-        yield Unended(b"".join(begun))
+    elif partial_bytes:
+        yield Unended(b"".join(partial_line))
 
 
 def _at_most(chunk: bytes, size: int) -> Iterator[bytes]:
-    """A chunk in pieces of at most this size."""
+    """Split a chunk into pieces of at most `size` bytes."""
     return (chunk[begin : begin + size] for begin in range(0, len(chunk), size))
 
 
 def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
-    """The parts as one, where there is anything in them."""
+    """Yield the joined parts unless they are empty."""
     content = b"".join(parts)
     if content:
         yield content
 
 
 def read_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
-    r"""Yield a file's lines, cut at `\n`, without their ends; otherwise as `read_blocks` does.
+    r"""Yield a file's lines, split at `\n`, without their ends; otherwise like `read_blocks`.
 
     Raises:
-        CorruptFileError: at the first damage, after the whole lines before it.
+        CorruptFileError: at the first damage, after the complete lines before it.
     """
     return split_blocks(read_blocks(path, compression))
 
 
 def split_blocks(blocks: Iterable[bytes | RecordTooLongError | Damage]) -> Iterator[bytes | RecordTooLongError]:
-    """Yield the lines of blocks one by one, without their ends.
+    """Yield the lines of blocks, without their ends.
 
     Raises:
         CorruptFileError: at the first damage.
@@ -511,15 +520,15 @@ def split_blocks(blocks: Iterable[bytes | RecordTooLongError | Damage]) -> Itera
 
 
 def lines_of(block: bytes) -> Iterator[bytes]:
-    """The lines of a block without their ends."""
+    """Lines of a block without their ends."""
     return (line.removesuffix(b"\r") for line in block[:-1].split(b"\n"))
 
 
 def read_whole(path: Openable, compression: str) -> bytes:
-    """Read a whole file that is one record.
+    """Read a file that is a single record.
 
     Raises:
-        CorruptFileError: the file is damaged; nothing of it is returned.
+        CorruptFileError: the file is damaged.
         RecordTooLongError: it is longer than MAX_RECORD_BYTES.
     """
     content = bytearray()
@@ -530,17 +539,17 @@ def read_whole(path: Openable, compression: str) -> bytes:
     return bytes(content)
 
 
-def _too_long(what: str) -> RecordTooLongError:
-    return RecordTooLongError(f"the {what} is longer than {MAX_RECORD_BYTES >> 20} MiB; split it before ingesting")
+def _too_long(unit: str) -> RecordTooLongError:
+    return RecordTooLongError(f"the {unit} is longer than {MAX_RECORD_BYTES >> 20} MiB; split it before ingesting")
 
 
 class Metered:
-    """A path, or a member of an archive, that knows how much of it was read.
+    """A path, or a member of an archive, that counts the bytes read.
 
     Attributes:
-        path: what is opened.
-        read_bytes: stored bytes that were read since it was opened last.
-        reopens: whether it may be opened more than once.
+        path: the underlying file.
+        read_bytes: stored bytes read since it was last opened.
+        reopens: True if it may be opened more than once.
     """
 
     def __init__(self, path: Openable) -> None:
@@ -550,24 +559,24 @@ class Metered:
 
     @contextmanager
     def open(self, mode: Literal["rb"], /) -> Iterator[ByteStream]:
-        """The stored bytes, whose reading is counted."""
+        """Open the stored bytes and count the bytes read."""
         self.read_bytes = 0
         with self.path.open(mode) as stream:
             self._stream = stream
             yield self
 
     def read(self, size: int, /) -> bytes:
-        """At most so many bytes of what is open."""
+        """Read at most `size` bytes of the open file."""
         content: bytes = self._stream.read(size)
         self.read_bytes += len(content)
         return content
 
 
 class DecodedStream:
-    """A file's decoded content for whoever wants to `read` it. Damage ends the stream; `error` says what it was.
+    """Readable stream of a file's decoded content. Damage ends the stream and is stored in `error`.
 
-    So a library that reads from it meets an early end, which all of them can bear, and never a foreign exception.
-    `resume` goes on behind the damage.
+    A library that reads from it sees an early end, which all of them handle, and never a foreign exception. `resume`
+    continues after the damage.
     """
 
     def __init__(self, path: Openable, compression: str) -> None:
@@ -583,41 +592,41 @@ class DecodedStream:
         self._chunks.close()
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes, fewer only at the end; all that is left where it is negative."""
+        """Read at most `size` bytes, fewer only at the end; everything if `size` is negative."""
         end = self._start + size
         if size >= 0 and end <= len(self._buffer):
             content = self._buffer[self._start : end]
             self._start, self._position = end, self._position + size
             return content
         parts: list[bytes] = []
-        wanted = size if size >= 0 else float("inf")
-        while wanted > 0:
+        remaining = size if size >= 0 else float("inf")
+        while remaining > 0:
             if self._start == len(self._buffer) and not self._fill():
                 break
-            part = self._buffer[self._start : self._start + int(min(wanted, len(self._buffer) - self._start))]
+            part = self._buffer[self._start : self._start + int(min(remaining, len(self._buffer) - self._start))]
             parts.append(part)
             self._start += len(part)
-            wanted -= len(part)
+            remaining -= len(part)
         content = b"".join(parts)
         self._position += len(content)
         return content
 
     def readline(self, size: int) -> bytes:
-        """A line with its end, or its first `size` bytes; nothing at the end."""
+        """Read a line with its end, or its first `size` bytes; empty at the end."""
         parts: list[bytes] = []
-        wanted = size
-        while wanted > 0 and (self._start < len(self._buffer) or self._fill()):
-            end = self._buffer.find(b"\n", self._start, self._start + wanted) + 1
-            part = self._buffer[self._start : end or self._start + wanted]
+        remaining = size
+        while remaining > 0 and (self._start < len(self._buffer) or self._fill()):
+            end = self._buffer.find(b"\n", self._start, self._start + remaining) + 1
+            part = self._buffer[self._start : end or self._start + remaining]
             parts.append(part)
             self._start += len(part)
-            wanted = 0 if end else wanted - len(part)
+            remaining = 0 if end else remaining - len(part)
         line = b"".join(parts)
         self._position += len(line)
         return line
 
     def peek(self, size: int) -> bytes:
-        """The next `size` bytes, which stay unread; fewer only at the end."""
+        """Next `size` bytes, without consuming them; fewer only at the end."""
         ready = len(self._buffer) - self._start
         if ready < size:
             parts = [self._buffer[self._start :]]
@@ -628,19 +637,19 @@ class DecodedStream:
         return self._buffer[self._start : self._start + size]
 
     def push_back(self, content: bytes) -> None:
-        """Put back what was read last."""
+        """Push the bytes read last back."""
         self._buffer, self._start = content + self._buffer[self._start :], 0
         self._position -= len(content)
 
     def resume(self) -> bool:
-        """Go on behind the damage that ended the stream; False where the file has no more."""
+        """Continue after the damage that ended the stream; False at the end of the file."""
         if self.error is None or self.error.size is None:
             return False
         self.error = None
         return True
 
     def tell(self) -> int:
-        """Decoded bytes that were read."""
+        """Decoded bytes read so far."""
         return self._position
 
     def _fill(self) -> bool:
@@ -648,7 +657,7 @@ class DecodedStream:
         return bool(self._buffer)
 
     def _next(self) -> bytes:
-        """The next part, none of them empty; nothing at the end and at damage."""
+        """Next non-empty part; empty at the end and at damage."""
         if self.error is not None:
             return b""
         part = next(self._chunks, b"")

@@ -1,4 +1,4 @@
-"""Rows of CSV and TSV files as records. The first row names the columns; quoting is that of RFC 4180."""
+"""Rows of CSV and TSV files as records. The first row has the column names; quoting follows RFC 4180."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from gristmill.dataprep.reading.encoding import (
 from gristmill.dataprep.reading.records import Dropped, Input, Page, Reading, Record, Rejected, excerpt, from_row
 
 _WIDE = ("utf-16", "utf-32")
-"""Codecs whose characters begin at even bytes alone, so that nothing can be read from any byte on."""
+"""Encodings with multi-byte code units, in which reading cannot resume at any byte."""
 SNIFFED_BYTES = 1 << 20
-"""Beginning of the file from which `encoding: auto` decides."""
+"""Start of the file from which `encoding: auto` is detected."""
 
 
 def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Dropped]:
-    """One row is one record, numbered from 1 without the header; empty lines are none.
+    """Read one record per row, numbered from 1 without the header; empty lines are skipped.
 
-    A row whose fields do not match the header in number, or whose quoting is broken, is quarantined alone; a quote that
-    never closes takes the rest of the file with it, as one record that lost the others.
+    A row with a wrong number of fields or broken quoting is quarantined alone. A quote that never closes consumes the
+    rest of the file, as one record that counts the lost ones.
     """
     csv.field_size_limit(compression.MAX_RECORD_BYTES)
     with DecodedStream(item.path, item.compression) as stream:
@@ -50,13 +50,13 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
         try:
             header = next(rows, [])
             if isinstance(header, _Broken) or len(set(header)) < len(header):
-                why = f"the header: {header.error}" if isinstance(header, _Broken) else "a column is named twice"
-                yield Rejected(1, why, lost=None)
+                problem = f"the header: {header.error}" if isinstance(header, _Broken) else "a column is named twice"
+                yield Rejected(1, problem, lost=None)
                 return
             while True:
                 for row in rows:
                     if lines.unended and stream.error is not None:
-                        break  # damage cuts this row
+                        break  # damage truncated this row
                     number += 1
                     record = _record(item, reading, number, header, row, codec)
                     cut_off = lines.unended and isinstance(row, list) and len(row) < len(header)
@@ -77,18 +77,18 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
 
 
 def _pass_line(stream: DecodedStream) -> None:
-    """Pass over the end of the row that damage has cut: it may have as many fields as a whole one."""
+    """Skip the rest of the row that damage truncated: it may have as many fields as a complete row."""
     while (line := stream.readline(compression.READ_BYTES)) and not line.endswith(b"\n"):
         continue
 
 
 @dataclass
 class _Lines:
-    """Lines on their way to the parser.
+    """Lines passed to the parser.
 
     Attributes:
-        number: how many went there.
-        unended: whether the last of them has no line end, as that of a file which was cut off.
+        number: of lines passed.
+        unended: the last line has no line end, as in a truncated file.
     """
 
     lines: Iterator[str]
@@ -107,7 +107,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Broken:
-    """What is wrong with a row, and how many more it took with it."""
+    """Error of a malformed row, and the number of further rows lost with it."""
 
     error: str
     lost: int | None
@@ -115,39 +115,39 @@ class _Broken:
 
 def _codec(start: bytes, reading: Reading) -> str:
     if reading.encoding in (None, AUTO) and (marked := marked_codec(start)) is not None:
-        return "utf-8-sig" if marked == UTF8 else marked[: len("utf-16")]  # codecs that take the mark off
+        return "utf-8-sig" if marked == UTF8 else marked[: len("utf-16")]  # codecs that strip the mark
     if reading.encoding != AUTO:
         return "utf-8-sig" if reading.encoding in (None, UTF8) else codecs.lookup(reading.encoding).name
-    whole = start[: start.rfind(b"\n") + 1] or start  # whole lines, so whole characters
-    return decode(whole, AUTO, errors=reading.encoding_errors).encoding
+    sample = start[: start.rfind(b"\n") + 1] or start  # complete lines, so complete characters
+    return decode(sample, AUTO, errors=reading.encoding_errors).encoding
 
 
 def _lines(start: bytes, stream: DecodedStream, codec: str) -> Iterator[str]:
-    """The file's lines with their ends; what does not decode becomes lone surrogates, which `_record` refuses."""
+    """Yield the file's lines with their ends; undecodable bytes become lone surrogates, which `_record` rejects."""
     decoder = codecs.getincrementaldecoder(codec)(errors=KEEP_BAD)
-    parts, held, chunk = list[str](), 0, start
+    parts, num_chars, chunk = list[str](), 0, start
     while chunk:
-        first, *whole = _split(decoder.decode(chunk))
+        first, *complete_lines = _split(decoder.decode(chunk))
         parts.append(first)
-        held += len(first)
-        if held > compression.MAX_RECORD_BYTES:
+        num_chars += len(first)
+        if num_chars > compression.MAX_RECORD_BYTES:
             raise RecordTooLongError(f"a line is longer than {compression.MAX_RECORD_BYTES >> 20} MiB")
-        if whole:
+        if complete_lines:
             yield "".join(parts)
-            yield from whole[:-1]
-            parts, held = [whole[-1]], len(whole[-1])
+            yield from complete_lines[:-1]
+            parts, num_chars = [complete_lines[-1]], len(complete_lines[-1])
         chunk = stream.read(compression.READ_BYTES)
     yield from io.StringIO("".join(parts) + decoder.decode(b"", final=True), newline="")
 
 
 def _split(text: str) -> list[str]:
-    r"""Lines with their `\n`; the last is what comes behind the last `\n`."""
+    r"""Split into lines with their `\n`; the last item is the text after the last `\n`."""
     parts = text.split("\n")
     return [*(part + "\n" for part in parts[:-1]), parts[-1]]
 
 
 def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _Broken]:
-    """The rows, or what is wrong with one; a new parser continues at the next line."""
+    """Yield rows or their errors; after an error a new parser continues at the next line."""
     while True:
         before = lines.number
         try:
@@ -158,11 +158,11 @@ def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _Broken]:
             return
         except csv.Error as error:
             broken = str(error)
-        taken = lines.number - before - 1
+        consumed = lines.number - before - 1
         if broken == "unexpected end of data":
-            yield _Broken("a quoted field is not closed before the file ends", None if lines.unended else taken)
+            yield _Broken("a quoted field is not closed before the file ends", None if lines.unended else consumed)
         else:
-            yield _Broken(f"not valid CSV: {broken}", taken)
+            yield _Broken(f"not valid CSV: {broken}", consumed)
 
 
 def _record(
@@ -173,12 +173,12 @@ def _record(
     shown = excerpt(", ".join(row))
     if len(row) != len(header):
         return Rejected(number, f"the row has {len(row)} fields, the header {len(header)}", shown)
-    settled = [replace_bad(value, codec) for value in row]
-    replaced = sum(bad for _, bad in settled)
+    decoded_fields = [replace_bad(value, codec) for value in row]
+    replaced = sum(bad for _, bad in decoded_fields)
     allowed = most_replaced(sum(map(len, row))) if reading.encoding_errors == "replace" else 0
     if replaced > allowed:
         damaged = next(char for value in row for char in value if "\udc00" <= char <= "\udcff")
         name = "UTF-8" if reading.encoding in (None, AUTO) else reading.encoding
         return Rejected(number, f"not valid {name}: byte 0x{ord(damaged) - 0xDC00:02x}", shown)
-    fields: dict[str, Any] = dict(zip(header, (value for value, _ in settled), strict=True))
+    fields: dict[str, Any] = dict(zip(header, (value for value, _ in decoded_fields), strict=True))
     return from_row(reading, number, fields, f"{item.name}#{number}", replaced)

@@ -1,10 +1,10 @@
-"""Readers and listings that users write: they run in a process of their own, so that one that crashes, hangs or prints
-loses the file that it was at, and nothing else.
+"""User-written readers and listings, run in a separate process: a crash, a hang or printed output only affects the
+current file.
 
-This module is both sides. The process is started by `OwnProcess` with the code by value, answers that it is ready, and
-then answers one request after the other; frames (`guarded.py`) are JSON towards it and pickled tuples back. Records
-leave in buffers. Where the process ended, those in the last one are lost with it, so the file is read again in a fresh
-process, which sends every record at once: what comes out of it is all that its reader gave before it ended.
+This module has both sides. `OwnProcess` starts the process with the code by value; the process reports that it is
+ready, then answers one request at a time. Frames (`guarded.py`) are JSON towards it and pickled tuples back. Records
+are sent in buffers. If the process ends, the last buffer is lost, so the file is read again in a fresh process that
+sends each record at once: the result is every record that its reader yielded before it ended.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from gristmill.mixtures.own_code import Own, OwnCodeError
 from gristmill.mixtures.sources import OwnListing, OwnReader
 
 SLEEP_FACTOR = 6
-"""A call that waits ends after so many times the processor time that it may take."""
+"""Wall-clock limit of a call, as a multiple of its CPU limit."""
 THIS_MODULE = "gristmill.dataprep.reading.own_sources"
 READ, LIST = "read", "list"
 BUFFER_BYTES = 1 << 16
-"""Of answers on their way: a switch between two processes costs as much as some hundred of them."""
+"""Buffered answers: a switch between two processes costs as much as some hundred of them."""
 ENTRY_KEYS = ("path", "size", "name")
 Answer = tuple[Any, ...]
 
@@ -63,20 +63,20 @@ class _EndedError(Exception):
 
 @dataclass
 class _Meter:
-    """How much of a file the process has read of its stored bytes."""
+    """Stored bytes of a file that the process has read."""
 
     read_bytes: int = 0
 
 
 @dataclass
 class OwnProcess:
-    """A process with one function of the user's, started at the first request. As a context manager it leaves none.
+    """A process with one user function, started at the first request and killed by the context manager.
 
-    To be used by the thread that made it (Linux ends the process with that thread).
+    To be used by the thread that created it (Linux ends the process with that thread).
 
     Attributes:
         own: the function.
-        takes: `path` or `stream`: what a reader is given; known once it runs.
+        takes: argument of a reader, `path` or `stream`; set once the process runs.
     """
 
     own: OwnReader | OwnListing
@@ -90,32 +90,31 @@ class OwnProcess:
         self._kill()
 
     def files(self, path: str) -> list[dict[str, Any]]:
-        """What a listing gives: `path`, and perhaps `size` and `name`, in its order.
+        """Entries of a listing, in its order: `path`, and optionally `size` and `name`.
 
         Args:
-            path: the source's, for a function that has a parameter `path`.
+            path: of the source, for a function with a parameter `path`.
 
         Raises:
-            OwnCodeError: it raises, ends or hangs, or gives anything but paths.
+            OwnCodeError: the function raises, ends or hangs, or returns anything but paths.
         """
         try:
-            return [entry for what, entry in self._answers({"path": path}) if what == "file"]
+            return [entry for answer_kind, entry in self._answers({"path": path}) if answer_kind == "file"]
         except _EndedError as error:
             raise OwnCodeError(f"{self.own.use.place}: {self.own.use.name} {error}") from error
 
     def records(self, name: str, location: str, compression: str, size: int, reading: Reading) -> Iterator[Read]:
-        """What a reader yields of a file, and behind it an Ended.
+        """Records that a reader yields for a file, followed by an Ended.
 
         Args:
-            name: of the file; locators begin with it.
-            location: where it lies; what is not a file of this machine is copied to one for a function that takes
-                paths.
-            compression: of its bytes, which a function that takes a stream gets decompressed.
+            name: of the file; prefix of the locators.
+            location: path or URL; a remote file is copied to this machine for a function that takes a path.
+            compression: of the file; a function that takes a stream gets it decompressed.
             size: stored bytes.
-            reading: how records become documents.
+            reading: conversion of records to documents.
 
         Raises:
-            OwnCodeError: the code cannot be loaded, or cannot be called with a file, or gives nothing to iterate.
+            OwnCodeError: the code cannot be loaded or called with a file, or does not return an iterable.
             OSError: the storage failed.
         """
         self.start()
@@ -125,62 +124,66 @@ class OwnProcess:
             yield from with_end(self._records(request, meter or _Meter()), size, meter)
 
     def _records(self, request: dict[str, Any], meter: _Meter) -> Iterator[Read]:
-        done = 0
-        for at_once in (False, True):
+        num_yielded = 0
+        for is_unbuffered in (False, True):
             try:
-                for number, (what, read_bytes, found) in enumerate(self._answers({**request, "at_once": at_once}), 1):
-                    if number > done:
-                        done, meter.read_bytes = number, read_bytes
-                        yield found if what == "record" else Rejected(number, found, lost=None)
+                for number, (answer_kind, read_bytes, content) in enumerate(
+                    self._answers({**request, "at_once": is_unbuffered}), 1
+                ):
+                    if number > num_yielded:
+                        num_yielded, meter.read_bytes = number, read_bytes
+                        yield content if answer_kind == "record" else Rejected(number, content, lost=None)
                 return
             except _EndedError as error:
-                if at_once:
-                    yield Rejected(done + 1, f"{self.own.use.place}: {self.own.use.name} {error}", lost=None)
+                if is_unbuffered:
+                    yield Rejected(num_yielded + 1, f"{self.own.use.place}: {self.own.use.name} {error}", lost=None)
 
     def _answers(self, request: Mapping[str, Any]) -> Iterator[Answer]:
-        """Raises _EndedError where the process did; it is ended wherever it did not come to the end of the answers."""
-        whole = False
+        """Yield the answers to a request; kills the process unless all were read. Raises _EndedError if the process
+        ended.
+        """
+        is_complete = False
         try:
             self.start()
             self._send(frame(request))
-            while not whole:
+            while not is_complete:
                 answer = self._answer()
                 if answer[0] == "refused":
                     raise OwnCodeError(answer[1])
                 if answer[0] == "errno":
                     raise OSError(answer[2]) if answer[1] is None else OSError(*answer[1:])
-                whole = answer[0] == "end"
-                if not whole:
+                is_complete = answer[0] == "end"
+                if not is_complete:
                     yield answer
         finally:
-            if not whole:
+            if not is_complete:
                 self._kill()
 
     def start(self) -> None:
-        """Start the process and load the code, where that has not been done.
+        """Start the process and load the code, if not running.
 
         Raises:
-            OwnCodeError: the code cannot be loaded, or cannot be called.
+            OwnCodeError: the code cannot be loaded or called.
         """
         if self._child is not None:
             return
-        what = READ if isinstance(self.own, OwnReader) else LIST
-        self._child = guarded.start(THIS_MODULE, {"what": what, "seconds": self.own.time_limit_seconds})
+        task = READ if isinstance(self.own, OwnReader) else LIST
+        self._child = guarded.start(THIS_MODULE, {"what": task, "seconds": self.own.time_limit_seconds})
         self._send(frame(self.own.model_dump_json(exclude={"time_limit_seconds"}).encode()))
         try:
-            said, told = self._answer()
+            status, content = self._answer()
         except _EndedError as error:
             self._kill()
             raise OwnCodeError(f"{self.own.use.file} {error} while it was loaded") from error
-        if said == "refused":
+        if status == "refused":
             self._kill()
-            raise OwnCodeError(told)
-        self.takes = told
+            raise OwnCodeError(content)
+        self.takes = content
 
     def _send(self, content: bytes) -> None:
         assert self._child is not None
         assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died; that there is no answer says so
+        with contextlib.suppress(BrokenPipeError):  # the process ended, which the missing answer reports
             self._child.stdin.write(content)
             self._child.stdin.flush()
 
@@ -194,10 +197,10 @@ class OwnProcess:
         return answer
 
     def _obituary(self, status: int) -> str:
-        what = "one record" if isinstance(self.own, OwnReader) else "its listing"
+        unit = "one record" if isinstance(self.own, OwnReader) else "its listing"
         seconds, key = self.own.time_limit_seconds, "(`time_limit_seconds`)"
         if status == -signal.SIGPROF:
-            return f"took more than {seconds:g} s of processor time for {what} {key}"
+            return f"took more than {seconds:g} s of processor time for {unit} {key}"
         if status == -signal.SIGALRM:
             return f"gave nothing for {SLEEP_FACTOR * seconds:g} s {key}"
         return f"crashed (signal {-status})" if status < 0 else f"ended its process (status {status})"
@@ -210,10 +213,10 @@ class OwnProcess:
 
 @contextlib.contextmanager
 def _as_file(location: str) -> Iterator[str]:
-    """The path, or that of a temporary copy with the same name where it does not lie on this machine."""
+    """Yield a local path: the file itself, or a temporary copy of a remote file with the same name."""
     path = as_path(location)
     if is_local(path):
-        yield getattr(path, "path", "") or str(path)  # of a file:// URL what lies behind it
+        yield getattr(path, "path", "") or str(path)  # a file:// URL has its path in `path`
         return
     with tempfile.TemporaryDirectory(prefix="gristmill-read-") as folder:
         copy = Path(folder) / path.name
@@ -222,15 +225,15 @@ def _as_file(location: str) -> Iterator[str]:
         yield str(copy)
 
 
-# What follows runs in the process.
+# Code below runs in the child process.
 
 
 def main() -> None:
-    """Load the function, then answer requests until they end."""
-    settings, requests, given = guarded.begin()
-    answers = open(given.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)  # noqa: SIM115 - as long as the process
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)  # what asks for input would take the next request
+    """Load the function, then answer requests until their stream ends."""
+    settings, requests, output = guarded.begin()
+    answers = open(output.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)  # noqa: SIM115 - open for the life of the process
+    with open(os.devnull) as null_device:
+        os.dup2(null_device.fileno(), 0)  # user code that reads stdin would consume the next request
 
     def answer(*values: Any, at_once: bool = True) -> None:
         answers.write(frame(pickle.dumps(values)))
@@ -247,14 +250,14 @@ def main() -> None:
         return
     answer("ready", takes)
     while (request := read_frame(requests)) is not None:
-        about = json.loads(request)
+        details = json.loads(request)
         try:
-            for each in (
-                _read(own, call, takes, about, limited)
+            for values in (
+                _read(own, call, takes, details, limited)
                 if settings["what"] == READ
-                else _list(own, call, takes, about, limited)
+                else _list(own, call, takes, details, limited)
             ):
-                answer(*each, at_once=about.get("at_once", False))
+                answer(*values, at_once=details.get("at_once", False))
         except OwnCodeError as error:
             answer("refused", str(error))
         except OSError as error:
@@ -264,7 +267,7 @@ def main() -> None:
 
 
 class _Limited:
-    """Ends the process where what is done inside takes too long: processor time, or six times that by the clock."""
+    """Time limit: ends the process if the block uses too much CPU time, or SLEEP_FACTOR times that in wall-clock time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -279,9 +282,9 @@ class _Limited:
 
 
 def _reader(own: Own) -> tuple[Callable[..., Any], str]:
-    """The function, and whether it takes a `path` or a `stream`."""
+    """Load a reader; returns it with its argument, `path` or `stream`."""
     call, parameters = load_own(own, "path or stream"), _parameters(own)
-    first = next((one for one in parameters if one.name not in own.options), None)
+    first = next((parameter for parameter in parameters if parameter.name not in own.options), None)
     if first is None or first.name in ("path", "stream"):
         return call, "path" if first is None else first.name
     hint = str(first.annotation)
@@ -295,20 +298,20 @@ def _reader(own: Own) -> tuple[Callable[..., Any], str]:
 
 
 def _listing(own: Own) -> tuple[Callable[..., Any], str]:
-    """The function, and whether it takes the source's `path`."""
-    takes = "path" if any(one.name == "path" for one in _parameters(own)) else ""
+    """Load a listing; returns it with `path` if it takes the source's path, else an empty string."""
+    takes = "path" if any(parameter.name == "path" for parameter in _parameters(own)) else ""
     return load_own(own, *([takes] if takes else [])), takes
 
 
 def _parameters(own: Own) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(load_function(own.use)).parameters.values())
-    except (TypeError, ValueError):  # of a built-in one nothing is known
+    except (TypeError, ValueError):  # a built-in without a signature
         return []
 
 
 class _Decoded(io.RawIOBase):
-    """A file's decompressed bytes as Python's libraries want them; damage is an early end."""
+    """Decompressed bytes as a raw binary stream; damage is an early end."""
 
     def __init__(self, stream: DecodedStream) -> None:
         self._stream = stream
@@ -328,63 +331,65 @@ class _Decoded(io.RawIOBase):
 
 
 def _read(
-    own: Own, call: Callable[..., Any], takes: str, about: Mapping[str, Any], limited: _Limited
+    own: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _Limited
 ) -> Iterator[Answer]:
-    """(`record`, stored bytes read so far, Read) of each record, and (`failed`, bytes, why) where it cannot go on."""
-    reading, name = Reading(**about["reading"]), about["name"]
+    """Yield (`record`, stored bytes read so far, Read) for each record, and (`failed`, bytes, error) if reading cannot
+    continue.
+    """
+    reading, name = Reading(**request["reading"]), request["name"]
     if takes == "path":
-        for number, found in enumerate(_items(own, call, Path(about["location"]), limited), start=1):
-            yield _answer_of(own, reading, name, number, found, 0)
+        for number, item in enumerate(_items(own, call, Path(request["location"]), limited), start=1):
+            yield _answer_of(own, reading, name, number, item, 0)
         return
-    metered = Metered(as_path(about["location"]))
-    with DecodedStream(metered, about["compression"]) as stream:
+    metered = Metered(as_path(request["location"]))
+    with DecodedStream(metered, request["compression"]) as stream:
         raw = _Decoded(stream)
-        for number, found in enumerate(_items(own, call, io.BufferedReader(raw), limited), start=1):
-            if isinstance(found, _Failed):
+        for number, item in enumerate(_items(own, call, io.BufferedReader(raw), limited), start=1):
+            if isinstance(item, _Failed):
                 if raw.failure is not None:
                     raise raw.failure
                 if stream.error is not None:
                     break
-            yield _answer_of(own, reading, name, number, found, metered.read_bytes)
+            yield _answer_of(own, reading, name, number, item, metered.read_bytes)
         if stream.error is not None:
             yield "failed", metered.read_bytes, str(stream.error)
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """Why a reader ended before its file did."""
+    """Error that ended a reader before its file."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class _Item:
-    """What a reader yielded, and where."""
+    """A value that a reader yielded, and its place in the code."""
 
     value: Any
     place: str
 
 
-def _items(own: Own, call: Callable[..., Any], given: Any, limited: _Limited) -> Iterator[_Item | _Failed]:
+def _items(own: Own, call: Callable[..., Any], argument: Any, limited: _Limited) -> Iterator[_Item | _Failed]:
     try:
         with limited:
-            made = call(given)
-            if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
+            iterable = call(argument)
+            if isinstance(iterable, str | bytes | Mapping) or not isinstance(iterable, Iterable):
                 raise OwnCodeError(
-                    f"{own.use.place}: {own.use.name} gives {_described(made)}, not records one by "
+                    f"{own.use.place}: {own.use.name} gives {_described(iterable)}, not records one by "
                     'one; write: yield {"text": ...}'
                 )
-            records = iter(made)
+            records = iter(iterable)
         while True:
             with limited:
                 value = next(records, _END)
             if value is _END:
                 return
-            running = getattr(made, "gi_frame", None)
+            running = getattr(iterable, "gi_frame", None)
             yield _Item(value, f"{own.use.file}, line {running.f_lineno}" if running else own.use.place)
     except OwnCodeError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the function raises, its file ends there
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the function ends its file
         yield _Failed(one_line_of(own, error))
 
 
@@ -392,22 +397,22 @@ _END = object()
 
 
 def one_line_of(own: Own, error: BaseException) -> str:
-    """An error of the user's code in one line, with the line of the code."""
+    """Error of user code in one line, with its file and line."""
     return " ".join(blame(own.use, error).split())
 
 
-def _answer_of(own: Own, reading: Reading, name: str, number: int, found: _Item | _Failed, read_bytes: int) -> Answer:
-    if isinstance(found, _Failed):
-        return "failed", read_bytes, found.error
-    return "record", read_bytes, _record(own, reading, number, f"{name}#{number}", found)
+def _answer_of(own: Own, reading: Reading, name: str, number: int, item: _Item | _Failed, read_bytes: int) -> Answer:
+    if isinstance(item, _Failed):
+        return "failed", read_bytes, item.error
+    return "record", read_bytes, _record(own, reading, number, f"{name}#{number}", item)
 
 
 def _record(own: Own, reading: Reading, number: int, locator: str, item: _Item) -> Record | Page | Rejected | Dropped:
-    """A document of what a reader yielded, or why it is none."""
+    """Convert a yielded value to a document or a rejected record."""
     value = item.value
     if isinstance(value, BaseException):
-        said = f"{type(value).__name__}: {one_line(value)} ({item.place})"
-        return Rejected(number, one_line_of(own, value) if value.__traceback__ else said)
+        message = f"{type(value).__name__}: {one_line(value)} ({item.place})"
+        return Rejected(number, one_line_of(own, value) if value.__traceback__ else message)
     if not isinstance(value, Mapping):
         return Rejected(
             number,
@@ -415,27 +420,27 @@ def _record(own: Own, reading: Reading, number: int, locator: str, item: _Item) 
             excerpt(str(value)),
         )
     try:
-        made = from_row(reading, number, value, locator)
-        if isinstance(made, Page):  # what it carries leaves this process
-            return replace(made, metadata=json.loads(metadata_json(made.metadata)))
-    except (TypeError, ValueError, RecursionError) as error:  # metadata that is no JSON
+        record = from_row(reading, number, value, locator)
+        if isinstance(record, Page):  # its metadata is pickled to the parent process
+            return replace(record, metadata=json.loads(metadata_json(record.metadata)))
+    except (TypeError, ValueError, RecursionError) as error:  # metadata that is not JSON
         return Rejected(number, f"{item.place}: the record cannot be kept: {one_line(error)}", excerpt(str(value)))
-    return replace(made, error=f"{item.place}: {made.error}") if isinstance(made, Rejected) else made
+    return replace(record, error=f"{item.place}: {record.error}") if isinstance(record, Rejected) else record
 
 
 def _list(
-    own: Own, call: Callable[..., Any], takes: str, about: Mapping[str, Any], limited: _Limited
+    own: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _Limited
 ) -> Iterator[Answer]:
-    """(`file`, entry) of each."""
+    """Yield (`file`, entry) for each file."""
     try:
         with limited:
-            made = call(as_path(about["path"])) if takes else call()
-            is_many = isinstance(made, Iterable) and not isinstance(made, str | bytes | Mapping)
-            entries = list(made) if is_many else [made]
+            listing = call(as_path(request["path"])) if takes else call()
+            is_many = isinstance(listing, Iterable) and not isinstance(listing, str | bytes | Mapping)
+            entries = list(listing) if is_many else [listing]
     except (Exception, SystemExit) as error:
         raise OwnCodeError(one_line_of(own, error)) from error
     if not is_many:
-        raise OwnCodeError(f"{own.use.place}: {own.use.name} gives {_described(made)}, not paths one by one")
+        raise OwnCodeError(f"{own.use.place}: {own.use.name} gives {_described(listing)}, not paths one by one")
     for number, entry in enumerate(entries, start=1):
         yield "file", _entry(own, number, entry)
 
@@ -443,8 +448,8 @@ def _list(
 def _entry(own: Own, number: int, entry: Any) -> dict[str, Any]:
     if isinstance(entry, str | os.PathLike):
         return {"path": os.fspath(entry)}
-    is_whole = isinstance(entry, Mapping) and isinstance(entry.get("path"), str) and set(entry) <= set(ENTRY_KEYS)
-    if is_whole and isinstance(entry.get("size", 0), int) and isinstance(entry.get("name", ""), str):
+    has_valid_keys = isinstance(entry, Mapping) and isinstance(entry.get("path"), str) and set(entry) <= set(ENTRY_KEYS)
+    if has_valid_keys and isinstance(entry.get("size", 0), int) and isinstance(entry.get("name", ""), str):
         return dict(entry)
     raise OwnCodeError(
         f"{own.use.place}: entry {number} of {own.use.name} is {_described(entry)}; each is a path "
@@ -453,7 +458,7 @@ def _entry(own: Own, number: int, entry: Any) -> dict[str, Any]:
 
 
 def _described(value: Any) -> str:
-    """What a value is, and its beginning."""
+    """Type and start of a value."""
     return "nothing" if value is None else f"{kind(value)} ({excerpt(repr(value))[:40]})"
 
 
