@@ -1,4 +1,4 @@
-"""Members of tar and zip archives, each read as if it were a file of a folder; nothing is unpacked to the disk."""
+"""Members of tar and zip archives, read like the files of a folder without unpacking to disk."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from gristmill.dataprep.reading.records import (
 )
 
 _MALFORMED = (ValueError, OverflowError, EOFError, struct.error, zlib.error, RuntimeError, NotImplementedError)
-"""What `zipfile` raises about archives that are not what they seem, besides its own exception."""
+"""Exceptions of `zipfile` for malformed archives, besides its own."""
 
 ReadMember = Callable[[Input, Reading], "Iterator[Read] | None"]
-"""Reads one member by its name; None where its format is not known or not wanted."""
+"""Reads one member by its name; None if its format is unknown or not selected."""
 
 
 @dataclass(frozen=True)
 class _Member:
-    """What lies in an archive, with the part of a path's interface that readers need.
+    """An archive member with the path interface that readers need.
 
     Attributes:
-        name: as the archive has it.
-        is_file: neither a folder nor a link.
-        size: bytes, unpacked.
-        opened: opens it.
-        reopens: whether it may be opened more than once: not in a stream, which has gone on.
+        name: in the archive.
+        is_file: False for folders and links.
+        size: unpacked bytes.
+        opened: function that opens it.
+        reopens: True if it may be opened more than once; False in a stream.
     """
 
     name: str
@@ -60,9 +60,9 @@ class _Member:
 
 
 class _LastHeader(tarfile.TarInfo):
-    """Remembers the block that was last taken for a member's header, and how many before a member were none.
+    """Tar header that records the last block parsed as a header, and the number of invalid blocks before a member.
 
-    tarfile passes over them quietly; only blocks of zeros are an archive's end.
+    tarfile skips these silently; only blocks of zeros are the end of an archive.
     """
 
     last = b""
@@ -78,11 +78,11 @@ class _LastHeader(tarfile.TarInfo):
 
 
 def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
-    """The members of a tar archive in their order; behind damage it goes on with the next header that is sound."""
-    seen: Counter[str] = Counter()
+    """Read the members of a tar archive in order; after damage it resumes at the next valid header."""
+    name_counts: Counter[str] = Counter()
 
     class Header(_LastHeader):
-        """Of this archive alone, whatever other threads read."""
+        """State of this archive only, as other threads may read others."""
 
     with DecodedStream(item.path, item.compression) as stream:
         error = ""
@@ -92,28 +92,32 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
                     if Header.passed:
                         size, Header.passed = Header.passed * tarfile.BLOCKSIZE, 0
                         yield Rejected(
-                            seen.total() + 1,
+                            name_counts.total() + 1,
                             f"the tar archive is damaged: the {size:,} bytes before offset {member.offset:,} are passed "
                             "over",
                         )
                     opened = partial(archive.extractfile, member)
                     yield from _member_records(
-                        item, reading, read_member, seen, _Member(member.name, member.isfile(), member.size, opened)
+                        item,
+                        reading,
+                        read_member,
+                        name_counts,
+                        _Member(member.name, member.isfile(), member.size, opened),
                     )
-                    cast(Any, archive).members.clear()  # which would hold the headers of all members
+                    cast(Any, archive).members.clear()  # otherwise it keeps the headers of all members
         except (tarfile.TarError, ValueError, OverflowError) as damage:
             error = f"the tar archive is damaged: {one_line(damage)}"
-        while stream.read(READ_BYTES):  # padding behind the end, whose damage counts too
+        while stream.read(READ_BYTES):  # padding after the end, whose damage counts too
             continue
         if not error and (len(Header.last) < tarfile.BLOCKSIZE or Header.last.strip(b"\0")):
             error = "the tar archive is damaged or cut off: it has no end mark"
         if stream.error is not None or error:
-            yield Rejected(seen.total() + 1, str(stream.error or error), lost=None)
+            yield Rejected(name_counts.total() + 1, str(stream.error or error), lost=None)
 
 
 def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
-    """The members of a zip archive in the order of its directory."""
-    seen: Counter[str] = Counter()
+    """Read the members of a zip archive in the order of its directory."""
+    name_counts: Counter[str] = Counter()
     with item.path.open("rb") as stream:
         try:
             archive = zipfile.ZipFile(stream)
@@ -128,14 +132,14 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
                     item,
                     reading,
                     read_member,
-                    seen,
+                    name_counts,
                     _Member(member.filename, not member.is_dir(), member.file_size, opened),
                 )
 
 
 @contextmanager
 def _checked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Any]:
-    """A member's content; whatever is wrong with it is a CorruptFileError."""
+    """Open a member; any error of its content is a CorruptFileError."""
     try:
         stream = archive.open(member)
     except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
@@ -159,14 +163,15 @@ class _Checked:
 
 
 def _raise_storage(error: Exception) -> None:
-    """Raise what the storage did; a damaged archive has no error number, or asks for a place before the file's
-    begin."""
+    """Re-raise an error of the storage. Errors of a damaged archive have no errno, or EINVAL from a seek before the
+    start.
+    """
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
         raise error
 
 
 def _member_records(
-    item: Input, reading: Reading, read_member: ReadMember, seen: Counter[str], member: _Member
+    item: Input, reading: Reading, read_member: ReadMember, name_counts: Counter[str], member: _Member
 ) -> Iterator[Read]:
     name = str(PurePosixPath(member.name))
     if not member.is_file:
@@ -178,15 +183,15 @@ def _member_records(
     if not member.size:
         yield Skipped("empty member of an archive")
         return
-    seen[name] += 1
-    copy = "" if seen[name] == 1 else f";{seen[name]}"  # tar appends a newer version under the same name
+    name_counts[name] += 1
+    copy = "" if name_counts[name] == 1 else f";{name_counts[name]}"  # tar appends a newer version under the same name
     meter = Metered(member)
     records = read_member(Input(f"{item.name}{copy}/{name}", meter), reading)
     if records is None:
         extension = PurePosixPath(name).suffix.lower() or "(none)"
         yield Skipped(f"member of an archive with extension {extension}", candidate=True)
         return
-    named = (
+    labelled_records = (
         replace(record, part=name) if isinstance(record, Page | Rejected | Dropped) else record for record in records
     )
-    yield from with_end(named, member.size, meter, name)
+    yield from with_end(labelled_records, member.size, meter, name)

@@ -1,14 +1,13 @@
-"""From a stream of records to document shards of bounded size, and to files of what was quarantined, dropped or lost.
+"""Document shards of bounded size from a stream of records, and tables of quarantined, dropped and lost records.
 
-Records that nobody read are in no ledger; a file of 2,000 that was cut to 200 would count as one bad record. So the
-records that it lost are estimated, from the first of these that is known:
+Unread records are in no ledger: a file of 2,000 records truncated to 200 would count as one bad record. The number of
+lost records is therefore estimated, from the first of these that is known:
 
-1. the reader's own knowledge (a table says in its footer how many rows it has);
-2. its bytes: damage behind a third of them lost twice the records before it;
-3. the other files of its source (for a member: the other members): it held as many records as they do in the mean, or
-   as many for its bytes, whichever is more;
-4. nothing: as many as were read, as if it had been cut in its middle. That exceeds every sane limit, on purpose: of a
-   source that is one file which ends early, nobody knows how much is missing.
+1. the reader's count (a table's footer has its number of rows); 2. the file's bytes: damage after a third of them lost
+twice the records before it; 3. the other files of its source (for a member: the other members): as many records as
+their mean, or as many for its bytes, whichever is more; 4. none of these: as many as were read, as if it had been
+truncated in its middle. That exceeds any sane limit, on purpose: nothing tells what is missing from a source of a
+single truncated file.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from gristmill.dataprep.reading.records import Dropped, Ended, Read, Record, Rec
 from gristmill.dataprep.secrets import mask_text
 
 SHOWN_DAMAGED = 20
-"""Damaged files that a summary lists, those that lost most first."""
+"""Damaged files in a summary, those with most lost records first."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A file, or a member of an archive, of which records are lost.
+    """A file, or a member of an archive, with lost records.
 
     Attributes:
-        source, file: where it is.
-        error: why it could not be read on.
-        records: that were read of it.
-        stored_bytes, read_bytes: its size, and what was read of it.
-        member: whether it lies in an archive.
-        lost: records that are lost; None where the reader does not know.
+        source, file: location.
+        error: that ended the reading.
+        records: number of records read.
+        stored_bytes, read_bytes: its size, and the bytes read.
+        member: True for a member of an archive.
+        lost: number of lost records; None if the reader does not know.
     """
 
     source: str
@@ -57,30 +56,32 @@ class Damaged:
 
     @property
     def kind(self) -> str:
-        """What it is compared with."""
+        """Key of the intact files or members that it is compared with."""
         return "members" if self.member else "files"
 
 
 def estimate_losses(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each damaged file of a stage lost: `source`, `file`, `records` (read), `lost`, `error`; most lost first.
+    """Losses of a stage's damaged files: `source`, `file`, `records` (read), `lost`, `error`; most lost first.
 
     Args:
-        results: of the tasks, with `source`, `damaged` (Damaged as dictionaries) and `whole`: of the files that were
-            read to their end, `files` and `members`, the `number`, `records` and `bytes`.
+        results: of the tasks, with `source`, `damaged` (Damaged as dictionaries) and `whole`: `number`, `records` and
+            `bytes` of intact `files` and `members`.
     """
-    whole = add_counts({result["source"]: result["whole"]} for result in results)
-    found = []
-    for one in (Damaged(**entry) for result in results for entry in result["damaged"]):
-        lost = lost_records(one, whole[one.source].get(one.kind, {}))
-        found.append({"source": one.source, "file": one.file, "records": one.records, "lost": lost, "error": one.error})
-    return sorted(found, key=lambda entry: (-entry["lost"], entry["source"], entry["file"]))
+    intact = add_counts({result["source"]: result["whole"]} for result in results)
+    losses = []
+    for file in (Damaged(**entry) for result in results for entry in result["damaged"]):
+        lost = lost_records(file, intact[file.source].get(file.kind, {}))
+        losses.append(
+            {"source": file.source, "file": file.file, "records": file.records, "lost": lost, "error": file.error}
+        )
+    return sorted(losses, key=lambda entry: (-entry["lost"], entry["source"], entry["file"]))
 
 
 def lost_records(file: Damaged, whole: Mapping[str, int]) -> int:
-    """How many records a damaged file lost, at least 1; see the module.
+    """Estimated number of records that a damaged file lost, at least 1; see the module's docstring.
 
     Args:
-        whole: `number`, `records` and `bytes` of the files of its source that were read to their end.
+        whole: `number`, `records` and `bytes` of the intact files of its source.
     """
     if file.lost is not None:
         return file.lost
@@ -92,7 +93,7 @@ def lost_records(file: Damaged, whole: Mapping[str, int]) -> int:
 
 
 def describe_loss(loss: Mapping[str, Any]) -> str:
-    """One sentence about a damaged file, an entry of `estimate_losses`."""
+    """Sentence about a damaged file, an entry of `estimate_losses`."""
     return (
         f"source {loss['source']!r}: {loss['file']} could not be read to its end: {loss['error']}; "
         f"{loss['records']:,} records of it were read, about {loss['lost']:,} are lost"
@@ -100,7 +101,7 @@ def describe_loss(loss: Mapping[str, Any]) -> str:
 
 
 MAX_SHARD_ROWS = 100_000
-"""Rows after which a shard ends whatever its size, so that short documents do not pile up in memory."""
+"""Rows after which a shard ends whatever its size, so that short documents do not fill the memory."""
 MAX_QUARANTINE_ROWS = 20_000
 DROPPED_SCHEMA = pa.schema(
     [
@@ -112,12 +113,12 @@ DROPPED_SCHEMA = pa.schema(
     ]
 )
 SHOWN_QUARANTINED = 20
-"""Quarantined records that a summary lists."""
+"""Quarantined records in a summary."""
 
 
 @dataclass
 class _Rows:
-    """Rows of a table that are not written yet, and where it goes."""
+    """Buffered rows of a table, and its destination."""
 
     folder: str
     schema: pa.Schema
@@ -127,17 +128,17 @@ class _Rows:
 
 @dataclass
 class ShardWriter:
-    """Fills the shards and the quarantine of one task, a bounded piece at a time.
+    """Writer of the shards and the quarantine of one task, with bounded memory.
 
     Attributes:
         out: folder of the stage's output.
-        task: the task's number, which names its files.
-        source: the source that the task reads.
+        task: number of the task, part of its files' names.
+        source: source of the task's records.
         shard_bytes: text bytes (UTF-8) after which a shard ends.
-        max_document_bytes: of the longest document; a longer one is quarantined.
-        limit: documents to keep; None for all. What comes behind them is not taken.
-        files: what was written so far.
-        shown: the first quarantined records, for the summary.
+        max_document_bytes: longest document; longer ones are quarantined.
+        limit: number of documents to keep; None for all.
+        files: files written so far.
+        shown: first quarantined records, for the summary.
     """
 
     out: Path
@@ -149,20 +150,19 @@ class ShardWriter:
     files: list[Path] = field(default_factory=list)
     shown: list[dict[str, Any]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
-    """Records without a text to keep, by reason."""
+    """Records without text, by reason."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """What is not meant as a document, by what it is; outside the ledger."""
+    """Items that are not documents, by kind; outside the ledger."""
     replaced: dict[str, int] = field(default_factory=lambda: {"records": 0, "places": 0})
-    """Records with bytes that their encoding does not hold, and how many U+FFFD they have instead."""
+    """Records with invalid bytes, and the number of their U+FFFD."""
     too_long: dict[str, int] = field(default_factory=lambda: {"records": 0, "bytes": 0})
     """Records with a text beyond `max_document_bytes`, and the bytes of these texts."""
     skipped_candidates: Counter[str] = field(default_factory=Counter)
-    """Of those, the ones of a kind that documents come from."""
+    """Skipped items of a kind that may be a document."""
     whole: dict[str, Counter[str]] = field(default_factory=lambda: {"files": Counter(), "members": Counter()})
-    """Of the files with records that were read to their end, and of such members of archives: `number`, `records` and
-    `bytes`."""
+    """`number`, `records` and `bytes` of intact files with records, and of intact archive members."""
     damaged: list[Damaged] = field(default_factory=list)
-    """Files and members of which records are lost."""
+    """Files and members with lost records."""
     kept: int = 0
     quarantined: int = 0
     shards: int = 0
@@ -170,9 +170,9 @@ class ShardWriter:
     _held_bytes: int = 0
     _held_rows: int = 0
     _columns: list[list[pa.Array]] = field(default_factory=list)
-    """Identities, locators, texts and metadata of documents that are not written yet."""
+    """Ids, locators, texts and metadata of buffered documents."""
     _documents: list[tuple[bytes, bytes, bytes, str]] = field(default_factory=list)
-    """The same of documents behind these which came one by one."""
+    """Documents after `_columns`, as rows."""
     _rejects: _Rows = field(default_factory=lambda: _Rows("quarantine", QUARANTINE_SCHEMA))
     _drops: _Rows = field(default_factory=lambda: _Rows("dropped", DROPPED_SCHEMA))
 
@@ -181,21 +181,21 @@ class ShardWriter:
 
     @property
     def read(self) -> int:
-        """Records so far."""
+        """Number of records so far."""
         return self.kept + self.dropped.total() + self.quarantined
 
     @property
     def bytes_taken(self) -> int:
-        """Text so far, whether written or held."""
+        """Text bytes so far, written or buffered."""
         return self.text_bytes + self._held_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether it has as many documents as it may."""
+        """True if the limit of documents is reached."""
         return self.kept == self.limit
 
     def add(self, file: str, record: Read) -> None:
-        """Take what was read from `file`; pages have become something else before."""
+        """Add a record read from `file`; pages must have been extracted."""
         if self.is_full:
             return
         if isinstance(record, Records):
@@ -250,15 +250,17 @@ class ShardWriter:
             begin = end
 
     def _settle(self) -> None:
-        """Make columns of what came one by one."""
+        """Convert buffered rows to columns."""
         if self._documents:
             types = (DOCUMENT_SCHEMA.field("id").type, pa.string(), pa.large_string(), pa.string())
             columns = zip(*self._documents, strict=True)
-            self._columns.append([pa.array(column, type) for column, type in zip(columns, types, strict=True)])
+            self._columns.append(
+                [pa.array(column, column_type) for column, column_type in zip(columns, types, strict=True)]
+            )
             self._documents = []
 
     def _count(self, documents: int, size: int) -> None:
-        """Count what is held now, and write it where that fills a shard."""
+        """Count buffered documents, and write a shard when it is full."""
         self.kept += documents
         self._held_rows += documents
         self._held_bytes += size
@@ -266,7 +268,7 @@ class ShardWriter:
             self._write_shard()
 
     def close(self) -> None:
-        """Write what is still held."""
+        """Write all buffered rows."""
         if self._held_rows:
             self._write_shard()
         for rows in (self._rejects, self._drops):
@@ -274,7 +276,7 @@ class ShardWriter:
                 self._write_rows(rows)
 
     def counts(self) -> Counts:
-        """The task's ledger, in total and for its source."""
+        """Ledger of the task, in total and for its source."""
         counts = {
             "read": self.read,
             "kept": self.kept,
@@ -308,13 +310,13 @@ class ShardWriter:
 
     def _end(self, file: str, end: Ended) -> None:
         place = _place(file, end.part)
-        ended = Damaged(
+        summary = Damaged(
             self.source, place, end.error, end.records, end.stored_bytes, end.read_bytes, bool(end.part), end.lost
         )
         if end.error:
-            self.damaged.append(ended)
+            self.damaged.append(summary)
         elif end.records:
-            self.whole[ended.kind].update(number=1, records=end.records, bytes=end.stored_bytes)
+            self.whole[summary.kind].update(number=1, records=end.records, bytes=end.stored_bytes)
 
     def _drop(self, file: str, record: Dropped) -> None:
         self.dropped[record.reason] += 1
@@ -336,10 +338,10 @@ class ShardWriter:
 
     def _write_shard(self) -> None:
         self._settle()
-        ids, *others = map(pa.concat_arrays, zip(*self._columns, strict=True))
+        ids, *columns = map(pa.concat_arrays, zip(*self._columns, strict=True))
         source = pa.DictionaryArray.from_arrays(pa.array([0] * len(ids), pa.int32()), pa.array([self.source]))
         self._columns = []
-        table = pa.table([ids, source, *others], schema=DOCUMENT_SCHEMA)
+        table = pa.table([ids, source, *columns], schema=DOCUMENT_SCHEMA)
         self._write(f"part-{self.task}-{self.shards:03d}.parquet", table)
         self.shards += 1
         self.text_bytes += self._held_bytes

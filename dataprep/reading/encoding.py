@@ -1,10 +1,10 @@
-"""From bytes to text, as the Encoding standard and HTML say: what a document declares, or the first that decodes it.
+"""Decoding of bytes by the rules of the Encoding standard and HTML: the declared encoding, or the first that decodes
+all bytes.
 
-A browser takes the declared encoding and shows U+FFFD for what it does not hold. Here a declaration that does not
-decode every byte is first compared with UTF-8 and with a detector's guess, since declarations are often wrong; only
-where nothing decodes all, and few bytes are bad, they become U+FFFD and are counted. More of them, and what has control
-characters as binary data has, is an error. UTF-8 with a few bad bytes is UTF-8 with bad bytes, whatever else could
-hold it.
+A browser uses the declared encoding and shows U+FFFD for invalid bytes. As declarations are often wrong, a declared
+encoding that does not decode every byte is first compared with UTF-8 and a detector's guess. Only if no candidate
+decodes all bytes, and few are invalid, these become U+FFFD and are counted. More invalid bytes, or control characters
+as in binary data, are an error. UTF-8 with a few invalid bytes is always read as UTF-8.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Other = TypeVar("Other")
 AUTO = "auto"
 UTF8 = "utf-8"
 PRESCAN_BYTES = 1024
-"""How far into a page its own declaration is looked for first (HTML, 13.2.3.2 "prescan")."""
+"""Start of a page that is searched for a declaration (HTML, 13.2.3.2 "prescan")."""
 HEAD_BYTES = 1 << 18
-"""How far it is looked for then, up to the body: a parser that meets it there begins again (HTML, 13.2.3.5)."""
-_BYTE_ORDER_MARKS = (  # UTF-32's begins with UTF-16's, so it comes first
+"""Start of a page, up to its body, that is searched next: a parser restarts at a declaration there (HTML, 13.2.3.5)."""
+_BYTE_ORDER_MARKS = (  # UTF-32's mark starts with UTF-16's, so it comes first
     (codecs.BOM_UTF8, UTF8),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -32,11 +32,12 @@ _BYTE_ORDER_MARKS = (  # UTF-32's begins with UTF-16's, so it comes first
 )
 MOST_MARK_BYTES = 4
 _WIDER = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"}
-"""Codecs of Python that decode everything that the Encoding standard's decoder of the first name does."""
+"""Encodings of the Encoding standard -> Python codecs that decode a superset."""
 MAX_REPLACED_SHARE = 0.005
-"""Share of a content that may be bad bytes: 1 in 200. Of 918 real pages 6 had some, 1 to 4 each."""
+"""Largest share of invalid bytes: 1 in 200. Of 918 real pages 6 had some, 1 to 4 each."""
 KEEP_BAD = "gristmill.keep_bad"
-"""Error handler of codecs: a bad sequence becomes a lone surrogate, one for each U+FFFD of the Encoding standard."""
+"""Error handler of codecs: an invalid sequence becomes a lone surrogate, one for each U+FFFD of the Encoding standard.
+"""
 Errors = Literal["replace", "strict"]
 _WITH_CONTROLS = ("cp874", "cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258")
 _CONTROLS = {0xDC80 + number: 0x80 + number for number in range(32)}
@@ -52,12 +53,12 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f]")
 
 
 class UndecodableError(ValueError):
-    """Bytes that are not text in the encoding, or in any that could be meant."""
+    """Bytes that are not text in the encoding, or in any candidate."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A text, the Python codec that it was decoded with, and how many sequences of bad bytes became U+FFFD."""
+    """A text, its Python codec, and the number of invalid sequences replaced by U+FFFD."""
 
     text: str
     encoding: str
@@ -67,17 +68,17 @@ class Decoded:
 def decode(
     content: bytes, encoding: str | None, charset: str = "", html: bool = False, errors: Errors = "strict"
 ) -> Decoded:
-    """Decode the whole content; a byte order mark is not part of the text.
+    """Decode a content; a byte order mark is not part of the text.
 
-    Little-endian UTF-16 that begins with a NUL has the mark of UTF-32, and is taken for it.
+    Little-endian UTF-16 that starts with a NUL has the mark of UTF-32, and is decoded as such.
 
     Args:
-        content: what to decode.
-        encoding: a codec's name, or `auto` for: byte order mark, `charset`, the page's own declaration, UTF-8, a
-            detector's guess. None is what a byte order mark says, else UTF-8.
-        charset: what came with the content (an HTTP header), or empty.
-        html: look for a declaration inside.
-        errors: `replace` bad bytes where they are at most MAX_REPLACED_SHARE of the content; `strict`: none.
+        content: bytes to decode.
+        encoding: name of a codec, or `auto`: byte order mark, `charset`, the page's declaration, UTF-8, a detector's
+            guess. None: byte order mark, else UTF-8.
+        charset: declared with the content (an HTTP header), or empty.
+        html: look for a declaration in the content.
+        errors: `replace` invalid bytes if they are at most MAX_REPLACED_SHARE of the content; `strict`: reject them.
 
     Raises:
         UndecodableError: no candidate decodes enough.
@@ -91,9 +92,9 @@ def decode(
             return Decoded(text, codec)
     if _is_damaged_utf8(content):
         return _as(content, UTF8, errors)
-    replacing = [found for codec in tried if (found := _replacing(content, codec, errors)) is not None]
-    sound = [found for found in replacing if not _is_binary(found)]
-    likely = next((found for found in sound if _is_mostly_right(found)), None)
+    replacing = [candidate for codec in tried if (candidate := _replacing(content, codec, errors)) is not None]
+    sound = [candidate for candidate in replacing if not _is_binary(candidate)]
+    likely = next((candidate for candidate in sound if _is_mostly_right(candidate)), None)
     if likely is not None:
         return likely
     guess = _guess(content)
@@ -106,17 +107,17 @@ def decode(
 
 
 def marked_codec(content: bytes) -> str | None:
-    """The codec that a byte order mark at the beginning stands for."""
+    """Codec of the byte order mark at the start, or None."""
     return next((codec for mark, codec in _BYTE_ORDER_MARKS if content.startswith(mark)), None)
 
 
 def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
-    """Parts of a content as UTF-8 where a byte order mark at its beginning says that they are something else.
+    """Transcode parts of a content to UTF-8 if its byte order mark has another encoding.
 
-    A byte order mark is left out; bytes that do not decode become bytes that are not UTF-8.
+    The byte order mark is dropped; invalid bytes become bytes that are not UTF-8.
 
     Args:
-        parts: of the content, between them what is passed on as it is.
+        parts: of the content; other items between them are passed on.
     """
     begin = b""
     for part in parts:
@@ -133,7 +134,7 @@ def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
         yield from filter(None, [begin])
         yield from parts
         return
-    begin = begin.removeprefix(next(mark for mark, of in _BYTE_ORDER_MARKS if of == codec))
+    begin = begin.removeprefix(next(mark for mark, mark_codec in _BYTE_ORDER_MARKS if mark_codec == codec))
     if codec == UTF8:
         yield from filter(None, [begin])
         yield from parts
@@ -149,37 +150,39 @@ def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
 
 
 def _as(content: bytes, codec: str, errors: Errors) -> Decoded:
-    """Decode with one codec that is certain."""
-    mark = next((mark for mark, of in _BYTE_ORDER_MARKS if of == codec and content.startswith(mark)), b"")
+    """Decode with a certain codec."""
+    mark = next(
+        (mark for mark, mark_codec in _BYTE_ORDER_MARKS if mark_codec == codec and content.startswith(mark)), b""
+    )
     try:
         return Decoded(content.removeprefix(mark).decode(codec), codecs.lookup(codec).name)
     except UnicodeDecodeError as error:
-        if (found := _replacing(content.removeprefix(mark), codec, errors)) is not None:
-            return found
+        if (decoded := _replacing(content.removeprefix(mark), codec, errors)) is not None:
+            return decoded
         name = "UTF-8" if codec == UTF8 else codec
-        at = error.start + len(mark)
-        raise UndecodableError(f"not valid {name}: byte 0x{content[at]:02x} at position {at}") from error
+        position = error.start + len(mark)
+        raise UndecodableError(f"not valid {name}: byte 0x{content[position]:02x} at position {position}") from error
 
 
 def _replacing(content: bytes, codec: str, errors: Errors) -> Decoded | None:
-    """The text with U+FFFD for bad bytes; None where they are too many."""
+    """Decode with U+FFFD for invalid bytes; None if there are too many."""
     codec = codecs.lookup(codec).name
     if codec not in _WITH_CONTROLS and content.decode(codec, "replace").count("\ufffd") > most_replaced(len(content)):
-        return None  # told fast: the handler takes a microsecond for each
+        return None  # fast path: the handler takes a microsecond per sequence
     text, replaced = replace_bad(content.decode(codec, KEEP_BAD), codec)
     allowed = most_replaced(len(content)) if errors == "replace" else 0
     return Decoded(text, codec, replaced) if replaced <= allowed else None
 
 
 def most_replaced(size: int) -> int:
-    """How many bad sequences a content of so many bytes or characters may have."""
+    """Largest number of invalid sequences in a content of so many bytes or characters."""
     return int(MAX_REPLACED_SHARE * size)
 
 
 def replace_bad(text: str, codec: str) -> tuple[str, int]:
-    """A text that was decoded with the errors `KEEP_BAD`, with U+FFFD for what is bad, and how much that was.
+    """Replace the lone surrogates of a text decoded with `KEEP_BAD` by U+FFFD, and count them.
 
-    Bytes 0x80 to 0x9f that the codecs of Windows leave undefined are control characters by the Encoding standard.
+    Bytes 0x80 to 0x9f that are undefined in the Windows codecs are control characters by the Encoding standard.
     """
     if text.isascii():
         return text, 0
@@ -198,13 +201,13 @@ def _keep_bad(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(KEEP_BAD, _keep_bad)
 
 
-def _is_mostly_right(found: Decoded) -> bool:
-    """Whether most of what is beyond ASCII was decoded."""
-    return len(_BEYOND_ASCII.findall(found.text)) - found.replaced > found.replaced
+def _is_mostly_right(decoded: Decoded) -> bool:
+    """True if most characters beyond ASCII were decoded."""
+    return len(_BEYOND_ASCII.findall(decoded.text)) - decoded.replaced > decoded.replaced
 
 
-def _is_binary(found: Decoded) -> bool:
-    return len(_LOW_CONTROL.findall(found.text)) > most_replaced(len(found.text))
+def _is_binary(decoded: Decoded) -> bool:
+    return len(_LOW_CONTROL.findall(decoded.text)) > most_replaced(len(decoded.text))
 
 
 def _declared(content: bytes, charset: str, html: bool) -> Iterator[str]:
@@ -213,12 +216,12 @@ def _declared(content: bytes, charset: str, html: bool) -> Iterator[str]:
         yield codec
     codec = known_codec(declared_in_page(content)) if html else None
     if codec is not None:
-        yield UTF8 if codec.startswith("utf-16") else codec  # its declaration was readable, so it is not UTF-16
+        yield UTF8 if codec.startswith("utf-16") else codec  # a readable declaration is not UTF-16
     yield UTF8
 
 
 def declared_in_page(content: bytes) -> str:
-    """The label that a page's `<meta>` element or XML declaration names, or nothing."""
+    """Label in a page's `<meta>` element or XML declaration, or an empty string."""
     begin = content[:PRESCAN_BYTES]
     found = _XML_ENCODING.search(begin) or _META_CHARSET.search(_COMMENT.sub(b"", begin))
     if found is None and len(content) > PRESCAN_BYTES:
@@ -228,7 +231,7 @@ def declared_in_page(content: bytes) -> str:
 
 
 def known_codec(label: str) -> str | None:
-    """The Python codec of a label by the Encoding standard (`latin1` is cp1252), or None."""
+    """Python codec of a label by the Encoding standard (`latin1` is cp1252), or None."""
     if not label:
         return None
     from resiliparse.parse.encoding import map_encoding_to_html5
@@ -238,7 +241,7 @@ def known_codec(label: str) -> str | None:
 
 
 def _is_damaged_utf8(content: bytes) -> bool:
-    """Whether most of what is beyond ASCII is UTF-8: a page with a few bad bytes, of which a guess would spoil all."""
+    """True if most of the content beyond ASCII is UTF-8: a page with few invalid bytes, which a guess would garble."""
     text = content.decode(UTF8, "replace")
     damaged = text.count("\ufffd")
     return len(_BEYOND_ASCII.findall(text)) - damaged > damaged

@@ -1,8 +1,8 @@
-"""A process for work that a bad input may crash, hang or have eat memory: how it is started and spoken to.
+"""A child process for work that a bad input may crash, hang or drive out of memory: its start and its protocol.
 
-Either side sends frames: a length (8 bytes, little-endian) and as many bytes. The process learns what it is for from
-its one argument, JSON. It ends with its parent, or when its requests do. It limits its own memory, and its processor
-time by an ITIMER_PROF per answer, whose signal ends it.
+Both sides send frames: a length (8 bytes, little-endian) and as many bytes. The process gets its settings as its only
+argument, in JSON. It ends with its parent, or at the end of its requests. It limits its own memory, and its CPU time
+per answer with an ITIMER_PROF, whose signal ends it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READ_AHEAD_BYTES = 1 << 20
 
 
 def start(module: str, settings: Mapping[str, Any], bufsize: int = -1) -> subprocess.Popen[bytes]:
-    """Start a module in a process of its own; to be used by this thread (Linux ends the process with it)."""
+    """Start a module in a child process; to be used by the calling thread (Linux ends the process with it)."""
     argument = json.dumps({**settings, "parent": os.getpid()})
     return subprocess.Popen(
         [sys.executable, "-m", module, argument], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=bufsize
@@ -31,32 +31,32 @@ def start(module: str, settings: Mapping[str, Any], bufsize: int = -1) -> subpro
 
 
 def begin() -> tuple[dict[str, Any], BinaryIO, BinaryIO]:
-    """What such a process does first; returns its settings, and where requests come from and answers go."""
+    """Set up the child process; returns its settings, the request stream and the answer stream."""
     settings = json.loads(sys.argv[1])
     end_with_parent(signal.SIGKILL, settings["parent"])
     requests, answers = os.fdopen(os.dup(0), "rb", buffering=READ_AHEAD_BYTES), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is not an answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limit_resource(resource.RLIMIT_CORE, 0)
     return settings, requests, answers
 
 
 def limit_resource(what: int, amount: int) -> None:
-    """Limit what this process may take, as far as it is allowed to."""
+    """Limit a resource of this process, up to its hard limit."""
     _, hard = resource.getrlimit(what)
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
     resource.setrlimit(what, (amount, amount))
 
 
 def frame(content: bytes | Mapping[str, Any]) -> bytes:
-    """The content, or the JSON of it, with its length in front."""
+    """Content, or its JSON, prefixed with its length."""
     if not isinstance(content, bytes):
         content = json.dumps(content).encode("ascii")
     return len(content).to_bytes(LENGTH_BYTES, "little") + content
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """The content of the next frame; None where the stream ends before its end."""
+    """Content of the next frame; None if the stream ends before its end."""
     length = stream.read(LENGTH_BYTES)
     if len(length) < LENGTH_BYTES:
         return None

@@ -1,8 +1,8 @@
-"""Folders of Hugging Face `datasets`: which of their files hold a split. Only data and JSON are read, never code.
+"""Files of a split in a Hugging Face `datasets` folder. Only data and JSON are read, never code.
 
-Two layouts: what `save_to_disk` writes (Arrow files listed in `state.json`, one folder per split under
-`dataset_dict.json`), and that of the hub (Parquet, JSONL, CSV or text files; `configs:` at the top of README.md says
-which belong to a split, else their names do, as in https://huggingface.co/docs/hub/datasets-file-names-and-splits).
+Two layouts: that of `save_to_disk` (Arrow files listed in `state.json`, one folder per split under
+`dataset_dict.json`), and that of the hub (Parquet, JSONL, CSV or text files, assigned to splits by `configs:` at the
+top of README.md, else by name, as in https://huggingface.co/docs/hub/datasets-file-names-and-splits).
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ _ALIASES = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""Words in file names that stand for a split (datasets, data_files.py: SPLIT_KEYWORDS)."""
+"""Words in file names that mean a split (datasets, data_files.py: SPLIT_KEYWORDS)."""
 _NO_DATA = (".json",)
 """JSON files describe a dataset; its rows are in `.jsonl`."""
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
 
 
 class NoSplitError(ValueError):
-    """The folder is not a dataset, or has no such split."""
+    """The folder is not a dataset, or lacks the split."""
 
 
 def split_files(
     names: Sequence[str], read: Callable[[str], bytes], split: str, is_data: Callable[[str], bool]
 ) -> list[str]:
-    """The files of a split, sorted.
+    """Files of a split, sorted.
 
     Args:
         names: all files of the folder, relative to it.
-        read: a file's content by its name.
+        read: function from a file's name to its content.
         split: `train`, `test`, ...
-        is_data: whether a file of the hub's layout is of a known format.
+        is_data: True for files of a known format, in the hub's layout.
 
     Raises:
-        NoSplitError: the folder is not a dataset, is damaged, or has no such split; the message says what there is.
+        NoSplitError: the folder is not a dataset, is damaged, or lacks the split; the message lists the splits.
     """
     if "dataset_dict.json" in names:
         splits = _parse(read, "dataset_dict.json").get("splits", [])
@@ -49,9 +49,9 @@ def split_files(
             raise NoSplitError(f"has no split {split!r}; its splits are {', '.join(map(str, splits))}")
         return _saved(names, read, f"{split}/")
     if "state.json" in names:
-        own = _parse(read, "state.json").get("_split") or DEFAULT_SPLIT
-        if split != own:
-            raise NoSplitError(f"has no split {split!r}; it was saved with the one split {own}")
+        saved_split = _parse(read, "state.json").get("_split") or DEFAULT_SPLIT
+        if split != saved_split:
+            raise NoSplitError(f"has no split {split!r}; it was saved with the one split {saved_split}")
         return _saved(names, read, "")
     data = sorted(name for name in names if is_data(name) and not name.endswith(_NO_DATA))
     configured = _configured(names, read)
@@ -83,7 +83,7 @@ def _parse(read: Callable[[str], bytes], name: str) -> dict[str, Any]:
 
 
 def _configured(names: Sequence[str], read: Callable[[str], bytes]) -> dict[str, list[str]] | None:
-    """Split -> patterns of the default configuration in README.md, or None where it says nothing about files."""
+    """Split -> patterns of the default configuration in README.md, or None if it does not list files."""
     if "README.md" not in names:
         return None
     import yaml
@@ -123,22 +123,22 @@ def _as_list(value: str | list[str]) -> list[str]:
 def _by_patterns(data: Sequence[str], patterns: dict[str, list[str]], split: str) -> list[str]:
     if split not in patterns:
         raise NoSplitError(f"has no split {split!r}; README.md names {', '.join(patterns)}")
-    found = [name for name in data if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns[split])]
-    if not found:
+    matches = [name for name in data if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns[split])]
+    if not matches:
         raise NoSplitError(f"has no file for split {split!r}: nothing matches {', '.join(patterns[split])}")
-    return found
+    return matches
 
 
 def _by_name(data: Sequence[str], split: str) -> list[str]:
-    """Files whose path has the split's word between punctuation; where no path names any split, all are `train`."""
-    found = [name for name in data if _names_split(name, split)]
-    if found:
-        return found
-    named = sorted({known for known in _ALIASES for name in data if _names_split(name, known)})
+    """Files whose path has the split's word between punctuation; if no path has the word of any split, all are `train`."""
+    matches = [name for name in data if _names_split(name, split)]
+    if matches:
+        return matches
+    splits = sorted({alias for alias in _ALIASES for name in data if _names_split(name, alias)})
     if not data:
         raise NoSplitError("holds no data: no state.json, dataset_dict.json, Parquet, JSONL or CSV file")
-    if named or split != DEFAULT_SPLIT:
-        raise NoSplitError(f"has no split {split!r}; the names of its files say {', '.join(named) or DEFAULT_SPLIT}")
+    if splits or split != DEFAULT_SPLIT:
+        raise NoSplitError(f"has no split {split!r}; the names of its files say {', '.join(splits) or DEFAULT_SPLIT}")
     return list(data)
 
 

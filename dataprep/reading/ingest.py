@@ -1,16 +1,16 @@
-"""The first stage: reads every source into document shards, and everything that is not a document into quarantine.
+"""First stage: reads all sources into document shards; everything else goes to quarantine.
 
-Output: `part-<task>-<piece>.parquet` (documents), `quarantine/<task>-<piece>.parquet` where something could not be
-read, and `dropped/<task>-<piece>.parquet` where a page has no text. What a web archive holds besides pages (requests,
-redirects, pictures) was never meant as a document: it is in no ledger, but counted as `skipped` by what it is. The
-tasks follow from the sorted listing alone: neighbouring files of a source up to `shard_bytes` of input; a larger
-file, or a source with a `limit`, is one task that fills several shards.
+Output: `part-<task>-<piece>.parquet` (documents), `quarantine/<task>-<piece>.parquet` for records that could not be
+read, and `dropped/<task>-<piece>.parquet` for pages without text. Other parts of a web archive (requests, redirects,
+images) are not documents: they are in no ledger, but counted by kind as `skipped`. Tasks depend only on the sorted
+listing: adjacent files of a source up to `shard_bytes` of input. A larger file, or a source with a `limit`, is one task
+that fills several shards.
 
-What memory that takes does not depend on how many documents there are. A worker holds a shard and its tables, four
-times `shard_bytes` (or one document, four times `max_document_bytes`), and up to 20,000 rows of quarantine; while ids
-are compared, some 100 MB (`repeats.py`). The process that starts the workers holds about 1 kB of each file and, of each
-task, its result: another 1 kB, and the first quarantined records. Of a tar archive the names of its members are held,
-150 bytes each, since one that comes again gets another locator.
+Memory does not depend on the number of documents. A worker holds a shard and its tables, four times `shard_bytes` (or
+one document, four times `max_document_bytes`), and up to 20,000 rows of quarantine; while ids are compared, some 100 MB
+(`repeats.py`). The parent process holds about 1 kB per file and the result of each task: another 1 kB, and the first
+quarantined records. For a tar archive it holds the names of the members, 150 bytes each, as a repeated name gets
+another locator.
 """
 
 from __future__ import annotations
@@ -46,39 +46,40 @@ from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.mixtures.sources import GENERATE, Ingest, OwnReader, Paragraphs, Source
 
 TRIED_RECORDS = 100
-"""Records of its first file by which a reader of the user's is compared with itself."""
+"""Records of its first file with which a user's reader is tested for determinism."""
 SHOWN_CAUSES = 5
-"""Causes that the warning about a source which is mostly skipped names."""
+"""Causes listed in the warning about a mostly skipped source."""
 DEFAULT_EXTRACTOR = "resiliparse"
 THREADS = 4
-"""Workers that may share one GIL: a third of what reading JSON lines takes is hashing, a document at a time."""
+"""Most workers that share one GIL: a third of the time to read JSON lines is hashing, one document at a time."""
 THREAD_BYTES = 1 << 30
-"""Of JSON lines that threads read: of 300 MB two had done before two processes had all that they import."""
+"""Most bytes of JSON lines read by threads: two threads had read 300 MB before two processes had finished their
+imports."""
 
 
 class ChangedInputError(SourceError):
-    """A source's files changed after the run was planned: its output would carry the wrong fingerprint."""
+    """A source's files changed after the run was planned, so its output would have the wrong fingerprint."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Read all sources of `config` into document shards under `out`.
 
     Args:
-        inputs: nothing, or `generate`, whose folder has the files of the generated sources.
-        config: `sources` (name -> Source section, with the `listing` that it was planned from, if any) and `ingest`
-            (Ingest section); `generated`, the names of generated sources.
-        out: receives the shards and the quarantine.
-        context: where to run.
+        inputs: empty, or `generate`, whose folder has the files of the generated sources.
+        config: `sources` (name -> Source section, with the `listing` that it was planned from, if any), `ingest`
+            (Ingest section) and `generated` (names of generated sources).
+        out: folder for the shards and the quarantine.
+        context: of the stage.
 
     Returns:
-        `counts`, `sources` (files, shards and what was skipped of each), `quarantined` (the first of them), `lost`
-        (records of files that could not be read to their end, estimated), `damaged` (those that lost most), `skipped`
-        (number by what it is) and `warnings`.
+        `counts`, `sources` (files, shards and skipped items of each), `quarantined` (the first ones), `lost` (estimated
+        records of files that could not be read to their end), `damaged` (the files that lost most), `skipped` (number
+        by kind) and `warnings`.
 
     Raises:
-        SourceError: a source matches nothing, is of no known format, or gave no document at all.
-        ChangedInputError: a source's files are no longer those that it was planned from.
-        DuplicateIdError: records of a source with `on_repeat: fail` repeat the id and the text of another.
+        SourceError: a source matches nothing, has an unknown format, or yields no document.
+        ChangedInputError: a source's files differ from those that it was planned from.
+        DuplicateIdError: records of a source with `on_repeat: fail` repeat the id and the text of another record.
         ExtractorError: the extracting process does not start.
         QuarantineError: more than `max_quarantined` of the records could not be read, or are lost with damaged files.
     """
@@ -129,20 +130,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def _generated(inputs: Mapping[str, Path], config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """How the sources are read that the stage before has written."""
+    """Source sections of the sources that the previous stage wrote."""
     return {name: generated_files(inputs[GENERATE] / name) for name in config.get("generated", ())}
 
 
 def generated_files(folder: Path) -> dict[str, Any]:
-    """The files of a generated source, as a section of `sources`."""
+    """Files of a generated source, as a section of `sources`."""
     return {"path": f"{folder}/part-*.jsonl", "format": "jsonl", "id_field": "locator"}
 
 
 def check_unchanged(name: str, listing: SourceListing, planned: Sequence[Mapping[str, Any]] | None) -> None:
-    """Raise ChangedInputError where a source's files differ from the listing that it was planned from.
+    """Raise ChangedInputError if a source's files differ from the listing that it was planned from.
 
-    Names, sizes and modification times or etags are compared; content that was hashed when planning is not hashed
-    again. The Python sources have no files.
+    Compares names, sizes and modification times or etags; content hashed during planning is not hashed again. Python
+    sources have no files.
     """
     if planned is None or any(file.format == "python" for file in listing.files):
         return
@@ -167,7 +168,7 @@ def check_unchanged(name: str, listing: SourceListing, planned: Sequence[Mapping
 
 
 def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], shard_bytes: int) -> list[Task]:
-    """Cut the listings into tasks, in the order of the names of sources and files; a pure function of both."""
+    """Split the listings into tasks, ordered by source and file name; a pure function of both."""
     tasks: list[Task] = []
     for name, source in sorted(sources.items()):
         reading, listing = reading_of(source), listings[name]
@@ -199,15 +200,15 @@ def reading_of(source: Source) -> Reading:
     )
 
 
-def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Iterator[list[SourceFile]]:
+def _groups(files: Sequence[SourceFile], shard_bytes: int, is_single: bool) -> Iterator[list[SourceFile]]:
     group: list[SourceFile] = []
-    held = 0
+    group_bytes = 0
     for file in files:
-        if group and not whole and (held + file.size > shard_bytes or file.format == "python"):
+        if group and not is_single and (group_bytes + file.size > shard_bytes or file.format == "python"):
             yield group
-            group, held = [], 0
+            group, group_bytes = [], 0
         group.append(file)
-        held += file.size
+        group_bytes += file.size
     if group:
         yield group
 
@@ -216,8 +217,8 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
     """Read the files of one task; a function of the task's payload and the files alone.
 
     Args:
-        out: receives shards and what was quarantined or dropped.
-        section: how.
+        out: folder for shards, quarantined and dropped records.
+        section: settings.
         task: one of `plan`.
     """
     source = task.payload["source"]
@@ -228,17 +229,17 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
     warnings = []
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     extractor = Guard(reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits)
-    with extractor as guard, TableReader() as tables, _own_reader(task.payload) as own:
+    with extractor as guard, TableReader() as tables, _own_reader(task.payload) as own_reader:
         for file in (SourceFile(**entry) for entry in task.payload["files"]):
             before, skipped = writer.read, writer.skipped.total()
-            records = read_file(file, reading, tables) if own is None else own_records(own, file, reading)
+            records = read_file(file, reading, tables) if own_reader is None else own_records(own_reader, file, reading)
             for record in extract_pages(records, guard, reading):
                 writer.add(file.name, record)
                 if writer.is_full:
                     break
             if writer.read == before:
-                only = " but what is skipped" if writer.skipped.total() > skipped else ""
-                warnings.append(f"source {source!r}: {file.name} holds no records{only}")
+                exception = " but what is skipped" if writer.skipped.total() > skipped else ""
+                warnings.append(f"source {source!r}: {file.name} holds no records{exception}")
             if writer.is_full:
                 break
     writer.close()
@@ -263,23 +264,26 @@ def _own_reader(payload: Mapping[str, Any]) -> AbstractContextManager[OwnProcess
 
 
 def own_records(own: OwnProcess, file: SourceFile, reading: Reading) -> Iterator[Read]:
-    """What a reader of the user's makes of a file."""
+    """Records that a user's reader yields for a file."""
     return own.records(file.name, file.location, file.compression, file.size, reading)
 
 
 def try_readers(sources: Mapping[str, Source], listings: Mapping[str, SourceListing]) -> Iterator[str]:
-    """Call every reader of the user's twice on its first file, and yield a warning where it gives something else then.
+    """Call every user's reader twice on its first file; yield a warning if the results differ.
 
     Raises:
-        SourceError: it cannot be loaded or called, or gives no records.
+        SourceError: a reader cannot be loaded or called, or yields no records.
     """
     for name, source in sources.items():
         if source.read is None:
             continue
         file, reading = listings[name].files[0], reading_of(source)
         try:
-            with OwnProcess(source.read) as once, OwnProcess(source.read) as again:
-                first, second = (list(islice(own_records(own, file, reading), TRIED_RECORDS)) for own in (once, again))
+            with OwnProcess(source.read) as first_process, OwnProcess(source.read) as second_process:
+                first, second = (
+                    list(islice(own_records(process, file, reading), TRIED_RECORDS))
+                    for process in (first_process, second_process)
+                )
         except OwnCodeError as error:
             raise SourceError(f"source {name!r}: read: {error}") from error
         if first != second:
@@ -296,20 +300,20 @@ def _check_every_source(sources: Mapping[str, Source], results: Sequence[Mapping
         if part.get("kept"):
             continue
         shown = next((row for result in results for row in result["quarantined"] if row["source"] == name), None)
-        why = f"; the first: {shown['file']}, record {shown['record']}: {shown['error']}" if shown else ""
+        example = f"; the first: {shown['file']}, record {shown['record']}: {shown['error']}" if shown else ""
         empty = sum(part.get("dropped", {}).values())
         skipped = _skipped(name, results)
         raise SourceError(
             f"source {name!r}: no documents came out of {source.path}: "
             + (
-                f"{part['quarantined']} of {part['read']} records could not be read{why}"
+                f"{part['quarantined']} of {part['read']} records could not be read{example}"
                 if part.get("quarantined")
                 else f"its {part['read']} records hold no text"
                 if part.get("read")
                 else "its files hold no records"
             )
             + (f"; {empty} pages had no text" if empty else "")
-            + (f"; skipped: {', '.join(f'{number} x {what}' for what, number in skipped.items())}" if skipped else "")
+            + (f"; skipped: {', '.join(f'{number} x {kind}' for kind, number in skipped.items())}" if skipped else "")
             + "; correct the source or remove it"
         )
 
@@ -319,28 +323,28 @@ def _skipped(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _mostly_skipped(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence about each source of which more responses or members were skipped than read."""
-    found = []
+    """Warnings about sources with more skipped than read responses or members."""
+    warnings = []
     for name in names:
-        own = [result for result in results if result["source"] == name]
-        candidates = add_counts(result["skipped_candidates"] for result in own)
-        skipped, read = sum(candidates.values()), sum(result["counts"]["read"] for result in own)
+        source_results = [result for result in results if result["source"] == name]
+        candidates = add_counts(result["skipped_candidates"] for result in source_results)
+        skipped, read = sum(candidates.values()), sum(result["counts"]["read"] for result in source_results)
         if skipped > read:
             causes = sorted(candidates.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_CAUSES]
-            found.append(
+            warnings.append(
                 f"source {name!r}: {skipped:,} of {skipped + read:,} responses and members were skipped; most "
-                f"often: {', '.join(f'{what} ({number:,})' for what, number in causes)}"
+                f"often: {', '.join(f'{cause} ({number:,})' for cause, number in causes)}"
             )
-    return found
+    return warnings
 
 
 def _replaced(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence about each source with bytes that its encoding does not hold."""
-    found = {name: _count_replaced(name, results) for name in names}
+    """Warnings about sources with bytes that are invalid in their encoding."""
+    replaced = {name: _count_replaced(name, results) for name in names}
     return [
         f"source {name!r}: {count['records']:,} records had bytes that their encoding does not hold; "
         f"{count['places']:,} places have U+FFFD instead (`encoding_errors: strict` quarantines such records)"
-        for name, count in found.items()
+        for name, count in replaced.items()
         if count["records"]
     ]
 
@@ -349,13 +353,15 @@ def _count_replaced(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str
     return add_counts(result["replaced"] for result in results if result["source"] == name)
 
 
-def _too_long(names: Iterable[str], results: Sequence[Mapping[str, Any]], most: int) -> list[str]:
-    """A sentence about each source with texts beyond the limit: one may hold more than all other documents."""
-    found = {name: add_counts(result["too_long"] for result in results if result["source"] == name) for name in names}
+def _too_long(names: Iterable[str], results: Sequence[Mapping[str, Any]], max_bytes: int) -> list[str]:
+    """Warnings about sources with texts beyond the limit: one text may be longer than all other documents."""
+    too_long = {
+        name: add_counts(result["too_long"] for result in results if result["source"] == name) for name in names
+    }
     return [
-        f"source {name!r}: quarantined texts longer than ingest.max_document_bytes = {most:,}: {count['records']:,}, "
+        f"source {name!r}: quarantined texts longer than ingest.max_document_bytes = {max_bytes:,}: {count['records']:,}, "
         f"with {count['bytes']:,} bytes in all; split them, or raise that"
-        for name, count in found.items()
+        for name, count in too_long.items()
         if count["records"]
     ]
 
@@ -376,14 +382,16 @@ def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
 
 
 def _is_read_in_kernels(sources: Mapping[str, Source], listings: Mapping[str, SourceListing]) -> bool:
-    """Whether little is read but JSON lines, most of it without the GIL: processes take longer to start than that."""
+    """True for little input of JSON lines only, read mostly without the GIL: processes would take longer to start."""
     files = [file for listing in listings.values() for file in listing.files]
-    plain = all(source.read is None and source.extract in (None, "none") for source in sources.values())
-    return plain and all(file.format == "jsonl" for file in files) and sum(file.size for file in files) <= THREAD_BYTES
+    is_plain = all(source.read is None and source.extract in (None, "none") for source in sources.values())
+    return (
+        is_plain and all(file.format == "jsonl" for file in files) and sum(file.size for file in files) <= THREAD_BYTES
+    )
 
 
 def _may_repeat(source: Source, listing: SourceListing) -> bool:
-    """Whether records have ids of their own, and not a path and a number."""
+    """True if records have their own ids instead of a path and a number."""
     return source.id_field is not None or _holds_warc(listing)
 
 
@@ -394,12 +402,12 @@ def _settle_repeats(
     results: Sequence[Mapping[str, Any]],
     context: Context,
 ) -> list[Repeats]:
-    """Drop or refuse the records that come again, where they can."""
-    found = []
+    """Drop or reject repeated records of sources that may have them."""
+    repeats_of_sources = []
     for number, (name, source) in enumerate(sources.items()):
         if _may_repeat(source, listings[name]):
             documents = sum(result["counts"]["kept"] for result in results if result["source"] == name)
-            found.append(
+            repeats_of_sources.append(
                 settle_repeats(
                     name,
                     shards_of(out, name, results),
@@ -410,7 +418,7 @@ def _settle_repeats(
                     context,
                 )
             )
-    return [repeats for repeats in found if repeats is not None]
+    return [repeats for repeats in repeats_of_sources if repeats is not None]
 
 
 def _describe(

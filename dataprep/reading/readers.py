@@ -1,8 +1,8 @@
-"""Record readers: a file of any format as a stream of records and of what could not be read.
+"""Record readers: a file of any format as a stream of records and rejected records.
 
-A reader never stops at a bad record and never drops one: each comes out as a `Rejected` in its place, with the
-reason. Record numbers count from 1: the line of a JSON-lines file, the row of a table, the record of a WARC, 1 for a
-text file or a page.
+A reader never stops at a bad record and never drops one: each becomes a `Rejected` in its place, with the reason.
+Record numbers start at 1: the line of a JSON-lines file, the row of a table, the record of a WARC, 1 for a text file or
+a page.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gristmill.dataprep.text.chapters import chapters, heading_of, paragraph_run
 
 
 def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
-    """The records of a file one by one, without what `read_file` says of files and members that end."""
+    """Records of a file, one by one, without the end markers of `read_file`."""
     for item in read_file(file, reading):
         if isinstance(item, Records):
             yield from item
@@ -53,18 +53,18 @@ def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
 def read_file(
     file: SourceFile, reading: Reading, tables: TableReader | None = None, meter: Metered | None = None
 ) -> Iterator[Read]:
-    """Read a file of any format, streaming (one record, or one small batch of them, is in memory at a time).
+    """Read a file of any format as a stream, with one record or one small batch in memory.
 
-    The last thing that comes, and the last of each member of an archive, is an Ended.
+    A file, and each member of an archive, ends with an Ended.
 
     Args:
-        file: what to read.
-        reading: how.
-        tables: the process that reads tables; one of its own if absent.
-        meter: counts the stored bytes that are read of a file in the order of its bytes; one of its own if absent.
+        file: input of a source.
+        reading: settings.
+        tables: process that reads tables; a new one if None.
+        meter: counter of stored bytes of a file that is read sequentially; a new one if None.
 
     Raises:
-        OSError: the file cannot be opened or the storage fails; damaged content is a Rejected instead.
+        OSError: the file cannot be opened or the storage fails; damaged content is a Rejected.
     """
     if file.format == "python":
         yield from _read_python(file)
@@ -95,8 +95,7 @@ def _records(file: SourceFile, item: Input, reading: Reading, tables: TableReade
 
 
 def _read_text(item: Input, reading: Reading) -> Iterator[Record | Rejected | Dropped]:
-    """The whole file is one document, or several where it is cut; a byte order mark is not part of it, newlines stay
-    as they are."""
+    """Read a file as one document, or as several if it is split; drops a byte order mark and keeps newlines."""
     content = _whole(item)
     if isinstance(content, Rejected):
         yield content
@@ -106,21 +105,21 @@ def _read_text(item: Input, reading: Reading) -> Iterator[Record | Rejected | Dr
     except UndecodableError as error:
         yield Rejected(1, str(error), excerpt(content))
         return
-    found = {} if decoded.encoding == UTF8 else {"encoding": decoded.encoding}
+    metadata = {} if decoded.encoding == UTF8 else {"encoding": decoded.encoding}
     if reading.split is None:
-        yield make_record(1, item.name, decoded.text, chosen_metadata(found, reading), decoded.replaced)
+        yield make_record(1, item.name, decoded.text, chosen_metadata(metadata, reading), decoded.replaced)
         return
     parts = chapters(decoded.text) if reading.split == "chapters" else paragraph_runs(decoded.text, reading.split)
     for number, part in enumerate(parts, start=1):
         heading = heading_of(part) if reading.split == "chapters" else None
         replaced = part.count("\N{REPLACEMENT CHARACTER}") if decoded.replaced else 0
         yield make_record(
-            number, f"{item.name}#{number}", part, chosen_metadata(found | {"heading": heading}, reading), replaced
+            number, f"{item.name}#{number}", part, chosen_metadata(metadata | {"heading": heading}, reading), replaced
         )
 
 
 def _read_html(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Dropped]:
-    """The whole file is one page."""
+    """Read a file as one page."""
     content = _whole(item)
     if isinstance(content, Rejected):
         yield content
@@ -133,8 +132,8 @@ def _read_html(item: Input, reading: Reading) -> Iterator[Record | Page | Reject
     except UndecodableError as error:
         yield Rejected(1, str(error), excerpt(content))
         return
-    found = {} if decoded.encoding == UTF8 else {"encoding": decoded.encoding}
-    yield make_record(1, item.name, decoded.text, chosen_metadata(found, reading), decoded.replaced)
+    metadata = {} if decoded.encoding == UTF8 else {"encoding": decoded.encoding}
+    yield make_record(1, item.name, decoded.text, chosen_metadata(metadata, reading), decoded.replaced)
 
 
 def _whole(item: Input) -> bytes | Rejected:
@@ -166,7 +165,7 @@ _READERS: dict[str, Callable[[Input, Reading], Iterator[Read]]] = {
 }
 _TABLES = ("parquet", "arrow")
 _MEMBER_FORMATS = ("text", "html", "jsonl", "csv", "warc")
-"""Formats that are read as a stream, so that they may lie in an archive."""
+"""Formats read sequentially, which are supported in archives."""
 _AT_ANY_PLACE = ("parquet", "arrow", "zip")
-"""Formats that are not read from their begin to their end, so that bytes read say nothing of how far it went."""
+"""Formats read in random order, so that the bytes read do not tell the progress."""
 _ARCHIVES = {"tar": read_tar, "zip": read_zip}

@@ -1,4 +1,4 @@
-"""What comes out of a file: documents, pages that are to become one, and what is none, each with its reason."""
+"""Records read from a file: documents, pages awaiting extraction, and rejected, dropped and skipped records."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gristmill.dataprep.reading.encoding import AUTO, UTF8, Decoded, Errors, Und
 EXCERPT_CHARACTERS = 200
 NUL = "\0"
 EMPTY = "extract/empty"
-"""Reason for which a page without text is dropped: on the web they are common, and no mistake of anybody's."""
+"""Reason for dropping a page without text, which is common on the web and not an error."""
 
 
 _METADATA_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=str, allow_nan=False)
-"""Made once: `json.dumps` makes one for every record."""
+"""Shared encoder: `json.dumps` creates one per record."""
 
 
 def metadata_json(values: Mapping[str, Any]) -> str:
-    """Metadata as the JSON string that a document carries. NaN and infinities, which JSON lacks, become strings."""
+    """Metadata as a document's JSON string. NaN and infinities, which JSON lacks, become strings."""
     if not values:
         return "{}"
     try:
@@ -35,7 +35,7 @@ def metadata_json(values: Mapping[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """A value with strings, as Python's `json` spells them, for the numbers that JSON lacks."""
+    """Copy of a value with NaN and infinities as strings, spelled like Python's `json`."""
     if isinstance(value, Mapping):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -45,16 +45,16 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the records of a source are read; see the manifest's Source.
+    """Settings for reading the records of a source; see the manifest's Source.
 
     Attributes:
-        text, id: key or column of the text and of the locator.
-        metadata: keys that are kept; None for all scalar ones.
-        encoding: a codec's name, `auto`, or None for the format's own way.
-        encoding_errors: what becomes of bad bytes; see `decode`.
-        extract: extractor of HTML, or None for the format's own way.
-        split: how text files are cut: into `chapters`, into paragraphs of so many characters, or not at all.
-        by_kernel: whether JSON lines are read by a kernel, which gives what Python does; compiling it takes longer than
+        text, id: keys or columns of the text and the locator.
+        metadata: keys to keep; None for all scalar ones.
+        encoding: name of a codec, `auto`, or None for the format's default.
+        encoding_errors: handling of invalid bytes; see `decode`.
+        extract: extractor of HTML, or None for the format's default.
+        split: split text files into `chapters`, or into paragraphs of so many characters; None for no split.
+        by_kernel: read JSON lines with a kernel, with the same result as in Python; compiling it takes longer than
             reading a sample.
     """
 
@@ -70,7 +70,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Input:
-    """A file or a member of an archive; `name` is what locators begin with."""
+    """A file or a member of an archive; `name` is the prefix of locators."""
 
     name: str
     path: Openable
@@ -78,7 +78,7 @@ class Input:
 
 
 class Record(NamedTuple):
-    """One document as it was read; `metadata` is a JSON object, `replaced` the number of U+FFFD put for bad bytes."""
+    """One document; `metadata` is a JSON object, `replaced` the number of U+FFFD put for invalid bytes."""
 
     number: int
     locator: str
@@ -89,12 +89,12 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Records:
-    """Documents of a file that were read together, as columns; what Record has of each, and nothing was replaced.
+    """Documents of a file as columns, with the fields of Record; `replaced` is 0.
 
     Attributes:
         numbers: int64 of shape (n,), ascending.
         locators: n strings.
-        texts: n large strings, none of them empty.
+        texts: n large strings, all non-empty.
         metadata: n strings.
     """
 
@@ -114,7 +114,7 @@ class Records:
         return (Record(*row) for row in zip(*columns, strict=True))
 
     def part(self, begin: int, end: int) -> Records:
-        """Some of them, without a copy."""
+        """Slice of the documents, without a copy."""
         return Records(
             self.numbers[begin:end],
             *(column.slice(begin, end - begin) for column in (self.locators, self.texts, self.metadata)),
@@ -123,17 +123,17 @@ class Records:
 
 @dataclass(frozen=True)
 class Page:
-    """HTML whose text is still to be extracted.
+    """HTML page whose text is not extracted yet.
 
     Attributes:
         number: of the record in its file.
-        locator: of the document that comes out.
-        content: as stored, in an encoding that may be unknown.
-        encoding: a codec's name, or `auto`.
-        charset: what the server declared, or empty.
-        metadata: what is known before the page is read.
+        locator: of the extracted document.
+        content: stored bytes, in a possibly unknown encoding.
+        encoding: name of a codec, or `auto`.
+        charset: declared by the server, or empty.
+        metadata: available before extraction.
         part: member of an archive, or empty.
-        errors: what becomes of bad bytes.
+        errors: handling of invalid bytes.
     """
 
     number: int
@@ -148,15 +148,14 @@ class Page:
 
 @dataclass(frozen=True)
 class Rejected:
-    """One record that is not a document, and why.
+    """A record that is not a document, with its error.
 
     Attributes:
         number: of the record in its file.
-        error: why.
-        excerpt: its beginning.
+        error: description.
+        excerpt: start of the record.
         part: member of an archive, or empty.
-        lost: records behind it that are lost with it, since its file cannot be read on; None where it is not known how
-            many.
+        lost: number of records after it that are lost with it, as its file cannot be read further; None if unknown.
     """
 
     number: int
@@ -168,7 +167,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A page that was read without an error but has no text to keep."""
+    """A page that was read without an error but has no text."""
 
     number: int
     reason: str
@@ -178,12 +177,12 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something in a file that is not meant as a document.
+    """An item in a file that is not a document.
 
     Attributes:
-        reason: what it is: an HTTP request, an image, a directory.
-        candidate: whether it is of a kind that documents come from, as a response is and a request is not; a source
-            of which most candidates are skipped is warned of.
+        reason: its kind: an HTTP request, an image, a directory.
+        candidate: True for kinds that may be documents, such as responses but not requests; there is a warning if most
+            candidates of a source are skipped.
     """
 
     reason: str
@@ -192,14 +191,14 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a file, or of one member of an archive: what came out of it, and whether that is all.
+    """End of a file, or of an archive's member, with its number of records and its losses.
 
     Attributes:
-        records: that were read of it, bad ones among them.
-        stored_bytes, read_bytes: its size, and how much of that was read before it could not be read on.
+        records: number of records read, including bad ones.
+        stored_bytes, read_bytes: its size, and the bytes read before an error.
         part: member of an archive, or empty.
-        error: why it could not be read to its end, or empty.
-        lost: records that it lost, None where the number is unknown.
+        error: that prevented reading to the end, or empty.
+        lost: number of lost records; None if unknown.
     """
 
     records: int
@@ -211,22 +210,22 @@ class Ended:
 
 
 Read = Record | Records | Page | Rejected | Dropped | Skipped | Ended
-"""Everything that a reader yields."""
+"""Every item that a reader yields."""
 
 
 class Meter(Protocol):
-    """What knows how much of a file was read."""
+    """Counter of the bytes read from a file."""
 
     read_bytes: int
 
 
 def with_end(records: Iterator[Read], stored_bytes: int, meter: Meter | None, part: str = "") -> Iterator[Read]:
-    """What a file or a member gives, and behind it an Ended.
+    """Yield the records of a file or a member, then an Ended.
 
     Args:
-        records: of the file; what its members say of their own ends passes.
-        stored_bytes: its size.
-        meter: counts what was read of it; None where that is not known.
+        records: of the file; the ends of its members are passed on.
+        stored_bytes: size of the file.
+        meter: counter of the bytes read; None if unknown.
         part: the member, or empty for a file.
     """
     number, error = 0, ""
@@ -242,9 +241,9 @@ def with_end(records: Iterator[Read], stored_bytes: int, meter: Meter | None, pa
 def make_record(
     number: int, locator: str, text: str, metadata: Mapping[str, Any], replaced: int = 0
 ) -> Record | Rejected | Dropped:
-    """A document, or why it cannot be one: it is dropped without text, quarantined with NULs or what UTF-8 cannot hold.
+    """Make a document; an empty text is dropped, one with NULs or lone surrogates is quarantined.
 
-    No text has NULs: they are another encoding's, or those of a binary file.
+    NULs come from another encoding or a binary file.
     """
     if not text:
         return Dropped(number, EMPTY, locator)
@@ -256,21 +255,21 @@ def make_record(
             excerpt(text),
         )
     record = Record(number, locator, text, metadata_json(metadata), replaced)
-    if text.isascii() and locator.isascii() and record.metadata.isascii():  # strings know it without a look
+    if text.isascii() and locator.isascii() and record.metadata.isascii():  # O(1) for strings
         return record
-    for what, value in (("text", text), ("id", locator), ("metadata", record.metadata)):
+    for field_name, value in (("text", text), ("id", locator), ("metadata", record.metadata)):
         if (lone := _lone_surrogate(value)) is not None:
-            return Rejected(number, f"{what} has a lone surrogate {lone}, which UTF-8 cannot hold", excerpt(text))
+            return Rejected(number, f"{field_name} has a lone surrogate {lone}, which UTF-8 cannot hold", excerpt(text))
     return record
 
 
 def from_row(
     reading: Reading, number: int, row: Mapping[str, Any], locator: str, replaced: int = 0
 ) -> Record | Page | Rejected | Dropped:
-    """A document of a table's row or a JSON object; a Page where its text is HTML that is to be extracted.
+    """Make a document of a table's row or a JSON object; a Page if its text is HTML to be extracted.
 
     Args:
-        replaced: how many bad sequences of the row have become U+FFFD already.
+        replaced: number of U+FFFD already put for invalid bytes of the row.
     """
     text = field_of(row, reading.text)
     if text is None and not has_field(row, reading.text):
@@ -303,16 +302,16 @@ def from_row(
 def _page(
     number: int, locator: str, html: str | bytes, metadata: Mapping[str, Any], reading: Reading
 ) -> Page | Rejected | Dropped:
-    made = make_record(number, locator, html if isinstance(html, str) else "bytes", metadata)
-    if not isinstance(made, Record):
-        return made
+    record = make_record(number, locator, html if isinstance(html, str) else "bytes", metadata)
+    if not isinstance(record, Record):
+        return record
     if isinstance(html, str):
         return Page(number, locator, html.encode("utf-8"), UTF8, metadata=metadata)
     return Page(number, locator, html, reading.encoding or AUTO, metadata=metadata, errors=reading.encoding_errors)
 
 
 def has_field(row: Mapping[str, Any], name: str) -> bool:
-    """Whether a row has a field, be it null."""
+    """True if a row has a field, even if it is null."""
     if name in row:
         return True
     outer, dot, inner = name.partition(".")
@@ -320,7 +319,7 @@ def has_field(row: Mapping[str, Any], name: str) -> bool:
 
 
 def field_of(row: Mapping[str, Any], name: str) -> Any:
-    """A field's value or None; `a.b` is the key of that name where there is one, else the key `b` inside of `a`."""
+    """Value of a field, or None; `a.b` is the key `a.b` if there is one, else the key `b` of the object `a`."""
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
@@ -339,9 +338,9 @@ def _metadata(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
 
 
 def chosen_metadata(values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
-    """Of what a reader or an extractor found out, what the source keeps; empty values are left out."""
-    wanted = values if reading.metadata is None else reading.metadata
-    return {name: values[name] for name in wanted if values.get(name) not in (None, "")}
+    """Metadata that the source keeps, without empty values."""
+    names = values if reading.metadata is None else reading.metadata
+    return {name: values[name] for name in names if values.get(name) not in (None, "")}
 
 
 def _lone_surrogate(value: str) -> str | None:
@@ -353,18 +352,18 @@ def _lone_surrogate(value: str) -> str | None:
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """Why bytes are no UTF-8, for a person."""
+    """Error message for bytes that are not UTF-8."""
     return f"not valid UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}"
 
 
 def excerpt(content: bytes | str) -> str:
-    """The beginning of a bad record, in a form that any file can hold."""
+    """Start of a bad record, in valid UTF-8."""
     text = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace") if isinstance(content, bytes) else content
     return text[:EXCERPT_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 
 
 def kind(value: Any) -> str:
-    """What a JSON value is, for a person."""
+    """Name of a JSON value's type for messages."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
 
@@ -374,5 +373,5 @@ def _names(row: Mapping[str, Any]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message without its line breaks."""
+    """Message of an error without line breaks."""
     return " ".join(str(error).split())

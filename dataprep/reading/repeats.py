@@ -1,16 +1,15 @@
-"""Records of one source that come again: same locator (id) and same text, so the same document id.
+"""Repeated records of one source: same locator (id) and same text, so the same document id.
 
-Only an `id_field` and the record ids of WARC files can repeat; elsewhere a locator is a path and a record number. The
-first stays, in the order of the sorted listing, whichever worker read it; the others leave the shards that were
-written. A rewritten shard has another size than its task's record says, so an interrupted attempt does that task again
-and ends with the same bytes.
+Only an `id_field` and the record ids of WARC files can repeat; all other locators are a path and a record number. The
+first in the order of the sorted listing is kept, whichever worker read it; the others are removed from the written
+shards. A rewritten shard differs in size from its task's record, so an interrupted attempt repeats that task and ends
+with the same bytes.
 
 No process holds a row per document of the source.
 
-1. ids: per shard, its ids by partition, NOTE_BYTES a document.
-2. find: per partition, which are about SORTED_BYTES of ids in six times as much memory, the rows that repeat, by groups
-   of shards.
-3. drop: per group, these rows leave their shards, of which one is in memory at a time.
+1. ids: the ids of each shard by partition, NOTE_BYTES per document. 2. find: per partition, about SORTED_BYTES of ids
+in six times as much memory, the repeated rows by group of shards. 3. drop: per group, remove these rows from their
+shards, with one shard in memory at a time.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from gristmill.dataprep.reading.sources import SourceError
 from gristmill.dataprep.shuffle import group_starts, open_batches, sort_rows
 
 REPEATED = "ingest/repeated"
-"""Reason for which a record that comes again is dropped."""
+"""Reason for dropping a repeated record."""
 MOST_PARTITIONS = MOST_GROUPS = 4096
 NOTE_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("shard", pa.int32()), ("row", pa.int32())])
 NOTE_BYTES = 24
 SORTED_BYTES = 16 << 20
-"""Of ids in a partition, which a task sorts in six times as much memory."""
+"""Bytes of ids per partition, which a task sorts in six times as much memory."""
 
 
 class DuplicateIdError(SourceError):
@@ -52,23 +51,23 @@ class DuplicateIdError(SourceError):
 
 @dataclass(frozen=True)
 class Repeats:
-    """The documents of a source that come again."""
+    """Repeated documents of a source."""
 
     source: str
     documents: int
     text_bytes: int
     first: str
-    """Locator of the first of them."""
+    """Locator of the first one."""
     emptied_shards: int
-    """Shards of which nothing was left."""
+    """Number of shards without remaining documents."""
 
     def counts(self) -> Counts:
-        """What changes in the ledger, which counted them as kept."""
+        """Changes to the ledger, which counted them as kept."""
         change = {"kept": -self.documents, "dropped": {REPEATED: self.documents}, "bytes_kept": -self.text_bytes}
         return {**change, "sources": {self.source: change}}
 
     def describe(self) -> str:
-        """One sentence."""
+        """Sentence for a warning."""
         return (
             f"source {self.source!r}: {self.documents:,} records repeat the id and the text of one before, first "
             f"{self.first!r}; they are dropped (`on_repeat: fail` refuses them)"
@@ -76,7 +75,7 @@ class Repeats:
 
 
 def shards_of(out: Path, source: str, results: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """The shards of a source in the order of its listing."""
+    """Shards of a source in the order of its listing."""
     return [
         out / f"part-{task:05d}-{piece:03d}.parquet"
         for task, result in enumerate(results)
@@ -86,12 +85,12 @@ def shards_of(out: Path, source: str, results: Sequence[Mapping[str, Any]]) -> l
 
 
 def count_partitions(documents: int) -> int:
-    """Over how many partitions the ids of so many documents are spread."""
+    """Number of partitions for the ids of so many documents."""
     return min(max(-(-NOTE_BYTES * documents // SORTED_BYTES), 1), MOST_PARTITIONS)
 
 
 def send_ids(name: str, num_partitions: int, task: Task) -> Generator[Sent, None, Done]:
-    """Send the ids of a shard under a name: payload `path`, and `shard`, its place."""
+    """Send the ids of a shard under a name: payload `path`, and `shard`, its position."""
     column = read_table(as_path(task.payload["path"]), ["id"])["id"].combine_chunks()
     halves = np.frombuffer(column.buffers()[1], np.uint64, len(column) * 2, column.offset * ID_BYTES).reshape(-1, 2)
     shard, row = np.full(len(column), task.payload["shard"], np.int32), np.arange(len(column), dtype=np.int32)
@@ -104,37 +103,37 @@ def send_ids(name: str, num_partitions: int, task: Task) -> Generator[Sent, None
 def settle_repeats(
     source: str, shards: Sequence[Path], documents: int, job: str, refuse: bool, ledger: Path, context: Context
 ) -> Repeats | None:
-    """Take the documents that come again out of their shards, and write them down in `ledger`; None without any.
+    """Remove repeated documents from their shards and list them in `ledger`; None if there are none.
 
-    A shard of which nothing is left is removed.
+    A shard without remaining documents is removed.
 
     Args:
-        source: its name.
+        source: name of the source.
         shards: of the source, in the order of its listing.
-        documents: how many these hold.
-        job: what the jobs' names begin with.
-        refuse: do not change anything.
-        ledger: where the dropped documents are listed.
-        context: where to run.
+        documents: number of documents in the shards.
+        job: prefix of the jobs' names.
+        refuse: raise instead of changing shards.
+        ledger: file for the list of dropped documents.
+        context: of the stage.
 
     Raises:
-        DuplicateIdError: there are any, and they are to be refused.
+        DuplicateIdError: there are repeated documents, and `refuse` is set.
     """
     if not shards:
         return None
     number, sorting = count_partitions(documents), _alone(context, NOTE_BYTES * documents)
     tasks = [Task(shard.stem, {"path": str(shard), "shard": place}) for place, shard in enumerate(shards)]
     ids = f"{job}-ids"
-    _, noted = run_shuffle(ids, tasks, partial(send_ids, ids, number), sorting, {ids: number}, direct=True)
-    find = partial(find_repeats, job, len(shards), noted[ids])
-    found, rows = run_shuffle(
+    _, sent = run_shuffle(ids, tasks, partial(send_ids, ids, number), sorting, {ids: number}, direct=True)
+    find = partial(find_repeats, job, len(shards), sent[ids])
+    find_results, rows = run_shuffle(
         f"{job}-find", partition_tasks(number), find, sorting, {job: _num_groups(len(shards))}, direct=True
     )
-    groups = sorted({group for result in found for group in result["groups"]})
+    groups = sorted({group for result in find_results for group in result["groups"]})
     if not groups:
         return None
     folder = context.work / f"{job}-dropped"
-    for group in groups:  # an earlier attempt may have done this with shards that have been read again since
+    for group in groups:  # may be from an earlier attempt, with shards that have been written again since
         dropped_file(folder, group).unlink(missing_ok=True)
     drop = partial(drop_repeats, [str(shard) for shard in shards], rows[job], str(folder), refuse)
     size = sum(shard.stat().st_size for shard in shards)
@@ -158,7 +157,7 @@ def settle_repeats(
 
 
 def _alone(context: Context, size: int) -> Context:
-    """One worker for what takes less time than a pipeline takes to begin."""
+    """Use one worker for jobs that take less time than a pipeline's start."""
     return context if size >= PROCESS_BYTES else replace(context, workers=1)
 
 
@@ -167,40 +166,40 @@ def _num_groups(shards: int) -> int:
 
 
 def find_repeats(name: str, shards: int, ids: Shuffled, task: Task) -> Generator[Sent, None, Done]:
-    """Find the rows of a partition whose id came before, in an earlier shard or row; send `shard` and `row` of each.
+    """Find the rows of a partition whose id is in an earlier shard or row; send `shard` and `row` of each.
 
     Args:
         name: to send them under.
-        shards: how many there are.
-        ids: of all of them.
+        shards: number of shards.
+        ids: of all shards.
         task: payload `partition`.
     """
     table = ids.read(task.payload["partition"])
     high, low = (table[name].to_numpy() for name in ("high", "low"))
-    order = sort_rows(high, low)  # stable: of equal ids the first comes first
+    order = sort_rows(high, low)  # stable: the first of equal ids stays first
     first = np.zeros(len(order), bool)
     first[group_starts(high[order], low[order])] = True
-    again = order[~first]
-    shard, row = (table[column].to_numpy()[again] for column in ("shard", "row"))
+    repeated = order[~first]
+    shard, row = (table[column].to_numpy()[repeated] for column in ("shard", "row"))
     groups = shard.astype(np.int64) * _num_groups(shards) // shards
     yield Sent(name, pa.table({"shard": shard, "row": row}), groups)
     return Done([], {"groups": np.unique(groups).tolist()})
 
 
 def dropped_file(folder: Path, group: int) -> Path:
-    """Where the locators of the documents are that leave a group of shards."""
+    """File with the locators of the documents removed from a group of shards."""
     return folder / f"{group:05d}.arrow"
 
 
 def drop_repeats(shards: Sequence[str], found: Shuffled, folder: str, refuse: bool, task: Task) -> Done:
-    """Take the repeats of a group of shards out of these.
+    """Remove the repeated documents from a group of shards.
 
     Args:
-        shards: all of the source, in order.
+        shards: all shards of the source, in order.
         found: rows of `find_repeats`, by group.
-        folder: receives the locators of what was taken out.
-        refuse: count them alone.
-        task: its `group`.
+        folder: for the locators of removed documents.
+        refuse: only count them.
+        task: payload `group`.
     """
     rows = found.read(task.payload["group"])
     shard, row = (rows[name].to_numpy() for name in ("shard", "row"))
@@ -232,18 +231,18 @@ def drop_repeats(shards: Sequence[str], found: Shuffled, folder: str, refuse: bo
 
 
 def _write_ledger(path: Path, source: str, files: Sequence[Path]) -> None:
-    """List the dropped documents, a row group at a time; the same bytes as of `write_table`."""
+    """List the dropped documents, one row group at a time; the same bytes as `write_table`."""
     with (
         atomic_write(path) as sink,
         pq.ParquetWriter(sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True) as writer,
     ):
-        held = pa.chunked_array([], pa.string())
+        buffered = pa.chunked_array([], pa.string())
         for number, file in enumerate(files, start=1):
             locators = open_batches(file).read_all()["locator"]
-            held = pa.chunked_array([*held.chunks, *locators.chunks])
-            while len(held) >= ROW_GROUP_ROWS or (number == len(files) and len(held)):
-                writer.write_table(_dropped_rows(source, held[:ROW_GROUP_ROWS]), ROW_GROUP_ROWS)
-                held = held[ROW_GROUP_ROWS:]
+            buffered = pa.chunked_array([*buffered.chunks, *locators.chunks])
+            while len(buffered) >= ROW_GROUP_ROWS or (number == len(files) and len(buffered)):
+                writer.write_table(_dropped_rows(source, buffered[:ROW_GROUP_ROWS]), ROW_GROUP_ROWS)
+                buffered = buffered[ROW_GROUP_ROWS:]
 
 
 def _dropped_rows(source: str, locators: pa.ChunkedArray) -> pa.Table:

@@ -1,8 +1,8 @@
-"""Which files a source names, here or in any store that fsspec knows, and what identifies their content.
+"""Files of a source, local or in any fsspec store, and the stamps that identify their content.
 
-A path is a file, a glob (`**` for any depth), a folder, an fsspec URL of one of these, or one of two sources that
-need no files: `python-docs://` and `python-stdlib://`. Names that begin with a dot are not matched by wildcards. A
-tar or zip archive is one input; its members are looked at when it is read.
+A path is a file, a glob (`**` for any depth), a folder, an fsspec URL of one of these, or one of two sources without
+files: `python-docs://` and `python-stdlib://`. Wildcards do not match names that start with a dot. A tar or zip archive
+is one input; its members are listed when it is read.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "update
 
 
 class LinkOutsideError(ValueError):
-    """A folder holds a link to a file outside of it."""
+    """A folder has a link to a file outside of it."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A file: name relative to what was looked for, location, size in bytes, and what changes with its content."""
+    """A file: name relative to the searched path, location, size in bytes, and a stamp that changes with its content."""
 
     name: str
     location: str
@@ -44,7 +44,7 @@ class Found:
 
 
 def find(path: str) -> tuple[str, list[Found]]:
-    """What a path is (`file`, `folder`, `glob`, `missing`), and the files that it names, in no certain order."""
+    """Kind of a path (`file`, `folder`, `glob`, `missing`), and its files, unordered."""
     return _find_remote(path) if "://" in path else _find_local(path)
 
 
@@ -68,14 +68,16 @@ def _find_local(path: str) -> tuple[str, list[Found]]:
 
 
 def _found_inside(root: str, name: str) -> Found:
-    """A file of a folder or glob.
+    """File of a folder or glob.
 
     Raises:
-        LinkOutsideError: it is a link to a file outside of the folder.
+        LinkOutsideError: the file is a link to a file outside of the folder.
     """
     location, base = os.path.realpath(os.path.join(root, name)), os.path.realpath(root or ".")
     allowed = [base]
-    if os.path.basename(os.path.dirname(base)) == "snapshots":  # the hub's cache: a snapshot's files link to its blobs
+    if (
+        os.path.basename(os.path.dirname(base)) == "snapshots"
+    ):  # Hugging Face cache: a snapshot's files link to its blobs
         allowed.append(os.path.join(os.path.dirname(os.path.dirname(base)), "blobs"))
     if not any(os.path.commonpath([location, folder]) == folder for folder in allowed):
         raise LinkOutsideError(f"{os.path.join(root, name)} links to {location}, which lies outside of {base}")
@@ -83,8 +85,7 @@ def _found_inside(root: str, name: str) -> Found:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """The regular files below a folder, also behind links; pipes, sockets and devices are none, nor what a run that was
-    started there has written."""
+    """Yield the regular files below a folder, also through links, without pipes, sockets, devices and outputs of runs."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != DEFAULT_STORE)
         for name in sorted(names):
@@ -121,16 +122,16 @@ def _find_remote(path: str) -> tuple[str, list[Found]]:
 
 
 def _found_remote(store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]) -> list[Found]:
-    found = []
+    files = []
     for location, info in infos.items():
         name = location[len(root) :].lstrip("/")
         if "://" in location:
-            name = unquote(name.partition("?")[0])  # what follows is not a name, and a signature at times
+            name = unquote(name.partition("?")[0])  # the query is not part of the name, and may be a signature
         if info["type"] != "file" or any(part.startswith(".") for part in name.split("/")):
             continue
         stamp = next((str(info[key]) for key in _STAMP_KEYS if info.get(key) is not None), "")
-        found.append(Found(name, store.unstrip_protocol(location), int(info["size"]), stamp))
-    return found
+        files.append(Found(name, store.unstrip_protocol(location), int(info["size"]), stamp))
+    return files
 
 
 FORMATS = {
@@ -179,20 +180,20 @@ FORMATS = {
         ".ini",
     ),
 }
-"""Extensions per format; each may be followed by a compression (.gz, .zst, .bz2, .xz, .lz4), except Parquet, Arrow,
-zip."""
+"""Extensions per format, which may be followed by a compression (.gz, .zst, .bz2, .xz, .lz4), except for Parquet, Arrow
+and zip."""
 ARCHIVES = ("tar", "zip")
 _DATASET_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 _WITHOUT_COMPRESSION = ("parquet", "arrow", "zip")
 _FORMAT_OF = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
 OWN = "own"
-"""The format of files that a function of the user's reads."""
+"""Format of files for a user's reader."""
 HASHED_BYTES = 64 << 20
-"""Outside files below this size are named by their content."""
+"""Outside files below this size are identified by their content."""
 
 
 class SourceError(ValueError):
-    """A source names nothing that can be read."""
+    """A source has nothing that can be read."""
 
 
 @dataclass(frozen=True)
@@ -201,12 +202,12 @@ class SourceFile:
 
     Attributes:
         name: path relative to the glob's fixed part, with `/`; never absolute.
-        location: where it lies now (a local path or URL).
+        location: current path or URL.
         size: bytes as stored.
-        stamp: modification time in ns, etag, or what else changes with the content.
+        stamp: modification time in ns, etag, or another value that changes with the content.
         format: a key of FORMATS, `python`, or OWN.
         compression: one of compression.COMPRESSIONS, or empty.
-        members: of an archive: the format that the source asks for, or `auto`.
+        members: format of an archive's members: the source's format, or `auto`.
     """
 
     name: str
@@ -220,24 +221,24 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourceListing:
-    """All inputs of a source in their order, and what its folder holds besides."""
+    """All inputs of a source in order, and the ignored files of its folder."""
 
     files: Sequence[SourceFile]
     ignored: Mapping[str, int] = field(default_factory=dict)
-    """Number of files of a folder that are not read, by extension."""
+    """Number of ignored files of a folder, by extension."""
     by: str = ""
-    """The function of the user's that listed them."""
+    """User's function that listed them."""
 
 
 def listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[dict[str, Any]]:
-    """List what fingerprints a source: `path` (relative), `size` (bytes), `stamp`, sorted by path.
+    """List the fingerprint of a source: `path` (relative), `size` (bytes), `stamp`, sorted by path.
 
-    A listing of the user's has its own order.
+    A user's listing keeps its order.
 
     Args:
-        name: the source's name, for messages.
-        source: its section of the manifest; only what says which files it has is looked at.
-        verify: take SHA-256 of the contents as stamps, instead of modification times or etags.
+        name: of the source, for messages.
+        source: its section of the manifest; only settings that select files are used.
+        verify: use SHA-256 of the contents as stamps instead of modification times or etags.
 
     Raises:
         SourceError: as in `find_files`.
@@ -256,10 +257,10 @@ def listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[
 
 
 def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str, Any]]:
-    """List what fingerprints the outside files of a setting (word lists, models, evaluation sets), sorted by name.
+    """List the fingerprint of a setting's outside files (word lists, models, evaluation sets), sorted by name.
 
-    Small files are named by the SHA-256 of their content, so that copying them changes nothing; from HASHED_BYTES on
-    by size and modification time or etag, unless `verify` asks for the content.
+    Small files are identified by the SHA-256 of their content, so that copying them changes nothing; files of
+    HASHED_BYTES and more by size and modification time or etag, unless `verify` is set.
 
     Args:
         key: the setting, for messages.
@@ -268,32 +269,32 @@ def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str,
     Raises:
         SourceError: the path matches nothing.
     """
-    kind, found = find_at(key, path)
-    if not found:
+    kind, files = find_at(key, path)
+    if not files:
         raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
     return [
         {
-            "path": item.name,
-            "size": item.size,
-            "stamp": f"sha256:{sha256_file(as_path(item.location))}"
-            if verify or item.size < HASHED_BYTES
-            else item.stamp,
+            "path": file.name,
+            "size": file.size,
+            "stamp": f"sha256:{sha256_file(as_path(file.location))}"
+            if verify or file.size < HASHED_BYTES
+            else file.stamp,
         }
-        for item in sorted(found, key=lambda item: item.name)
+        for file in sorted(files, key=lambda file: file.name)
     ]
 
 
 def find_at(key: str, path: str) -> tuple[str, list[Found]]:
-    """`locations.find`; whatever the library of an object store raises becomes one sentence.
+    """`find` with the errors of an object store's library as one sentence.
 
     Raises:
-        SourceError: the URL names no kind of store that there is, or the store does not answer, or refuses.
+        SourceError: the URL's protocol is unknown, or the store does not answer or refuses access.
     """
     try:
         return find(path)
     except LinkOutsideError as error:
         raise SourceError(f"{key}: {error}; name that file by its own path, or copy it") from error
-    except Exception as error:  # each of these libraries has errors of its own
+    except Exception as error:  # each of these libraries has its own errors
         protocol, separator, _ = path.partition("://")
         if not separator:
             raise
@@ -305,167 +306,175 @@ def find_at(key: str, path: str) -> tuple[str, list[Found]]:
 
 
 def outside_files(key: str, path: str) -> list[tuple[str, str]]:
-    """The outside files of a setting: (name relative to the path's fixed part, location), sorted by name.
+    """Outside files of a setting: (name relative to the path's fixed part, location), sorted by name.
 
     Raises:
         SourceError: the path matches nothing.
     """
-    kind, found = find_at(key, path)
-    if not found:
+    kind, files = find_at(key, path)
+    if not files:
         raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
-    return sorted((item.name, item.location) for item in found)
+    return sorted((file.name, file.location) for file in files)
 
 
 def check(name: str, source: Mapping[str, Any]) -> None:
-    """Raise SourceError where a source matches nothing, or the format of a file is unknown."""
+    """Raise SourceError if a source matches nothing, or the format of a file is unknown."""
     find_files(name, source)
 
 
 def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
-    """Find the inputs of a source, sorted by name; those of a listing of the user's in its order.
+    """Find the inputs of a source, sorted by name; a user's listing keeps its order.
 
-    A folder is searched at any depth for files of the source's format (`auto`: for all known extensions; `text`:
-    for all files; `hf`: for the files of a split). A glob and a file name what they match.
+    A folder is searched recursively for files of the source's format (`auto`: all known extensions; `text`: all files;
+    `hf`: the files of a split). A glob or a file path selects files by name.
 
     Raises:
-        SourceError: the path matches nothing, `auto` cannot tell a file's format, or an `hf` folder has no such split.
+        SourceError: the path matches nothing, `auto` does not know a file's format, or an `hf` folder lacks the split.
     """
-    path, asked = source["path"], OWN if source.get("read") else source.get("format", "auto")
+    path, source_format = source["path"], OWN if source.get("read") else source.get("format", "auto")
     if source.get("list"):
-        own = OwnListing.model_validate(source["list"])
-        files = [_source_file(name, item, asked, "") for item in _listed(name, own, path)]
-        return SourceListing(files, by=own.use.reference)
+        own_listing = OwnListing.model_validate(source["list"])
+        files = [_source_file(name, item, source_format, "") for item in _listed(name, own_listing, path)]
+        return SourceListing(files, by=own_listing.use.reference)
     if is_python_source(path):
         return SourceListing([SourceFile(part, path, 0, "", "python", "") for part in python_parts(path)])
     if "://" in path and "::" in path:
         raise SourceError(f"source {name!r}: {path} is a chain of URLs; name the archive itself, its members are read")
-    kind, found = find_at(f"source {name!r}", path)
-    if asked == "hf":
-        return _dataset(name, path, kind, found, source.get("split") or DEFAULT_SPLIT)
-    wanted, ignored = found, Counter[str]()
+    kind, matches = find_at(f"source {name!r}", path)
+    if source_format == "hf":
+        return _dataset(name, path, kind, matches, source.get("split") or DEFAULT_SPLIT)
+    selected, ignored = matches, Counter[str]()
     if kind == "folder":
-        wanted = [item for item in found if _is_wanted(item.name, asked)]
-        kept = {item.name for item in wanted}
-        ignored.update(PurePosixPath(item.name).suffix or "(none)" for item in found if item.name not in kept)
-    if not wanted:
-        raise SourceError(f"source {name!r}: {_nothing(kind, path, asked, ignored)}")
+        selected = [item for item in matches if _is_wanted(item.name, source_format)]
+        kept = {item.name for item in selected}
+        ignored.update(PurePosixPath(item.name).suffix or "(none)" for item in matches if item.name not in kept)
+    if not selected:
+        raise SourceError(f"source {name!r}: {_nothing(kind, path, source_format, ignored)}")
     explicit = split_compression(PurePosixPath(path).name)[0] if kind == "glob" else ""
-    files = [_source_file(name, item, asked, explicit) for item in sorted(wanted, key=lambda item: item.name)]
+    files = [_source_file(name, item, source_format, explicit) for item in sorted(selected, key=lambda item: item.name)]
     return SourceListing(files, dict(sorted(ignored.items())))
 
 
-def _listed(name: str, own: OwnListing, base: str) -> list[Found]:
-    """The files that a function of the user's lists; paths are relative to `base`.
+def _listed(name: str, own_listing: OwnListing, base: str) -> list[Found]:
+    """Files of a user's listing; paths are relative to `base`.
 
     Raises:
-        SourceError: it cannot be called or gives no paths, one that is not there, or one twice.
+        SourceError: the function fails, or its paths are missing, do not exist or repeat.
     """
     try:
-        with OwnProcess(own) as process:
-            found = [_entry(name, entry, base) for entry in process.files(base)]
+        with OwnProcess(own_listing) as process:
+            files = [_entry(name, entry, base) for entry in process.files(base)]
     except OwnCodeError as error:
         raise SourceError(f"source {name!r}: list: {error}") from error
-    if not found:
-        raise SourceError(f"source {name!r}: list: {own.use.reference} lists no files")
-    names = Counter(item.name for item in found)
-    if twice := next((file for file, number in names.items() if number > 1), None):
+    if not files:
+        raise SourceError(f"source {name!r}: list: {own_listing.use.reference} lists no files")
+    names = Counter(item.name for item in files)
+    if repeated_name := next((file for file, number in names.items() if number > 1), None):
         raise SourceError(
-            f"source {name!r}: list: {own.use.reference} lists {twice} twice; list it once, or give "
+            f"source {name!r}: list: {own_listing.use.reference} lists {repeated_name} twice; list it once, or give "
             "each a `name` of its own"
         )
-    return found
+    return files
 
 
 def _entry(name: str, entry: Mapping[str, Any], base: str) -> Found:
-    """A listed file; one with a URL and a size is not looked at."""
+    """A listed file; an entry with a URL and a size is not looked up."""
     path = entry["path"]
     location = path if "://" in path or os.path.isabs(path) else f"{base.rstrip('/')}/{path}"
-    called = entry.get("name") or _name_below(location, base)
+    file_name = entry.get("name") or _name_below(location, base)
     if "://" in location and "size" in entry:
-        return Found(called, location, entry["size"], "")
-    kind, found = find_at(f"source {name!r}: list", location)
+        return Found(file_name, location, entry["size"], "")
+    kind, matches = find_at(f"source {name!r}: list", location)
     if kind != "file":
         raise SourceError(
             f"source {name!r}: list: {location} is "
             + ("not there" if kind == "missing" else f"a {kind}; list its files")
         )
-    return Found(called, found[0].location, found[0].size, found[0].stamp)
+    return Found(file_name, matches[0].location, matches[0].size, matches[0].stamp)
 
 
 def _name_below(location: str, base: str) -> str:
-    """What a listed file is called: its path below `base`, or all of it; without a URL's scheme and query."""
-    below = location.removeprefix(base.rstrip("/") + "/").rpartition("://")[2].lstrip("/")
-    return unquote(below.partition("?")[0]) if "://" in location else below
+    """Name of a listed file: its path below `base`, or the full path; without a URL's scheme and query."""
+    relative_path = location.removeprefix(base.rstrip("/") + "/").rpartition("://")[2].lstrip("/")
+    return unquote(relative_path.partition("?")[0]) if "://" in location else relative_path
 
 
-def _dataset(name: str, path: str, kind: str, found: Sequence[Found], split: str) -> SourceListing:
+def _dataset(name: str, path: str, kind: str, matches: Sequence[Found], split: str) -> SourceListing:
     if kind != "folder":
         raise SourceError(f"source {name!r}: {path} must be a folder, since its format is hf")
-    items = {item.name: item for item in found}
+    file_by_name = {item.name: item for item in matches}
 
     def is_data(file: str) -> bool:
         return format_of(split_compression(file)[0]) in _DATASET_FORMATS
 
     try:
-        files = split_files(sorted(items), lambda file: as_path(items[file].location).read_bytes(), split, is_data)
+        files = split_files(
+            sorted(file_by_name), lambda file: as_path(file_by_name[file].location).read_bytes(), split, is_data
+        )
     except NoSplitError as error:
         raise SourceError(f"source {name!r}: the dataset {path} {error}") from error
-    return SourceListing([_source_file(name, items[file], "auto", "") for file in files])
+    return SourceListing([_source_file(name, file_by_name[file], "auto", "") for file in files])
 
 
 def format_of(extension: str) -> str | None:
-    """The format of files with an extension (`.csv`), or None."""
+    """Format of files with an extension (`.csv`), or None."""
     return _FORMAT_OF.get(extension)
 
 
 def member_format(extension: str, asked: str) -> str | None:
-    """As what a member of an archive is read, or None where it is not: the rules of a folder.
+    """Format of an archive's member, or None if it is not read: the rules of a folder.
 
-    A member without an extension is taken for what the source asks for.
+    A member without an extension has the source's format.
     """
-    known = format_of(extension)
+    known_format = format_of(extension)
     if asked == "auto":
-        return known
-    return asked if asked == "text" or known == asked or not extension else None
+        return known_format
+    return asked if asked == "text" or known_format == asked or not extension else None
 
 
-def _nothing(kind: str, path: str, asked: str, ignored: Mapping[str, int]) -> str:
+def _nothing(kind: str, path: str, source_format: str, ignored: Mapping[str, int]) -> str:
     if kind == "missing":
         return f"{path} does not exist; correct its path"
     if kind == "glob":
         return f"no file matches {path}; correct the pattern (** matches any depth)"
-    seen = ", ".join(f"{count} {extension}" for extension, count in ignored.items()) or "no files at all"
-    advice = "name the format, or a glob such as folder/**/*.ext" if asked == "auto" else "correct path or format"
+    ignored_text = ", ".join(f"{count} {extension}" for extension, count in ignored.items()) or "no files at all"
+    advice = (
+        "name the format, or a glob such as folder/**/*.ext" if source_format == "auto" else "correct path or format"
+    )
     advice = "; ".join(answers(ignored)) or advice
-    return f"the folder {path} holds nothing of format {asked} (it holds {seen}); {advice}"
+    return f"the folder {path} holds nothing of format {source_format} (it holds {ignored_text}); {advice}"
 
 
-def _is_wanted(name: str, asked: str) -> bool:
-    known = _FORMAT_OF.get(split_compression(name)[0])
-    return asked in ("text", OWN) or (known is not None if asked == "auto" else known == asked)
+def _is_wanted(name: str, source_format: str) -> bool:
+    known_format = _FORMAT_OF.get(split_compression(name)[0])
+    return source_format in ("text", OWN) or (
+        known_format is not None if source_format == "auto" else known_format == source_format
+    )
 
 
-def _source_file(name: str, item: Found, asked: str, explicit: str) -> SourceFile:
-    # A listing may call a file otherwise, and what follows a URL's path is a query.
+def _source_file(name: str, item: Found, source_format: str, explicit: str) -> SourceFile:
+    # A listing may rename a file, so its location has the extension; a URL may have a query.
     extension, compression = split_compression(
         item.location.partition("?")[0] if "://" in item.location else item.location
     )
-    known = _FORMAT_OF.get(extension)
-    if asked == "auto" and known is None and (binary := format_of_extension(extension)):
+    known_format = _FORMAT_OF.get(extension)
+    if source_format == "auto" and known_format is None and (binary := format_of_extension(extension)):
         raise SourceError(f"source {name!r}: {item.name}: {how_to_read(binary)}")
-    if asked == "auto" and known is None and extension and extension == explicit:
-        known = "text"  # a glob that spells the extension out means these files
-    chosen = known if asked == "auto" else asked
+    if source_format == "auto" and known_format is None and extension and extension == explicit:
+        known_format = "text"  # a glob with an explicit extension selects these files
+    chosen = known_format if source_format == "auto" else source_format
     if chosen is None:
-        known_ones = " ".join(extension for extensions in FORMATS.values() for extension in extensions)
+        known_extensions = " ".join(extension for extensions in FORMATS.values() for extension in extensions)
         raise SourceError(
             f"source {name!r}: cannot tell the format of {item.name} by its extension {extension or '(none)'}; "
-            f"set `format:` to text, jsonl, csv, parquet, arrow, html or warc (known extensions: {known_ones})"
+            f"set `format:` to text, jsonl, csv, parquet, arrow, html or warc (known extensions: {known_extensions})"
         )
     members = ""
-    if known in ARCHIVES and asked != OWN:
-        if asked in ("parquet", "arrow"):
-            raise SourceError(f"source {name!r}: {item.name}: {asked} files are not read out of archives; unpack it")
-        chosen, members = known, asked
+    if known_format in ARCHIVES and source_format != OWN:
+        if source_format in ("parquet", "arrow"):
+            raise SourceError(
+                f"source {name!r}: {item.name}: {source_format} files are not read out of archives; unpack it"
+            )
+        chosen, members = known_format, source_format
     compression = "" if chosen in _WITHOUT_COMPRESSION else compression
     return SourceFile(item.name, item.location, item.size, item.stamp, chosen, compression, members)
