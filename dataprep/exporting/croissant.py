@@ -1,6 +1,6 @@
-"""Croissant metadata of exported documents: JSON-LD by which search engines and loaders know a data set.
+"""Croissant metadata of exported documents: JSON-LD that describes a dataset to search engines and loaders.
 
-The vocabulary is that of https://docs.mlcommons.org/croissant/docs/croissant-spec-1.0.html.
+Vocabulary: https://docs.mlcommons.org/croissant/docs/croissant-spec-1.0.html.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ CONTEXT: dict[str, Any] = {
     "subField": "cr:subField",
     "transform": "cr:transform",
 }
-"""The context of the specification, section "Croissant JSON-LD context"."""
+"""Context from the specification, section "Croissant JSON-LD context"."""
 PARQUET = "application/x-parquet"
-"""As the hub's own metadata and mlcroissant call it."""
+"""Media type of Parquet in the hub's own metadata and mlcroissant."""
 
 
 def croissant(about: Mapping[str, Any], section: Documents, exported: Exported) -> dict[str, Any]:
-    """What `croissant.json` holds: every file with its checksum, and the columns of their rows."""
-    licences = sorted({one["licence"] or "not stated" for one in exported.sources})
-    sources = [one["name"] for one in about["sources"]]
-    which = "dropped by the steps" if section.dropped else "kept by every step"
+    """Content of `croissant.json`: every file with its checksum, and the columns of the rows."""
+    licences = sorted({source["licence"] or "not stated" for source in exported.sources})
+    sources = [source["name"] for source in about["sources"]]
+    selection = "dropped by the steps" if section.dropped else "kept by every step"
     files = [
         {
             "@type": "cr:FileObject",
@@ -73,7 +73,7 @@ def croissant(about: Mapping[str, Any], section: Documents, exported: Exported) 
         }
         for name, entry in exported.files.items()
     ]
-    together = {
+    file_set = {
         "@type": "cr:FileSet",
         "@id": "documents-files",
         "name": "documents-files",
@@ -85,13 +85,13 @@ def croissant(about: Mapping[str, Any], section: Documents, exported: Exported) 
         "@type": "sc:Dataset",
         "conformsTo": CONFORMS_TO,
         "name": about["name"],
-        "description": f"{exported.documents:,} documents {which} of the gristmill run {about['name']}, with "
+        "description": f"{exported.documents:,} documents {selection} of the gristmill run {about['name']}, with "
         f"{exported.text_bytes:,} bytes of text from {', '.join(sources)}; see README.md.",
         "license": licences,
         "url": "README.md",
         "keywords": ["text", "language modelling", *exported.languages],
         "version": "1.0.0",
-        "distribution": [*files, together],
+        "distribution": [*files, file_set],
         "recordSet": [
             {
                 "@type": "cr:RecordSet",
@@ -99,7 +99,7 @@ def croissant(about: Mapping[str, Any], section: Documents, exported: Exported) 
                 "name": "documents",
                 "description": "One record for each document, in the order of the sources.",
                 "key": {"@id": "documents/id"},
-                "field": [_field(one) for one in exported.columns],
+                "field": [_field(column) for column in exported.columns],
             }
         ],
     }
@@ -107,19 +107,19 @@ def croissant(about: Mapping[str, Any], section: Documents, exported: Exported) 
 
 def _field(column: Mapping[str, Any]) -> dict[str, Any]:
     name = column["name"]
-    measured = "" if column["step"] is None else f", measured by the step {column['step']}"
+    measured_by = "" if column["step"] is None else f", measured by the step {column['step']}"
     return {
         "@type": "cr:Field",
         "@id": f"documents/{name}",
         "name": name,
-        "description": f"Column {name}{measured}.",
+        "description": f"Column {name}{measured_by}.",
         "dataType": data_type(column["type"]),
         "source": {"fileSet": {"@id": "documents-files"}, "extract": {"column": name}},
     }
 
 
 def data_type(kind: str) -> str:
-    """The vocabulary's name for an Arrow type."""
+    """Schema.org type of an Arrow type."""
     if kind == "bool":
         return "sc:Boolean"
     if re.fullmatch(r"u?int\d+", kind):

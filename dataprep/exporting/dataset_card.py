@@ -1,6 +1,6 @@
-"""The dataset card of exported documents: README.md as Hugging Face's hub reads it, its YAML header first.
+"""Dataset card of exported documents: a README.md for Hugging Face's hub, with its YAML header.
 
-The header's keys: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
+Keys of the header: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZES = (
     ("10B<n<100B", 1e11),
     ("100B<n<1T", 1e12),
 )
-"""The hub's size categories, and what each is below."""
+"""Size categories of the hub, with their upper bounds."""
 HUB_LICENCES = {
     "cc0": "cc0-1.0",
     "cc0-1-0": "cc0-1.0",
@@ -39,13 +39,13 @@ HUB_LICENCES = {
     "odc-by-1-0": "odc-by",
     "mit-license": "mit",
 }
-"""What people write -> the hub's name."""
+"""Common spellings -> names of the hub."""
 KNOWN_LICENCES = frozenset(
     "apache-2.0 mit cc cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-4.0 "
     "cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-nc-nd-4.0 odc-by odbl pddl gpl-2.0 gpl-3.0 lgpl-3.0 agpl-3.0 bsd-2-clause "
     "bsd-3-clause mpl-2.0 gfdl unlicense artistic-2.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0".split()
 )
-"""Of https://huggingface.co/docs/hub/repositories-licenses those that texts have."""
+"""Licences of texts among https://huggingface.co/docs/hub/repositories-licenses."""
 LANGUAGE_CODE = re.compile(r"^[a-z]{2,3}$")
 MOST_LANGUAGES = 30
 MOST_SETTINGS_CHARS = 160
@@ -54,20 +54,20 @@ LIMITS = {
     "contamination": "No evaluation set was searched for: benchmark items may be in the text.",
     "language": "Languages were not determined.",
 }
-"""Column -> what must be known of documents of which it was not measured."""
+"""Column -> sentence of the card if no step measured it."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """Exported documents and their files.
 
     Attributes:
-        documents, text_bytes: how many, and of their texts in UTF-8.
-        columns: of each `name`, `type` (Arrow's) and `step`, which measured it.
-        sources: `source`, `licence`, `documents` and `text_bytes` of each source and licence.
+        documents, text_bytes: number of documents, and size of their texts in UTF-8.
+        columns: per column `name`, `type` (Arrow's) and `step`, which measured it.
+        sources: `source`, `licence`, `documents` and `text_bytes` per source and licence.
         funnel: per step `step`, `read`, `dropped` (reason -> documents) and `kept`, of all documents of the run.
-        measured: the columns that the steps measured, whether or not they are exported.
-        languages: language -> exported documents; empty where no step says.
+        measured: columns that the steps measured, exported or not.
+        languages: language -> exported documents; empty if no step determined it.
         files: name -> `documents`, `text_bytes`, `bytes` and `sha256`.
     """
 
@@ -82,7 +82,7 @@ class Exported:
 
 
 def card(about: Mapping[str, Any], section: Documents, exported: Exported) -> str:
-    """README.md of a folder that `datasets.load_dataset` loads."""
+    """README.md of a folder that `datasets.load_dataset` can load."""
     return (
         "\n".join(
             [
@@ -103,22 +103,22 @@ def card(about: Mapping[str, Any], section: Documents, exported: Exported) -> st
 
 
 def hub_licence(licence: str | None) -> str:
-    """A licence as the hub calls it: `unknown` where none is given, `other` where the hub has no name for it."""
+    """Hub name of a licence: `unknown` if it is None, `other` if the hub has no name for it."""
     if licence is None:
         return "unknown"
-    written = re.sub(r"[\s_]+", "-", licence.strip().lower())
-    name = HUB_LICENCES.get(written.replace(".", "-"), HUB_LICENCES.get(written, written))
+    spelling = re.sub(r"[\s_]+", "-", licence.strip().lower())
+    name = HUB_LICENCES.get(spelling.replace(".", "-"), HUB_LICENCES.get(spelling, spelling))
     return name if name in KNOWN_LICENCES else "other"
 
 
 def size_category(documents: int) -> str:
-    """The hub's name for a number of rows."""
-    return next((name for name, below in SIZES if documents < below), "n>1T")
+    """Hub name of a number of rows."""
+    return next((name for name, bound in SIZES if documents < bound), "n>1T")
 
 
 def _header(about: Mapping[str, Any], exported: Exported) -> list[str]:
-    licences = sorted({hub_licence(one["licence"]) for one in exported.sources}) or ["unknown"]
-    languages = [one for one in exported.languages if LANGUAGE_CODE.match(one)]
+    licences = sorted({hub_licence(source["licence"]) for source in exported.sources}) or ["unknown"]
+    languages = [language for language in exported.languages if LANGUAGE_CODE.match(language)]
     header: dict[str, Any] = {
         "pretty_name": about["name"],
         "license": licences[0] if len(licences) == 1 else licences,
@@ -133,10 +133,10 @@ def _header(about: Mapping[str, Any], exported: Exported) -> list[str]:
 
 def _introduction(about: Mapping[str, Any], section: Documents, exported: Exported) -> Iterator[str]:
     yield f"# {about['name']}\n"
-    which = "that were dropped, each with its reason," if section.dropped else "that every step kept"
+    selection = "that were dropped, each with its reason," if section.dropped else "that every step kept"
     plural = "document" if exported.documents == 1 else "documents"
     yield (
-        f"{exported.documents:,} {plural} {which} with {_megabytes(exported.text_bytes)} of text, prepared with "
+        f"{exported.documents:,} {plural} {selection} with {_megabytes(exported.text_bytes)} of text, prepared with "
         "gristmill. Texts are as the steps below have edited them, in the order of the sources; a document's `id` "
         "is a hash of its source, its place there and its original text.\n"
     )
@@ -153,8 +153,13 @@ def _sources(exported: Exported) -> Iterator[str]:
     yield from _table(
         ["source", "licence", "documents", "text"],
         [
-            [one["source"], one["licence"] or "not stated", f"{one['documents']:,}", _megabytes(one["text_bytes"])]
-            for one in exported.sources
+            [
+                source["source"],
+                source["licence"] or "not stated",
+                f"{source['documents']:,}",
+                _megabytes(source["text_bytes"]),
+            ]
+            for source in exported.sources
         ],
         numeric=2,
     )
@@ -188,16 +193,16 @@ def _funnel(section: Documents, exported: Exported) -> Iterator[str]:
     if exported.funnel:
         rows = [
             [
-                one["step"],
-                f"{one['read']:,}",
-                f"{one['kept']:,}",
+                step["step"],
+                f"{step['read']:,}",
+                f"{step['kept']:,}",
                 ", ".join(
                     f"{reason} {number:,}"
-                    for reason, number in sorted(one["dropped"].items(), key=lambda item: (-item[1], item[0]))
+                    for reason, number in sorted(step["dropped"].items(), key=lambda item: (-item[1], item[0]))
                 )
                 or "nothing",
             ]
-            for one in exported.funnel
+            for step in exported.funnel
         ]
         yield from _table(["step", "read", "kept", "dropped by"], rows, numeric=(1, 2))
     kind = "dropped" if section.dropped else "kept"
@@ -208,17 +213,17 @@ def _languages(exported: Exported) -> Iterator[str]:
     if not exported.languages:
         return
     yield "## Languages\n"
-    shown = list(exported.languages.items())[:MOST_LANGUAGES]
-    yield from _table(["language", "documents"], [[name, f"{number:,}"] for name, number in shown], numeric=1)
-    if len(exported.languages) > len(shown):
-        yield f"and {len(exported.languages) - len(shown)} more.\n"
+    most_frequent = list(exported.languages.items())[:MOST_LANGUAGES]
+    yield from _table(["language", "documents"], [[name, f"{number:,}"] for name, number in most_frequent], numeric=1)
+    if len(exported.languages) > len(most_frequent):
+        yield f"and {len(exported.languages) - len(most_frequent)} more.\n"
 
 
 def _columns(exported: Exported) -> Iterator[str]:
     yield "## Columns\n"
     yield from _table(
         ["column", "type", "measured by"],
-        [[f"`{one['name']}`", one["type"], one["step"] or ""] for one in exported.columns],
+        [[f"`{column['name']}`", column["type"], column["step"] or ""] for column in exported.columns],
     )
     yield "A value is null where the step did not see the document, or the measure does not apply.\n"
 
@@ -232,11 +237,11 @@ def _limits(about: Mapping[str, Any], section: Documents, exported: Exported) ->
         if masks
         else "- Personal data were not removed."
     )
-    if any(one["licence"] is None for one in exported.sources):
+    if any(source["licence"] is None for source in exported.sources):
         yield "- Some documents have no stated licence."
     if exported.languages:
         yield "- Languages are what a model says, and wrong more often for short texts."
-    failed = sum(one["dropped"].get("quarantine", 0) for one in exported.funnel)
+    failed = sum(step["dropped"].get("quarantine", 0) for step in exported.funnel)
     if failed:
         yield f"- {failed:,} documents could not be judged by a step and are counted as dropped (`quarantine`)."
     if section.dropped:
@@ -248,8 +253,8 @@ def _rebuild(about: Mapping[str, Any], section: Documents) -> Iterator[str]:
     yield "## How to rebuild it\n"
     yield f"`{about['name']}.yaml`, the part of the manifest that shapes these documents:\n"
     yield f"```yaml\n{about['manifest'].rstrip()}\n```\n"
-    for one in about["code"]:
-        yield f"`{one['file']}`, beside it:\n\n```python\n{one['source'].rstrip()}\n```\n"
+    for module in about["code"]:
+        yield f"`{module['file']}`, beside it:\n\n```python\n{module['source'].rstrip()}\n```\n"
     last = about["steps"][-1]["name"] if about["steps"] else "ingest"
     options = [f"--format {section.format}", "--out DIR", *(["--dropped"] if section.dropped else [])]
     options += [f"--where {json.dumps(section.where, ensure_ascii=False)}"] if section.where is not None else []
@@ -263,10 +268,10 @@ def _rebuild(about: Mapping[str, Any], section: Documents) -> Iterator[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]], numeric: int | Sequence[int] = ()) -> Iterator[str]:
-    """A Markdown table; `numeric`: the columns that are set to the right, from a number on where it is one."""
-    right = range(numeric, len(header)) if isinstance(numeric, int) else numeric
+    """Markdown table. Columns in `numeric`, or from index `numeric` on, are right-aligned."""
+    right_aligned = range(numeric, len(header)) if isinstance(numeric, int) else numeric
     yield f"| {' | '.join(header)} |"
-    yield f"| {' | '.join('---:' if place in right else '---' for place in range(len(header)))} |"
+    yield f"| {' | '.join('---:' if index in right_aligned else '---' for index in range(len(header)))} |"
     yield from (f"| {' | '.join(_one_line(str(cell)).replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
     yield ""
 
