@@ -1,4 +1,4 @@
-"""Rewards of answers that need no model: the built-in checks, and functions of the user's. Without torch."""
+"""Rewards of answers without a model: built-in checks and users' functions. Does not import torch."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from gristmill.mixtures.reinforcement import (
 )
 
 EXCERPT = 100
-"""Characters of an answer in a message."""
+"""Characters of an answer quoted in a message."""
 NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
-"""A decimal number, perhaps with commas between thousands; a hyphen right behind a word or digit is not a sign."""
+"""Decimal number, optionally with thousands commas; a hyphen right after a word or digit is not a sign."""
 
 
 class Rewarded(Protocol):
-    """Gives n answers their rewards."""
+    """Function that returns the rewards of n answers."""
 
     def __call__(
         self,
@@ -46,22 +46,22 @@ class Rewarded(Protocol):
         columns: Mapping[str, Sequence[Any]],
         turns: Sequence[Sequence[Mapping[str, Any]]] | None = None,
     ) -> list[float]:
-        """Args: texts of prompts and answers, name of a column -> its values, the messages of each answer; one of the
-        assistant where they are absent."""
+        """Args: texts of prompts and answers, name of a column -> its values, and the messages of each answer; if None, each
+        answer is one assistant message."""
 
 
 class NoAnswerError(ValueError):
-    """A reward compares with the right answer, but prompts have none."""
+    """A reward compares with a reference answer, but prompts have none."""
 
 
 def check_answers(where: str, examples: Sequence[Mapping[str, Any]], rewards: Sequence[AnswerReward], key: str) -> None:
-    """Raise NoAnswerError where a reward compares with answers that some prompts do not have."""
-    asking = [name_of(reward) for reward in rewards if wants_answer(reward)]
+    """Raise NoAnswerError if a reward compares with reference answers that some prompts lack."""
+    comparing = [name_of(reward) for reward in rewards if wants_answer(reward)]
     without = [example["id"] for example in examples if "answer" not in example]
-    if asking and without:
+    if comparing and without:
         raise NoAnswerError(
             f"{where}: {len(without)} of {len(examples)} prompts have no {key!r}, which the reward "
-            f"{asking[0]} compares with (the first: {without[0]}); add it, name its key as `answer:` "
+            f"{comparing[0]} compares with (the first: {without[0]}); add it, name its key as `answer:` "
             "of the set, or remove the reward"
         )
 
@@ -69,35 +69,35 @@ def check_answers(where: str, examples: Sequence[Mapping[str, Any]], rewards: Se
 def record_columns(
     reward: OwnReward, examples: Sequence[Mapping[str, Any]], prompts: Sequence[Sequence[Mapping[str, Any]]]
 ) -> dict[str, list[Any]]:
-    """The columns of prompts' records by name, a list of values each, as TRL's GRPOTrainer gives them to rewards.
+    """Columns of prompts' records by name, a list of values each, as TRL's GRPOTrainer passes them to rewards.
 
     Args:
-        reward: which may take `answer` and `messages` though records have no such keys.
-        examples: n of them, as of `prompt_example`.
+        reward: may take `answer` and `messages`, which records need not have as columns.
+        examples: n prompts from `prompt_example`.
         prompts: their messages.
     """
     kept = [example.get("columns", {}) for example in examples]
     names = dict.fromkeys(name for columns in kept for name in columns)
-    found = {name: [columns.get(name) for columns in kept] for name in names}
+    values_by_column = {name: [columns.get(name) for columns in kept] for name in names}
     if ANSWER in reward.needed_columns:
-        found.setdefault(ANSWER, [example.get(ANSWER) for example in examples])
+        values_by_column.setdefault(ANSWER, [example.get(ANSWER) for example in examples])
     if MESSAGES in reward.needed_columns:
-        found[MESSAGES] = list(prompts)
-    return found
+        values_by_column[MESSAGES] = list(prompts)
+    return values_by_column
 
 
 def own_reward(reward: OwnReward) -> Rewarded:
-    """A function of the user's, loaded once.
+    """Load a user's reward function.
 
     Raises:
-        OwnCodeError: it cannot be loaded, or called with what it is given; when it is called, what it raised, or what
-            it returned that is no number for each answer.
+        OwnCodeError: it cannot be loaded, or its parameters do not match; or, when called, it raises or does not return
+            a number for each answer.
     """
-    own, function = reward.use, load_function(reward.use)
+    code, function = reward.use, load_function(reward.use)
     takes = taken_by_name(function, GIVEN)
     if TURNS in inspect.signature(function).parameters and TURNS not in {*reward.columns, *reward.options}:
         takes.append(TURNS)
-    check_call(own, function, (), {**dict.fromkeys((*takes, *reward.needed_columns)), **reward.options})
+    check_call(code, function, (), {**dict.fromkeys((*takes, *reward.needed_columns)), **reward.options})
 
     def given(
         prompts: Sequence[str],
@@ -110,38 +110,40 @@ def own_reward(reward: OwnReward) -> Rewarded:
         texts: dict[str, Any] = {
             "prompts": list(prompts),
             "completions": list(completions),
-            TURNS: [[{"role": "assistant", "content": one}] for one in completions] if turns is None else list(turns),
+            TURNS: [[{"role": "assistant", "content": completion}] for completion in completions]
+            if turns is None
+            else list(turns),
         }
-        own_names = {*takes, *reward.options}
-        taken = [name for name in taken_by_name(function, list(columns)) if name not in own_names]
-        found = call_own(
+        reserved_names = {*takes, *reward.options}
+        passed_columns = [name for name in taken_by_name(function, list(columns)) if name not in reserved_names]
+        returned = call_own(
             reward,
             function,
             **{name: texts[name] for name in takes},
-            **{name: columns[name] for name in taken},
+            **{name: columns[name] for name in passed_columns},
             **reward.options,
         )
-        with blaming(own):
-            values = list(found) if isinstance(found, Iterable) and not isinstance(found, str) else found
+        with blaming(code):
+            values = list(returned) if isinstance(returned, Iterable) and not isinstance(returned, str) else returned
         if not isinstance(values, list) or len(values) != len(completions):
-            said = f"{len(values)} rewards" if isinstance(values, list) else f"{type(found).__name__}"
+            description = f"{len(values)} rewards" if isinstance(values, list) else f"{type(returned).__name__}"
             raise OwnCodeError(
-                f"{own.place}: {own.name} returned {said} for {len(completions)} completions; return a "
+                f"{code.place}: {code.name} returned {description} for {len(completions)} completions; return a "
                 "list with a number for each"
             )
-        return [_number(own, value, completions[place]) for place, value in enumerate(values)]
+        return [_number(code, value, completions[place]) for place, value in enumerate(values)]
 
     return given
 
 
-def _number(own: OwnFunction, value: Any, completion: str) -> float:
+def _number(code: OwnFunction, value: Any, completion: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
         raise OwnCodeError(
-            f"{own.place}: {own.name} returned {value!r} for the completion {completion[:EXCERPT]!r}; "
+            f"{code.place}: {code.name} returned {value!r} for the completion {completion[:EXCERPT]!r}; "
             "return a finite number"
         )
     return number
@@ -149,12 +151,12 @@ def _number(own: OwnFunction, value: Any, completion: str) -> float:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a check looks at.
+    """Answer to check.
 
     Attributes:
-        text: without the token that ends it.
-        tokens: how many it has, the one that ends it not counted.
-        right: the prompt's own answer, if there is one.
+        text: without the end token.
+        tokens: number of tokens, without the end token.
+        right: reference answer of the prompt, if any.
     """
 
     text: str
@@ -163,60 +165,60 @@ class Answer:
 
 
 def exact(answer: Answer, reward: Exact) -> float:
-    """Whether the answer is the right one."""
-    given, right = answer.text.strip(), _right(answer).strip()
-    return float(given.casefold() == right.casefold() if reward.ignore_case else given == right)
+    """Return 1 if the answer equals the reference answer, else 0."""
+    text, reference = answer.text.strip(), _right(answer).strip()
+    return float(text.casefold() == reference.casefold() if reward.ignore_case else text == reference)
 
 
 def contains(answer: Answer, reward: Contains) -> float:
-    """Whether the answer contains a text."""
-    wanted = _right(answer).strip() if reward.text is None else reward.text
-    given = answer.text
-    return float(wanted.casefold() in given.casefold() if reward.ignore_case else wanted in given)
+    """Return 1 if the answer contains a text, else 0."""
+    substring = _right(answer).strip() if reward.text is None else reward.text
+    text = answer.text
+    return float(substring.casefold() in text.casefold() if reward.ignore_case else substring in text)
 
 
 def number(answer: Answer, reward: Number) -> float:
-    """Whether the last numbers of the answer and of the right one are the same."""
-    given, right = last_number(answer.text), last_number(_right(answer))
-    if given is None or right is None:
+    """Return 1 if the last numbers of the answer and of the reference answer are equal within the tolerance, else 0."""
+    value, reference = last_number(answer.text), last_number(_right(answer))
+    if value is None or reference is None:
         return 0.0
-    return float(abs(given - right) <= reward.tolerance * abs(right))
+    return float(abs(value - reference) <= reward.tolerance * abs(reference))
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text, or None."""
-    found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+    """Last number in a text, or None."""
+    numbers = NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "").replace("\u2212", "-")) if numbers else None
 
 
 def regex(answer: Answer, reward: Regex) -> float:
-    """Whether a regular expression is found, and perhaps what its first group holds last is the right answer."""
-    found = list(re.finditer(reward.pattern, answer.text, re.DOTALL))
-    if not found or not reward.captures_answer:
-        return float(bool(found))
-    captured = found[-1].group(1)
+    """Return 1 if a regular expression matches and, if required, its last first group is the reference answer, else 0."""
+    matches = list(re.finditer(reward.pattern, answer.text, re.DOTALL))
+    if not matches or not reward.captures_answer:
+        return float(bool(matches))
+    captured = matches[-1].group(1)
     return float(captured is not None and captured.strip() == _right(answer).strip())
 
 
 def length(answer: Answer, reward: Length) -> float:
-    """How near the answer's length is to the wanted one."""
+    """Closeness of the answer's length to the target: 1 at the target, falling linearly to 0."""
     return max(0.0, 1.0 - abs(answer.tokens - reward.target_tokens) / reward.target_tokens)
 
 
 def tagged(answer: Answer, reward: Format) -> float:
-    """Whether the answer is tagged parts in their order, each there once and not empty, with blanks between at most."""
+    """Return 1 if the answer is the tagged parts in order, each exactly once and not empty, else 0."""
     parts = r"\s*".join(rf"<{tag}>(?P<p{place}>.*?)</{tag}>" for place, tag in enumerate(reward.tags))
-    found = re.fullmatch(rf"\s*{parts}\s*", answer.text, re.DOTALL)
-    if found is None or any(not part.strip() for part in found.groups()):
+    match = re.fullmatch(rf"\s*{parts}\s*", answer.text, re.DOTALL)
+    if match is None or any(not part.strip() for part in match.groups()):
         return 0.0
     return float(all(answer.text.count(mark) == 1 for tag in reward.tags for mark in (f"<{tag}>", f"</{tag}>")))
 
 
 def verifier_of(reward: AnswerReward) -> Callable[[Answer], float]:
-    """The check that a section asks for.
+    """Check that a reward section describes.
 
     Raises:
-        TypeError: it is a model or a function of the user's, which is none.
+        TypeError: the reward is a model or a user's function, not a check.
     """
     match reward:
         case Exact():
@@ -237,6 +239,6 @@ def verifier_of(reward: AnswerReward) -> Callable[[Answer], float]:
 
 
 def _right(answer: Answer) -> str:
-    """The prompt's own answer; that there is one is seen to before any is asked for (`check_answers`)."""
+    """Reference answer of the prompt, which `check_answers` has ensured."""
     assert answer.right is not None
     return answer.right

@@ -1,9 +1,9 @@
-"""A two-class fastText classifier (Joulin et al. 2016) whose training gives the same bytes every time.
+"""Two-class fastText classifier (Joulin et al. 2016) with reproducible training.
 
-fastText 0.9.3 with one thread initialises a tenth of its input matrix and leaves the rest as the allocator gave it:
-trained twice, it differs, or stops at a NaN. More threads initialise all of it, but race. So it is trained with one
-thread in a process of its own, in which the C library hands out memory that is zero: run as a program, this module
-is that process.
+fastText 0.9.3 with one thread initialises only a tenth of its input matrix and leaves the rest to the allocator: two
+trainings differ, or one stops at a NaN. With several threads all of it is initialised, but the threads race. Training
+therefore runs with one thread in a subprocess in which the C library returns zeroed memory; this module is the
+program of that subprocess.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 from gristmill.dataprep.files import foreign_file
 from gristmill.mixtures.steps.quality import Classifier
 
-if TYPE_CHECKING:  # the process that trains has no use for kernels
+if TYPE_CHECKING:  # the training subprocess does not need the kernels
     from gristmill.dataprep.judges.predictors import Predictor
 
 LABEL_PREFIX = "__label__"
@@ -34,15 +34,15 @@ ZEROED_MEMORY = {"MALLOC_PERTURB_": "255", "GLIBC_TUNABLES": "glibc.malloc.pertu
 """glibc fills new memory with the complement of this byte: zero (mallopt(3), M_PERTURB)."""
 PROBE_BYTES = 1 << 16
 KNOWN_LINES = 8
-"""Training lines that a saved model is tried on."""
+"""Training lines that a saved model is verified with."""
 SHOWN_CHARACTERS = 60
 MAX_CHARACTERS = 2000
-"""What a classifier that is trained here looks at, unless the manifest says otherwise."""
+"""Characters of a text that a classifier trained here reads, unless the manifest sets another number."""
 
 
 TRAINED_DOCUMENTS = 40_000
 FEWEST_EPOCHS, MOST_EPOCHS = 5, 50
-"""How often training sees a document: so often that it sees TRAINED_DOCUMENTS, within these bounds."""
+"""Bounds of the epochs; within them, training sees TRAINED_DOCUMENTS documents in total."""
 
 
 class ClassifierError(RuntimeError):
@@ -50,11 +50,11 @@ class ClassifierError(RuntimeError):
 
 
 def as_line(text: str, section: Classifier) -> str:
-    """A text as the classifier sees it: one line of words.
+    """Convert a text to the classifier's input: one line of words.
 
-    A classifier that is trained here sees the first 2,000 characters in lower case, without fastText's own marks (a
-    label's prefix, the end of a line). A given model sees all of the text as it is, with each run of white space as
-    one space (DCLM replaces line breaks by spaces, which is the same to fastText). The section may say otherwise.
+    A classifier trained here reads the first 2,000 characters in lower case, with fastText's own marks (label prefix, end
+    of line) replaced. A user's model reads the full text unchanged, with each run of whitespace as one space (DCLM
+    replaces line breaks by spaces, which is equivalent for fastText). The section may override both.
     """
     line = text[: characters_seen(section)]
     if is_lowered(section):
@@ -65,28 +65,28 @@ def as_line(text: str, section: Classifier) -> str:
 
 
 def characters_seen(section: Classifier) -> int | None:
-    """How many characters of a text are looked at; None for all."""
+    """Number of characters of a text that are read; None for all."""
     return section.max_characters or (None if section.model is not None else MAX_CHARACTERS)
 
 
 def is_lowered(section: Classifier) -> bool:
-    """Whether texts are put in lower case."""
+    """Return True if texts are converted to lower case."""
     return section.model is None if section.lower is None else section.lower
 
 
 def epochs_of(section: Classifier, documents: int) -> int:
-    """Passes over so many training documents: few documents are hardly learnt from in few passes."""
+    """Passes over the training documents; small sets need more passes."""
     if section.epochs is not None:
         return section.epochs
     return min(MOST_EPOCHS, max(FEWEST_EPOCHS, -(-TRAINED_DOCUMENTS // max(documents, 1))))
 
 
 def train(examples: Iterable[tuple[bool, str]], section: Classifier, seed: int, work: Path | None) -> bytes:
-    """Train a classifier and return the model's file.
+    """Train a classifier and return the content of its model file.
 
     Args:
-        examples: (whether positive, line), in the order in which they are learnt from.
-        section: its settings.
+        examples: (True if positive, line), in training order.
+        section: settings.
         seed: of fastText.
         work: local folder for temporary files; the system's if None.
 
@@ -106,8 +106,8 @@ def train(examples: Iterable[tuple[bool, str]], section: Classifier, seed: int, 
         lines, model = Path(folder) / "lines.txt", Path(folder) / "model.bin"
         number = 0
         with lines.open("w", encoding="utf-8", newline="\n") as sink:
-            for good, line in examples:
-                sink.write(f"{LABEL_PREFIX}{POSITIVE if good else NEGATIVE} {line}\n")
+            for is_positive, line in examples:
+                sink.write(f"{LABEL_PREFIX}{POSITIVE if is_positive else NEGATIVE} {line}\n")
                 number += 1
         settings["epoch"] = epochs_of(section, number)
         command = [sys.executable, "-m", __name__, str(lines), str(model), json.dumps(settings)]
@@ -122,23 +122,23 @@ def train(examples: Iterable[tuple[bool, str]], section: Classifier, seed: int, 
 
 
 def score_texts(model: Predictor, texts: pa.Array, section: Classifier) -> np.ndarray:
-    """Probability of the good class for n texts: float64 of shape (n,), in [0, 1]."""
+    """Probability of the positive class for n texts: float64 of shape (n,), in [0, 1]."""
     from gristmill.dataprep.judges.fasttext.fasttext_predict import lines_of
     from gristmill.dataprep.judges.fasttext.one_line import one_line_each
 
-    given = section.model is not None
-    label = section.label if given else LABEL_PREFIX + POSITIVE
-    lines, left_out = one_line_each(texts, characters_seen(section), is_lowered(section), marks=given)
+    is_users_model = section.model is not None
+    label = section.label if is_users_model else LABEL_PREFIX + POSITIVE
+    lines, skipped = one_line_each(texts, characters_seen(section), is_lowered(section), marks=is_users_model)
     scores = model.shares(lines, label)
-    others = np.flatnonzero(left_out)
-    if len(others):
-        lines = lines_of([as_line(text, section) for text in texts.take(pa.array(others)).to_pylist()])
-        scores[others] = model.shares(lines, label)
+    skipped_rows = np.flatnonzero(skipped)
+    if len(skipped_rows):
+        lines = lines_of([as_line(text, section) for text in texts.take(pa.array(skipped_rows)).to_pylist()])
+        scores[skipped_rows] = model.shares(lines, label)
     return np.clip(scores, 0.0, 1.0)
 
 
 def check_label(model: Predictor, section: Classifier) -> None:
-    """Raise ClassifierError where a given model does not have the label that its section names."""
+    """Raise ClassifierError if a user's model lacks the label that its section names."""
     labels = model.labels
     if section.model is not None and section.label not in labels:
         raise ClassifierError(
@@ -148,16 +148,16 @@ def check_label(model: Predictor, section: Classifier) -> None:
 
 
 def memory_is_zeroed() -> bool:
-    """Whether this process's allocator hands out used memory as zeros."""
+    """Return True if this process's allocator returns freed memory as zeros."""
     library = ctypes.CDLL(None)
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
-    used = library.malloc(PROBE_BYTES)
-    ctypes.memset(used, 0xAB, PROBE_BYTES)
-    library.free(used)
-    again = library.malloc(PROBE_BYTES)
-    content = ctypes.string_at(again, PROBE_BYTES)
-    library.free(again)
+    first_block = library.malloc(PROBE_BYTES)
+    ctypes.memset(first_block, 0xAB, PROBE_BYTES)
+    library.free(first_block)
+    second_block = library.malloc(PROBE_BYTES)
+    content = ctypes.string_at(second_block, PROBE_BYTES)
+    library.free(second_block)
     return content == bytes(PROBE_BYTES)
 
 
@@ -174,21 +174,20 @@ def main(lines: str, model: str, settings: str) -> None:
         ) from error
 
     trained = fasttext.train_supervised(input=lines, **json.loads(settings))
-    known = Path(lines).read_text(encoding="utf-8").splitlines()[:KNOWN_LINES]
-    save_model(trained, Path(model), [line.partition(" ")[2] for line in known])
+    first_lines = Path(lines).read_text(encoding="utf-8").splitlines()[:KNOWN_LINES]
+    save_model(trained, Path(model), [line.partition(" ")[2] for line in first_lines])
 
 
 def save_model(trained: Any, path: Path, known: Sequence[str]) -> None:
-    """Write a fastText model, whose own writer ignores a full disk.
+    """Write a fastText model and verify it, since fastText's writer ignores a full disk.
 
     Args:
         trained: the model.
-        path: where to.
-        known: lines that the file must score as the model does. Its matrix of labels, the end of the file, is compared
-            too.
+        path: of the file.
+        known: lines that the file must score as the model does. Its output matrix, the end of the file, is compared too.
 
     Raises:
-        IncompleteFileError: the file does not hold the model.
+        IncompleteFileError: the file does not match the model.
     """
     import fasttext
 
@@ -205,7 +204,7 @@ def save_model(trained: Any, path: Path, known: Sequence[str]) -> None:
 
 
 def _scores(model: Any, line: str) -> list[tuple[str, float]]:
-    """The labels of a line, the likeliest first, each with its probability."""
+    """Labels of a line with their probabilities, the likeliest first."""
     labels, shares = model.predict([line], -1)  # with one string, fastText 0.9.3 fails on NumPy 2
     return list(zip(labels[0], shares[0].tolist(), strict=True))
 

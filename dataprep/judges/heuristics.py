@@ -1,9 +1,9 @@
-"""A score of plain statistics: how much a document looks like running text, without any training.
+"""Heuristic score: how much a document resembles running text, from plain statistics without training.
 
-It is the mean of eight marks in [0, 1], each a statistic on a ramp from where text is suspicious to where it is
-beyond doubt. The statistics are those that the rules of Gopher (Rae et al. 2021), C4 (Raffel et al. 2020), FineWeb
-(Penedo et al. 2024) and NeMo Curator drop documents by; the ramps begin about where those rules cut, and were set by
-hand once, in sight of DCLM's human labels: `gristmill bench quality` says how well it ranks them.
+The score is the mean of eight marks in [0, 1], each a statistic on a ramp from suspicious to unquestionable text. The
+rules of Gopher (Rae et al. 2021), C4 (Raffel et al. 2020), FineWeb (Penedo et al. 2024) and NeMo Curator drop documents
+by these statistics; the ramps start near the thresholds of those rules, and were set once by hand with DCLM's human
+labels in view: `gristmill bench quality` reports how well the score ranks them.
 
 | mark | statistic | none at | full at |
 |---|---|---|---|
@@ -16,8 +16,8 @@ hand once, in sight of DCLM's human labels: `gristmill bench quality` says how w
 | quiet | share of capitals in the letters (RefinedWeb: lines of capitals) | 0.2 | 0.03 |
 | no titles | share of words that begin with a capital | 0.5 | 0.1 |
 
-Words are runs of what is not white space, lines are separated by U+000A and hold more than white space. In scripts
-that are written without spaces the first two marks are low for every document: compare scores within a language.
+Words are runs of characters other than whitespace; lines are separated by U+000A, and blank lines are ignored. In
+scripts that are written without spaces the first two marks are low for all documents: compare scores within a language.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ COUNTS = (
     "line_characters",
     "sentence_characters",
 )
-"""What is counted: code points that are not white space, letters among them, capitals among these; words, those with
-a letter, those that begin with a capital; lines, those of at most 30 code points; code points of lines without white
-space at their ends, those of lines that end in a terminal mark."""
+"""Counts of code points other than whitespace, of letters among them, and of capitals among the letters; of words, words
+with a letter, and words with an initial capital; of lines, and lines of at most 30 code points; of code points in lines
+without surrounding whitespace, and in those of them that end in a terminal mark."""
 _SPACE, _LETTER, _CAPITAL, _TERMINAL = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
 
 
@@ -60,7 +60,7 @@ def heuristic_scores(texts: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def counts_of(texts: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """The COUNTS of n texts: int64 of shape (n, 10).
+    """COUNTS of n texts: int64 of shape (n, 10).
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
@@ -70,7 +70,7 @@ def counts_of(texts: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def score_counts(counts: np.ndarray) -> np.ndarray:
-    """The scores of n texts from their COUNTS, int64 of shape (n, 10)."""
+    """Scores of n texts from their COUNTS, int64 of shape (n, 10)."""
     count = dict(zip(COUNTS, counts.T.astype(np.float64), strict=True))
     words, lines = count["words"], count["lines"]
     marks = [
@@ -86,23 +86,23 @@ def score_counts(counts: np.ndarray) -> np.ndarray:
     return np.where(words > 0, np.mean(marks, axis=0), 0.0)
 
 
-def _ramp(values: np.ndarray, none: float, full: float) -> np.ndarray:
-    return np.clip((values - none) / (full - none), 0.0, 1.0)
+def _ramp(values: np.ndarray, zero_at: float, one_at: float) -> np.ndarray:
+    return np.clip((values - zero_at) / (one_at - zero_at), 0.0, 1.0)
 
 
-def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return part / np.maximum(whole, 1.0)
+def _share(part: np.ndarray, total: np.ndarray) -> np.ndarray:
+    return part / np.maximum(total, 1.0)
 
 
 @lru_cache(maxsize=1)
 def _classes() -> np.ndarray:
-    """What each code point is: uint8 of shape (CODE_POINTS,)."""
+    """Character classes as bit flags of every code point: uint8 of shape (CODE_POINTS,)."""
     characters = [chr(code) for code in range(CODE_POINTS)]
     classes = np.zeros(CODE_POINTS, np.uint8)
     for flag, predicate in ((_SPACE, str.isspace), (_LETTER, str.isalpha), (_CAPITAL, str.isupper)):
         classes[np.fromiter(map(predicate, characters), bool, CODE_POINTS)] |= flag
     classes[[ord(mark) for mark in TERMINAL_MARKS]] |= _TERMINAL
-    classes[(classes & _LETTER) == 0] &= ~_CAPITAL  # a capital here is a letter (U+24B6 is upper case and none)
+    classes[(classes & _LETTER) == 0] &= ~_CAPITAL  # capitals must be letters (U+24B6 is upper case, but not a letter)
     return classes
 
 
@@ -113,10 +113,10 @@ def _count(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> np.nda
         row = counts[text]
         in_word, has_letter = False, False
         length, inner, terminal = 0, 0, False  # of a line: code points since its first one, up to its last one
-        at, end = offsets[text], offsets[text + 1]
-        while at < end:
-            code, size = decode(data, at)
-            at += size
+        position, end = offsets[text], offsets[text + 1]
+        while position < end:
+            code, size = decode(data, position)
+            position += size
             kind = classes[code]
             if kind & _SPACE:
                 row[4] += in_word and has_letter

@@ -1,13 +1,14 @@
-"""Training an n-gram model: interpolated modified Kneser-Ney smoothing (Chen & Goodman 1999), as KenLM's lmplz does.
+"""Training of n-gram models: interpolated modified Kneser-Ney smoothing (Chen & Goodman 1999), as KenLM's lmplz.
 
-Counts are of hashes of word sequences, in sorted arrays: the result depends on the multiset of sentences alone. The
-highest order, and what begins a sentence, is counted by occurrences; all else by how many different words stand
-before it. Three discounts per order, for counts of 1, 2, and 3 or more, follow from the counts of counts; where these
-are too few to say (one is 0, or a discount leaves its range), they are 0.5, 1 and 1.5 (lmplz --discount_fallback).
+Counts are of hashes of word sequences, in sorted arrays: the result depends only on the multiset of sentences. The
+highest order and sequences at the beginning of a sentence are counted by occurrences; all others by the number of
+distinct words before them. Three discounts per order, for counts of 1, 2, and 3 or more, are derived from the counts of
+counts; if these are insufficient (one is 0, or a discount leaves its range), they are 0.5, 1 and 1.5 (lmplz
+--discount_fallback).
 
-lmplz itself cannot be installed by package files: kenlm's package on PyPI has the scorer alone (its source archive
-leaves lm/builder out), Debian has no package, and a build of the repository needs Boost. So that a manifest gives the
-same model everywhere, models are trained here; what KenLM makes of the same entries is the tests' referee.
+lmplz cannot be installed from packages: kenlm on PyPI has only the scorer (its source archive omits lm/builder), Debian
+has no package, and building the repository needs Boost. Training here gives the same model on every machine; the tests
+compare with KenLM's results for the same entries.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 IMPOSSIBLE = -99.0
-"""log10 of the probability of `<s>`, which is never predicted (SRILM's and KenLM's value)."""
+"""log10 probability of `<s>`, which is never predicted (value of SRILM and KenLM)."""
 
 
 class Sentences(NamedTuple):
@@ -30,15 +31,15 @@ class Sentences(NamedTuple):
 
     Attributes:
         words: uint64 of shape (n,).
-        positions: int64 of shape (n,), place within the sentence, 0 for BEGIN.
+        positions: int64 of shape (n,), index within the sentence, 0 for BEGIN.
     """
 
     words: np.ndarray
     positions: np.ndarray
 
 
-class _Counted(NamedTuple):
-    """The n-grams of one order, by ascending key: how often each occurs, and where its parts are an order below."""
+class _OrderCounts(NamedTuple):
+    """N-grams of one order by ascending key: their counts, and the indices of their parts in the order below."""
 
     keys: np.ndarray
     counts: np.ndarray
@@ -48,7 +49,7 @@ class _Counted(NamedTuple):
 
 
 def read_sentences(texts: pa.Array | pa.ChunkedArray) -> Sentences:
-    """The lines of some texts that have words."""
+    """Sentences from the lines of texts, without lines that have no words."""
     return Sentences(*_sentences(*text_buffers(texts)))
 
 
@@ -63,23 +64,29 @@ def train_entries(sentences: Sentences, order: int) -> list[Entries]:
     adjusted = [_adjust(low, high) for low, high in zip(counted, [*counted[1:], None], strict=True)]
     adjusted[0][np.searchsorted(counted[0].keys, BEGIN)] = 0
     entries: list[Entries] = []
-    below = np.empty(0)
-    for number, (part, counts) in enumerate(zip(counted, adjusted, strict=True)):
+    lower_probabilities = np.empty(0)
+    for number, (order_counts, counts) in enumerate(zip(counted, adjusted, strict=True)):
         discounts = _discounts(counts)[np.minimum(counts, 3)]
         if number == 0:
-            vocabulary = len(part.keys)  # less BEGIN, and UNKNOWN besides
-            left = discounts.sum() / counts.sum()
-            probabilities = (counts - discounts) / counts.sum() + left / vocabulary
-            unknown = left / vocabulary
+            vocabulary = len(order_counts.keys)  # without BEGIN, plus UNKNOWN
+            free_mass = discounts.sum() / counts.sum()
+            probabilities = (counts - discounts) / counts.sum() + free_mass / vocabulary
+            unknown = free_mass / vocabulary
         else:
-            sums = np.bincount(part.contexts, counts, len(counted[number - 1].keys))
-            seen = sums > 0
-            weights = np.where(seen, np.bincount(part.contexts, discounts, len(sums)) / np.where(seen, sums, 1), 1.0)
+            sums = np.bincount(order_counts.contexts, counts, len(counted[number - 1].keys))
+            has_mass = sums > 0
+            weights = np.where(
+                has_mass, np.bincount(order_counts.contexts, discounts, len(sums)) / np.where(has_mass, sums, 1), 1.0
+            )
             entries[-1].backoffs[: len(weights)] = np.log10(weights)
-            probabilities = (counts - discounts) / sums[part.contexts] + weights[part.contexts] * below[part.suffixes]
-        below = probabilities
+            probabilities = (counts - discounts) / sums[order_counts.contexts] + weights[
+                order_counts.contexts
+            ] * lower_probabilities[order_counts.suffixes]
+        lower_probabilities = probabilities
         logs = np.where(counts > 0, np.log10(np.maximum(probabilities, 1e-99)), IMPOSSIBLE)
-        entries.append(Entries(part.keys, logs.astype(np.float32), np.zeros(len(part.keys), np.float32)))
+        entries.append(
+            Entries(order_counts.keys, logs.astype(np.float32), np.zeros(len(order_counts.keys), np.float32))
+        )
     return [_with_unknown(entries[0], unknown), *entries[1:]]
 
 
@@ -88,71 +95,71 @@ def _with_unknown(entries: Entries, probability: float) -> Entries:
     return Entries(*(np.concatenate(pair) for pair in zip(entries, unknown, strict=True)))
 
 
-def _count_orders(sentences: Sentences, order: int) -> list[_Counted]:
+def _count_orders(sentences: Sentences, order: int) -> list[_OrderCounts]:
     words, positions = sentences
-    counted: list[_Counted] = []
+    counted: list[_OrderCounts] = []
     chain = words
     for number in range(order):
         longer = words if number == 0 else _extend_all(chain, words)
         ends = np.flatnonzero(positions >= number)
-        keys, first, counts = np.unique(longer[ends], return_index=True, return_counts=True)
-        places = ends[first]
+        keys, first_indices, counts = np.unique(longer[ends], return_index=True, return_counts=True)
+        places = ends[first_indices]
         contexts = suffixes = np.zeros(0, np.int64)
         if number:
             contexts = np.searchsorted(counted[-1].keys, chain[places - 1])
             suffixes = np.searchsorted(counted[-1].keys, chain[places])
-        counted.append(_Counted(keys, counts, contexts, suffixes, positions[places] == number))
+        counted.append(_OrderCounts(keys, counts, contexts, suffixes, positions[places] == number))
         chain = longer
     return counted
 
 
-def _adjust(part: _Counted, above: _Counted | None) -> np.ndarray:
-    """What Kneser-Ney counts: different words before it, or occurrences where no word can be (int64)."""
-    if above is None:
-        return part.counts.copy()
-    before = np.bincount(above.suffixes, minlength=len(part.keys))
-    return np.where(part.initial, part.counts, before)
+def _adjust(order_counts: _OrderCounts, higher: _OrderCounts | None) -> np.ndarray:
+    """Kneser-Ney counts: distinct preceding words, or occurrences for sequences that begin a sentence (int64)."""
+    if higher is None:
+        return order_counts.counts.copy()
+    preceding_words = np.bincount(higher.suffixes, minlength=len(order_counts.keys))
+    return np.where(order_counts.initial, order_counts.counts, preceding_words)
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
-    """What is taken off counts of 0, 1, 2, and 3 or more (Chen & Goodman 1999, equation 26)."""
-    of_counts = np.bincount(np.minimum(counts, 5), minlength=6).astype(np.float64)
-    one, two = of_counts[1], of_counts[2]
-    if of_counts[1:5].all():
-        scale = one / (one + 2 * two)
-        found = [k - (k + 1) * scale * of_counts[k + 1] / of_counts[k] for k in (1, 2, 3)]
-        if all(0 <= discount <= k for k, discount in enumerate(found, 1)):
-            return np.array([0.0, *found])
+    """Discounts of counts of 0, 1, 2, and 3 or more (Chen & Goodman 1999, equation 26)."""
+    counts_of_counts = np.bincount(np.minimum(counts, 5), minlength=6).astype(np.float64)
+    n1, n2 = counts_of_counts[1], counts_of_counts[2]
+    if counts_of_counts[1:5].all():
+        scale = n1 / (n1 + 2 * n2)
+        discounts = [k - (k + 1) * scale * counts_of_counts[k + 1] / counts_of_counts[k] for k in (1, 2, 3)]
+        if all(0 <= discount <= k for k, discount in enumerate(discounts, 1)):
+            return np.array([0.0, *discounts])
     return np.array([0.0, *FALLBACK_DISCOUNTS])
 
 
 @kernel
 def _extend_all(chain: np.ndarray, words: np.ndarray) -> np.ndarray:
     longer = np.zeros(len(words), np.uint64)
-    for at in range(1, len(words)):
-        longer[at] = extend(chain[at - 1], words[at])
+    for index in range(1, len(words)):
+        longer[index] = extend(chain[index - 1], words[index])
     return longer
 
 
 @kernel
 def _sentences(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    most = 2 * (offsets[-1] - offsets[0]) + 2
-    words, positions = np.empty(most, np.uint64), np.empty(most, np.int64)
+    capacity = 2 * (offsets[-1] - offsets[0]) + 2
+    words, positions = np.empty(capacity, np.uint64), np.empty(capacity, np.int64)
     count = 0
     for text in range(len(offsets) - 1):
-        at, end = offsets[text], offsets[text + 1]
-        while at < end:
-            begin, at, found = next_word(data, at, end)
-            position = 0
-            while found:
-                if position == 0:
+        position, end = offsets[text], offsets[text + 1]
+        while position < end:
+            begin, position, is_word = next_word(data, position, end)
+            index = 0
+            while is_word:
+                if index == 0:
                     words[count], positions[count] = BEGIN, 0
-                    count, position = count + 1, 1
-                words[count], positions[count] = word_hash(data, begin, at), position
-                count, position = count + 1, position + 1
-                begin, at, found = next_word(data, at, end)
-            if position:
-                words[count], positions[count] = END, position
+                    count, index = count + 1, 1
+                words[count], positions[count] = word_hash(data, begin, position), index
+                count, index = count + 1, index + 1
+                begin, position, is_word = next_word(data, position, end)
+            if index:
+                words[count], positions[count] = END, index
                 count += 1
-            at += 1
+            position += 1
     return words[:count].copy(), positions[:count].copy()

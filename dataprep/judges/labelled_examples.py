@@ -1,7 +1,6 @@
-"""Which documents and texts a quality model learns from, and which only measure it: drawn by a hash of their ids.
+"""Selection of the training and held-out examples of quality models, by a hash of their ids.
 
-Lines may be in fastText's training format: labels at their beginning are taken off, since the class is known from
-where the file is named.
+Files may be in fastText's training format: leading labels are removed, since the manifest determines a file's class.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ LABELS = re.compile(r"^(?:__label__\S+\s+)+")
 
 
 class LabelledFileError(ValueError):
-    """A file of labelled texts that cannot be read whole."""
+    """A file of labelled texts that cannot be read completely."""
 
 
 def expand_files(key: str, paths: Sequence[str]) -> list[SourceFile]:
-    """The files that paths, globs or folders name, in the order of the paths and then of the names.
+    """Files that paths, globs or folders match, ordered by path and then by name.
 
     Raises:
-        gristmill.dataprep.reading.sources.SourceError: a path matches nothing, or a file's format is not known.
+        gristmill.dataprep.reading.sources.SourceError: a path matches nothing, or a file's format is unknown.
     """
     return [file for path in paths for file in find_files(key, {"path": path}).files]
 
 
 def read_labelled(file: SourceFile) -> Iterator[str]:
-    """The texts of a file; blank lines are none.
+    """Yield the texts of a file, without blank lines.
 
     Raises:
-        LabelledFileError: a record cannot be read; training on part of a file would look like training on it.
+        LabelledFileError: a record cannot be read; it is not skipped, so that training never uses part of a file.
     """
     if file.format == "text":
         yield from _read_lines(file)
@@ -59,21 +58,21 @@ def read_labelled(file: SourceFile) -> Iterator[str]:
 
 
 def _read_lines(file: SourceFile) -> Iterator[str]:
-    read = 0
+    line_count = 0
     try:
         for line in read_lines(as_path(file.location), file.compression):
             if isinstance(line, RecordTooLongError):
                 raise line
             text = LABELS.sub("", line.decode("utf-8")).strip()
-            read += 1
+            line_count += 1
             if text:
                 yield text
     except (CorruptFileError, RecordTooLongError, UnicodeDecodeError) as error:
-        raise LabelledFileError(f"{file.location}, line {read + 1}: {error}; correct or remove it") from error
+        raise LabelledFileError(f"{file.location}, line {line_count + 1}: {error}; correct or remove it") from error
 
 
 Members = tuple[int, np.ndarray, np.ndarray]
-"""Of one class: number of a shard or file, int64 rows in it, and their draws (see `draw`)."""
+"""Documents of one class: number of a shard or file, int64 rows in it, and their draws (see `draw`)."""
 
 
 class QualityError(ValueError):
@@ -82,27 +81,27 @@ class QualityError(ValueError):
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts of one class in the order in which they are used: row `rows[i]` of part `parts[i]` of a pool."""
+    """Texts of one class in the order of their use: row `rows[i]` of part `parts[i]` of a pool."""
 
     parts: np.ndarray
-    """int64 of shape (n,): numbers of a pool's parts."""
+    """int64 of shape (n,): indices of a pool's parts."""
     rows: np.ndarray
     """int64 of shape (n,)."""
     order: np.ndarray
-    """uint64 of shape (n,), ascending: the hash that they are ordered by."""
+    """uint64 of shape (n,), ascending: the hashes that order the examples."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Where examples come from: the document shards, then the files beside the sources."""
+    """Parts that examples come from: the document shards, then the labelled files."""
 
     inputs: Mapping[str, Path]
     shards: Sequence[str]
     files: Mapping[bool, Sequence[SourceFile]]
-    """Whether good -> its files."""
+    """True for positive -> files of the class."""
 
     def texts(self, part: int, rows: np.ndarray) -> list[str]:
-        """The texts of some rows of one part."""
+        """Texts of some rows of one part."""
         if part < len(self.shards):
             return read_documents(self.inputs, self.shards[part], ["text"])["text"].take(pa.array(rows)).to_pylist()
         files = [*self.files[True], *self.files[False]]
@@ -110,14 +109,14 @@ class Pool:
         return [texts[row] for row in rows.tolist()]
 
     def read(self, examples: Examples) -> Iterator[tuple[np.ndarray, list[str]]]:
-        """Read examples part by part: their places among the examples, and their texts."""
+        """Read examples part by part: their positions among the examples, and their texts."""
         for part in np.unique(examples.parts).tolist():
             places = np.flatnonzero(examples.parts == part)
             yield places, self.texts(part, examples.rows[places])
 
 
 def open_pool(inputs: Mapping[str, Path], section: Classifier) -> Pool:
-    """The pool of a classifier's classes.
+    """Pool of a classifier's classes.
 
     Raises:
         gristmill.dataprep.reading.sources.SourceError: a path matches nothing.
@@ -130,87 +129,89 @@ def open_pool(inputs: Mapping[str, Path], section: Classifier) -> Pool:
 
 
 def choose_examples(pool: Pool, section: Classifier, seed: int) -> dict[bool, tuple[Examples, Examples]]:
-    """Choose the documents to learn from and those to measure with: whether positive -> (training, held out).
+    """Choose training and held-out examples: True for positive -> (training, held out).
 
     Raises:
         QualityError: a class has fewer than two documents.
     """
     classes = {True: section.positive, False: section.negative}
-    found: dict[bool, list[Members]] = {True: [], False: []}
+    members_by_class: dict[bool, list[Members]] = {True: [], False: []}
     for number, shard in enumerate(pool.shards):
         read = read_shard(pool.inputs, shard, ["id", "source"])
-        for good, sources in classes.items():
-            members = judged_rows(read.documents, read.rows, sources)
-            found[good].append((number, members, draw(read.documents["id"].take(pa.array(members)).to_pylist(), seed)))
-    files = [(good, file) for good, of_class in pool.files.items() for file in of_class]
-    for number, (good, file) in enumerate(files):
+        for is_positive, sources in classes.items():
+            class_rows = judged_rows(read.documents, read.rows, sources)
+            members_by_class[is_positive].append(
+                (number, class_rows, draw(read.documents["id"].take(pa.array(class_rows)).to_pylist(), seed))
+            )
+    files = [(is_positive, file) for is_positive, class_files in pool.files.items() for file in class_files]
+    for number, (is_positive, file) in enumerate(files):
         ids = [document_id("", "", text) for text in read_labelled(file)]
-        found[good].append((len(pool.shards) + number, np.arange(len(ids)), draw(ids, seed)))
-    return {good: _split(found[good], section, good) for good in classes}
+        members_by_class[is_positive].append((len(pool.shards) + number, np.arange(len(ids)), draw(ids, seed)))
+    return {is_positive: _split(members_by_class[is_positive], section, is_positive) for is_positive in classes}
 
 
 def read_ngram_texts(inputs: Mapping[str, Path], section: Quality) -> Iterator[str]:
-    """The documents that the n-gram model is trained on: the first by hash, up to `max_bytes` of text.
+    """Yield the training documents of the n-gram model: the first by hash, up to `max_bytes` of text.
 
-    Those that the classifier holds out are left out here too, so that they measure both.
+    Documents that the classifier holds out are excluded, so that they measure both models.
     """
     assert section.perplexity is not None
     assert section.perplexity.ngram is not None
-    settings, labelled = section.perplexity.ngram, section.classifier
-    held_out = np.uint64((labelled.holdout if labelled is not None and labelled.has_classes else 0.0) * 2.0**64)
+    settings, classifier = section.perplexity.ngram, section.classifier
+    held_out = np.uint64((classifier.holdout if classifier is not None and classifier.has_classes else 0.0) * 2.0**64)
     shards = shard_names(inputs["ingest"])
-    found = []
+    columns = []
     for number, shard in enumerate(shards):
         read = read_shard(inputs, shard, ["id", "source", "text"])
         documents, rows = read.documents, judged_rows(read.documents, read.rows, settings.sources)
         draws = draw(documents["id"].take(pa.array(rows)).to_pylist(), section.key_seed)
-        free = draws[:, 0] >= held_out
-        sizes = pc.binary_length(documents["text"].take(pa.array(rows[free]))).to_numpy().astype(np.int64)
-        found.append((np.full(len(sizes), number), rows[free], draws[free, 1], sizes))
-    parts, rows, order, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
-    first = np.argsort(order)
-    chosen = first[np.cumsum(sizes[first]) - sizes[first] < settings.max_bytes]
+        is_free = draws[:, 0] >= held_out
+        sizes = pc.binary_length(documents["text"].take(pa.array(rows[is_free]))).to_numpy().astype(np.int64)
+        columns.append((np.full(len(sizes), number), rows[is_free], draws[is_free, 1], sizes))
+    parts, rows, order, sizes = (np.concatenate(column) for column in zip(*columns, strict=True))
+    ordered = np.argsort(order)
+    chosen = ordered[np.cumsum(sizes[ordered]) - sizes[ordered] < settings.max_bytes]
     for number in np.unique(parts[chosen]).tolist():
-        own = np.sort(rows[chosen[parts[chosen] == number]])
-        yield from read_documents(inputs, shards[number], ["text"])["text"].take(pa.array(own)).to_pylist()
+        shard_rows = np.sort(rows[chosen[parts[chosen] == number]])
+        yield from read_documents(inputs, shards[number], ["text"])["text"].take(pa.array(shard_rows)).to_pylist()
 
 
 def draw(ids: Sequence[bytes], seed: int) -> np.ndarray:
-    """Two uniform 64-bit numbers per document, from the seed and its id alone: uint64 of shape (n, 2)."""
+    """Two uniform 64-bit numbers per document that depend only on the seed and its id: uint64 of shape (n, 2)."""
     key = seed.to_bytes(16, "little", signed=True)
     digests = b"".join(hashlib.blake2b(identity, digest_size=16, key=key).digest() for identity in ids)
     return np.frombuffer(digests, "<u8").reshape(-1, 2)
 
 
 def split_draws(draws: np.ndarray, holdout: float, max_documents: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split at least two documents into those to learn from and those held out: neither is empty.
+    """Split at least two documents into training and held-out documents, neither of them empty.
 
     Args:
-        draws: uint64 of shape (n, 2): the first decides which part a document is in, the second the order.
-        holdout: share that is held out.
-        max_documents: at most so many in each part, the first in the order.
+        draws: uint64 of shape (n, 2): the first number decides the part of a document, the second its order.
+        holdout: share of held-out documents.
+        max_documents: largest number in each part; the first by order are kept.
 
     Returns:
-        positions of the training and of the held-out documents, each in the order.
+        positions of the training and of the held-out documents, in order.
     """
     order = np.lexsort((draws[:, 0], draws[:, 1]))
-    held = draws[order, 0] < np.uint64(holdout * 2.0**64)
-    if held.all() or not held.any():
-        held[-1] = not held[-1]
-    return order[~held][:max_documents], order[held][:max_documents]
+    is_held_out = draws[order, 0] < np.uint64(holdout * 2.0**64)
+    if is_held_out.all() or not is_held_out.any():
+        is_held_out[-1] = not is_held_out[-1]
+    return order[~is_held_out][:max_documents], order[is_held_out][:max_documents]
 
 
-def _split(found: list[Members], section: Classifier, good: bool) -> tuple[Examples, Examples]:
-    draws = np.concatenate([drawn for _, _, drawn in found]) if found else np.empty((0, 2), np.uint64)
+def _split(members: list[Members], section: Classifier, is_positive: bool) -> tuple[Examples, Examples]:
+    draws = np.concatenate([part_draws for _, _, part_draws in members]) if members else np.empty((0, 2), np.uint64)
     if len(draws) < 2:
-        name = "positive" if good else "negative"
+        name = "positive" if is_positive else "negative"
         sources, files = getattr(section, name), getattr(section, f"{name}_files")
         raise QualityError(
             f"quality: the {name} sources ({', '.join((*sources, *files))}) have {len(draws)} documents left, at least "
             f"2 are needed; name other sources as `{name}:`, or loosen the stages before"
         )
-    parts = np.concatenate([np.full(len(rows), number, np.int64) for number, rows, _ in found])
-    rows = np.concatenate([rows for _, rows, _ in found])
+    parts = np.concatenate([np.full(len(rows), number, np.int64) for number, rows, _ in members])
+    rows = np.concatenate([rows for _, rows, _ in members])
     chosen = split_draws(draws, section.holdout, section.max_documents)
     training, held_out = (Examples(parts[part], rows[part], draws[part, 1]) for part in chosen)
     return training, held_out

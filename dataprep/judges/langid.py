@@ -1,10 +1,10 @@
-"""The stage `langid`: each document's language, and where asked each line's, by a fastText model.
+"""Stage `langid`: the language of each document, and optionally of each line, by a fastText model.
 
-A line is known when it has `min_line_characters` (white space at its ends aside) and the model's score for its top
-language reaches `line_threshold`; all others count for no language and are never cut.
+A line's language is known if the line has `min_line_characters` without surrounding whitespace and the score of its top
+language reaches `line_threshold`; other lines count for no language and are never cut.
 
-The model is lid.176 (Joulin et al. 2016) or any other whose labels are languages; see `language_codes` for how they
-are named. The thresholds' use follows CCNet (Wenzek et al. 2020) and FineWeb (Penedo et al. 2024).
+The model is lid.176 (Joulin et al. 2016) or another one whose labels are languages; `language_codes` normalises labels.
+Thresholds are used as in CCNet (Wenzek et al. 2020) and FineWeb (Penedo et al. 2024).
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from gristmill.dataprep.replay import Columns, Rule, remember_last, threshold_ru
 from gristmill.mixtures.steps.langid import LanguageId
 
 LANGUAGES_NAMED = 3
-"""A document's column names so many languages, the most frequent ones."""
+"""Languages that a document's column names: the most frequent ones."""
 
 
 @dataclass(frozen=True)
 class LineJudgement:
-    """What the lines of one document say.
+    """Languages of the lines of one document.
 
     Attributes:
         characters: language -> characters of its known lines.
-        wanted_characters: those of wanted languages among them.
-        cuts: the edits that take other languages' lines out.
-        lines_cut: number of lines that they take.
-        lines_left: lines that hold more than white space afterwards.
+        wanted_characters: of these, the characters in wanted languages.
+        cuts: edits that remove lines of other languages.
+        lines_cut: number of removed lines.
+        lines_left: remaining lines that are not blank.
     """
 
     characters: Mapping[str, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class LineJudgement:
 
     @property
     def share(self) -> float:
-        """Share of the known characters that are in wanted languages; NaN where nothing is known."""
+        """Share of the known characters in wanted languages; NaN if no line is known."""
         total = sum(self.characters.values())
         return self.wanted_characters / total if total else float("nan")
 
@@ -77,52 +77,57 @@ def judge_lines(
     is_wanted: Callable[[Language], bool],
     section: LanguageId,
 ) -> list[LineJudgement]:
-    """Judge the lines of n texts; all lines go through the model at once.
+    """Judge the lines of n texts; all lines go through the model in one batch.
 
     Args:
         texts: documents.
         identify: lines -> their languages and scores.
-        is_wanted: whether a language is to be kept.
-        section: the thresholds of lines.
+        is_wanted: returns True for a language to keep.
+        section: thresholds of lines.
     """
     lines = [text.split("\n") for text in texts]
-    long = [
-        [number for number, line in enumerate(of_one) if len(line.strip()) >= section.min_line_characters]
-        for of_one in lines
+    long_lines = [
+        [number for number, line in enumerate(document_lines) if len(line.strip()) >= section.min_line_characters]
+        for document_lines in lines
     ]
-    languages, scores = identify([lines[text][number] for text, numbers in enumerate(long) for number in numbers])
-    found = iter(zip(languages, scores.tolist(), strict=True))
+    languages, scores = identify(
+        [lines[document][number] for document, numbers in enumerate(long_lines) for number in numbers]
+    )
+    predictions = iter(zip(languages, scores.tolist(), strict=True))
     judgements = []
-    for of_one, numbers in zip(lines, long, strict=True):
-        known = {
+    for document_lines, numbers in zip(lines, long_lines, strict=True):
+        line_languages = {
             number: language
-            for number, (language, score) in zip(numbers, found, strict=False)
+            for number, (language, score) in zip(numbers, predictions, strict=False)
             if score >= section.line_threshold
         }
-        judgements.append(_judge_document(of_one, known, is_wanted, section.cut_other_lines))
+        judgements.append(_judge_document(document_lines, line_languages, is_wanted, section.cut_other_lines))
     return judgements
 
 
 def _judge_document(
-    lines: Sequence[str], known: Mapping[int, Language], is_wanted: Callable[[Language], bool], cut: bool
+    lines: Sequence[str],
+    line_languages: Mapping[int, Language],
+    is_wanted: Callable[[Language], bool],
+    cuts_others: bool,
 ) -> LineJudgement:
     characters: dict[str, int] = {}
     wanted_characters = 0
-    others = []
-    for number, language in known.items():
+    other_lines = []
+    for number, language in line_languages.items():
         size = len(lines[number].strip())
         characters[language.code] = characters.get(language.code, 0) + size
         if is_wanted(language):
             wanted_characters += size
         else:
-            others.append(number)
-    gone = set(others) if cut else set()
-    left = sum(1 for number, line in enumerate(lines) if number not in gone and line.strip())
-    return LineJudgement(characters, wanted_characters, cut_lines(lines, gone), len(gone), left)
+            other_lines.append(number)
+    cut_numbers = set(other_lines) if cuts_others else set()
+    lines_left = sum(1 for number, line in enumerate(lines) if number not in cut_numbers and line.strip())
+    return LineJudgement(characters, wanted_characters, cut_lines(lines, cut_numbers), len(cut_numbers), lines_left)
 
 
 def cut_lines(lines: Sequence[str], gone: set[int]) -> list[Edit]:
-    """The edits after which a text of these lines is the others, joined by newlines; neighbours make one edit."""
+    """Edits that remove the lines numbered `gone`, with their newlines; adjacent lines make one edit."""
     if not gone:
         return []
     sizes = [len(line.encode("utf-8")) for line in lines]
@@ -134,24 +139,24 @@ def cut_lines(lines: Sequence[str], gone: set[int]) -> list[Edit]:
         else:
             edits.append((starts[number], starts[number + 1], ""))
     begin, end, _ = edits[-1]
-    if end > starts[-1] - 1:  # the last line ends without a newline: the one before goes instead
+    if end > starts[-1] - 1:  # the last line has no newline: remove the one before it
         edits[-1] = (max(0, begin - 1), starts[-1] - 1, "")
     return edits
 
 
 def without_cuts(text: str, cuts: Sequence[Edit]) -> str:
-    """The text after its cuts."""
+    """Apply cuts to a text."""
     if not cuts:
         return text
-    data, at, left = text.encode("utf-8"), 0, []
+    data, position, remaining = text.encode("utf-8"), 0, []
     for begin, end, _ in cuts:
-        left.append(data[at:begin])
-        at = end
-    return b"".join([*left, data[at:]]).decode("utf-8")
+        remaining.append(data[position:begin])
+        position = end
+    return b"".join([*remaining, data[position:]]).decode("utf-8")
 
 
 def describe_lines(lines: Iterable[LineJudgement], cut: bool) -> dict[str, np.ndarray]:
-    """The columns of n documents' lines."""
+    """Columns of n documents' line languages."""
     lines = list(lines)
     names = np.array([_name_languages(line.characters) for line in lines], str)
     columns = {"line_languages": names, "line_language_share": np.array([line.share for line in lines])}
@@ -162,25 +167,25 @@ def describe_lines(lines: Iterable[LineJudgement], cut: bool) -> dict[str, np.nd
 
 
 def _name_languages(characters: Mapping[str, int]) -> str:
-    """`en 0.91, de 0.09`: the most frequent languages with their shares of the known characters."""
+    """Most frequent languages with their shares of the known characters, as `en 0.91, de 0.09`."""
     total = sum(characters.values())
     ranked = sorted(characters.items(), key=lambda item: (-item[1], item[0]))[:LANGUAGES_NAMED]
     return ", ".join(f"{language} {size / total:.2f}" for language, size in ranked)
 
 
 PIECES = 4
-"""Pieces of a document that `sample: spread` looks at."""
+"""Pieces of a document that `sample: spread` reads."""
 
 Predictions = tuple[list[Language], np.ndarray]
-"""The top language of each of n lines, and its score in [0, 1] (float64 of shape (n,))."""
+"""Top language of each of n lines, and its score in [0, 1] (float64 of shape (n,))."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Measure `language` and `language_score` of every kept document, and drop what is not wanted.
+    """Measure `language` and `language_score` of every kept document, and drop unwanted documents.
 
-    A model whose labels name scripts gives a column `script`. With `lines`, `line_languages` has up to three languages
-    with their shares of the document's known characters, and `line_language_share` the share of the wanted ones (NaN
-    where no line is known); with `cut_other_lines`, `language_lines_cut` and `language_lines_left` count lines.
+    A model whose labels name scripts adds a column `script`. With `lines`, `line_languages` has up to three languages
+    with their shares of the document's known characters, and `line_language_share` the share of the wanted languages (NaN
+    if no line is known); with `cut_other_lines`, `language_lines_cut` and `language_lines_left` count lines.
 
     Reasons: `language` (the top language is not in `keep`), `language_score` (its score is below the threshold),
     `langid/min_line_language_share`, `langid/no_lines_left` (all lines were cut).
@@ -190,18 +195,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         config: the manifest's `langid` section (`mixtures.language.LanguageId`).
 
     Returns:
-        `counts`; `languages`: top language -> documents, `languages_kept`: those of them that are kept; `parts`: key of
-        a mapping `keep` -> reason -> documents; `histograms` of `language_score`; with `lines` also `line_languages`:
-        language -> characters, and `cut`: how many `lines` and `bytes` of the documents that are kept; where fastText
-        itself had to predict, which is slower, why: `fallback`.
+        `counts`; `languages`: top language -> documents, `languages_kept`: of these, the kept ones; `parts`: key of a
+        mapping `keep` -> reason -> documents; `histograms` of `language_score`; with `lines` also `line_languages`:
+        language -> characters, and `cut`: `lines` and `bytes` cut from kept documents; `fallback`: the reason for
+        predicting with fastText itself, which is slower, if it was used.
 
     Raises:
-        ModelError: the language model cannot be had.
+        ModelError: the language model is unavailable.
         LanguageError: the model does not know a language of `keep`.
         ConservationError, QuarantineError: see `counts`.
     """
     section = LanguageId.model_validate(config)
-    path = find_model(section.model)  # fails before any work, and fills the cache once
+    path = find_model(section.model)  # fails before any work, and downloads only once
     sha256 = sha256_file(path)
     model = load_model(str(path), sha256)
     labels = model.labels
@@ -239,12 +244,12 @@ def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any
     documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, section.sources)
     model = load_model(str(find_model(section.model)), sha256)
-    wanted = wanted_languages(section)
-    measured, errors = measure_texts(documents["text"].take(judged), partial(measure, model, section, wanted))
+    thresholds = wanted_languages(section)
+    measured, errors = measure_texts(documents["text"].take(judged), partial(measure, model, section, thresholds))
     lines, scripts = measured.pop("lines"), measured.pop("script")
     verdicts = [
-        judge(Language(code, script), score, section, wanted, of_lines)
-        for code, script, score, of_lines in zip(
+        judge(Language(code, script), score, section, thresholds, line_judgement)
+        for code, script, score, line_judgement in zip(
             measured["language"].tolist(), scripts.tolist(), measured["language_score"].tolist(), lines, strict=True
         )
     ]
@@ -260,8 +265,8 @@ def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any
     table, counts = annotate(documents, rows, judged, reasons, columns, errors)
     write_table(out / task.name, table)
     kept = np.array([verdict is None for verdict in verdicts], bool)
-    found = zip(measured["language"].tolist(), scripts.tolist(), verdicts, strict=True)
-    unsure = [Language(code, script) for code, script, verdict in found if verdict == "language_score"]
+    predictions = zip(measured["language"].tolist(), scripts.tolist(), verdicts, strict=True)
+    unsure = [Language(code, script) for code, script, verdict in predictions if verdict == "language_score"]
     result: dict[str, Any] = {
         "counts": counts,
         "languages": _occurrences(measured["language"]),
@@ -271,48 +276,48 @@ def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any
     }
     if section.lines:
         result["line_languages"] = add_counts(line.characters for line in lines)
-        left = [line for line, verdict in zip(lines, verdicts, strict=True) if verdict is None]
+        kept_lines = [line for line, verdict in zip(lines, verdicts, strict=True) if verdict is None]
         result["cut"] = {
-            "lines": sum(line.lines_cut for line in left),
-            "bytes": sum(end - begin for line in left for begin, end, _ in line.cuts),
+            "lines": sum(line.lines_cut for line in kept_lines),
+            "bytes": sum(end - begin for line in kept_lines for begin, end, _ in line.cuts),
         }
     return Done([out / task.name], result)
 
 
 def _occurrences(names: np.ndarray) -> dict[str, int]:
-    found, numbers = np.unique(names, return_counts=True)
-    return dict(zip(found.tolist(), numbers.tolist(), strict=True))
+    values, numbers = np.unique(names, return_counts=True)
+    return dict(zip(values.tolist(), numbers.tolist(), strict=True))
 
 
-def _dropped_by_part(section: LanguageId, unsure: Sequence[Language]) -> dict[str, dict[str, int]]:
-    """Of a mapping `keep`, how many documents the threshold of each language has dropped."""
+def _dropped_by_part(section: LanguageId, below_threshold: Sequence[Language]) -> dict[str, dict[str, int]]:
+    """Documents that the threshold of each language of a mapping `keep` dropped."""
     if not isinstance(section.keep, Mapping):
         return {}
     keys = {str(parse_label(key)): key for key in section.keep}
-    dropped = Counter(best_match(language, keys) for language in unsure)
+    dropped = Counter(best_match(language, keys) for language in below_threshold)
     return {key: {"language_score": number} for key, number in dropped.items() if key is not None}
 
 
 def measure(model: Predictor, section: LanguageId, wanted: Wanted, texts: pa.Array) -> dict[str, np.ndarray]:
-    """What is measured of n texts: `language`, `script`, `language_score`, and the judgement of their `lines`."""
+    """Measures of n texts: `language`, `script`, `language_score`, and the judgements of their `lines`."""
     lines = np.empty(len(texts), object)
     if not section.lines and section.sample == "head" and section.newlines == "space":
-        seen = lines_of(texts, section.max_characters)  # as `view`: to the model a newline is a space
-        return {**_columns(model, seen, section), "lines": lines}
-    whole = texts.to_pylist()
+        heads = lines_of(texts, section.max_characters)  # as in `view`: the model reads a newline as a space
+        return {**_columns(model, heads, section), "lines": lines}
+    documents = texts.to_pylist()
     if section.lines:
         shorten = partial(view, max_characters=section.max_characters, sample=section.sample)
         lines[:] = judge_lines(
-            whole,
-            lambda chosen: identify(model, [shorten(line) for line in chosen], section.labels),
+            documents,
+            lambda long_lines: identify(model, [shorten(line) for line in long_lines], section.labels),
             lambda language: best_match(language, wanted) is not None,
             section,
         )
-        whole = [
-            without_cuts(text, of_text.cuts) if of_text.lines_left else text
-            for text, of_text in zip(whole, lines, strict=True)
+        documents = [
+            without_cuts(text, judgement.cuts) if judgement.lines_left else text
+            for text, judgement in zip(documents, lines, strict=True)
         ]
-    views = [view(text, section.max_characters, section.sample, section.newlines) for text in whole]
+    views = [view(text, section.max_characters, section.sample, section.newlines) for text in documents]
     return {**_columns(model, lines_of(views), section), "lines": lines}
 
 
@@ -327,10 +332,10 @@ def _columns(model: Predictor, lines: Lines, section: LanguageId) -> dict[str, n
 
 
 def identify(model: Predictor, lines: Sequence[str], meanings: Mapping[str, str] = MappingProxyType({})) -> Predictions:
-    """The top language of each of n lines, and its score; `meanings` as the key `labels`.
+    """Top language of each of n lines, and its score; `meanings` as the key `labels`.
 
     Raises:
-        LanguageError: a line has nothing that the model knows, not even an end.
+        LanguageError: a line has no token that the model knows, not even the end of a line.
     """
     labels, scores = top_labels(model, lines_of(lines))
     languages = languages_of(model, meanings)
@@ -338,7 +343,7 @@ def identify(model: Predictor, lines: Sequence[str], meanings: Mapping[str, str]
 
 
 def top_labels(model: Predictor, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each line's likeliest label, int32 of shape (n,), and its score; raises as `identify`."""
+    """Index of each line's likeliest label, int32 of shape (n,), and its score; raises as `identify`."""
     labels, scores = model.tops(lines)
     if len(labels) and labels.min() < 0:
         raise LanguageError("the model knows nothing of the text, not even the end of a line: it names no language")
@@ -346,25 +351,25 @@ def top_labels(model: Predictor, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
 
 
 def languages_of(model: Predictor, meanings: Mapping[str, str]) -> list[Language]:
-    """The language of each of a model's labels; `meanings` as the key `labels`."""
+    """Languages of a model's labels; `meanings` as the key `labels`."""
     return [parse_label(meanings.get(label, label)) for label in model.labels]
 
 
 def view(text: str, max_characters: int, sample: str = "head", newlines: str = "space") -> str:
-    """What the model sees of a text: one line of at most `max_characters` (and the spaces between pieces)."""
+    """Model input for a text: one line of at most `max_characters`, plus the spaces between pieces."""
     if sample == "spread" and len(text) > max_characters:
         size = max(1, max_characters // PIECES)
         starts = [(len(text) - size) * piece // (PIECES - 1) for piece in range(PIECES)]
-        seen = " ".join(text[start : start + size] for start in starts)
+        sampled = " ".join(text[start : start + size] for start in starts)
     else:
-        seen = text[:max_characters]
-    return seen.replace("\n", "" if newlines == "delete" else " ")
+        sampled = text[:max_characters]
+    return sampled.replace("\n", "" if newlines == "delete" else " ")
 
 
 def judge(
     language: Language, score: float, section: LanguageId, wanted: Wanted, lines: LineJudgement | None = None
 ) -> str | None:
-    """The reason to drop a document, or None."""
+    """Reason to drop a document, or None."""
     threshold = best_match(language, wanted)
     if threshold is None:
         return "language"
@@ -378,21 +383,21 @@ def judge(
 
 
 def rules(stage: str, section: LanguageId, measured_columns: Collection[str]) -> Iterator[Rule]:
-    """The languages that are wanted, with their scores, and the share of their lines; for replaying."""
-    wanted = wanted_languages(section)
+    """Rules for replay: wanted languages, their least scores, and the share of their lines."""
+    thresholds = wanted_languages(section)
     reads = ("language", "script") if "script" in measured_columns else ("language",)
-    numbers = {name: number for number, name in enumerate(wanted)}
+    numbers = {name: number for number, name in enumerate(thresholds)}
 
     @remember_last
     def matches(columns: Columns) -> np.ndarray:
-        """Which of `wanted` each document's language is: -1 where none, -2 where nothing is known."""
+        """Index of each document's language in `thresholds`: -1 if it is not wanted, -2 if unknown."""
         codes = columns["language"]
         scripts = columns.get("script", np.full(len(codes), None, object))
-        found = [
+        matched = [
             -2 if code is None else best_match(Language(code, script or ""), numbers)
             for code, script in zip(codes, scripts, strict=True)
         ]
-        return np.array([-1 if number is None else number for number in found], np.int64)
+        return np.array([-1 if number is None else number for number in matched], np.int64)
 
     yield Rule(
         "language", f"{stage}.keep", "language", tuple(section.keep), lambda columns: matches(columns) == -1, reads
@@ -423,6 +428,6 @@ def rules(stage: str, section: LanguageId, measured_columns: Collection[str]) ->
 
 
 def _unsure(matches: Callable[[Columns], np.ndarray], number: int, bound: float, columns: Columns) -> np.ndarray:
-    """Which documents are of one of the wanted languages, with too low a score."""
+    """True for documents of one wanted language whose score is too low."""
     failed: np.ndarray = (matches(columns) == number) & (columns["language_score"] < bound)
     return failed

@@ -1,13 +1,13 @@
-"""Names of languages: labels of language models brought to one form.
+"""Language codes: normalised labels of language models.
 
-lid.176 has codes as Wikipedia uses them, mostly ISO 639-1: they stay, in lower case. GlotLID and NLLB have labels of
-ISO 639-3 and ISO 15924 (`eng_Latn`): the language becomes ISO 639-1 where there is a code for it, so that `en` means
-the same with every model. An individual language that is the standard form of a macrolanguage gets the code of that
-one (`cmn` and `arb` are `zh` and `ar`), as the Unicode CLDR's aliases of languages have it.
+lid.176 uses Wikipedia's codes, mostly ISO 639-1: they are kept, in lower case. GlotLID and NLLB use ISO 639-3 with ISO
+15924 (`eng_Latn`): the language is converted to ISO 639-1 if it has such a code, so that `en` is the same for all
+models. The standard form of a macrolanguage gets the macrolanguage's code (`cmn` and `arb` become `zh` and `ar`), as in
+the language aliases of Unicode CLDR.
 
-So the column `language` has `de` for `__label__de` of lid.176 and for `__label__deu_Latn` of GlotLID or OpenLID, whose
-script is in the column `script`. A manifest may name a language either way: `de` takes every script, `de_Latn` and
-`deu_Latn` are the same and take one.
+The column `language` thus has `de` for `__label__de` of lid.176 and for `__label__deu_Latn` of GlotLID or OpenLID, with
+the script in the column `script`. Manifests accept both: `de` matches every script; `de_Latn` and `deu_Latn` are
+equivalent and match one script.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LANGUAGE_AND_SCRIPT = re.compile(r"([a-z]{2,3})_([A-Z][a-z]{3})")
 
 
 class Language(NamedTuple):
-    """What a label says; `script` is an ISO 15924 code, or empty where the label has none."""
+    """Language of a label; `script` is an ISO 15924 code, or empty if the label has none."""
 
     code: str
     script: str
@@ -32,7 +32,7 @@ class Language(NamedTuple):
 
 
 EVERY_OTHER = "*"
-"""Stands in a manifest for the languages that it does not name."""
+"""Key in a manifest for all languages that it does not list."""
 Value = TypeVar("Value")
 
 
@@ -72,17 +72,17 @@ my myv mzn nah nap nds ne new nl nn no oc or os pa pam pfl pl pms pnb ps pt qu r
 si sk sl so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk ur uz vec vep vi vls vo wa war wuu xal xmf yi yo yue zh
 """.split()
 )
-"""The codes that lid.176 has labels for."""
+"""Codes of lid.176's labels."""
 
 
 def short_code(code: str) -> str:
-    """The ISO 639-1 code for an ISO 639-3 code, itself where there is none."""
+    """ISO 639-1 code for an ISO 639-3 code, or the code itself if there is none."""
     return ISO_639_1.get(code) or STANDARD_FORMS.get(code, code)
 
 
 @lru_cache(maxsize=10_000)
 def parse_label(label: str) -> Language:
-    """The language of a model's label, or of a code in a manifest: `__label__eng_Latn` is (`en`, `Latn`)."""
+    """Language of a model's label, or of a code in a manifest: `__label__eng_Latn` is (`en`, `Latn`)."""
     name = label.removeprefix(LABEL_PREFIX)
     if parts := LANGUAGE_AND_SCRIPT.fullmatch(name):
         return Language(short_code(parts[1]), parts[2])
@@ -90,16 +90,16 @@ def parse_label(label: str) -> Language:
 
 
 def best_match(language: Language, named: Mapping[str, Value]) -> Value | None:
-    """What a manifest says of a language: of its own script before that of all scripts; None where it says nothing.
+    """Value of a language in a mapping: that of its script, else of all scripts, else of EVERY_OTHER; None without one.
 
     Args:
-        named: a language as `str(parse_label(...))` has it, or EVERY_OTHER -> what is said of it.
+        named: a language as `str(parse_label(...))`, or EVERY_OTHER -> value.
     """
     names = (f"{language.code}_{language.script}", language.code, EVERY_OTHER)
     return next((named[name] for name in names if name in named), None)
 
 
 def is_kept(language: Language, wanted: Mapping[str, Value]) -> bool:
-    """Whether a manifest that wants these keeps any document of a language, in its script or in any."""
-    of_a_script = not language.script and any(name.startswith(f"{language.code}_") for name in wanted)
-    return of_a_script or best_match(language, wanted) is not None
+    """Return True if these keys keep any document of a language, in its script or in any."""
+    has_script_key = not language.script and any(name.startswith(f"{language.code}_") for name in wanted)
+    return has_script_key or best_match(language, wanted) is not None

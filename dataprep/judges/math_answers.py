@@ -1,8 +1,8 @@
-"""Whether two mathematical answers are equal: read without running anything, compared by sympy's numbers.
+"""Equality of mathematical answers: parsed without executing code, compared numerically with sympy.
 
-What a model writes is no code: the text is parsed by Python's grammar, and of its tree only numbers, names, arithmetic
-and a few functions are taken over. sympy's own parsers evaluate what they read, and its simplification may not end; so
-values are compared at some points to many digits, which is decided in bounded time.
+A model's output is not trusted as code: Python's grammar parses the text, and only numbers, names, arithmetic and a few
+functions of the tree are converted. sympy's own parsers evaluate their input, and its simplification may not terminate;
+values are therefore compared at a few points to many digits, in bounded time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from gristmill.dataprep.seeds import content_key
 
 MOST_CHARACTERS = 400
-"""Of an expression; longer ones are not read."""
+"""Longest expression that is parsed."""
 MOST_EXPONENT = 1000
-"""And the most digits of a power: a tower of them would take all memory."""
+"""Largest exponent, and most digits of a power: towers of powers would exhaust memory."""
 DIGITS = 30
-"""That values are computed to."""
+"""Digits to which values are computed."""
 CLOSE = 1e-12
-"""Two values that differ by less, as a share of the larger, are the same."""
+"""Largest relative difference of equal values."""
 POINTS = 3
-"""At which expressions are compared: variables are fractions between 0 and 2 that their names decide."""
+"""Points at which expressions are compared: variables are fractions between 0 and 2, derived from their names."""
 FUNCTIONS = ("sqrt", "sin", "cos", "tan", "log", "exp")
 NAMES = {"pi": "pi", "e": "E", "i": "I"}
 REPLACED = (
@@ -39,51 +39,52 @@ REPLACED = (
     (r"\\(?:%|percent)|%", "/100"),
     (r"(?<=\d),(?=\d{3}(?!\d))", ""),
 )
-"""LaTeX, and a thousands separator, as Python's grammar has it."""
+"""Replacements that turn LaTeX and thousands separators into Python syntax."""
 
 
 class NotMathError(ValueError):
-    """A text that is no expression of the kinds read here."""
+    """A text that is not a supported expression."""
 
 
 def final_answer(text: str) -> str:
-    """What a text gives as its answer: the last `\\boxed{...}`, else what follows the last `####`, else its last line,
-    up to the last equals sign's right side and without a full stop."""
+    """Final answer of a text: the last `\\boxed{...}`, else the text after the last `####`, else the last line; without
+    everything up to its last equals sign, and without a full stop."""
     begin = text.rfind("\\boxed{")
     if begin >= 0:
         depth, start = 1, begin + len("\\boxed{")
-        for place in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
+        for index in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[index], 0)
             if depth == 0:
-                return text[start:place]
+                return text[start:index]
     tail = text.rpartition("####")[2].strip()
-    last = tail.splitlines()[-1] if tail else ""
-    return re.split(r"=|\bis\b", last)[-1].strip().rstrip(".")
+    last_line = tail.splitlines()[-1] if tail else ""
+    return re.split(r"=|\bis\b", last_line)[-1].strip().rstrip(".")
 
 
 def same_answer(given: str, right: str) -> bool:
-    """Whether the final answers of two texts have the same value; texts that are no mathematics must be the same."""
-    ours, theirs = final_answer(given), final_answer(right)
-    if ours.strip() == theirs.strip():
-        return bool(ours.strip())
+    """Return True if the final answers of two texts have the same value; other texts must be equal."""
+    answer, reference = final_answer(given), final_answer(right)
+    if answer.strip() == reference.strip():
+        return bool(answer.strip())
     try:
-        return _equal(_values(ours), _values(theirs))
+        return _equal(_values(answer), _values(reference))
     except NotMathError:
         return False
 
 
 def _equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
     return len(first) == len(second) and all(
-        abs(one - other) <= CLOSE * max(1.0, abs(one), abs(other)) for one, other in zip(first, second, strict=True)
+        abs(value - reference) <= CLOSE * max(1.0, abs(value), abs(reference))
+        for value, reference in zip(first, second, strict=True)
     )
 
 
 @lru_cache(maxsize=4096)
 def _values(text: str) -> tuple[complex, ...]:
-    """The values of an expression, or of a tuple's parts, at each of the points.
+    """Values of an expression, or of a tuple's elements, at all points.
 
     Raises:
-        NotMathError: it is none that is read here, or has no finite value.
+        NotMathError: it is not supported, or has no finite value.
     """
     import sympy
 
@@ -92,29 +93,29 @@ def _values(text: str) -> tuple[complex, ...]:
     try:
         tree = ast.parse(_as_python(text), mode="eval").body
         parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
-        made = [_built(part) for part in parts]
-        names = sorted({symbol for one in made for symbol in one.free_symbols}, key=str)
-        found = [
+        expressions = [_to_sympy(part) for part in parts]
+        names = sorted({symbol for expression in expressions for symbol in expression.free_symbols}, key=str)
+        values = [
             complex(
-                one.evalf(
+                expression.evalf(
                     DIGITS,
                     subs={name: sympy.Rational(content_key(point, str(name)) % 9973 + 1, 4999) for name in names},
                 )
             )
             for point in range(POINTS)
-            for one in made
+            for expression in expressions
         ]
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise NotMathError(text) from error
-    if not all(abs(one) < float("inf") for one in found):
+    if not all(abs(value) < float("inf") for value in values):
         raise NotMathError(text)
-    return (complex(len(made)), *found)
+    return (complex(len(expressions)), *values)
 
 
 def _as_python(text: str) -> str:
-    for pattern, instead in REPLACED:
-        text = re.sub(pattern, instead, text)
-    for _ in range(text.count("\\frac") + text.count("\\sqrt")):  # from the inside out
+    for pattern, replacement in REPLACED:
+        text = re.sub(pattern, replacement, text)
+    for _ in range(text.count("\\frac") + text.count("\\sqrt")):  # innermost first
         text = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)/(\2))", text)
         text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"((\1)/(\2))", text)
         text = re.sub(r"\\sqrt\s*\{([^{}]*)\}", r"sqrt(\1)", text)
@@ -125,8 +126,8 @@ def _as_python(text: str) -> str:
     return text.strip()
 
 
-def _built(node: ast.expr) -> Any:
-    """The expression of a tree; nothing in it is called but FUNCTIONS."""
+def _to_sympy(node: ast.expr) -> Any:
+    """Convert a syntax tree to a sympy expression; only FUNCTIONS may be called."""
     import sympy
 
     match node:
@@ -135,24 +136,24 @@ def _built(node: ast.expr) -> Any:
         case ast.Name(id=name):
             return getattr(sympy, NAMES[name]) if name in NAMES else sympy.Symbol(name)
         case ast.UnaryOp(op=ast.USub(), operand=inner):
-            return -_built(inner)
+            return -_to_sympy(inner)
         case ast.UnaryOp(op=ast.UAdd(), operand=inner):
-            return _built(inner)
+            return _to_sympy(inner)
         case ast.Call(func=ast.Name(id=name), args=[inner], keywords=[]) if name in FUNCTIONS:
-            return getattr(sympy, name)(_built(inner))
+            return getattr(sympy, name)(_to_sympy(inner))
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            base, exponent = _built(left), _built(right)
+            base, exponent = _to_sympy(left), _to_sympy(right)
             size = abs(complex(exponent.evalf(5))) if exponent.is_number else math.inf
             digits = size * math.log10(abs(complex(base.evalf(5))) + 2.0) if base.is_number else 0.0
             if size > MOST_EXPONENT or digits > MOST_EXPONENT:
                 raise ValueError("a power that is no small number")
             return base**exponent
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _built(left) + _built(right)
+            return _to_sympy(left) + _to_sympy(right)
         case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _built(left) - _built(right)
+            return _to_sympy(left) - _to_sympy(right)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _built(left) * _built(right)
+            return _to_sympy(left) * _to_sympy(right)
         case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return _built(left) / _built(right)
+            return _to_sympy(left) / _to_sympy(right)
     raise ValueError("not arithmetic")

@@ -1,13 +1,13 @@
-"""An n-gram model as hash tables, and the score of text under it: how likely each word is after those before it.
+"""Hash tables of an n-gram model, and the log probability of texts under it.
 
-An entry stands for a sequence of words w1..wn and has two decimal logarithms, as in the ARPA format: of the
-probability of wn after w1..wn-1, and of the backoff weight of w1..wn as a context. The probability of a word is that
-of the longest entry which ends in it and matches the words before it, times the backoff weights of all longer
-contexts (Katz 1987; Heafield 2011). A sequence is named by a 64-bit hash of its words, so that the tables need 32
-bytes an entry and no words; two of a million sequences share a hash with a chance of 3 in 10^8.
+An entry for a sequence of words w1..wn has two decimal logarithms, as in the ARPA format: of the probability of wn after
+w1..wn-1, and of the backoff weight of w1..wn as a context. The probability of a word is that of the longest entry that
+ends in it and matches the words before it, times the backoff weights of all longer contexts (Katz 1987; Heafield
+2011). A 64-bit hash identifies a sequence, so that tables need 32 bytes per entry and no words; among a million
+sequences, two share a hash with a probability of 3 in 10^8.
 
-A text is read line by line: each line with words in it is a sentence, between `<s>` and `</s>`. Words are separated
-by ASCII white space, as KenLM has it. What is spelt `<s>` in a text is an unknown word.
+Each line of a text with words is a sentence between `<s>` and `</s>`. ASCII whitespace separates words, as in KenLM. A
+literal `<s>` in a text is an unknown word.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gristmill.dataprep.text.hashing import fmix64, hash_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 BEGIN, END, UNKNOWN = np.uint64(1), np.uint64(2), np.uint64(3)
-"""What stands for `<s>`, `</s>` and `<unk>`."""
+"""Hashes of `<s>`, `</s>` and `<unk>`."""
 NEWLINE = 10
 LOAD = 0.5
-"""Share of the slots that are taken: a search in vain then looks at two and a half on average (Knuth, section 6.4)."""
+"""Load factor of the tables: an unsuccessful search probes 2.5 slots on average (Knuth, section 6.4)."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Entries(NamedTuple):
-    """The entries of one order.
+    """Entries of one order.
 
     Attributes:
         keys: uint64 of shape (n,), hashes of their words.
@@ -45,12 +45,12 @@ class Entries(NamedTuple):
 
 
 class NgramTables(NamedTuple):
-    """A model ready to score, one open-addressing table per order, one after the other.
+    """Model ready to score: one open-addressing table per order, concatenated.
 
     Attributes:
         starts: int64 of shape (order + 1,): table n is slots [starts[n - 1], starts[n]), some of them free.
-        cells: uint64 of shape (slots, 2): the key, 0 where the slot is free; and, as two float32 in the same place,
-            its logarithms. One look-up is one cache line.
+        cells: uint64 of shape (slots, 2): the key, 0 for a free slot; and its logarithms as two float32 in the same
+            8 bytes. A look-up reads one cache line.
     """
 
     starts: np.ndarray
@@ -63,15 +63,15 @@ class NgramTables(NamedTuple):
 
     @property
     def logs(self) -> np.ndarray:
-        """The cells as float32 of shape (slots, 4): the last two are logarithm and backoff weight."""
+        """Cells as float32 of shape (slots, 4): the last two are logarithm and backoff weight."""
         return self.cells.view(np.float32)
 
 
 def make_tables(entries: list[Entries]) -> NgramTables:
-    """Put the entries of orders 1, 2, ... into tables that are LOAD full.
+    """Insert the entries of orders 1, 2, ... into tables with load factor LOAD.
 
-    Of every entry what is left without its first or its last word is an entry too, as in all that is trained here, so
-    that a search may end at the first miss.
+    For every entry, the sequences without its first or without its last word must be entries too, as in all models trained
+    here, so that a search can stop at the first miss.
     """
     sizes = [int(len(part.keys) / LOAD) + 2 for part in entries]
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -91,7 +91,7 @@ def write_entries(path: Path, entries: list[Entries]) -> None:
 
 
 def read_entries(path: Path) -> list[Entries]:
-    """Read what `write_entries` wrote."""
+    """Read a file of `write_entries`."""
     orders, *columns = (column.to_numpy() for column in read_table(path).columns)
     borders = np.searchsorted(orders, np.arange(1, int(orders[-1]) + 2))
     return [
@@ -101,19 +101,19 @@ def read_entries(path: Path) -> list[Entries]:
 
 
 def score_texts(tables: NgramTables, texts: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """The log10 probability of each of n texts, and what it is spread over.
+    """Log10 probability of each of n texts, and its number of tokens.
 
     Returns:
-        float64 of shape (n,); and int64 of shape (n,): words and ends of lines.
+        float64 of shape (n,); and int64 of shape (n,): words plus ends of lines.
     """
     return _score(*text_buffers(texts), tables.starts, tables.cells, tables.logs)
 
 
 @kernel
 def next_word(data: np.ndarray, at: int, end: int) -> tuple[int, int, bool]:
-    """The next word of a line: begin and end, and whether there is one before the line's end.
+    """Find the next word of a line: begin, end, and False if the line has no further word.
 
-    Without one, the first number is where the line ends (at its newline, or at the end of the text).
+    Without a word, the first number is the end of the line (its newline, or the end of the text).
     """
     while at < end and data[at] != NEWLINE and (data[at] == 32 or (9 <= data[at] <= 13)):
         at += 1
@@ -127,19 +127,19 @@ def next_word(data: np.ndarray, at: int, end: int) -> tuple[int, int, bool]:
 
 @kernel
 def word_hash(data: np.ndarray, begin: int, end: int) -> np.uint64:
-    """What stands for a word; never one of the marks."""
+    """Hash of a word; never that of a mark."""
     return max(hash_bytes(data, begin, end), np.uint64(4))
 
 
 @kernel
 def extend(key: np.uint64, word: np.uint64) -> np.uint64:
-    """The hash of a sequence with one more word at its end; never 0."""
+    """Hash of a sequence extended by one word; never 0."""
     return max(fmix64(key * _ODD + word), np.uint64(1))
 
 
 @kernel
 def _home(key: np.uint64, size: int) -> np.int64:
-    """Where the search for a key begins in a table of so many slots, fewer than 2^32: its upper half scaled down."""
+    """First slot to probe for a key in a table of fewer than 2^32 slots: its upper half scaled down."""
     return np.int64((key >> np.uint64(32)) * np.uint64(size) >> np.uint64(32))
 
 
@@ -164,7 +164,7 @@ def _insert(
 
 @kernel
 def _find(starts: np.ndarray, cells: np.ndarray, number: int, key: np.uint64) -> int:
-    """The slot of an entry of order number + 1, or -1."""
+    """Slot of an entry of order number + 1, or -1."""
     start, size = starts[number], starts[number + 1] - starts[number]
     slot = _home(key, size)
     while cells[start + slot, 0] != 0:
@@ -182,32 +182,32 @@ def _step(
     logs: np.ndarray,
     chain: np.ndarray,
     slots: np.ndarray,
-    known: int,
+    context_words: int,
 ) -> float:
-    """The log10 probability of a word after `known` words, which then is one of them.
+    """Log10 probability of a word after `context_words` words; updates the context.
 
-    `chain[n]` and `slots[n]` are hash and slot (or -1) of the last n + 1 words; both are brought up to date.
+    `chain[n]` and `slots[n]` are hash and slot (or -1) of the last n + 1 words.
     """
     order = len(starts) - 1
-    single = _find(starts, cells, 0, word)
-    if single < 0:
-        word, single = UNKNOWN, _find(starts, cells, 0, UNKNOWN)
-    longest = min(known, order - 1)
-    for number in range(longest, 0, -1):  # each is made of the one below, of the word before
+    unigram_slot = _find(starts, cells, 0, word)
+    if unigram_slot < 0:
+        word, unigram_slot = UNKNOWN, _find(starts, cells, 0, UNKNOWN)
+    longest = min(context_words, order - 1)
+    for number in range(longest, 0, -1):  # each extends the next shorter one, of the previous word
         chain[number] = extend(chain[number - 1], word)
     chain[0] = word
-    matched, total = 0, np.float64(logs[single, 2])
+    matched, total = 0, np.float64(logs[unigram_slot, 2])
     context = slots[0]
-    slots[0] = single
+    slots[0] = unigram_slot
     for number in range(1, longest + 1):
-        before, slot = context, -1
+        previous_slot, slot = context, -1
         context = slots[number] if number < order - 1 else -1
-        if before >= 0 and matched == number - 1:  # what an entry begins and ends with are entries, too
+        if previous_slot >= 0 and matched == number - 1:  # the prefix and suffix of an entry are entries, too
             slot = _find(starts, cells, number, chain[number])
         if slot >= 0:
             matched, total = number, np.float64(logs[slot, 2])
-        elif before >= 0:
-            total += logs[before, 3]
+        elif previous_slot >= 0:
+            total += logs[previous_slot, 3]
         slots[number] = slot
     return total
 
@@ -224,21 +224,21 @@ def _score(
     totals, sizes = np.zeros(number), np.zeros(number, np.int64)
     chain, slots = np.zeros(order, np.uint64), np.full(order, -1, np.int64)
     for text in range(number):
-        at, end = offsets[text], offsets[text + 1]
-        while at < end:
-            begin, at, found = next_word(data, at, end)
-            known = 0
-            while found:
-                if known == 0:
+        position, end = offsets[text], offsets[text + 1]
+        while position < end:
+            begin, position, is_word = next_word(data, position, end)
+            context_words = 0
+            while is_word:
+                if context_words == 0:
                     slots[:] = -1
-                    chain[0], slots[0], known = BEGIN, _find(starts, cells, 0, BEGIN), 1
-                word = word_hash(data, begin, at)
-                totals[text] += _step(word, starts, cells, logs, chain, slots, known)
+                    chain[0], slots[0], context_words = BEGIN, _find(starts, cells, 0, BEGIN), 1
+                word = word_hash(data, begin, position)
+                totals[text] += _step(word, starts, cells, logs, chain, slots, context_words)
                 sizes[text] += 1
-                known += 1
-                begin, at, found = next_word(data, at, end)
-            if known:
-                totals[text] += _step(END, starts, cells, logs, chain, slots, known)
+                context_words += 1
+                begin, position, is_word = next_word(data, position, end)
+            if context_words:
+                totals[text] += _step(END, starts, cells, logs, chain, slots, context_words)
                 sizes[text] += 1
-            at += 1
+            position += 1
     return totals, sizes

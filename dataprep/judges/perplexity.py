@@ -1,7 +1,7 @@
-"""Perplexity of documents under an n-gram model: how surprised the model is by a word on average.
+"""Perplexity of documents under an n-gram model.
 
-Ten to the power of minus the mean log10 probability, over the words of all lines and an end per line, as CCNet has it
-(Wenzek et al. 2020, cc_net/perplexity.py); lines without words do not count (CCNet counts an end for each).
+Ten to the power of minus the mean log10 probability, over the words of all lines and one end per line, as in CCNet
+(Wenzek et al. 2020, cc_net/perplexity.py); lines without words are ignored (CCNet counts an end for each).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from gristmill.dataprep.text.hashing import hash_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 NGRAM_FILES = ("ngram-0.parquet", "ngram-1.parquet")
-"""The models that are trained here, each on one half of the documents."""
+"""Models trained here, each on one half of the documents."""
 Normalisation = Literal["ccnet", "lower", "none"]
 LogScores = Callable[[pa.Array], tuple[np.ndarray, np.ndarray]]
-"""n texts -> their log10 probabilities (float64), and words with ends of lines that these are of (int64)."""
+"""n texts -> their log10 probabilities (float64), and their numbers of words and ends of lines (int64)."""
 
 _PUNCTUATION = {
     "，": ",",
@@ -61,30 +61,30 @@ _PUNCTUATION = {
     "％": "%",
     "►": "-",
 }
-"""Marks that CCNet writes in ASCII (cc_net/text_normalizer.py)."""
+"""Marks that CCNet converts to ASCII (cc_net/text_normalizer.py)."""
 
 
 class PerplexityError(ValueError):
-    """A language model that cannot be used."""
+    """A language model cannot be used."""
 
 
 def perplexities(scores: LogScores, texts: pa.Array) -> np.ndarray:
-    """The perplexity of n texts: float64 of shape (n,), NaN for a text without words."""
+    """Perplexity of n texts: float64 of shape (n,), NaN for a text without words."""
     logs, sizes = scores(texts)
     return np.where(sizes > 0, np.power(10.0, -logs / np.maximum(sizes, 1)), np.nan)
 
 
 def halves(texts: pa.Array) -> np.ndarray:
-    """Which half each of n texts is in, by a hash of it: int64 of shape (n,), 0 or 1."""
+    """Half of each of n texts, by a hash of the text: int64 of shape (n,), 0 or 1."""
     return _halves(*text_buffers(texts))
 
 
 def score_by_other_half(
     models: Sequence[LogScores], half: np.ndarray, texts: pa.Array
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Score each text by the model of the half that it is not in: what it was trained on would not surprise it.
+    """Score each text by the model of the other half, which was not trained on it.
 
-    Without this, documents of the model's own sources have perplexities of a few where others have thousands.
+    Otherwise documents of the model's training sources would have perplexities of a few instead of thousands.
 
     Args:
         models: of half 0 and half 1.
@@ -93,8 +93,8 @@ def score_by_other_half(
     """
     logs, sizes = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
     for number in (0, 1):
-        own = np.flatnonzero(half == number)
-        logs[own], sizes[own] = models[1 - number](texts.take(pa.array(own)))
+        half_rows = np.flatnonzero(half == number)
+        logs[half_rows], sizes[half_rows] = models[1 - number](texts.take(pa.array(half_rows)))
     return logs, sizes
 
 
@@ -107,15 +107,15 @@ def _halves(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def normalise(texts: Sequence[str], rule: Normalisation, max_characters: int | None = None) -> list[str]:
-    """The texts as the model reads them; line breaks stay.
+    """Normalise texts for the model; line breaks stay.
 
-    `ccnet`: lower case, no accents (no combining marks after decomposition), every digit a 0, typographical marks in
-    ASCII, no control characters, no white space at the ends of lines. `lower`: lower case alone. `none`: as they are.
+    `ccnet`: lower case, no combining marks after decomposition, every digit a 0, typographical marks in ASCII, no control
+    characters, no whitespace at the ends of lines. `lower`: only lower case. `none`: unchanged.
     """
-    cut = [text[:max_characters] for text in texts]
+    truncated = [text[:max_characters] for text in texts]
     if rule == "none":
-        return cut
-    lowered = [text.lower() for text in cut]
+        return truncated
+    lowered = [text.lower() for text in truncated]
     return lowered if rule == "lower" else [_like_ccnet(text) for text in lowered]
 
 
@@ -141,14 +141,14 @@ def _ccnet_table() -> dict[int, str | None]:
 
 
 def load_scores(path: str, sha256: str) -> LogScores:
-    """The scoring function of a model: one that was trained here, or one that KenLM reads: an ARPA file or a binary.
+    """Load the scoring function of a model: one trained here, or a file that KenLM reads (ARPA or binary).
 
     Args:
-        path: where it lies.
-        sha256: what it holds, so that another file at the same place is not taken for it.
+        path: of the file.
+        sha256: of its content, so that the cache does not serve a replaced file.
 
     Raises:
-        PerplexityError: KenLM is needed and not there, or cannot read it.
+        PerplexityError: KenLM is needed and not installed, or cannot read the file.
     """
     if as_path(path).name in NGRAM_FILES:
         tables = _load_tables(path, sha256)
@@ -188,7 +188,7 @@ def _score_with_kenlm(model: Any, texts: pa.Array) -> tuple[np.ndarray, np.ndarr
     logs, ends = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
     score = model.score
     for row, text in enumerate(texts.cast(pa.large_binary()).to_pylist()):
-        # Of bytes only ASCII white space separates words, for Python and for KenLM, which puts <s> and </s> around.
+        # In bytes only ASCII whitespace separates words, for Python and for KenLM, which adds <s> and </s>.
         scores = [score(line) for line in text.split(b"\n") if line and not line.isspace()]
         logs[row], ends[row] = sum(scores), len(scores) + len(text.split())
     return logs, ends

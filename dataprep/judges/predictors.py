@@ -1,4 +1,4 @@
-"""Who predicts with a fastText model: our own kernels, or fastText itself where they do not know the model."""
+"""Predictors with fastText models: our kernels, or fastText itself for models that the kernels do not support."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from gristmill.dataprep.judges.fasttext.fasttext_predict import find_shares, fin
 from gristmill.dataprep.judges.fasttext.fasttext_words import Cache, Lines, average_rows, make_cache
 
 BATCH_LINES = 4096
-"""Lines whose averaged rows are held at once."""
+"""Lines whose averaged rows are in memory at once."""
 
 
 class Predictor(Protocol):
-    """A supervised model. Threads may share it."""
+    """Supervised model that threads may share."""
 
     labels: tuple[str, ...]
     fallback: str
-    """Why fastText itself predicts; empty where our kernels do."""
+    """Reason for predicting with fastText itself; empty for our kernels."""
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
-        """The likeliest label's number, int32, and its probability, float64, for n lines; -1 and 0 without any."""
+        """Likeliest label's index, int32, and its probability, float64, for n lines; -1 and 0 if there is none."""
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
-        """The probability of one label for n lines: float64 of shape (n,)."""
+        """Probability of one label for n lines: float64 of shape (n,)."""
 
 
 class KernelPredictor:
-    """Predicts with our kernels; every thread has a cache of its own, of at most `fasttext_words.MOST_CACHE_BYTES`.
+    """Predictor with our kernels; every thread has a cache of at most `fasttext_words.MOST_CACHE_BYTES`.
 
-    The probability of one label is asked of classifiers, of two labels mostly, by whose outputs rows are short.
+    `shares` is for classifiers, mostly of two labels: their rows are multiplied by the output matrix, which shortens them.
     """
 
     fallback = ""
@@ -55,40 +55,40 @@ class KernelPredictor:
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
         """See Predictor."""
         labels, shares = np.empty(len(lines.begins), np.int32), np.empty(len(lines.begins), np.float64)
-        for some, hidden, counts in self._rows.averages(lines):
-            find_tops(self._rows.weights, hidden, counts, labels[some], shares[some])
+        for batch, hidden, counts in self._rows.averages(lines):
+            find_tops(self._rows.weights, hidden, counts, labels[batch], shares[batch])
         return labels, shares
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
         """See Predictor."""
         shares, number, rows = np.empty(len(lines.begins), np.float64), self.labels.index(label), self._outputs
         path = path_to(rows.weights, number)
-        for some, hidden, counts in rows.averages(lines):
-            find_shares(rows.weights, hidden, counts, number, path, shares[some])
+        for batch, hidden, counts in rows.averages(lines):
+            find_shares(rows.weights, hidden, counts, number, path, shares[batch])
         return shares
 
     @cached_property
     def _outputs(self) -> _Rows:
-        found = multiply_rows(self._rows.weights)
-        return self._rows if found is self._rows.weights else _Rows(found)
+        products = multiply_rows(self._rows.weights)
+        return self._rows if products is self._rows.weights else _Rows(products)
 
 
 class _Rows:
-    """The rows of a model, and each thread's cache of sums of them."""
+    """Rows of a model, and a cache of their sums per thread."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
         self._of_thread = threading.local()
 
     def averages(self, lines: Lines) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """The averaged rows of a batch of lines after the other: which lines, and what `average_rows` fills."""
+        """Yield averaged rows batch by batch: the slice of lines, and the arrays that `average_rows` fills."""
         for first in range(0, len(lines.begins), BATCH_LINES):
-            some = slice(first, first + BATCH_LINES)
-            batch = Lines(lines.data, lines.begins[some], lines.ends[some])
+            batch_slice = slice(first, first + BATCH_LINES)
+            batch = Lines(lines.data, lines.begins[batch_slice], lines.ends[batch_slice])
             hidden = np.empty((len(batch.begins), self.weights.rows.shape[1]), np.float32)
             counts = np.empty(len(batch.begins), np.int64)
             average_rows(self.weights, self._cache(), batch, hidden, counts)
-            yield some, hidden, counts
+            yield batch_slice, hidden, counts
 
     def _cache(self) -> Cache:
         if not hasattr(self._of_thread, "cache"):
@@ -98,7 +98,7 @@ class _Rows:
 
 
 class FastTextPredictor:
-    """Predicts with fastText, holding the GIL."""
+    """Predictor with fastText, holding the GIL."""
 
     def __init__(self, model: Any, fallback: str) -> None:
         self.labels = tuple(model.get_labels())
@@ -107,17 +107,19 @@ class FastTextPredictor:
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
         """See Predictor."""
-        found = [
+        predictions = [
             (self.labels.index(names[0]), shares[0]) if names else (-1, 0.0)
             for names, shares in self._predict(lines, 1)
         ]
-        labels, shares = [label for label, _ in found], [share for _, share in found]
+        labels, shares = [label for label, _ in predictions], [share for _, share in predictions]
         return np.array(labels, np.int32), np.array(shares, np.float64)
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
         """See Predictor."""
-        found = self._predict(lines, len(self.labels))
-        return np.array([dict(zip(*one, strict=True)).get(label, 0.0) for one in found], np.float64)
+        predictions = self._predict(lines, len(self.labels))
+        return np.array(
+            [dict(zip(*line_prediction, strict=True)).get(label, 0.0) for line_prediction in predictions], np.float64
+        )
 
     def _predict(self, lines: Lines, k: int) -> list[tuple[Any, Any]]:
         texts = [
@@ -129,11 +131,11 @@ class FastTextPredictor:
 
 @lru_cache(maxsize=4)
 def load_model(path: str, sha256: str) -> Predictor:
-    """Load a fastText model, once per process: the threads of a worker share it.
+    """Load a fastText model once per process; threads share it.
 
     Args:
-        path: where it lies.
-        sha256: what it holds, so that another file at the same place is not taken for it.
+        path: of the file.
+        sha256: of its content, so that the cache does not serve a replaced file.
     """
     location = as_path(path)
     if is_local(location):

@@ -1,8 +1,8 @@
-"""The stage `quality`: scores for every document, a cut by value or by rank, and how well a score separates.
+"""Stage `quality`: scores of every document, cuts by value or by rank, and the separation of each score.
 
 The use of a fastText classifier for quality follows DCLM (Li et al. 2024), which keeps the best tenth. Models are
-trained once, on documents chosen by hash; a held-out part, chosen by hash too, measures how well every score
-separates the classes. First all documents are scored; then, with the ranks of all known, they are judged.
+trained once, on documents chosen by hash; a held-out part, also chosen by hash, measures how well every score
+separates the classes. All documents are scored first and judged when all ranks are known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gristmill.mixtures.steps.quality import SCORE_OF_THRESHOLD, THRESHOLDS, Qua
 
 
 def area_under_curve(positive: np.ndarray, negative: np.ndarray) -> float:
-    """Exact AUC: the chance that a positive scores over a negative, ties counting half (Mann & Whitney 1947).
+    """Exact AUC: probability that a positive scores above a negative, with ties counted half (Mann & Whitney 1947).
 
     Args:
         positive: scores of the positive examples, shape (p,), p > 0.
@@ -51,7 +51,7 @@ def area_under_curve(positive: np.ndarray, negative: np.ndarray) -> float:
 
 
 def measure_cut(positive: np.ndarray, negative: np.ndarray, cut: float) -> dict[str, float]:
-    """Precision, recall and F1 of taking for good what scores at least `cut`; precision is 1 where nothing does."""
+    """Precision, recall and F1 of accepting scores of at least `cut`; precision is 1 if nothing is accepted."""
     right, wrong = int((positive >= cut).sum()), int((negative >= cut).sum())
     precision = right / (right + wrong) if right + wrong else 1.0
     return {
@@ -63,7 +63,7 @@ def measure_cut(positive: np.ndarray, negative: np.ndarray, cut: float) -> dict[
 
 
 def best_cut(positive: np.ndarray, negative: np.ndarray) -> dict[str, float]:
-    """The cut of the highest F1 among the scores, the highest such cut where several are as good."""
+    """Cut with the highest F1 among the scores; the highest such cut if several are equal."""
     cuts = np.unique(np.concatenate([positive, negative]))
     right = len(positive) - np.searchsorted(np.sort(positive), cuts, side="left")
     wrong = len(negative) - np.searchsorted(np.sort(negative), cuts, side="left")
@@ -74,77 +74,85 @@ def best_cut(positive: np.ndarray, negative: np.ndarray) -> dict[str, float]:
 def measure_separation(
     positive: np.ndarray, negative: np.ndarray, cut: float | None, higher_is_better: bool
 ) -> dict[str, Any]:
-    """AUC, what happens at the cut (None where there is no single one), and at the best one.
+    """AUC, and precision and recall at the cut (None without a single cut) and at the best cut.
 
     Args:
         positive, negative: scores of good and other examples, neither empty.
         cut: the worst score that is kept.
-        higher_is_better: false for perplexities, where a good document scores low.
+        higher_is_better: False for perplexities, for which good documents score low.
     """
     sign = 1.0 if higher_is_better else -1.0
     at_cut = None if cut is None else measure_cut(sign * positive, sign * negative, sign * cut)
-    found = {"at_cut": at_cut, "best": best_cut(sign * positive, sign * negative)}
-    for measured in found.values():
+    cuts = {"at_cut": at_cut, "best": best_cut(sign * positive, sign * negative)}
+    for measured in cuts.values():
         if measured is not None:
             measured["cut"] *= sign
-    return {"auc": area_under_curve(sign * positive, sign * negative), **found}
+    return {"auc": area_under_curve(sign * positive, sign * negative), **cuts}
 
 
 BUCKETS = ("head", "middle", "tail")
-"""CCNet's names for low, middling and high perplexity."""
+"""CCNet's names for low, medium and high perplexity."""
 ASK = "ask"
-"""The job that asks a judge."""
+"""Job that asks a judge."""
 TIE, BYTES = "tie", "bytes"
-"""Columns beside the scores: the hash that orders documents of the same score, the size of a text."""
+"""Columns beside the scores: the hash that orders documents of equal scores, and the size of a text."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Score every kept document, and drop those whose scores are too bad.
+    """Score every kept document, and drop documents with bad scores.
 
-    Training reads the kept documents of the classes' sources, whether or not `sources` has them judged. Columns are
-    the configured ones of `scorers.SCORES`, and `perplexity_bucket`. Reasons are the thresholds
-    (`quality/min_quality`) and `quality/keep_top`. Beside the annotations, `out` holds the models that were trained.
+    Training reads the kept documents of the classes' sources, even if `sources` does not include them. Columns are the
+    configured scores of `scorers.SCORES`, and `perplexity_bucket`. Reasons are the thresholds (`quality/min_quality`) and
+    `quality/keep_top`. Beside the annotations, `out` has the trained models.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `quality` section (`mixtures.steps.quality.Quality`), its `seed` set.
 
     Returns:
-        `counts`; `rules`: per threshold how many documents fail it, and fail only it; `scores`: column -> its
-        `histograms` by source and, where labelled documents were held out, its `separation` of them (see
-        `separation.measure_separation`); `cuts` with `keep_top`: source (or `all`) -> the cut's `score`, and how many
-        documents were `kept` `of` how many; `buckets`: the same for where `head` and `middle` end; `ngrams`:
-        documents, words and n-grams by order of the two n-gram models that were trained. With a classifier also
-        `training_documents` by class, `epochs`, `held_out` documents, its `auc` on them, `length_auc`, which the
-        length of a text alone has (long or short ones first, whichever is better), and `histogram`: source -> documents
-        in each of 20 equal bins of `quality`. With `distil` also
-        `distilled`, see `describe_agreement`; where the judge was asked `asked`, `unusable` and, with two, `agreement`,
-        as of the step `judge`.
+        `counts`; `rules`: per threshold the documents that fail it, and that fail only it; `scores`: column -> its
+        `histograms` by source and, if labelled documents were held out, its `separation` of them (see
+        `measure_separation`); `cuts` with `keep_top`: source (or `all`) -> the cut's `score`, and the documents `kept`
+        `of` all; `buckets`: the same for the ends of `head` and `middle`; `ngrams`: documents, words and n-grams by order
+        of the two trained n-gram models. With a classifier also `training_documents` by class, `epochs`, `held_out`
+        documents, its `auc` on them, `length_auc`, the AUC of the text length alone (in the better direction), and
+        `histogram`: source -> documents in each of 20 equal bins of `quality`. With `distil` also `distilled`, see
+        `describe_agreement`; if the judge was asked also `asked`, `unusable` and, with two judges, `agreement`, as of the
+        step `judge`.
 
     Raises:
         QualityError: a class has fewer than two documents.
-        ClassifierError: training failed, or a given model lacks the label.
-        AskingError: the judge's answers cannot be had, or its budget is spent; all that were given are kept.
+        ClassifierError: training failed, or a user's model lacks the label.
+        AskingError: the judge's answers are unavailable, or its budget is spent; all answers received are stored.
         ConservationError, QuarantineError: see `counts`.
     """
     section = Quality.model_validate(config)
-    told: dict[str, Any] = {"inputs": merge_annotations(inputs, context), "config": section.model_dump(mode="json")}
-    trained, asked = {}, _ask(section, inputs, told["config"], context)
+    arguments: dict[str, Any] = {
+        "inputs": merge_annotations(inputs, context),
+        "config": section.model_dump(mode="json"),
+    }
+    trained, judge_summary = {}, _ask(section, inputs, arguments["config"], context)
     for name, train in trainings(section).items():
-        read = {"inputs": dict(inputs)} if name == DISTILLED else {}  # which reads what was measured
-        process = partial(train, **{**told, **read}, out=out, work=context.work)
+        read = {"inputs": dict(inputs)} if name == DISTILLED else {}  # the distilled model reads the measured inputs
+        process = partial(train, **{**arguments, **read}, out=out, work=context.work)
         (trained[name],) = run_tasks(f"train_{name}", [Task(name)], process, context, holds_gil=True)
-    told["models"] = find_models(section, out, trained)
+    arguments["models"] = find_models(section, out, trained)
     tasks = shard_tasks(inputs["ingest"])
     scores = context.work / "scored"
     results = run_tasks(
-        "score", tasks, partial(score_shard, **told, out=scores), context, holds_gil=section.perplexity is not None
+        "score", tasks, partial(score_shard, **arguments, out=scores), context, holds_gil=section.perplexity is not None
     )
     histograms = _join_histograms(result["histograms"] for result in results)
     cuts = _find_cuts(section, scores, [task.name for task in tasks])
     buckets = _find_buckets(section, scores, [task.name for task in tasks])
     judge = partial(
-        judge_shard, inputs=told["inputs"], config=told["config"], scores=scores, out=out, cuts=cuts, buckets=buckets
+        judge_shard,
+        inputs=arguments["inputs"],
+        config=arguments["config"],
+        scores=scores,
+        out=out,
+        cuts=cuts,
+        buckets=buckets,
     )
     results = run_tasks("judge", tasks, judge, context)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
@@ -168,13 +176,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         }
     if DISTILLED in trained:
         summary["distilled"] = describe_agreement(section, trained[DISTILLED], cuts)
-        summary |= asked
+        summary |= judge_summary
     if section.classifier is not None:
         summary["training_documents"] = trained.get("classifier", {}).get("training_documents", {})
         if "classifier" in trained:
             summary["epochs"] = trained["classifier"]["epochs"]
     if section.classifier is not None and section.classifier.has_classes:
-        measure = partial(measure_held_out, **told, out=context.work / HELD_OUT_FILE)
+        measure = partial(measure_held_out, **arguments, out=context.work / HELD_OUT_FILE)
         run_tasks("held_out", [Task("held_out")], measure, context, holds_gil=True)
         summary.update(_separations(section, read_table(context.work / HELD_OUT_FILE), cuts, summary["scores"]))
         if summary["auc"] <= summary["length_auc"]:
@@ -187,18 +195,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def _ask(section: Quality, inputs: Mapping[str, Path], config: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Let a judge that is to be asked score the sample; for the summary what asking came to."""
+    """Let the configured judge score the sample; return its part of the summary."""
     if section.judge is None or section.judge.model is None:
         return {}
     records = context.work / ASK
     records.mkdir(parents=True, exist_ok=True)
-    (found,) = read_records(records, [ASK])
+    (record,) = read_records(records, [ASK])
     write = partial(write_asked, inputs=dict(inputs), config=config, context=context)
-    return finish_task(Task(ASK), write, records) if found is None else found
+    return finish_task(Task(ASK), write, records) if record is None else record
 
 
 def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], models: ModelFiles, out: Path) -> Done:
-    """Score one document shard: a row per document with its size and, where it is judged, its scores."""
+    """Score one document shard: a row per document with its size and, if it is judged, its scores."""
     section = Quality.model_validate(config)
     read = read_shard(inputs, task.name, ["id", "source", "text"])
     documents, judged = read.documents, pa.array(judged_rows(read.documents, read.rows, section.sources))
@@ -229,8 +237,8 @@ def judge_shard(
     read = read_shard(inputs, task.name, ["id", "source"])
     documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, section.sources)
-    of_all = read_table(scores / task.name)
-    scored = of_all.take(pa.array(judged)).combine_chunks()
+    all_scores = read_table(scores / task.name)
+    scored = all_scores.take(pa.array(judged)).combine_chunks()
     columns = {
         name: scored[name].combine_chunks()
         for name in scored.column_names
@@ -247,10 +255,10 @@ def judge_shard(
         failed["quality/keep_top"] = ~np.isnan(ranked) & ~kept_by_rank(cuts, sources, ranked, ties)
     if buckets is not None:
         ranked = _numbers(columns["perplexity"])
-        places = sum((~kept_by_rank(cut, sources, ranked, ties)).astype(np.int64) for cut in buckets)
-        columns["perplexity_bucket"] = pa.array(np.array(BUCKETS)[places], mask=np.isnan(ranked))
+        bucket_indices = sum((~kept_by_rank(cut, sources, ranked, ties)).astype(np.int64) for cut in buckets)
+        columns["perplexity_bucket"] = pa.array(np.array(BUCKETS)[bucket_indices], mask=np.isnan(ranked))
     errors = scored["error"].to_pylist()
-    reasons, sizes = first_failures(failed, len(judged)), of_all[BYTES].combine_chunks()
+    reasons, sizes = first_failures(failed, len(judged)), all_scores[BYTES].combine_chunks()
     table, counts = annotate(documents, rows, judged, reasons, columns, errors, sizes)
     write_table(out / task.name, table)
     return Done([out / task.name], {"counts": counts, "rules": count_failures(failed)})
@@ -263,7 +271,7 @@ def _find_cuts(section: Quality, scores: Path, shards: list[str]) -> Cuts | None
 
 
 def _find_buckets(section: Quality, scores: Path, shards: list[str]) -> tuple[Cuts, Cuts] | None:
-    """Where the head ends, and where the middle does."""
+    """Cuts at the end of the head and of the middle."""
     if section.perplexity is None or section.perplexity.buckets is None:
         return None
     head, middle = (_rank(section, "perplexity", share, scores, shards) for share in section.perplexity.buckets)
@@ -275,9 +283,9 @@ def _rank(section: Quality, score: str, share: float, scores: Path, shards: list
         for shard in shards:
             table = read_table(scores / shard, ["source", score, TIE])
             values = _numbers(table[score])
-            good = ~np.isnan(values)
-            ranked = table.filter(pa.array(good))
-            yield ranked["source"].to_pylist(), values[good], ranked[TIE].to_numpy()
+            is_known = ~np.isnan(values)
+            ranked = table.filter(pa.array(is_known))
+            yield ranked["source"].to_pylist(), values[is_known], ranked[TIE].to_numpy()
 
     return rank_documents(read, score, SCORES[score].higher_is_better, share, section.per_source)
 
@@ -285,14 +293,14 @@ def _rank(section: Quality, score: str, share: float, scores: Path, shards: list
 def _separations(
     section: Quality, held_out: pa.Table, cuts: Cuts | None, scores: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Measure each score on the held-out documents, into `scores`; and the classifier's numbers by themselves."""
+    """Measure each score on the held-out documents into `scores`; return the classifier's own figures."""
     good = held_out["good"].to_numpy(zero_copy_only=False).astype(bool)
-    for name, found in scores.items():
+    for name, summary in scores.items():
         values = _numbers(held_out[name])
-        positive, negative = (values[chosen & ~np.isnan(values)] for chosen in (good, ~good))
+        positive, negative = (values[in_class & ~np.isnan(values)] for in_class in (good, ~good))
         if len(positive) and len(negative):
             cut, better = _single_cut(section, name, cuts), SCORES[name].higher_is_better
-            found["separation"] = measure_separation(positive, negative, cut, better)
+            summary["separation"] = measure_separation(positive, negative, cut, better)
     lengths = _numbers(held_out[CHARACTERS])
     by_length = area_under_curve(lengths[good], lengths[~good])
     return {
@@ -303,11 +311,11 @@ def _separations(
 
 
 def describe_agreement(section: Quality, trained: Mapping[str, Any], cuts: Cuts | None) -> dict[str, Any]:
-    """How far a classifier agrees with the judge that it learnt from, on documents that were held out.
+    """Agreement of a classifier with the judge that it was distilled from, on held-out documents.
 
     Returns:
-        `sample`: documents that the judge has scored, of which `good` are good and `learnt` were learnt from; of those
-        `held_out`: `auc`, `at_cut` (precision, recall and F1 at the configured cut, at 0.5 without one), `best`,
+        `sample`: documents that the judge scored, of which `good` are good and `learnt` were trained on; on the held-out
+        documents `held_out`: `auc`, `at_cut` (precision, recall and F1 at the configured cut, or at 0.5), `best`,
         `confusion` at the cut, and `calibration` (see `distilled.calibrate`).
     """
     good, scores = np.array(trained["held_out_good"], bool), np.array(trained["held_out_scores"], np.float64)
@@ -323,7 +331,7 @@ def describe_agreement(section: Quality, trained: Mapping[str, Any], cuts: Cuts 
 
 
 def _single_cut(section: Quality, score: str, cuts: Cuts | None) -> float | None:
-    """The worst value of a score that is kept, where one value says it: not when every source has its own."""
+    """Worst value of a score that is kept; None without a single cut, as with one per source."""
     bounds = [getattr(section, name) for name in THRESHOLDS if SCORE_OF_THRESHOLD[name] == score]
     values = [bound for bound in bounds if bound is not None]
     if cuts is not None and cuts.score == score and not cuts.per_source and cuts.found:
@@ -334,7 +342,7 @@ def _single_cut(section: Quality, score: str, cuts: Cuts | None) -> float | None
 
 
 def _numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """A column as float64, NaN where it is null."""
+    """Column as float64, NaN for null."""
     values: np.ndarray = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy(zero_copy_only=False)
     return values
 
@@ -345,6 +353,6 @@ def _histograms(sources: pa.Array, scores: pa.Array, edges: tuple[float, ...]) -
 
 
 def _join_histograms(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    found = list(parts)
-    names = dict.fromkeys(name for part in found for name in part)
-    return {name: dict(sorted(add_histograms(part[name] for part in found).items())) for name in names}
+    histograms = list(parts)
+    names = dict.fromkeys(name for part in histograms for name in part)
+    return {name: dict(sorted(add_histograms(part[name] for part in histograms).items())) for name in names}

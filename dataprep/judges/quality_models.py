@@ -1,4 +1,4 @@
-"""The models of the stage `quality`: training those that are trained there, finding all, measuring them."""
+"""Models of the stage `quality`: training, lookup, and scores of held-out documents."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from gristmill.mixtures.steps.quality import Classifier, Quality
 CLASSIFIER_FILE = "model.bin"
 HELD_OUT_FILE = "held_out.parquet"
 CHARACTERS = "characters"
-"""One row per held-out document: `good`, its CHARACTERS, and every score."""
+"""File with a row per held-out document: `good`, its CHARACTERS, and every score."""
 
 
 def trainings(section: Quality) -> dict[str, Callable[..., Done]]:
-    """The trainings that the section asks for: name -> a function of (task, inputs, config, out, work)."""
-    found: dict[str, Callable[..., Done]] = {}
+    """Trainings that the section needs: name -> a function of (task, inputs, config, out, work)."""
+    functions: dict[str, Callable[..., Done]] = {}
     if section.classifier is not None and section.classifier.model is None:
-        found["classifier"] = train_classifier
+        functions["classifier"] = train_classifier
     if section.distil is not None:
-        found[DISTILLED] = train_distilled
+        functions[DISTILLED] = train_distilled
     if section.perplexity is not None and section.perplexity.ngram is not None:
-        found["ngram"] = train_ngram
-    return found
+        functions["ngram"] = train_ngram
+    return functions
 
 
 def train_classifier(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
@@ -56,9 +56,9 @@ def train_classifier(task: Task, inputs: Mapping[str, Path], config: dict[str, A
     settings, seed = section.classifier, section.key_seed
     assert settings is not None
     pool = open_pool(inputs, settings)
-    training = {good: examples for good, (examples, _) in choose_examples(pool, settings, seed).items()}
-    lines = {good: read_training_lines(pool, examples, settings) for good, examples in training.items()}
-    order = {good: examples.order for good, examples in training.items()}
+    training = {is_positive: examples for is_positive, (examples, _) in choose_examples(pool, settings, seed).items()}
+    lines = {is_positive: read_training_lines(pool, examples, settings) for is_positive, examples in training.items()}
+    order = {is_positive: examples.order for is_positive, examples in training.items()}
     content = train(_merge(lines, order), settings, seed, work if is_local(work) else None)
     with atomic_write(out / CLASSIFIER_FILE) as sink:
         sink.write(content)
@@ -72,18 +72,18 @@ def train_ngram(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     """Train the n-gram models, one on each half of the documents (see `perplexity.halves`), and commit them.
 
     Raises:
-        QualityError: its sources have too little text.
+        QualityError: the sources have too little text.
     """
     section = Quality.model_validate(config)
     assert section.perplexity is not None
     assert section.perplexity.ngram is not None
     settings = section.perplexity.ngram
     texts = pa.array(list(read_ngram_texts(inputs, section)), pa.large_string())
-    half, found = halves(texts), []
+    half, models = halves(texts), []
     for number, name in enumerate(NGRAM_FILES):
-        own = texts.filter(pa.array(half == number)).to_pylist()
-        seen = normalise(own, section.perplexity.normalise, section.perplexity.max_characters)
-        sentences = read_sentences(pa.array(seen, pa.large_string()))
+        half_texts = texts.filter(pa.array(half == number)).to_pylist()
+        normalised = normalise(half_texts, section.perplexity.normalise, section.perplexity.max_characters)
+        sentences = read_sentences(pa.array(normalised, pa.large_string()))
         if not len(sentences.words):
             raise QualityError(
                 f"quality: the sources of the n-gram model ({', '.join(settings.sources)}) have {len(texts)} documents "
@@ -93,41 +93,41 @@ def train_ngram(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
         entries = train_entries(sentences, settings.order)
         write_entries(out / name, entries)
         words = len(sentences.words) - 2 * int((sentences.positions == 0).sum())
-        found.append(
+        models.append(
             {
-                "documents": len(own),
+                "documents": len(half_texts),
                 "words": words,
                 "ngrams": [len(part.keys) for part in entries],
                 "sha256": sha256_file(out / name),
             }
         )
-    return Done([out / name for name in NGRAM_FILES], {"models": found})
+    return Done([out / name for name in NGRAM_FILES], {"models": models})
 
 
 def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, Any]]) -> ModelFiles:
-    """Where every scorer's model lies, and its content's hash.
+    """Path and content hash of every scorer's model.
 
     Raises:
-        gristmill.dataprep.judges.classifier.ClassifierError: a given classifier lacks the label.
+        gristmill.dataprep.judges.classifier.ClassifierError: a user's classifier lacks the label.
     """
     models: dict[str, Mapping[str, str]] = {}
     if section.classifier is not None:
-        given = section.classifier.model
-        path = out / CLASSIFIER_FILE if given is None else as_path(given)
-        sha256 = sha256_file(path) if given is not None else trained["classifier"]["sha256"]
+        user_path = section.classifier.model
+        path = out / CLASSIFIER_FILE if user_path is None else as_path(user_path)
+        sha256 = sha256_file(path) if user_path is not None else trained["classifier"]["sha256"]
         models["classifier"] = {"path": str(path), "sha256": sha256}
         check_label(load_model(str(path), sha256), section.classifier)
     if DISTILLED in trained:
         models[DISTILLED] = {name: trained[DISTILLED][name] for name in ("path", "sha256")}
         models.update(embedding_files(section))
     if section.perplexity is not None and section.perplexity.has_ngrams:
-        given = section.perplexity.kenlm
-        for name in NGRAM_FILES if given is None else ["given"]:
-            path = out / name if given is None else as_path(given)
+        user_path = section.perplexity.kenlm
+        for name in NGRAM_FILES if user_path is None else ["given"]:
+            path = out / name if user_path is None else as_path(user_path)
             models[f"ngram/{name}"] = {"path": str(path), "sha256": sha256_file(path)}
-            load_scores(**models[f"ngram/{name}"])  # one that cannot be used fails before any work
+            load_scores(**models[f"ngram/{name}"])  # an unusable model fails before any work
     if section.perplexity is not None and section.perplexity.model is not None:
-        # Without any the loader says what is missing.
+        # Without weights the loader reports what is missing.
         weights = sorted(as_path(section.perplexity.model).glob("model*.safetensors"))
         sha256 = "".join(sha256_file(path) for path in weights)
         models["language_model"] = {"path": str(section.perplexity.model), "sha256": sha256}
@@ -138,7 +138,7 @@ def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, 
 def measure_held_out(
     task: Task, inputs: Mapping[str, Path], config: dict[str, Any], models: ModelFiles, out: Path
 ) -> Done:
-    """Measure every score on the documents that no model was trained on."""
+    """Measure every score on the held-out documents, which no model was trained on."""
     section = Quality.model_validate(config)
     assert section.classifier is not None
     pool = open_pool(inputs, section.classifier)
@@ -147,7 +147,7 @@ def measure_held_out(
     parts = []
     for good, (_, held_out) in chosen.items():
         for _, texts in pool.read(held_out):
-            # One that cannot be measured is left out here; where it is judged, it is quarantined.
+            # Unmeasurable documents are left out here; the stage quarantines them where it judges them.
             measured, _ = measure_texts(pa.chunked_array([pa.array(texts, pa.large_string())]), measure)
             parts.append({"good": np.full(len(measured[section.scores[0]]), good), **measured})
     columns = ("good", CHARACTERS, *section.scores)
@@ -160,7 +160,7 @@ def _with_length(measure: Measure) -> Measure:
 
 
 def read_training_lines(pool: Pool, examples: Examples, section: Classifier) -> list[str]:
-    """The lines of some examples, in their order."""
+    """Training lines of some examples, in their order."""
     lines = [""] * len(examples.rows)
     for places, texts in pool.read(examples):
         for place, text in zip(places.tolist(), texts, strict=True):
@@ -169,7 +169,9 @@ def read_training_lines(pool: Pool, examples: Examples, section: Classifier) -> 
 
 
 def _merge(lines: Mapping[bool, Sequence[str]], order: Mapping[bool, np.ndarray]) -> Iterator[tuple[bool, str]]:
-    """Both classes in one order, so that neither is learnt before the other."""
-    merged = [(key, good, place) for good in lines for place, key in enumerate(order[good].tolist())]
-    for _, good, place in sorted(merged):
-        yield good, lines[good][place]
+    """Merge both classes into one order, so that training alternates between them."""
+    merged = [
+        (key, is_positive, index) for is_positive in lines for index, key in enumerate(order[is_positive].tolist())
+    ]
+    for _, is_positive, index in sorted(merged):
+        yield is_positive, lines[is_positive][index]

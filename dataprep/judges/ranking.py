@@ -1,9 +1,9 @@
-"""Keeping the best share of all documents, or of each source's, by one score: exactly, in bounded memory.
+"""Selection of the best share of all documents, or of each source's, by one score: exact, in bounded memory.
 
-Documents are ordered by (score, tie): the tie is a hash of the id, so that equal scores have an order that depends on
-nothing but the documents. The k-th of them is found by radix selection: each pass over the shards counts the values
-of the next 16 bits among the candidates that are left, and keeps the bin that holds the k-th. When few are left they
-are sorted. Two passes do for almost all data; eight are the most.
+Documents are ordered by (score, tie). The tie is a hash of the id, so that the order of equal scores depends only on
+the documents. Radix selection finds the k-th document: each pass over the shards counts the next 16 bits of the
+remaining candidates, and keeps the bin of the k-th. Few remaining candidates are sorted. Two passes suffice for almost
+all data; eight are the maximum.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ DIGIT_BITS = 16
 DIGITS = 1 << DIGIT_BITS
 WORD_DIGITS = 64 // DIGIT_BITS
 FEW = 1 << 20
-"""So many candidates are sorted in memory."""
+"""Number of candidates that are sorted in memory."""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """Some documents.
+    """Keys of some documents.
 
     Attributes:
-        groups: int64 of shape (n,), which selection each belongs to.
-        keys: uint64 of shape (n,): the smaller the better, see `rank_keys`.
-        ties: uint64 of shape (n,): decides between equal keys.
+        groups: int64 of shape (n,), the selection that each document belongs to.
+        keys: uint64 of shape (n,): smaller is better, see `rank_keys`.
+        ties: uint64 of shape (n,): order of equal keys.
     """
 
     groups: np.ndarray
@@ -43,18 +43,18 @@ Read = Callable[[], Iterator[Ranked]]
 
 @dataclass(frozen=True)
 class Cut:
-    """The worst document that is kept: its key and its tie."""
+    """Key and tie of the worst document that is kept."""
 
     key: int
     tie: int
 
     def keeps(self, keys: np.ndarray, ties: np.ndarray) -> np.ndarray:
-        """Which of n documents are at least as good: bool of shape (n,)."""
+        """Return True for documents at least as good as the cut: bool of shape (n,)."""
         return (keys < np.uint64(self.key)) | ((keys == np.uint64(self.key)) & (ties <= np.uint64(self.tie)))
 
 
 def rank_keys(scores: np.ndarray, higher_is_better: bool) -> np.ndarray:
-    """Scores (float64, not NaN) as uint64 that are the smaller the better; equal where the scores are equal."""
+    """Convert scores (float64, not NaN) to uint64 keys: smaller is better, equal for equal scores."""
     bits = (scores + 0.0).view(np.uint64)  # -0.0 becomes 0.0
     sign = np.uint64(1) << np.uint64(63)
     ascending = np.where(bits & sign, ~bits, bits | sign)
@@ -62,7 +62,7 @@ def rank_keys(scores: np.ndarray, higher_is_better: bool) -> np.ndarray:
 
 
 def score_of_key(key: int, higher_is_better: bool) -> float:
-    """The score that a key stands for."""
+    """Score of a key."""
     ascending = ~np.uint64(key) if higher_is_better else np.uint64(key)
     sign = np.uint64(1) << np.uint64(63)
     bits = ascending & ~sign if ascending & sign else ~ascending
@@ -70,100 +70,102 @@ def score_of_key(key: int, higher_is_better: bool) -> float:
 
 
 def number_kept(share: float, documents: int) -> int:
-    """ceil(share * documents), free of what binary fractions add: a tenth of 20 is 2."""
+    """ceil(share * documents) without binary rounding errors: a tenth of 20 is 2."""
     return math.ceil(round(share * documents, 9))
 
 
 def find_cuts(read: Read, ranks: Mapping[int, int]) -> dict[int, Cut]:
-    """The document of each group that has the given rank.
+    """Find the document with the given rank in each group.
 
     Args:
-        read: all documents; those of groups that are not asked for do not matter.
-        ranks: group -> rank, from 1 (the best) to the number of its documents. Groups are small numbers from 0.
+        read: all documents; groups without a rank are ignored.
+        ranks: group -> rank, from 1 (the best) to its number of documents. Groups are small integers from 0.
     """
     if not ranks:
         return {}
     size = max(ranks) + 1
-    wanted = np.zeros(size, bool)
-    wanted[list(ranks)] = True
-    left = np.zeros(size, np.int64)
+    is_ranked = np.zeros(size, bool)
+    is_ranked[list(ranks)] = True
+    ranks_left = np.zeros(size, np.int64)
     for group, rank in ranks.items():
-        left[group] = rank
+        ranks_left[group] = rank
     prefixes = np.zeros((size, 2), np.uint64)
     for depth in range(2 * WORD_DIGITS):
-        counts = _count_digits(read, prefixes, wanted, depth)
+        counts = _count_digits(read, prefixes, is_ranked, depth)
         candidates = 0
         for group in ranks:
             ends = np.cumsum(counts[group])
-            digit = int(np.searchsorted(ends, left[group]))
-            left[group] -= int(ends[digit] - counts[group, digit])
+            digit = int(np.searchsorted(ends, ranks_left[group]))
+            ranks_left[group] -= int(ends[digit] - counts[group, digit])
             word, shift = _place(depth)
             prefixes[group, word] |= np.uint64(digit) << shift
             candidates += int(counts[group, digit])
         if candidates <= FEW:
-            return _pick(read, prefixes, wanted, depth, left)
+            return _pick(read, prefixes, is_ranked, depth, ranks_left)
     return {group: Cut(int(prefixes[group, 0]), int(prefixes[group, 1])) for group in ranks}
 
 
 def _place(depth: int) -> tuple[int, np.uint64]:
-    """Which word (0: key, 1: tie) the digit at a depth is in, and by how many bits it is shifted."""
+    """Word (0: key, 1: tie) and shift of the digit at a depth."""
     return depth // WORD_DIGITS, np.uint64(64 - DIGIT_BITS * (depth % WORD_DIGITS + 1))
 
 
-def _matches(part: Ranked, prefixes: np.ndarray, wanted: np.ndarray, depth: int) -> np.ndarray:
-    """Documents of wanted groups whose first `depth` digits are their group's prefix: positions."""
-    inside = np.flatnonzero(part.groups < len(wanted))
-    inside = inside[wanted[part.groups[inside]]]
+def _matches(part: Ranked, prefixes: np.ndarray, is_ranked: np.ndarray, depth: int) -> np.ndarray:
+    """Positions of documents in ranked groups whose first `depth` digits are their group's prefix."""
+    positions = np.flatnonzero(part.groups < len(is_ranked))
+    positions = positions[is_ranked[part.groups[positions]]]
     for word, values in ((0, part.keys), (1, part.ties)):
         digits = min(max(depth - word * WORD_DIGITS, 0), WORD_DIGITS)
         if digits == 0:
             break
         shift = np.uint64(64 - DIGIT_BITS * digits)
-        inside = inside[(values[inside] >> shift) == (prefixes[part.groups[inside], word] >> shift)]
-    return inside
+        positions = positions[(values[positions] >> shift) == (prefixes[part.groups[positions], word] >> shift)]
+    return positions
 
 
-def _count_digits(read: Read, prefixes: np.ndarray, wanted: np.ndarray, depth: int) -> np.ndarray:
-    counts = np.zeros(len(wanted) * DIGITS, np.int64)
+def _count_digits(read: Read, prefixes: np.ndarray, is_ranked: np.ndarray, depth: int) -> np.ndarray:
+    counts = np.zeros(len(is_ranked) * DIGITS, np.int64)
     word, shift = _place(depth)
     for part in read():
-        at = _matches(part, prefixes, wanted, depth)
-        digits = ((part.ties if word else part.keys)[at] >> shift).astype(np.int64) % DIGITS
-        counts += np.bincount(part.groups[at] * DIGITS + digits, minlength=len(counts))
-    return counts.reshape(len(wanted), DIGITS)
+        positions = _matches(part, prefixes, is_ranked, depth)
+        digits = ((part.ties if word else part.keys)[positions] >> shift).astype(np.int64) % DIGITS
+        counts += np.bincount(part.groups[positions] * DIGITS + digits, minlength=len(counts))
+    return counts.reshape(len(is_ranked), DIGITS)
 
 
-def _pick(read: Read, prefixes: np.ndarray, wanted: np.ndarray, depth: int, left: np.ndarray) -> dict[int, Cut]:
-    found = []
+def _pick(
+    read: Read, prefixes: np.ndarray, is_ranked: np.ndarray, depth: int, ranks_left: np.ndarray
+) -> dict[int, Cut]:
+    candidates = []
     for part in read():
-        at = _matches(part, prefixes, wanted, depth + 1)
-        found.append((part.groups[at], part.keys[at], part.ties[at]))
-    groups, keys, ties = (np.concatenate([one[column] for one in found]) for column in range(3))
+        positions = _matches(part, prefixes, is_ranked, depth + 1)
+        candidates.append((part.groups[positions], part.keys[positions], part.ties[positions]))
+    groups, keys, ties = (np.concatenate([arrays[column] for arrays in candidates]) for column in range(3))
     cuts = {}
-    for group in np.flatnonzero(wanted):
-        own = np.flatnonzero(groups == group)
-        order = own[np.lexsort((ties[own], keys[own]))]
-        chosen = order[left[group] - 1]
-        cuts[int(group)] = Cut(int(keys[chosen]), int(ties[chosen]))
+    for group in np.flatnonzero(is_ranked):
+        members = np.flatnonzero(groups == group)
+        order = members[np.lexsort((ties[members], keys[members]))]
+        last_kept = order[ranks_left[group] - 1]
+        cuts[int(group)] = Cut(int(keys[last_kept]), int(ties[last_kept]))
     return cuts
 
 
 ALL = "all"
-"""The group of documents that are ranked together, whatever their source."""
+"""Group of all documents, if sources are not ranked separately."""
 
 ReadScores = Callable[[], Iterator[tuple[Sequence[str], np.ndarray, np.ndarray]]]
-"""Reads, shard by shard, of every ranked document its source, score (float64, not NaN) and tie (uint64)."""
+"""Reads per shard the source, score (float64, not NaN) and tie (uint64) of every ranked document."""
 
 
 @dataclass(frozen=True)
 class GroupCut:
-    """Where one group ends.
+    """Cut of one group.
 
     Attributes:
         cut: the worst document that is kept.
         score: its score.
-        kept: documents that are kept.
-        of: documents that were ranked.
+        kept: number of kept documents.
+        of: number of ranked documents.
     """
 
     cut: Cut
@@ -174,7 +176,7 @@ class GroupCut:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where every group ends, by which score; the groups are the sources, or ALL where they are not asked for."""
+    """Cuts of all groups by one score; the groups are the sources, or ALL."""
 
     score: str
     higher_is_better: bool
@@ -183,7 +185,7 @@ class Cuts:
 
 
 def rank_documents(read: ReadScores, score: str, higher_is_better: bool, share: float, per_source: bool) -> Cuts:
-    """Find where the best `share` of each group ends: its ceil(share * documents)-th document."""
+    """Find the cut at the best `share` of each group: its ceil(share * documents)-th document."""
     sizes: dict[str, int] = {}
     for sources, _, _ in read():
         names, numbers = np.unique(group_names(sources, per_source).astype(str), return_counts=True)
@@ -211,31 +213,31 @@ def rank_documents(read: ReadScores, score: str, higher_is_better: bool, share: 
 
 
 def kept_by_rank(cuts: Cuts, sources: Sequence[str], scores: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """Which of n documents are among the best of their group: bool of shape (n,); false where a score is NaN."""
+    """Return True for documents among the best of their group: bool of shape (n,); False for NaN scores."""
     kept = np.zeros(len(scores), bool)
-    known = ~np.isnan(scores)
+    has_score = ~np.isnan(scores)
     keys = rank_keys(scores, cuts.higher_is_better)
     groups = group_names(sources, cuts.per_source)
     for name, group in cuts.found.items():
-        own = known & (groups == name)
-        kept[own] = group.cut.keeps(keys[own], ties[own])
+        members = has_score & (groups == name)
+        kept[members] = group.cut.keeps(keys[members], ties[members])
     return kept
 
 
 def group_names(sources: Sequence[str], per_source: bool) -> np.ndarray:
-    """The group of each of n documents: strings as objects of shape (n,)."""
+    """Group of each of n documents: strings as objects of shape (n,)."""
     return np.array(list(sources) if per_source else [ALL] * len(sources), object)
 
 
 def describe_cuts(cuts: Cuts) -> dict[str, Any]:
-    """The cuts as JSON; a document at the cut's score is kept where its tie is at most `tie`."""
+    """Cuts as JSON; a document with the cut's score is kept if its tie is at most `tie`."""
     return {
         name: {
             "by": cuts.score,
-            "score": found.score,
-            "kept": found.kept,
-            "of": found.of,
-            "tie": f"{found.cut.tie:016x}",
+            "score": group_cut.score,
+            "kept": group_cut.kept,
+            "of": group_cut.of,
+            "tie": f"{group_cut.cut.tie:016x}",
         }
-        for name, found in cuts.found.items()
+        for name, group_cut in cuts.found.items()
     }

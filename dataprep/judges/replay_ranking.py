@@ -1,7 +1,7 @@
-"""Replaying `keep_top`: what another share would have kept, from the scores that were measured.
+"""Replay of `keep_top`: documents that another share would have kept, by the measured scores.
 
-Unlike other rules (`dataprep/replay.py`) it looks at all documents at once: those that the stage saw and that pass what
-is replayed of the stages before it, as in a run with the same settings.
+Unlike other rules (`dataprep/replay.py`) it ranks all documents together: those that the stage saw and that pass the
+replayed rules of earlier stages, as in a run with the same settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gristmill.dataprep.replay import Columns, Rule, judge_shard
 from gristmill.mixtures.steps.quality import Quality
 
 NAME = "quality/keep_top"
-"""The reason that is written of a document."""
+"""Reason that is recorded for a document."""
 KEY = "keep_top"
 Rules = Mapping[str, Sequence[Rule]]
 """Stage -> its rules."""
@@ -35,13 +35,13 @@ def keep_top_rule(
     replayed: Rules,
     measured_columns: Collection[str],
 ) -> Rule | None:
-    """The rule of a stage that keeps the best share, having found where that share ends; None where it keeps all.
+    """Rule of a stage that keeps the best share, with the cut of that share; None if the stage keeps all documents.
 
     Args:
         inputs: `ingest` and the committed stages.
-        seed: of the hashes that decide between equal scores.
-        ran: the rules that the stages ran with.
-        replayed: those to judge by instead, at least of the stages before this one.
+        seed: of the hashes that order equal scores.
+        ran: rules that the stages ran with.
+        replayed: rules to judge by instead, at least for the stages before this one.
         measured_columns: of the stage's annotations.
     """
     if section.keep_top is None or section.ranked_by not in measured_columns:
@@ -70,19 +70,19 @@ def keep_top_rule(
 
 
 def nobody(columns: Columns) -> np.ndarray:
-    """No document fails."""
+    """Rule that no document fails."""
     return np.zeros(len(columns["id"]), bool)
 
 
 def _rows_left(inputs: Mapping[str, Path], shard: str, stage: str, ran: Rules, replayed: Rules) -> np.ndarray:
     """Rows of a shard that a stage saw, and that pass the replayed rules of the stages before it."""
-    seen, _ = judge_shard(inputs, shard, stage, [], [])
-    left = seen.rows
+    stage_verdicts, _ = judge_shard(inputs, shard, stage, [], [])
+    rows = stage_verdicts.rows
     stages = annotation_stages(inputs)
-    for before in stages[: stages.index(stage)]:
-        _, verdicts = judge_shard(inputs, shard, before, list(ran[before]), list(replayed[before]))
-        left = np.intersect1d(left, verdicts.rows[verdicts.keep])
-    return left
+    for earlier_stage in stages[: stages.index(stage)]:
+        _, verdicts = judge_shard(inputs, shard, earlier_stage, list(ran[earlier_stage]), list(replayed[earlier_stage]))
+        rows = np.intersect1d(rows, verdicts.rows[verdicts.keep])
+    return rows
 
 
 def _ties(columns: Columns, seed: int) -> np.ndarray:
@@ -92,6 +92,8 @@ def _ties(columns: Columns, seed: int) -> np.ndarray:
 
 def _margins(cuts: Cuts, sources: Sequence[str], scores: np.ndarray) -> np.ndarray:
     groups = group_names(sources, cuts.per_source)
-    at = {name: found.score for name, found in cuts.found.items()}
-    margins: np.ndarray = np.abs(scores - np.array([at.get(name, np.nan) for name in groups.tolist()], np.float64))
+    score_by_group = {name: group_cut.score for name, group_cut in cuts.found.items()}
+    margins: np.ndarray = np.abs(
+        scores - np.array([score_by_group.get(name, np.nan) for name in groups.tolist()], np.float64)
+    )
     return margins

@@ -1,4 +1,4 @@
-"""The scores of the stage `quality`: which there are, and the function that measures those that are asked for."""
+"""Scores of the stage `quality`, and the function that measures the configured ones."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ ModelFiles = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Score:
-    """One way to rank documents.
+    """Ranking score of documents.
 
     Attributes:
-        higher_is_better: false for perplexities.
-        edges: borders of the bins of its histogram.
+        higher_is_better: False for perplexities.
+        edges: bin edges of its histogram.
     """
 
     higher_is_better: bool
@@ -46,11 +46,11 @@ class Score:
 
 SHARES = tuple(round(step / 20, 2) for step in range(21))
 PERPLEXITIES = tuple(float(round(10 ** (step / 4), 1)) for step in range(21))
-"""Four bins a decade, from 1 to 100,000."""
+"""Four bins per decade, from 1 to 100,000."""
 BITS = tuple(round(step / 4, 2) for step in range(33))
 LANGUAGE_MODEL = "gristmill.train.evaluation.document_scorer:load_scorer"
-"""Where the scorer of a language model is. It is named, not imported: what prepares text runs without torch, and
-imports nothing from above itself, unless a manifest asks for this very score."""
+"""Loader of the scorer of a language model. It is a name, imported only if a manifest asks for this score: data
+preparation runs without torch and does not import the layers above it."""
 SCORES: Mapping[str, Score] = {
     "quality": Score(True, SHARES),
     "perplexity": Score(False, PERPLEXITIES),
@@ -58,11 +58,11 @@ SCORES: Mapping[str, Score] = {
     "bits_per_byte": Score(False, BITS),
     "heuristic_score": Score(True, SHARES),
 }
-"""Column -> what it is; in the order in which scores are tried."""
+"""Column -> score, in the order in which scores are tried."""
 
 
 def make_measure(section: Quality, models: ModelFiles) -> Measure:
-    """The function that measures what the section asks for, and no more; models are loaded once per process."""
+    """Function that measures the configured scores; models are loaded once per process."""
     scorers: list[Measure] = []
     if section.classifier is not None:
         classifier = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
@@ -83,7 +83,7 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
 
 
 def load_language_model(path: str, sha256: str, max_tokens: int) -> Any:
-    """The function of texts that LANGUAGE_MODEL makes for a model's folder."""
+    """Scoring function from LANGUAGE_MODEL for a model folder."""
     module, _, name = LANGUAGE_MODEL.partition(":")
     return getattr(importlib.import_module(module), name)(path, sha256, max_tokens)
 
@@ -94,7 +94,7 @@ def _quality(model: Predictor, section: Quality, texts: pa.Array) -> dict[str, n
 
 
 def _perplexity(ngrams: Sequence[LogScores], section: Perplexity, texts: pa.Array) -> dict[str, np.ndarray]:
-    """Perplexities by a given model, or by two that were trained here: then by the one that never saw the text."""
-    seen = normalise(texts.to_pylist(), section.normalise, section.max_characters)
+    """Perplexities by a single model, or by that of the two models trained here that was not trained on the text."""
+    normalised = normalise(texts.to_pylist(), section.normalise, section.max_characters)
     scores = ngrams[0] if len(ngrams) == 1 else partial(score_by_other_half, ngrams, halves(texts))
-    return {"perplexity": perplexities(scores, pa.array(seen, pa.large_string()))}
+    return {"perplexity": perplexities(scores, pa.array(normalised, pa.large_string()))}

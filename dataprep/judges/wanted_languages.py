@@ -1,4 +1,4 @@
-"""The languages that `langid` is to keep, held against those that its model knows; light: manifests are checked by it."""
+"""Languages that `langid` keeps, checked against its model's labels; light enough for checking manifests."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Wanted = Mapping[str, float]
 
 
 class LanguageError(ValueError):
-    """A language is wanted that the model does not know."""
+    """The model does not know a language to be kept."""
 
 
 def wanted_languages(section: LanguageId) -> Wanted:
-    """The languages to keep, each with its threshold."""
+    """Languages to keep, each with its threshold."""
     thresholds = section.keep if isinstance(section.keep, Mapping) else dict.fromkeys(section.keep, section.threshold)
     return {str(parse_label(code)): threshold for code, threshold in thresholds.items()}
 
 
 def check_labels(section: LanguageId, labels: Sequence[str], model: str) -> None:
-    """Raise LanguageError where the manifest explains labels that the model does not have."""
+    """Raise LanguageError if the manifest maps labels that the model does not have."""
     unknown = [label for label in section.labels if label not in labels]
     if unknown:
         raise LanguageError(
@@ -34,10 +34,10 @@ def check_labels(section: LanguageId, labels: Sequence[str], model: str) -> None
 
 
 def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
-    """Refuse languages that the model does not know, since nothing would ever be kept for them.
+    """Refuse languages that the model does not know, since no document would be kept for them.
 
     Raises:
-        LanguageError: names one, and what it may have been meant for.
+        LanguageError: names one, and similar known languages.
     """
     for code in wanted:
         if (problem := why_unknown(code, labels, model)) is not None:
@@ -45,15 +45,15 @@ def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
 
 
 def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
-    """Why a model never says that a document is in a language, and what that may have been meant for; else None.
+    """Reason that a model never predicts a language, with similar known languages; None if it knows the language.
 
     Args:
-        code: as `str(parse_label(...))` has it, or EVERY_OTHER.
+        code: as `str(parse_label(...))`, or EVERY_OTHER.
         labels: those of the model.
         model: its name.
     """
-    known = {parse_label(label) for label in labels}
-    codes = {language.code for language in known} | {str(language) for language in known}
+    languages = {parse_label(label) for label in labels}
+    codes = {language.code for language in languages} | {str(language) for language in languages}
     if code in codes or code == EVERY_OTHER:
         return None
     first = code.partition("_")[0]
@@ -65,8 +65,8 @@ def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
 
 
 def known_labels(section: LanguageId) -> list[str] | None:
-    """The labels of a section's model in the meaning that the section gives them, where that is known without loading
-    it; None where it lies elsewhere or is not there yet."""
+    """Labels of a section's model after the section's mapping, if known without loading the model; None if its
+    file is remote, missing or of an unknown form."""
     if section.model is None or not is_other_model(section.model):
         labels: list[str] | None = list(LID_176)
     else:

@@ -1,9 +1,9 @@
-"""From the averaged rows of a line to labels: the outputs of a fastText model.
+"""Outputs of a fastText model: label probabilities from the averaged rows of a line.
 
-fastText 0.9.3 (`loss.cc`) takes the logarithm of every share with 1e-5 added and, for a tree (hierarchical softmax;
-Morin & Bengio 2005), adds logarithms along the path to a label. Here shares with 1e-5 added are multiplied, in double
-precision, which is the same without a logarithm per node. What else is done otherwise only saves work: products of
-sixteen numbers at once, and the likelier child of a node first, so that most of the tree is never looked at.
+fastText 0.9.3 (`loss.cc`) takes the logarithm of every share plus 1e-5 and, in a tree (hierarchical softmax; Morin &
+Bengio 2005), adds logarithms along the path to a label. Here shares plus 1e-5 are multiplied in double precision, which
+is equivalent and needs no logarithm per node. All other differences only save work: products of sixteen numbers at
+once, and the likelier child of a node first, so that most of the tree is never visited.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from gristmill.dataprep.text.spans import count_code_points
 from gristmill.dataprep.text.wide_bytes import address_of
 
 STEP = 4
-"""Numbers of a row that are added at once, at the least."""
+"""Least numbers of a row that are added at once."""
 ADDED = 1e-5
-"""What fastText adds to a share before it takes the logarithm (`std_log`)."""
+"""fastText's addition to a share before the logarithm (`std_log`)."""
 LEAST_SHARE = ADDED
-"""Nodes of a smaller share are left out: fastText's threshold is 0, with as much added."""
+"""Share below which nodes are skipped: fastText's threshold is 0, plus the same addition."""
 NEAR = 0.99
-"""Shares whose ratio is nearer to 1 may change places by the order in which a tree is walked: a step adds 1e-5."""
+"""Least ratio of shares whose order may depend on the order of the walk: each step adds 1e-5."""
 CLEARLY_LESS = np.float32(0.999)
-"""The logarithm of a share that is so much less than another is less, in single precision too."""
+"""Ratio of shares that guarantees a smaller logarithm, in single precision too."""
 
 
 def lines_of(texts: pa.Array | Sequence[str], max_characters: int | None = None) -> Lines:
-    """Texts as lines, each of its first characters only where there is a bound."""
+    """Texts as lines, truncated to their first `max_characters`."""
     data, offsets = text_buffers(texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string()))
     if max_characters is None:
         return Lines(data, offsets[:-1], offsets[1:])
@@ -50,31 +50,31 @@ def lines_of(texts: pa.Array | Sequence[str], max_characters: int | None = None)
 
 @kernel
 def find_heads(data: np.ndarray, offsets: np.ndarray, characters: int) -> np.ndarray:
-    """Where the first so many code points of each text end: int64, one per text."""
+    """Ends of the first `characters` code points of texts: int64, one per text."""
     ends = np.empty(len(offsets) - 1, np.int64)
     for text in range(len(ends)):
-        at, end, left = offsets[text], offsets[text + 1], characters
-        if end - at <= characters:
+        position, end, remaining = offsets[text], offsets[text + 1], characters
+        if end - position <= characters:
             ends[text] = end
             continue
-        while left >= 8 and at + 8 <= end:
-            left -= count_code_points(data, at, at + 8)
-            at += 8
-        while at < end and (left or data[at] & 0xC0 == 0x80):
-            left -= data[at] & 0xC0 != 0x80
-            at += 1
-        ends[text] = at
+        while remaining >= 8 and position + 8 <= end:
+            remaining -= count_code_points(data, position, position + 8)
+            position += 8
+        while position < end and (remaining or data[position] & 0xC0 == 0x80):
+            remaining -= data[position] & 0xC0 != 0x80
+            position += 1
+        ends[text] = position
     return ends
 
 
 def multiply_rows(weights: Weights) -> Weights:
-    """A model with the rows' products with the outputs in place of the rows, where these are shorter.
+    """Replace a model's rows by their products with the outputs if these are shorter.
 
-    An output is the product of the averaged rows with a vector, which is the average of the rows' products: of two
-    labels and 32 dimensions an eighth of the memory is read. What comes out differs in the last bits.
+    An output is the product of the averaged rows with a vector, which equals the average of the rows' products: with two
+    labels and 32 dimensions an eighth of the memory is read. Results differ in the last bits.
 
     Returns:
-        the same probabilities of labels; `weights` themselves where the products take more than half of the rows.
+        a model with the same probabilities; `weights` themselves if the products need more than half of the rows' memory.
     """
     d, n = weights.rows.shape[1], len(weights.norms)
     width = -(-n // STEP) * STEP
@@ -104,9 +104,9 @@ def find_tops(weights: Weights, hidden: np.ndarray, counts: np.ndarray, labels: 
     """Find the likeliest label of n lines.
 
     Args:
-        hidden, counts: as `average_rows` has them.
-        labels: int32 of shape (n,), filled: -1 where a line has nothing that the model knows.
-        shares: float64 of shape (n,), filled: the label's probability; 0 where there is none.
+        hidden, counts: from `average_rows`.
+        labels: int32 of shape (n,), filled: -1 for a line without known tokens.
+        shares: float64 of shape (n,), filled: the label's probability; 0 without a label.
     """
     n = len(weights.norms)
     nodes, scores, outputs = np.empty(n + 1, np.int32), np.empty(n + 1, np.float64), np.empty(n, np.float32)
@@ -125,15 +125,19 @@ def _find_tops(
     outputs: np.ndarray,
 ) -> None:
     loss, output, norms, table = weights.loss, weights.output, weights.norms, weights.sigmoid
-    left, right = weights.left, weights.right
+    left_children, right_children = weights.left, weights.right
     for line in range(len(counts)):
         labels[line], shares[line] = -1, 0.0
         if counts[line] == 0:
             continue
         if loss == HIERARCHICAL:
-            label, share, next_share = find_leaf(left, right, output, norms, hidden, line, nodes, scores, True)
+            label, share, next_share = find_leaf(
+                left_children, right_children, output, norms, hidden, line, nodes, scores, True
+            )
             if next_share > NEAR * share:
-                label, share, next_share = find_leaf(left, right, output, norms, hidden, line, nodes, scores, False)
+                label, share, next_share = find_leaf(
+                    left_children, right_children, output, norms, hidden, line, nodes, scores, False
+                )
         else:
             find_outputs(output, norms, table, loss == SOFTMAX, hidden[line], outputs)
             label, score = find_largest(outputs)
@@ -149,9 +153,9 @@ def find_shares(
     """Find the probability of one label for n lines.
 
     Args:
-        hidden, counts: as `average_rows` has them.
-        path: int32, with a tree: the nodes from the root to the label, which is the last.
-        shares: float64 of shape (n,), filled: 0 where the model has no answer.
+        hidden, counts: from `average_rows`.
+        path: int32, with a tree: the nodes from the root to the label.
+        shares: float64 of shape (n,), filled: 0 if the model has no answer.
     """
     n, loss, output, norms, table = len(weights.norms), weights.loss, weights.output, weights.norms, weights.sigmoid
     right, outputs = weights.right, np.empty(n, np.float32)
@@ -186,22 +190,22 @@ def find_leaf(
     scores: np.ndarray,
     likelier_first: bool,
 ) -> tuple[int, float, float]:
-    """Walk the tree, without the nodes whose share is below that of the best leaf so far.
+    """Walk the tree, skipping nodes whose share is below that of the best leaf so far.
 
     Args:
         left, right, output, norms: of the Weights.
-        hidden: as `average_rows` has it; of it one line.
-        nodes, scores: room for as many nodes as there are labels, and one more.
-        likelier_first: or always the first child first, as fastText does.
+        hidden: from `average_rows`; only row `line` is read.
+        nodes, scores: scratch space of the number of labels plus one.
+        likelier_first: visit the likelier child first; False for always the first child, as fastText.
 
     Returns:
-        the leaf, -1 if there is none; its share; that of the best node that was left out.
+        the leaf, or -1; its share; the share of the best skipped node.
     """
     best, best_share, next_share = -1, 0.0, LEAST_SHARE
-    nodes[0], scores[0], waiting = len(left) - 1, 1.0, np.uint64(1)
-    while waiting:
-        waiting -= np.uint64(1)
-        node, share = nodes[waiting], scores[waiting]
+    nodes[0], scores[0], stack_size = len(left) - 1, 1.0, np.uint64(1)
+    while stack_size:
+        stack_size -= np.uint64(1)
+        node, share = nodes[stack_size], scores[stack_size]
         if share < LEAST_SHARE:
             continue
         if share < best_share:
@@ -211,20 +215,23 @@ def find_leaf(
             next_share = max(next_share, best_share)
             best, best_share = node, share
             continue
-        of_right = share_of_right(output, norms, hidden, line, node - len(norms))
-        left_share, right_share = share * (of_other(of_right) + ADDED), share * (np.float64(of_right) + ADDED)
-        first, second = waiting + np.uint64(1), waiting
+        right_probability = share_of_right(output, norms, hidden, line, node - len(norms))
+        left_share, right_share = (
+            share * (of_other(right_probability) + ADDED),
+            share * (np.float64(right_probability) + ADDED),
+        )
+        first, second = stack_size + np.uint64(1), stack_size
         if likelier_first and left_share <= right_share:
             first, second = second, first
         nodes[first], scores[first] = left[node], left_share
         nodes[second], scores[second] = right[node], right_share
-        waiting += np.uint64(2)
+        stack_size += np.uint64(2)
     return best, best_share, next_share
 
 
 @inner_kernel
 def share_of_right(output: np.ndarray, norms: np.ndarray, hidden: np.ndarray, line: int, row: int) -> np.float32:
-    """The share of an inner node, given by its row of `output`, that goes to its second child."""
+    """Share of an inner node, identified by its row of `output`, that goes to its second child."""
     d = hidden.shape[1]
     product = dot_floats(address_of(output) + FLOAT_BYTES * d * row, address_of(hidden) + FLOAT_BYTES * d * line, d)
     return np.float32(1.0 / np.float64(np.float32(1) + math.exp(-product * norms[row])))
@@ -232,7 +239,7 @@ def share_of_right(output: np.ndarray, norms: np.ndarray, hidden: np.ndarray, li
 
 @inner_kernel
 def of_other(share: np.float32) -> float:
-    """The other child's share, in single precision as fastText has it."""
+    """Share of the first child, in single precision as in fastText."""
     return np.float64(np.float32(1.0 - np.float64(share)))
 
 
@@ -240,11 +247,13 @@ def of_other(share: np.float32) -> float:
 def share_of_path(
     right: np.ndarray, output: np.ndarray, norms: np.ndarray, hidden: np.ndarray, line: int, path: np.ndarray
 ) -> float:
-    """The share of the leaf at the end of a path from the root; what is below LEAST_SHARE where a node on it is."""
+    """Share of the leaf at the end of a path from the root; below LEAST_SHARE if a node on the path is."""
     share = 1.0
     for step in range(len(path) - 1):
-        of_right = share_of_right(output, norms, hidden, line, path[step] - len(norms))
-        share *= (np.float64(of_right) if right[path[step]] == path[step + 1] else of_other(of_right)) + ADDED
+        right_probability = share_of_right(output, norms, hidden, line, path[step] - len(norms))
+        share *= (
+            np.float64(right_probability) if right[path[step]] == path[step + 1] else of_other(right_probability)
+        ) + ADDED
         if share < LEAST_SHARE:
             break
     return share
@@ -254,7 +263,7 @@ def share_of_path(
 def find_outputs(
     output: np.ndarray, norms: np.ndarray, table: np.ndarray, softmax: bool, hidden: np.ndarray, outputs: np.ndarray
 ) -> None:
-    """Find every label's probability, of a softmax or for itself: `outputs`, float32 of shape (n,), is filled."""
+    """Fill `outputs`, float32 of shape (n,), with label probabilities, by a softmax or independently."""
     n = len(outputs)
     outputs[:] = 0
     for row in range(len(hidden)):
@@ -279,7 +288,7 @@ def find_outputs(
 
 @inner_kernel
 def sigmoid(table: np.ndarray, x: np.float32) -> np.float32:
-    """The logistic function in fastText's steps."""
+    """Logistic function by fastText's table."""
     if x < -SIGMOID_BOUND:
         return np.float32(0)
     if x > SIGMOID_BOUND:
@@ -289,7 +298,7 @@ def sigmoid(table: np.ndarray, x: np.float32) -> np.float32:
 
 @inner_kernel
 def find_largest(outputs: np.ndarray) -> tuple[int, np.float32]:
-    """The label of the largest output, and its logarithm; of those of equal logarithms in single precision the last."""
+    """Label of the largest output, and its logarithm; the last label if logarithms are equal in single precision."""
     best, best_score, largest = -1, np.float32(0), np.float32(0)
     for label in range(len(outputs)):
         if best >= 0 and outputs[label] < CLEARLY_LESS * largest:

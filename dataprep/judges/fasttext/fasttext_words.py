@@ -1,13 +1,12 @@
-"""The rows of a fastText model that a line's words stand for, added up: in one pass over the line's bytes.
+"""Sums of a fastText model's rows for the words of a line, in one pass over the line's bytes.
 
-As fastText 0.9.3 reads a line (`Dictionary::getLine`): words lie between white space of ASCII, a word stands for its
-own row, where the dictionary has it, and for those of its n-grams of characters; all words' rows are followed by those
-of the n-grams of words.
+Lines are read as in fastText 0.9.3 (`Dictionary::getLine`): ASCII whitespace separates words; a word contributes its own
+row, if the dictionary has it, and the rows of its character n-grams; the rows of the word n-grams follow those of all
+words.
 
-Words repeat. The rows that a word stands for are added up once, in fastText's order, and the sum is kept in a cache: a
-word that was seen before costs one look at the cache and one addition. Where a word stands for several rows, a line's
-sum so differs from fastText's, which adds row by row, in the last bits. It does not depend on what the cache holds: a
-word that is not kept is added up in the same order.
+Words repeat. The rows of a word are summed once, in fastText's order, and the sum is cached: a repeated word costs one
+look-up and one addition. If words have several rows, a line's sum thus differs in the last bits from fastText's, which
+adds row by row. It does not depend on the state of the cache: an uncached word is summed in the same order.
 """
 
 from __future__ import annotations
@@ -41,39 +40,39 @@ from gristmill.dataprep.text.kernels import inlined_kernel, inner_kernel, kernel
 from gristmill.dataprep.text.wide_bytes import WIDTH, address_of, separators_of_64, trailing_zeros
 
 MOST_SLOTS = 1 << 18
-"""Words that a cache holds, at the most."""
+"""Largest number of words in a cache."""
 MOST_CACHE_BYTES = 32 << 20
-"""A cache of long rows holds fewer, so that it takes no more."""
+"""Largest size of a cache; with long rows it holds fewer words."""
 COLUMNS = 8
-"""Numbers of a slot, 64 bytes: those of WORD_COLUMNS, FOUND and ROWS; see Cache."""
+"""Numbers of a slot, 64 bytes: WORD_COLUMNS, FOUND and ROWS; see Cache."""
 WORD_COLUMNS, FOUND, ROWS = 6, 6, 7
 LONGEST_KEPT = 8 * WORD_COLUMNS
-"""Bytes of the longest words that are kept: longer ones hardly repeat."""
+"""Longest word in bytes that is cached: longer words rarely repeat."""
 SKIPPED, LAST = np.uint64(1 << 32), np.uint64(1 << 33)
-"""Flags of a word beside its hash: it is a label, which is no word of the text; it ends the line."""
+"""Flags beside a word's hash: it is a label, which is not a word of the text; it ends the line."""
 STRETCH = 64
-"""N-grams whose buckets are found before the first of their rows is added."""
+"""N-grams whose buckets are computed before the first of their rows is added."""
 MOST_LATER = 1024
-"""N-grams of words whose rows are asked for before all words of a line are added."""
+"""Word n-grams whose rows are prefetched before all words of a line are added."""
 WORDS_AHEAD = 128
-"""Words whose slots are asked for before the first of them is looked at."""
+"""Words whose slots are prefetched before the first of them is read."""
 HALF = np.uint64(32)
 LOW_HALF = np.uint64(0xFFFFFFFF)
 MASKS = np.array(
     [[2 ** (8 * min(max(size - first, 0), 8)) - 1 for first in (0, 8)] for size in range(LONGEST_KEPT + 1)], np.uint64
 )
-"""By the size of a word, which bits of its first eight bytes and of the next eight are its own."""
+"""By the size of a word: masks of its first eight bytes and of the next eight."""
 LABEL = np.frombuffer(LABEL_PREFIX, np.uint8)
 END_OF_LINE_HASH = np.uint32(0xD79C9359)
 """`hash_word` of END_OF_LINE."""
 _ODD, _OTHER_ODD, _TOP = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(64 - 18)
-"""2^64 divided by the golden ratio: the highest bits of a product depend on all of a number's (Knuth, The Art of
+"""2^64 divided by the golden ratio: the highest bits of a product depend on all bits of a number (Knuth, The Art of
 Computer Programming, volume 3, section 6.4); xxHash's second 64-bit prime (Collet, BSD); bits below those of a slot."""
 _LOW, _CONTROL, _BEYOND = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x7777777777777777), np.uint64(0x7272727272727272)
 
 
 class Lines(NamedTuple):
-    """n texts, each a line to the model: line breaks are white space."""
+    """n texts, each one line for the model: line breaks are whitespace."""
 
     data: np.ndarray
     """uint8, UTF-8."""
@@ -84,54 +83,54 @@ class Lines(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What was found out about words; for one thread at a time.
+    """Cache of words' hashes and sums of rows; for one thread at a time.
 
-    A word has a slot of its own, by its bytes, or that one's neighbour (the other one of a pair) if that was free when
-    it came. Where neither is, it takes the place of the word in its own slot. Behind the slots is one more, for words
-    that are too long to be kept.
+    A word's slot is determined by its bytes; if that slot is taken, its neighbour (the other slot of the pair) is used if
+    it is free, otherwise the word replaces the one in its own slot. One more slot at the end is for words that are too long
+    to be cached.
     """
 
     table: np.ndarray
-    """uint64 of shape (slots + 1, COLUMNS). First the word, followed by zeros, which no word has; FOUND: fastText's
-    hash, with the flags SKIPPED and LAST; ROWS: how many rows it stands for and, in the upper half, 1 + the row where
-    it is a single one, else 0."""
+    """uint64 of shape (slots + 1, COLUMNS). First the word, padded with zeros, which words do not contain; FOUND: fastText's
+    hash, with the flags SKIPPED and LAST; ROWS: the number of its rows and, in the upper half, 1 + the row if it is a single
+    one, else 0."""
     sums: np.ndarray
-    """float32 of shape (slots + 1, d): the sum of the rows, where they may be several; else of no columns."""
+    """float32 of shape (slots + 1, d): sums of rows, if words may have several; otherwise without columns."""
 
 
 class Words(NamedTuple):
-    """The next WORDS_AHEAD words of a line, at the most."""
+    """Next words of a line, up to WORDS_AHEAD."""
 
     begins: np.ndarray
-    """int64, in the lines' bytes."""
+    """int64, offset in the lines' bytes."""
     ends: np.ndarray
-    """int64, likewise."""
+    """int64, end in the lines' bytes."""
     slots: np.ndarray
-    """int64: each word's own."""
+    """int64: slot of each word."""
     firsts: np.ndarray
-    """uint64: its first eight bytes, zeros behind it."""
+    """uint64: its first eight bytes, padded with zeros."""
     seconds: np.ndarray
-    """uint64: the next eight."""
+    """uint64: its next eight bytes."""
 
 
 class Room(NamedTuple):
-    """Where a call writes what it needs for a while."""
+    """Scratch memory of a call."""
 
     words: Words
     sources: np.ndarray
-    """int64: the addresses of the rows, and of the sums of rows, that words stand for."""
+    """int64: addresses of words' rows and sums of rows."""
     marked: np.ndarray
-    """uint8: a word between its marks."""
+    """uint8: a word between its boundary marks."""
     buckets: np.ndarray
-    """uint64: buckets of n-grams of characters; then the addresses of their rows."""
+    """uint64: buckets of character n-grams; then the addresses of their rows."""
     hashes: np.ndarray
-    """uint32: the hashes of a line's words, where the model has n-grams of words."""
+    """uint32: hashes of a line's words, if the model has word n-grams."""
     later: np.ndarray
-    """uint64: the addresses of these n-grams' rows."""
+    """uint64: addresses of the word n-grams' rows."""
 
 
 def make_cache(weights: Weights) -> Cache:
-    """An empty cache, of at most MOST_CACHE_BYTES and one slot."""
+    """Empty cache of at most MOST_CACHE_BYTES, plus one slot."""
     d = weights.rows.shape[1] if weights.longest > 0 else 0
     slots = MOST_SLOTS
     while slots * (8 * COLUMNS + FLOAT_BYTES * d) > MOST_CACHE_BYTES:
@@ -145,7 +144,7 @@ def average_rows(weights: Weights, cache: Cache, lines: Lines, hidden: np.ndarra
 
     Args:
         hidden: float32 of shape (n, d), filled.
-        counts: int64 of shape (n,), filled: how many rows each line has; `hidden` is 0 without any.
+        counts: int64 of shape (n,), filled: number of rows per line; `hidden` is 0 if it is 0.
     """
     longest = 0
     for line in range(len(lines.begins)):
@@ -183,26 +182,26 @@ def _average_rows(
     rows_at, sums_at, hidden_at = address_of(weights.rows), address_of(cache.sums), address_of(hidden)
     row_bytes, last, bigrams = FLOAT_BYTES * d, weights.end_of_line, weights.word_ngrams > 1
     longest, first_at = np.uint64(weights.word_ngrams), rows_at + row_bytes * weights.words
-    sources, one = room.sources, np.uint64(1)
+    sources, single = room.sources, np.uint64(1)
     for line in range(len(counts)):
         total = hidden_at + row_bytes * line
         set_floats(total, d)
         count, number, at, end, ended = 0, np.uint64(0), lines.begins[line], lines.ends[line], False
-        begun, later = np.uint64(0), np.uint64(0)
+        first_word, later = np.uint64(0), np.uint64(0)
         while at < end and not ended:
-            ahead, at = find_words(data, at, end, words, cache)
-            waiting = np.uint64(0)
-            for word in range(np.uint64(ahead)):
+            word_count, at = find_words(data, at, end, words, cache)
+            pending = np.uint64(0)
+            for word in range(np.uint64(word_count)):
                 place = words.slots[word]
                 if not is_at(table, place, words, word, data):
-                    other = int(np.int64(place ^ 1))
-                    if place < slots and is_at(table, other, words, word, data):
-                        place = other
+                    neighbour = int(np.int64(place ^ 1))
+                    if place < slots and is_at(table, neighbour, words, word, data):
+                        place = neighbour
                     else:
-                        add_rows(total, sources, waiting, d)  # the slot may be that of one of them
-                        waiting = np.uint64(0)
-                        if place < slots and table[np.uint64(place), 0] and not table[np.uint64(other), 0]:
-                            place = other
+                        add_rows(total, sources, pending, d)  # the slot may be that of a pending word
+                        pending = np.uint64(0)
+                        if place < slots and table[np.uint64(place), 0] and not table[np.uint64(neighbour), 0]:
+                            place = neighbour
                         begin, stop = words.begins[word], words.ends[word]
                         row, is_open = look_up(names, table, place, data, begin, stop, weights.words, d_kept > 0)
                         if is_open:
@@ -210,32 +209,34 @@ def _average_rows(
                             table[np.uint64(place), ROWS] = add_up(
                                 ngrams, room, data, begin, stop, rows_at, row, sum_at, d
                             )
-                rows, found = table[np.uint64(place), ROWS], table[np.uint64(place), FOUND]
+                rows, hash_and_flags = table[np.uint64(place), ROWS], table[np.uint64(place), FOUND]
                 row = int(np.int64(rows >> HALF))
-                sources[waiting] = rows_at + row_bytes * (row - 1) if row else sums_at + row_bytes * place
-                waiting += np.uint64(rows != 0)
+                sources[pending] = rows_at + row_bytes * (row - 1) if row else sums_at + row_bytes * place
+                pending += np.uint64(rows != 0)
                 count += int(np.int64(rows & LOW_HALF))
                 if bigrams:
-                    hashes[number] = np.uint32(found & LOW_HALF)
-                    number += np.uint64(found & SKIPPED == 0)
-                    if begun + longest <= number and later < MOST_LATER:
-                        later = ask_for_ngrams(ngrams, longest, hashes, room.later, begun, number, later, first_at, d)
-                        begun += one
-                if found & LAST:
+                    hashes[number] = np.uint32(hash_and_flags & LOW_HALF)
+                    number += np.uint64(hash_and_flags & SKIPPED == 0)
+                    if first_word + longest <= number and later < MOST_LATER:
+                        later = ask_for_ngrams(
+                            ngrams, longest, hashes, room.later, first_word, number, later, first_at, d
+                        )
+                        first_word += single
+                if hash_and_flags & LAST:
                     ended = True
                     break
-            add_rows(total, sources, waiting, d)
-        if not ended:  # fastText is given every line with a line break
+            add_rows(total, sources, pending, d)
+        if not ended:  # fastText gets every line with a line break
             if 0 <= last < weights.words:
                 add_floats(total, rows_at + row_bytes * last, d)
                 count += 1
             if bigrams:
                 hashes[number] = END_OF_LINE_HASH
-                number += one
-        while begun < number or later:
-            while begun < number and later < MOST_LATER:
-                later = ask_for_ngrams(ngrams, longest, hashes, room.later, begun, number, later, first_at, d)
-                begun += one
+                number += single
+        while first_word < number or later:
+            while first_word < number and later < MOST_LATER:
+                later = ask_for_ngrams(ngrams, longest, hashes, room.later, first_word, number, later, first_at, d)
+                first_word += single
             add_rows(total, room.later, later, d)
             count, later = count + int(np.int64(later)), np.uint64(0)
         counts[line] = count
@@ -247,32 +248,32 @@ def _average_rows(
 
 @inlined_kernel
 def find_words(data: np.ndarray, at: int, end: int, words: Words, cache: Cache) -> tuple[int, int]:
-    """Find the next words of a line, and have their slots brought near.
+    """Find the next words of a line, and prefetch their slots.
 
     Args:
         words: filled.
 
     Returns:
-        how many they are, and where the next one may begin.
+        the number of words, and the offset after them.
     """
     number = np.uint64(0)
     while number < WORDS_AHEAD and at < end:
         separators = separators_from(data, at, end)
-        left = ~separators  # bytes of words that were not yet looked at
-        while left and number < WORDS_AHEAD:
-            first = trailing_zeros(left)
+        word_bits = ~separators  # bytes of words that are still to be read
+        while word_bits and number < WORDS_AHEAD:
+            first = trailing_zeros(word_bits)
             ends = separators >> first << first
             if not ends:
                 break
             last = trailing_zeros(ends)
             note_word(data, at + int(np.int64(first)), at + int(np.int64(last)), words, number, cache)
             number += np.uint64(1)
-            left = left >> last << last
-        if left == np.uint64(0):
+            word_bits = word_bits >> last << last
+        if word_bits == np.uint64(0):
             at = min(at + WIDTH, end)
-        elif number == WORDS_AHEAD or not left & np.uint64(1):
-            at += int(np.int64(trailing_zeros(left)))
-        else:  # all of them are of one word
+        elif number == WORDS_AHEAD or not word_bits & np.uint64(1):
+            at += int(np.int64(trailing_zeros(word_bits)))
+        else:  # all bytes belong to one word
             stop = word_end(data, at, end)
             note_word(data, at, stop, words, number, cache)
             number += np.uint64(1)
@@ -282,20 +283,20 @@ def find_words(data: np.ndarray, at: int, end: int, words: Words, cache: Cache) 
 
 @inlined_kernel
 def separators_from(data: np.ndarray, at: int, end: int) -> np.uint64:
-    """Which of the next WIDTH bytes are between words, a bit each; those behind the line are."""
-    found = ~np.uint64(0) << np.uint64(end - at) if end - at < WIDTH else np.uint64(0)
+    """Bit per byte of the next WIDTH bytes, set for separators of words and behind the end of the line."""
+    bits = ~np.uint64(0) << np.uint64(end - at) if end - at < WIDTH else np.uint64(0)
     if at + WIDTH <= len(data):
-        return found | separators_of_64(address_of(data) + at)
+        return bits | separators_of_64(address_of(data) + at)
     for step in range(min(WIDTH, end - at)):
-        found |= np.uint64(is_space(data[np.uint64(at + step)])) << np.uint64(step)
-    return found
+        bits |= np.uint64(is_space(data[np.uint64(at + step)])) << np.uint64(step)
+    return bits
 
 
 @inlined_kernel
 def note_word(data: np.ndarray, begin: int, end: int, words: Words, number: np.uint64, cache: Cache) -> None:
-    """Write down what is looked at to find a word, and have its own slot brought near."""
+    """Record the key of a word, and prefetch its slot."""
     size, slots, d = end - begin, len(cache.table) - 1, cache.sums.shape[1]
-    first, second, place = ~np.uint64(0), np.uint64(0), slots  # no word begins so
+    first, second, place = ~np.uint64(0), np.uint64(0), slots  # no word begins with these bytes
     if size <= LONGEST_KEPT:
         if begin + 16 <= len(data):
             first, second = load64(data, begin) & MASKS[size, 0], load64(data, begin + 8) & MASKS[size, 1]
@@ -313,13 +314,13 @@ def note_word(data: np.ndarray, begin: int, end: int, words: Words, number: np.u
 
 @inner_kernel
 def is_space(byte: int) -> bool:
-    """Whether a byte is between words: a space, a control character from tab to carriage return, or zero."""
+    """Return True for separators of words: a space, a control character from tab to carriage return, or zero."""
     return byte == 0x20 or 0x09 <= byte <= 0x0D or byte == 0
 
 
 @inner_kernel
 def word_end(data: np.ndarray, begin: int, end: int) -> int:
-    """Where the first white space is, or the end."""
+    """Offset of the first whitespace, or the end."""
     at = begin
     while at + 8 <= len(data):
         eight = load64(data, at)
@@ -337,7 +338,7 @@ def word_end(data: np.ndarray, begin: int, end: int) -> int:
 
 @inlined_kernel
 def is_at(table: np.ndarray, place: int, words: Words, word: np.uint64, data: np.ndarray) -> bool:
-    """Whether a slot has a word."""
+    """Return True if a slot holds a word."""
     slot, column, at = np.uint64(place), np.uint64(2), words.begins[word] + 16
     if table[slot, 0] != words.firsts[word] or table[slot, 1] != words.seconds[word]:
         return False
@@ -364,7 +365,7 @@ def look_up(
     """Put a word into a slot.
 
     Returns:
-        its row, -1 where it has none; whether it has n-grams of characters, so that ROWS is still open.
+        its row, or -1; and True if it has character n-grams, so that ROWS is still to be set.
     """
     slot, size, value = np.uint64(place), end - begin, hash_word(data, begin, end)
     entry = find_entry(names, value, data, begin, end)
@@ -373,14 +374,14 @@ def look_up(
         table[slot, column] = np.uint64(0)
         if at < end and size <= LONGEST_KEPT:
             table[slot, column] = first_bytes(data, at, end - at)
-    found = np.uint64(value)
+    hash_and_flags = np.uint64(value)
     if entry >= words or (entry < 0 and _begins_with(data, begin, end, LABEL)):
-        found |= SKIPPED
+        hash_and_flags |= SKIPPED
     if value == END_OF_LINE_HASH and size == len(END_OF_LINE) and _begins_with(data, begin, end, END_OF_LINE):
-        found |= LAST
-    table[slot, FOUND] = found
+        hash_and_flags |= LAST
+    table[slot, FOUND] = hash_and_flags
     row = entry if entry < words else -1
-    if has_ngrams and found & (SKIPPED | LAST) == 0:
+    if has_ngrams and hash_and_flags & (SKIPPED | LAST) == 0:
         return row, True
     table[slot, ROWS] = np.uint64(row + 1) << HALF | np.uint64(row >= 0)
     return row, False
@@ -395,16 +396,16 @@ def _begins_with(data: np.ndarray, begin: int, end: int, beginning: np.ndarray) 
 def add_up(
     ngrams: Ngrams, room: Room, data: np.ndarray, begin: int, end: int, rows_at: int, row: int, total: int, d: int
 ) -> np.uint64:
-    """Add up a word's own row, unless that is -1, and those of its n-grams of code points; a single mark is none.
+    """Sum a word's own row, unless it is -1, and those of its n-grams of code points, except single boundary marks.
 
     Args:
-        rows_at: the address of the model's rows.
-        total: where the sum is written.
+        rows_at: address of the model's rows.
+        total: address of the sum.
 
     Returns:
-        how many they are.
+        number of rows.
     """
-    word, found, size, high = room.marked, room.buckets, np.uint64(end - begin + 2), np.uint8(0)
+    word, buckets, size, high = room.marked, room.buckets, np.uint64(end - begin + 2), np.uint8(0)
     for step in range(np.uint64(end - begin)):
         byte = data[np.uint64(begin) + step]
         word[step + np.uint64(1)] = byte
@@ -431,12 +432,12 @@ def add_up(
                 value = hash_step(value, word[at])
                 at += np.uint64(1)
             if length >= shortest and not (length == 1 and (start == 0 or at == size)):
-                found[number] = bucket_of(ngrams, np.uint64(value))
+                buckets[number] = bucket_of(ngrams, np.uint64(value))
                 number += np.uint64(1)
         if number >= STRETCH:
-            number = find_rows(ngrams, found, number, first_at, d)
-            add_rows(total, found, number, d)
+            number = find_rows(ngrams, buckets, number, first_at, d)
+            add_rows(total, buckets, number, d)
             count, number = count + number, np.uint64(0)
-    number = find_rows(ngrams, found, number, first_at, d)
-    add_rows(total, found, number, d)
+    number = find_rows(ngrams, buckets, number, first_at, d)
+    add_rows(total, buckets, number, d)
     return count + number

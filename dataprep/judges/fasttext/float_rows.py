@@ -1,7 +1,7 @@
-"""Rows of float32 by their addresses, sixteen numbers in one step, added up in an order that no machine changes.
+"""Operations on float32 rows by address: sixteen numbers per step, in a fixed order of addition on all machines.
 
-Written as a loop over the columns of an array, a row of 16 numbers costs ten times as much: numba's LLVM makes one for
-rows of any length of it, and looks for an overlap first.
+A loop over the columns of an array is ten times slower for a row of 16 numbers: numba's LLVM compiles it for rows of
+any length, and checks for an overlap first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLOAT_BYTES = 4
 
 @inlined_kernel
 def add_floats(target: int, source: int, size: int) -> None:
-    """Add so many numbers at one address to those at another."""
+    """Add `size` numbers at `source` to those at `target`."""
     while size >= 16:
         _add_16(target, source)
         target, source, size = target + 64, source + 64, size - 16
@@ -37,14 +37,14 @@ def add_floats(target: int, source: int, size: int) -> None:
 
 @inlined_kernel
 def add_rows(target: int, sources: np.ndarray, number: np.uint64, size: int) -> None:
-    """Add up rows of so many numbers, one row after the other: as `add_floats` of each of them.
+    """Add rows of `size` numbers to the sum, one row after another, as `add_floats` for each of them.
 
-    A part of the sum stays in the processor's registers while that part of all rows is added.
+    A part of the sum stays in registers while that part of all rows is added.
 
     Args:
-        target: the address of the sum.
+        target: address of the sum.
         sources: 64-bit integers, the addresses of the rows.
-        number: how many of them.
+        number: of rows.
     """
     at = address_of(sources)
     beyond = at + 8 * int(np.int64(number))
@@ -68,7 +68,7 @@ def add_rows(target: int, sources: np.ndarray, number: np.uint64, size: int) -> 
 
 @intrinsic
 def set_floats(typing: Any, target: Any, size: Any) -> Any:
-    """Make so many numbers at an address zero."""
+    """Set `size` numbers at an address to zero."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target = builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -80,7 +80,7 @@ def set_floats(typing: Any, target: Any, size: Any) -> Any:
 
 @inner_kernel
 def dot_floats(one: int, other: int, size: int) -> np.float32:
-    """The product of so many numbers at one address with those at another."""
+    """Dot product of `size` numbers at two addresses."""
     total = np.float32(0)
     while size >= 16:
         total += _dot_16(one, other)
@@ -96,7 +96,7 @@ def dot_floats(one: int, other: int, size: int) -> np.float32:
 
 @inlined_kernel
 def fetch_floats(address: int, size: int) -> None:
-    """Have the lines of memory that hold so many numbers brought near, without waiting for them."""
+    """Prefetch the cache lines of `size` numbers."""
     for at in range(0, FLOAT_BYTES * size, 64):
         fetch(address + at)
 
@@ -107,7 +107,7 @@ def _load(builder: Any, address: Any, width: int) -> Any:
 
 
 def _adds(width: int) -> Callable[[int, int], None]:
-    """What adds as many numbers at one address to those at another."""
+    """Create an intrinsic that adds `width` numbers at one address to those at another."""
 
     @intrinsic
     def add(typing: Any, target: Any, source: Any) -> Any:
@@ -122,7 +122,7 @@ def _adds(width: int) -> Callable[[int, int], None]:
 
 
 def _adds_of_rows(width: int) -> Callable[[int, int, int, int], None]:
-    """What adds as many numbers at an offset of some rows to those at an address."""
+    """Create an intrinsic that adds `width` numbers at an offset of rows to those at an address."""
 
     @intrinsic
     def add(typing: Any, target: Any, first: Any, beyond: Any, offset: Any) -> Any:
@@ -145,24 +145,25 @@ def _adds_of_rows(width: int) -> Callable[[int, int, int, int], None]:
 
 
 def _dots(width: int) -> Callable[[int, int], np.float32]:
-    """What multiplies as many numbers at two addresses, and adds the halves of the products until one is left."""
+    """Create an intrinsic for the dot product of `width` numbers; it adds halves of the products until one is left."""
 
     @intrinsic
-    def dot(typing: Any, one: Any, other: Any) -> Any:
+    def dot(typing: Any, first: Any, second: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            left, index = width, ir.IntType(32)
-            products = builder.fmul(*(_load(builder, at, width) for at in arguments))
-            while left > 1:
-                left //= 2
+            lanes_left, index = width, ir.IntType(32)
+            products = builder.fmul(*(_load(builder, address, width) for address in arguments))
+            while lanes_left > 1:
+                lanes_left //= 2
                 low, high = (
-                    ir.Constant(ir.VectorType(index, left), list(range(first, first + left))) for first in (0, left)
+                    ir.Constant(ir.VectorType(index, lanes_left), list(range(first, first + lanes_left)))
+                    for first in (0, lanes_left)
                 )
                 products = builder.fadd(
                     builder.shuffle_vector(products, products, low), builder.shuffle_vector(products, products, high)
                 )
             return builder.extract_element(products, ir.Constant(index, 0))
 
-        return types.float32(one, other), generate
+        return types.float32(first, second), generate
 
     return dot  # type: ignore[no-any-return]
 
@@ -174,7 +175,7 @@ _dot_16, _dot_4, _dot_1 = _dots(16), _dots(4), _dots(1)
 
 @intrinsic
 def high_half(typing: Any, one: Any, other: Any) -> Any:
-    """The upper half of the product of two numbers of 64 bits."""
+    """Upper half of the 128-bit product of two 64-bit numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = ir.IntType(128)

@@ -1,4 +1,4 @@
-"""Texts as fastText's classifiers see them, in one pass: each one line, with spaces for white space of all kinds."""
+"""Texts as input of fastText's classifiers, in one pass: one line each, with spaces for all kinds of whitespace."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ from gristmill.dataprep.text.wide_bytes import (
 )
 
 CAPITAL_SIGMA, CAPITAL_I_WITH_DOT = 0x3A3, 0x130
-"""Their lower case depends on the letters around, and is two code points."""
+"""Code points whose lower case depends on context, or is two code points."""
 
 
 def one_line_each(texts: pa.Array, max_characters: int | None, lower: bool, marks: bool) -> tuple[Lines, np.ndarray]:
-    """Make each of n texts one line of the words of `text[:max_characters].lower().split()`, with spaces between.
+    """Make each of n texts one line of the words of `text[:max_characters].lower().split()`, separated by spaces.
 
     Args:
-        lower: whether texts are put in lower case.
-        marks: whether a text may hold fastText's own marks, a label's prefix or the end of a line; if not, one that
-            does is left out.
+        lower: convert texts to lower case.
+        marks: allow fastText's own marks in texts, a label's prefix or the end of a line; otherwise such texts are
+            skipped.
 
     Returns:
-        the lines; and bool of shape (n,), which texts were left out: those, and the few whose lower case takes other
-        bytes than they do. Their lines are empty, and so are those of texts without a word.
+        the lines; and bool of shape (n,), True for skipped texts: those with marks, and the few whose lower case takes
+        another number of bytes. Their lines are empty, as are those of texts without words.
     """
     data, offsets = text_buffers(texts)
     ends = offsets[1:] if max_characters is None else find_heads(data, offsets, max_characters)
     lowered = lower_case() if lower else np.empty(0, np.uint32)
-    *lines, left_out = make_lines(data, offsets[:-1], ends, code_point_flags(), lowered, marks)
-    return Lines(*lines), left_out
+    *lines, skipped = make_lines(data, offsets[:-1], ends, code_point_flags(), lowered, marks)
+    return Lines(*lines), skipped
 
 
 @kernel
 def make_lines(
     data: np.ndarray, begins: np.ndarray, ends: np.ndarray, flags: np.ndarray, lowered: np.ndarray, marks: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The bytes of all lines, where each begins and ends in them (int64), and which are left out; as `one_line_each`.
+    """Bytes of all lines, offsets of each line's begin and end (int64), and flags of skipped texts; see `one_line_each`.
 
     Args:
         flags: `unicode_tables.code_point_flags`.
         lowered: `unicode_tables.lower_case`, or empty.
     """
-    n, room = len(begins), 0
+    n, capacity = len(begins), 0
     for text in range(n):
-        room += ends[text] - begins[text]
-    lines = np.empty(room + WIDTH, np.uint8)
-    starts, stops, left_out = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n, np.bool_)
+        capacity += ends[text] - begins[text]
+    lines = np.empty(capacity + WIDTH, np.uint8)
+    starts, stops, skipped = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n, np.bool_)
     filled = 0
     for text in range(n):
         start, stop = filled, filled + ends[text] - begins[text]
-        left_out[text] = not _make_line(data, begins[text], flags, lowered, marks, lines, start, stop)
-        while start < stop and (left_out[text] or lines[start] == 0x20):
+        skipped[text] = not _make_line(data, begins[text], flags, lowered, marks, lines, start, stop)
+        while start < stop and (skipped[text] or lines[start] == 0x20):
             start += 1
         starts[text], stops[text], filled = start, stop, stop
-    return lines, starts, stops, left_out
+    return lines, starts, stops, skipped
 
 
 @inner_kernel
@@ -79,18 +79,18 @@ def _make_line(
     start: int,
     stop: int,
 ) -> bool:
-    """Write a line of as many bytes as its text, which begins at `at`; whether that can be done.
+    """Write a line of as many bytes as its text, which begins at `at`; return False if the text must be skipped.
 
-    Up to 63 bytes behind the line are overwritten.
+    Up to 63 bytes after the line are overwritten.
     """
     data_at, lines_at, filled = address_of(data), address_of(lines), start
     while filled < stop:
         if at + WIDTH <= len(data):
             if len(lowered):
-                others = write_64_lower(lines_at + filled, data_at + at)
+                non_ascii_bits = write_64_lower(lines_at + filled, data_at + at)
             else:
-                others = write_64(lines_at + filled, data_at + at)
-            size = min(int(np.int64(trailing_zeros(others))), stop - filled)
+                non_ascii_bits = write_64(lines_at + filled, data_at + at)
+            size = min(int(np.int64(trailing_zeros(non_ascii_bits))), stop - filled)
             if not marks and _has_mark(lines, start, filled, size):
                 return False
             at, filled = at + size, filled + size
@@ -109,7 +109,7 @@ def _make_line(
 
 @inner_kernel
 def _has_mark(lines: np.ndarray, start: int, begin: int, size: int) -> bool:
-    """Whether a mark of a line ends among up to 64 bytes that begin there."""
+    """Return True if a mark ends within the `size` bytes from `begin`, at most 64."""
     ends = ends_of_marks_in_64(address_of(lines) + begin)
     while ends:
         at = int(np.int64(trailing_zeros(ends)))
@@ -123,7 +123,7 @@ def _has_mark(lines: np.ndarray, start: int, begin: int, size: int) -> bool:
 
 @inner_kernel
 def _write(lines: np.ndarray, at: int, code: int, width: int, lowered: np.ndarray) -> bool:
-    """Write a code point of so many bytes, in lower case where there is a table of it; whether that takes as many."""
+    """Write a code point of `width` bytes, lower-cased if there is a table; return False if its width would change."""
     if len(lowered):
         lower = int(lowered[code])
         if code in (CAPITAL_SIGMA, CAPITAL_I_WITH_DOT) or (lower != code and _width(lower) != width):
@@ -141,7 +141,7 @@ def _write(lines: np.ndarray, at: int, code: int, width: int, lowered: np.ndarra
 
 @inner_kernel
 def _width(code: int) -> int:
-    """Bytes that a code point takes."""
+    """UTF-8 bytes of a code point."""
     return 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
 
 
