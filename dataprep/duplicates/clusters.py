@@ -1,11 +1,11 @@
-"""From a cluster to the documents of it that survive.
+"""Survivors of clusters of duplicates.
 
-Clusters are connected components: what is joined by links, directly or through others. Two rules choose who goes:
+Clusters are connected components of the graph of links. Two rules choose their survivors:
 
-- `connected` (single linkage): the best of a cluster survives, whatever the others are like;
-- `survivors`: the best survives, and what is alike enough to it goes; of what is left the best survives, and so on (the
-  first maximal independent set in the order of `keep`). So every document that goes is alike enough to the one that is
-  kept for it, and no two that are kept are alike, but for clusters beyond MOST_COMPARISONS.
+- `connected` (single linkage): only the best member of a cluster survives;
+- `survivors`: the best member survives and its duplicates are dropped; the best remaining member survives, and so on
+  (the first maximal independent set in the order of `keep`). Every dropped document is a duplicate of its survivor, and
+  no two survivors are duplicates, except in clusters beyond MOST_COMPARISONS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LENGTH = "length"
 
 @dataclass(frozen=True)
 class KeepKey:
-    """One key of the survivor's choice: a column, smallest value first, or largest where `descending`."""
+    """Sort key for the choice of survivors: a column, smallest value first, or largest if `descending`."""
 
     column: str
     descending: bool = False
@@ -37,7 +37,7 @@ class KeepKey:
 
 
 def parse_keep(keys: Sequence[str]) -> list[KeepKey]:
-    """Read `["length desc", "source"]`; the document id is added as the last key, so that no choice is left open.
+    """Parse keys such as `["length desc", "source"]` and append the document id, which breaks all ties.
 
     Raises:
         ValueError: a key is not a column name with an optional `desc`.
@@ -52,27 +52,28 @@ def parse_keep(keys: Sequence[str]) -> list[KeepKey]:
 
 
 def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, str]]:
-    """Name -> (step, column), of all that may be named: of two equal columns the plain name is the later step's, and
-    `<step>_<column>` each one's own.
+    """Map every valid column name to its (step, column).
+
+    If several steps write the same column, the plain name is the last step's and `<step>_<column>` names each.
 
     Args:
         measured: name of a step -> its columns, in the order of the steps.
     """
     uses = Counter(column for columns in measured.values() for column in columns)
-    own = {
+    qualified_names = {
         f"{column_prefix(step)}_{column}": (step, column)
         for step, columns in measured.items()
         for column in columns
         if uses[column] > 1
     }
-    return {**{column: (step, column) for step, columns in measured.items() for column in columns}, **own}
+    return {**{column: (step, column) for step, columns in measured.items() for column in columns}, **qualified_names}
 
 
 def check_names(keys: Sequence[KeepKey], measured: Iterable[str]) -> None:
-    """Raise ValueError where a key names no column.
+    """Raise ValueError if a key is not a column.
 
     Args:
-        measured: the columns of the stages before.
+        measured: the columns of the earlier stages.
     """
     available = [LENGTH, *DOCUMENT_COLUMNS, *measured]
     for key in keys:
@@ -84,15 +85,15 @@ def check_names(keys: Sequence[KeepKey], measured: Iterable[str]) -> None:
 
 
 MOST_COMPARISONS = 10_000_000
-"""With `survivors`, so many comparisons of texts that are not alike are made in one cluster: half a minute of a core,
-and enough for 4,472 texts of which no two are alike. What is left then is kept, but for equal texts, and counted."""
+"""Limit of comparisons per cluster with `survivors` that find no duplicate: half a minute of a core, and enough for
+4,472 texts without duplicates. Remaining members are kept, except copies of equal texts, and counted."""
 
 AreAlike = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Rows of members, and for each the row of a survivor -> bool, whether they are duplicates of each other."""
+"""Function (rows of members, row of a survivor for each) -> bool: the two are duplicates."""
 
 
 def survivors_of_components(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
-    """The rule `connected`: for each row (int64) the best row of its cluster; arguments as of `explain_choices`."""
+    """Apply the rule `connected`: the best row (int64) of each row's cluster; arguments as of `explain_choices`."""
     best = best_first(members, keys)[_starts(members)]
     survivors: np.ndarray = best[members["component"].to_numpy()]
     return survivors
@@ -101,65 +102,65 @@ def survivors_of_components(members: pa.Table, keys: Sequence[KeepKey]) -> np.nd
 def survivors_alike(
     component: np.ndarray, texts: np.ndarray, order: np.ndarray, are_alike: AreAlike, most: int = MOST_COMPARISONS
 ) -> tuple[np.ndarray, int]:
-    """The rule `survivors`: for each of n rows the row that is kept in its place, itself where it is kept.
+    """Apply the rule `survivors`: for each of n rows the row of its survivor, itself if it is kept.
 
-    In rounds over all clusters at once: the best row left of each survives, and takes with it what is alike.
+    Each round takes the best remaining row of every cluster as a survivor and drops its duplicates.
 
     Args:
         component, texts: int64 of shape (n,), the cluster and the text of each row, as numbers.
         order: the rows by cluster, in each the best first, as from `best_first`.
-        are_alike: what decides.
-        most: comparisons of what is not alike, in one cluster.
+        are_alike: the comparison.
+        most: limit of comparisons per cluster that find no duplicate.
 
     Returns:
-        int64 of shape (n,); and how many rows were kept without having been compared with all others that are.
+        int64 of shape (n,); and the number of rows kept without comparison with every other kept row.
     """
-    survivor, left, uncompared = np.arange(len(order)), order, 0
+    survivor, open_rows, uncompared = np.arange(len(order)), order, 0
     spent = np.zeros(int(component.max(initial=-1)) + 1, np.int64)
-    while len(left):
-        first = np.ones(len(left), bool)
-        first[1:] = component[left[1:]] != component[left[:-1]]
-        rest, best = left[~first], left[first][np.cumsum(first) - 1][~first]
-        alike = are_alike(rest, best)
-        survivor[rest[alike]] = best[alike]
-        left = rest[~alike]
-        np.add.at(spent, component[left], 1)
-        over = spent[component[left]] >= most
-        survivor[left[over]] = _first_of_text(left[over], component, texts)
-        uncompared += int((survivor[left[over]] == left[over]).sum())
-        left = left[~over]
+    while len(open_rows):
+        first = np.ones(len(open_rows), bool)
+        first[1:] = component[open_rows[1:]] != component[open_rows[:-1]]
+        candidates, best = open_rows[~first], open_rows[first][np.cumsum(first) - 1][~first]
+        alike = are_alike(candidates, best)
+        survivor[candidates[alike]] = best[alike]
+        open_rows = candidates[~alike]
+        np.add.at(spent, component[open_rows], 1)
+        exhausted = spent[component[open_rows]] >= most
+        survivor[open_rows[exhausted]] = _first_of_text(open_rows[exhausted], component, texts)
+        uncompared += int((survivor[open_rows[exhausted]] == open_rows[exhausted]).sum())
+        open_rows = open_rows[~exhausted]
     return survivor, uncompared
 
 
 def _first_of_text(rows: np.ndarray, component: np.ndarray, texts: np.ndarray) -> np.ndarray:
-    """For each of some rows the first one among them of the same cluster and text."""
+    """First of `rows` with the same cluster and text, for each row."""
     by_text = np.lexsort((np.arange(len(rows)), texts[rows], component[rows]))
     new = np.ones(len(rows), bool)
     new[1:] = (np.diff(component[rows[by_text]]) != 0) | (np.diff(texts[rows[by_text]]) != 0)
-    found = np.empty(len(rows), np.int64)
-    found[by_text] = rows[by_text[new][np.cumsum(new) - 1]]
-    return found
+    first_rows = np.empty(len(rows), np.int64)
+    first_rows[by_text] = rows[by_text[new][np.cumsum(new) - 1]]
+    return first_rows
 
 
 def best_first(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
-    """Row numbers (int64) by cluster, in each the best first; null and NaN come last in either direction."""
+    """Row numbers (int64) sorted by cluster, the best of each first; null and NaN come last in either direction."""
     return _order(members, [KeepKey("component"), *keys])
 
 
 def explain_choices(members: pa.Table, keys: Sequence[KeepKey], survivor: np.ndarray) -> pa.Table:
-    """Which cluster each row is in, for how many its survivor stands, and why that was chosen.
+    """Cluster of each row, number of documents that its survivor represents, and the reason for that choice.
 
-    The first key in which a member differs from the survivor decided against it. The result depends on the members'
-    values alone, not on the order of the rows.
+    A member loses by the first key in which it differs from its survivor. The result depends only on the members'
+    values, not on the order of the rows.
 
     Args:
         members: `component` (int, without gaps), `id` (16 bytes) and a column for each key; one row per document.
         keys: as from `parse_keep`.
-        survivor: int64, the row of each one's survivor.
+        survivor: int64, the row of each row's survivor.
 
     Returns:
-        row for row: `cluster` (the smallest id in it), `size` (documents with the same survivor), `survivor` (int64),
-        `decided_by`, `survivor_value`, `member_value` (strings; null for the survivor itself).
+        one row per member: `cluster` (the smallest id in it), `size` (documents with the same survivor), `survivor`
+        (int64), `decided_by`, `survivor_value`, `member_value` (strings; null for the survivor itself).
     """
     by_id = _order(members, [KeepKey("component"), KeepKey("id")])
     decided_by, survivor_value, member_value = _reasons(members, survivor, keys)
@@ -176,14 +177,14 @@ def explain_choices(members: pa.Table, keys: Sequence[KeepKey], survivor: np.nda
 
 
 def _starts(members: pa.Table) -> np.ndarray:
-    """Where each cluster begins among the rows sorted by cluster."""
+    """Start of each cluster in the rows sorted by cluster."""
     sizes = np.bincount(members["component"].to_numpy())
     starts: np.ndarray = np.cumsum(sizes) - sizes
     return starts
 
 
 def _order(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
-    """Row numbers in the order of the keys."""
+    """Row numbers sorted by the keys."""
     columns = pa.table([members[key.column] for key in keys], names=[str(place) for place in range(len(keys))])
     directions = [(str(place), "descending" if key.descending else "ascending") for place, key in enumerate(keys)]
     order: np.ndarray = pc.sort_indices(columns, sort_keys=directions).to_numpy()
@@ -193,7 +194,7 @@ def _order(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
 def _reasons(
     members: pa.Table, survivor: np.ndarray, keys: Sequence[KeepKey]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per row: the key that decided against it, the survivor's value and its own (objects: strings or None)."""
+    """Deciding key, survivor's value and member's value of each row (objects: strings or None)."""
     decided_by, survivor_value, member_value = (np.full(len(members), None, object) for _ in range(3))
     open_rows = np.flatnonzero(survivor != np.arange(len(members)))
     for key in keys:
@@ -209,12 +210,12 @@ def _reasons(
 
 
 def _differ(left: pa.Array, right: pa.Array) -> np.ndarray:
-    """Where values differ (bool); null equals null, and NaN equals NaN."""
+    """Mask of unequal values (bool); null equals null, and NaN equals NaN."""
     same = pc.fill_null(pc.equal(left, right), False)
     same = pc.or_(same, pc.and_(left.is_null(), right.is_null()))
     if pa.types.is_floating(left.type):
-        both = pc.and_(pc.is_nan(left), pc.is_nan(right))
-        same = pc.or_(same, pc.fill_null(both, False))
+        both_nan = pc.and_(pc.is_nan(left), pc.is_nan(right))
+        same = pc.or_(same, pc.fill_null(both_nan, False))
     differ: np.ndarray = ~same.to_numpy(zero_copy_only=False)
     return differ
 

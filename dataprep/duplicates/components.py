@@ -1,14 +1,14 @@
-"""Clusters from links: connected components, by tasks of which none needs all links.
+"""Clusters of duplicates: connected components of links, without any task that holds all links.
 
-Functions of arrays, from which jobs over partitions are made: `forest` contracts what one task sees; `large_star` and
-`small_star`, in turns, join what different tasks have found (Kiveris, Lattanzi, Mirrokni, Rastogi, Vassilvitskii,
-Connected Components in MapReduce and Beyond, SoCC 2014, section 3). Neither makes more edges than it gets, and what
-they end with does not depend on how the edges were partitioned.
+Jobs over partitions call functions of arrays: `forest` contracts the links of one task; `large_star` and `small_star`,
+alternating, join the results of different tasks (Kiveris, Lattanzi, Mirrokni, Rastogi, Vassilvitskii, Connected
+Components in MapReduce and Beyond, SoCC 2014, section 3). Neither returns more edges than it gets, and the final result
+does not depend on the partitioning of the edges.
 
 A task holds a few copies of LINKS_PER_RUN links (some 100 bytes for each: 200 MB) and 32 bytes for each node of its
 partition, of which there are at most twice as many as links; the number of partitions follows from the number of links.
-So even a star, the document with the smallest number in a cluster and all others as its neighbours, is read in parts.
-Links that fit into one partition need no rounds at all.
+Even a star, a document with all other members of its cluster as neighbours, is read in runs. Links that fit into one
+partition need no rounds.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gristmill.dataprep.text.kernels import kernel
 
 
 def forest(pairs: np.ndarray) -> np.ndarray:
-    """Contract a graph: int64 of shape (n, 2), rows (node, smallest node that it can reach), without those smallest.
+    """Contract a graph: int64 of shape (n, 2), rows (node, smallest reachable node), without the smallest nodes.
 
     Args:
-        pairs: int64 of shape (m, 2), its edges, in any order and direction.
+        pairs: int64 of shape (m, 2), the edges, in any order and direction.
     """
     nodes, positions = np.unique(pairs, return_inverse=True)
     roots = _roots(positions.reshape(-1, 2), len(nodes))
@@ -41,10 +41,10 @@ def forest(pairs: np.ndarray) -> np.ndarray:
 
 
 def summarise(edges: np.ndarray) -> np.ndarray:
-    """What the steps ask of each node: int64 of shape (n, 4), by node.
+    """Summary of each node for the star steps: int64 of shape (n, 4), sorted by node.
 
-    The columns: the node, the smallest of it and its neighbours, the largest neighbour that is smaller than it (or -1),
-    and the largest neighbour.
+    Columns: the node, the smallest of it and its neighbours, its largest smaller neighbour (or -1), and its largest
+    neighbour.
 
     Args:
         edges: int64 of shape (m, 2), rows (node, neighbour).
@@ -55,7 +55,7 @@ def summarise(edges: np.ndarray) -> np.ndarray:
 
 
 def join_summaries(rows: np.ndarray) -> np.ndarray:
-    """Rows as of `summarise`, of which several may be of one node, as one of each."""
+    """Merge rows of `summarise` into one row per node."""
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     starts = _groups(rows[:, 0])[0]
     if not len(starts):
@@ -65,8 +65,9 @@ def join_summaries(rows: np.ndarray) -> np.ndarray:
 
 
 def count_unsettled(nodes: np.ndarray) -> int:
-    """How many nodes are neither the smallest of a star nor a leaf of just one: 0 where all edges are stars, which then
-    are the components.
+    """Number of nodes that are neither the centre of a star nor a leaf of exactly one star.
+
+    It is 0 if all edges form stars; the stars are then the components.
 
     Args:
         nodes: as from `summarise`, of all edges of these nodes.
@@ -76,11 +77,11 @@ def count_unsettled(nodes: np.ndarray) -> int:
 
 
 def large_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    """Connect the larger neighbours of every node with its smallest neighbour, or with itself.
+    """Connect the larger neighbours of every node with the smallest of it and its neighbours.
 
     Args:
-        edges: int64 of shape (m, 2), rows (node, neighbour), some of those of every node.
-        nodes: as from `summarise`, of all of them.
+        edges: int64 of shape (m, 2), rows (node, neighbour), a run of a partition's edges.
+        nodes: as from `summarise`, of all edges of the partition.
 
     Returns:
         distinct edges (larger, smaller).
@@ -94,20 +95,20 @@ def small_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     """Connect every node and its smaller neighbours with the smallest of them.
 
     Args:
-        edges: int64 of shape (m, 2), rows (larger, smaller), some of those of every node that occurs first.
-        nodes: as from `summarise`, of all of them.
+        edges: int64 of shape (m, 2), rows (larger, smaller), a run of a partition's edges.
+        nodes: as from `summarise`, of all edges of the partition.
 
     Returns:
         distinct edges (larger, smaller).
     """
     smallest = nodes[np.searchsorted(nodes[:, 0], edges[:, 0]), 1]
-    own = np.stack([edges[:, 0], smallest], axis=1)
-    others = np.stack([edges[:, 1], smallest], axis=1)
-    return _distinct(np.concatenate([own, others[others[:, 0] != others[:, 1]]]))
+    node_edges = np.stack([edges[:, 0], smallest], axis=1)
+    neighbour_edges = np.stack([edges[:, 1], smallest], axis=1)
+    return _distinct(np.concatenate([node_edges, neighbour_edges[neighbour_edges[:, 0] != neighbour_edges[:, 1]]]))
 
 
 def _distinct(edges: np.ndarray) -> np.ndarray:
-    """Edges in ascending order, each once."""
+    """Distinct edges in ascending order."""
     edges = edges[np.lexsort((edges[:, 1], edges[:, 0]))]
     new = np.ones(len(edges), bool)
     new[1:] = (edges[1:] != edges[:-1]).any(axis=1)
@@ -115,7 +116,7 @@ def _distinct(edges: np.ndarray) -> np.ndarray:
 
 
 def _groups(nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where runs of equal numbers begin, and the run that each number is in."""
+    """Starts of the runs of equal numbers, and the run index of each number."""
     new = np.ones(len(nodes), bool)
     new[1:] = nodes[1:] != nodes[:-1]
     return np.flatnonzero(new), np.cumsum(new) - 1
@@ -123,11 +124,11 @@ def _groups(nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @kernel
 def _roots(pairs: np.ndarray, nodes: int) -> np.ndarray:
-    """Union-find that always hangs the larger root below the smaller one, with paths halved on the way."""
+    """Union-find with path halving that attaches the larger root to the smaller one."""
     parent = np.arange(nodes)
     for at in range(len(pairs)):
-        left, right = _root(parent, pairs[at, 0]), _root(parent, pairs[at, 1])
-        parent[max(left, right)] = min(left, right)
+        first_root, second_root = _root(parent, pairs[at, 0]), _root(parent, pairs[at, 1])
+        parent[max(first_root, second_root)] = min(first_root, second_root)
     for node in range(nodes):
         parent[node] = parent[parent[node]]
     return parent
@@ -143,11 +144,11 @@ def _root(parent: np.ndarray, node: int) -> int:
 
 LINKS_PER_PARTITION = LINKS_PER_RUN = 2_000_000
 FOREST, LABELS = "forest", "labels"
-"""What the first job sends, and the last."""
+"""Names of the streams that the first and the last job send."""
 
 
 def count_star_partitions(num_links: int) -> int:
-    """How many partitions to cut so many links into; a function of the data alone."""
+    """Number of partitions for this many links; a function of the data alone."""
     return min(max(1, -(-num_links // LINKS_PER_PARTITION)), MOST_PARTITIONS)
 
 
@@ -160,7 +161,7 @@ def find_components(
         links: names of the files of links.
 
     Returns:
-        the rounds that it took, the labels by shard (see `labels_of`), and how many there are.
+        the number of rounds, the labels by shard (see `labels_of`), and the number of labels.
     """
     tasks, rounds = partition_tasks(num_partitions), 0
 
@@ -171,8 +172,8 @@ def find_components(
     _, edges = run(FOREST, partial(contract, plan=plan, links=links, num_partitions=num_partitions))
     while num_partitions > 1:
         name = f"large-star-{rounds}"
-        found, edges = run(name, partial(make_large_stars, name=name, edges=edges))
-        if not sum(result["unsettled"] for result in found):
+        results, edges = run(name, partial(make_large_stars, name=name, edges=edges))
+        if not sum(result["unsettled"] for result in results):
             break
         name = f"small-star-{rounds}"
         _, edges = run(name, partial(make_small_stars, name=name, edges=edges))
@@ -182,19 +183,19 @@ def find_components(
 
 
 def contract(task: Task, plan: DedupPlan, links: Sequence[str], num_partitions: int) -> Generator[Sent, None, Done]:
-    """Contract the links of some files to forests, one of LINKS_PER_RUN links at a time.
+    """Contract the links of one partition's files to forests, LINKS_PER_RUN links at a time.
 
-    Each edge goes to the partitions of both its ends. Of a single partition there is one forest.
+    Each edge goes to the partitions of both of its nodes. A single partition makes one forest.
     """
     files = [task_file(plan.work, "links", name) for name in links[task.payload["partition"] :: num_partitions]]
-    read = (pairs_array(open_batches(file).read_all()) for file in files)
-    runs = _in_runs(read) if num_partitions > 1 else [np.concatenate([_NONE, *read])]
+    arrays = (pairs_array(open_batches(file).read_all()) for file in files)
+    runs = _in_runs(arrays) if num_partitions > 1 else [np.concatenate([_NONE, *arrays])]
     yield from (_sent_edges(FOREST, _both_ways(forest(run)), num_partitions) for run in runs)
     return Done()
 
 
 def make_large_stars(task: Task, name: str, edges: Shuffled) -> Generator[Sent, None, Done]:
-    """One large-star step over the nodes of one partition."""
+    """Run a large-star step over the nodes of one partition."""
     nodes = _summarise_all(edges, task)
     for run in _read_runs(edges, task):
         yield _sent_edges(name, large_star(run, nodes), edges.num_partitions)
@@ -202,7 +203,7 @@ def make_large_stars(task: Task, name: str, edges: Shuffled) -> Generator[Sent, 
 
 
 def make_small_stars(task: Task, name: str, edges: Shuffled) -> Generator[Sent, None, Done]:
-    """One small-star step over the nodes of one partition."""
+    """Run a small-star step over the nodes of one partition."""
     nodes = _summarise_all(edges, task)
     for run in _read_runs(edges, task):
         yield _sent_edges(name, _both_ways(small_star(run, nodes)), edges.num_partitions)
@@ -210,7 +211,7 @@ def make_small_stars(task: Task, name: str, edges: Shuffled) -> Generator[Sent, 
 
 
 def label(task: Task, plan: DedupPlan, edges: Shuffled) -> Generator[Sent, None, Done]:
-    """Send (document, smallest of its cluster) of one partition's stars to the shards of the documents."""
+    """Send (document, smallest document of its cluster) of one partition's stars to the shards of the documents."""
     number = 0
     for run in _read_runs(edges, task):
         leaves = run[run[:, 0] > run[:, 1]]
@@ -222,17 +223,17 @@ def label(task: Task, plan: DedupPlan, edges: Shuffled) -> Generator[Sent, None,
 
 
 def labels_of(labels: Shuffled, shard: int) -> np.ndarray:
-    """The labels of one shard's documents: int64 of shape (n, 2), ascending."""
+    """Labels of one shard's documents: int64 of shape (n, 2), ascending."""
     return np.unique(pairs_array(labels.read(shard)), axis=0)
 
 
 def pairs_table(pairs: np.ndarray) -> pa.Table:
-    """Pairs (int64 of shape (n, 2)) as a table."""
+    """Table of pairs (int64 of shape (n, 2))."""
     return pa.table({"left": pa.array(pairs[:, 0]), "right": pa.array(pairs[:, 1])})
 
 
 def pairs_array(table: pa.Table) -> np.ndarray:
-    """The inverse of `pairs_table`."""
+    """Array of pairs, the inverse of `pairs_table`."""
     return np.stack([table["left"].to_numpy(), table["right"].to_numpy()], axis=1)
 
 
@@ -244,24 +245,24 @@ def _both_ways(edges: np.ndarray) -> np.ndarray:
 
 
 def _sent_edges(name: str, edges: np.ndarray, num_partitions: int) -> Sent:
-    """Edges on their way to the partitions of their first nodes."""
+    """Edges for the partitions of their first nodes."""
     return Sent(name, pairs_table(edges), edges[:, 0] % num_partitions)
 
 
 def _read_runs(edges: Shuffled, task: Task) -> Iterator[np.ndarray]:
-    """The edges of one partition, about LINKS_PER_RUN at a time; one run at least."""
+    """Edges of one partition in runs of about LINKS_PER_RUN; at least one run."""
     return _in_runs(map(pairs_array, edges.pieces(task.payload["partition"])))
 
 
 def _in_runs(parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    held, number = [_NONE], 0
+    run, number = [_NONE], 0
     for part in parts:
         if number + len(part) > LINKS_PER_RUN:
-            yield np.concatenate(held)
-            held, number = [_NONE], 0
-        held.append(part)
+            yield np.concatenate(run)
+            run, number = [_NONE], 0
+        run.append(part)
         number += len(part)
-    yield np.concatenate(held)
+    yield np.concatenate(run)
 
 
 def _summarise_all(edges: Shuffled, task: Task) -> np.ndarray:

@@ -1,16 +1,16 @@
-"""The stage `dedup`: of documents that are equal or nearly so, one survives; which, and why, is written down.
+"""Stage `dedup`: keep one of several equal or nearly equal documents, and record the choice and its reason.
 
 1. sketch: per shard, digests and shingles of every text, and its keys (text, URL, MinHash bands) by partition.
-2. candidates: per partition of the keys, pairs of documents with equal keys; on a cluster, and in a store, then fetch:
-   per shard, the sketches of its documents that are in a pair, to the partitions of the pairs.
-3. verify: per partition of the pairs, those that are equal, or alike enough.
-4. forest, stars, labels: connected components of what is left.
-5. members, decide: the survivors of each.
+2. candidates: per partition of the keys, pairs of documents with equal keys. On a cluster and in a store, fetch
+   follows: per shard, the sketches of its documents that are in a pair, to the partitions of the pairs.
+3. verify: per partition of the pairs, the pairs that are equal or similar enough.
+4. forest, stars, labels: connected components of the verified pairs.
+5. members, decide: the survivors of each component.
 6. apply: per shard, the annotation table and the index for later runs.
 
-Every step is a job of tasks over files, and none holds more than a shard or a partition: of the keys (128 MB), of the
-pairs with 64 MB of sketches at a time, of four million links, of the members of those. The number of partitions
-follows from the data alone and changes no result.
+Every step is a job of tasks over files. A task holds at most a shard or a partition: of the keys (128 MB), of the pairs
+with 64 MB of sketches at a time, of four million links, or of the members of clusters. The number of partitions follows
+from the data alone and does not change the result.
 """
 
 from __future__ import annotations
@@ -84,35 +84,35 @@ from gristmill.mixtures.steps.dedup import Dedup
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Find clusters of duplicates among the documents kept so far, and keep one of each, or more (`clusters.py`).
+    """Find clusters of duplicates among the documents kept so far, and keep the survivors of each (`clusters.py`).
 
-    Writes one annotation table per document shard, with `cluster` (16 bytes: the smallest id of those that are joined
-    by links, directly or through others, which for a document without any is its own), `cluster_size` (how many
-    documents its survivor stands for, that one included), `duplicate_of` (the id of the survivor or, where
-    the document is a duplicate of an older one, of that), `jaccard` (true Jaccard similarity to it; 1 for equal
-    texts), `against_index` and `against_locator` (of the older document). The last four are null for survivors, all
-    of them where a document was not judged (another source) or raised an error. Also
+    Writes one annotation table per document shard, with `cluster` (16 bytes: the smallest id of the documents connected
+    by links; a document without links has its own id), `cluster_size` (number of documents that its survivor
+    represents, including itself), `duplicate_of` (id of the survivor or of the matching older document), `jaccard`
+    (true Jaccard similarity to it; 1 for equal texts), `against_index` and `against_locator` (of the older document).
+    The last four are null for survivors, and all are null if a document was not judged (another source) or raised an
+    error. Also writes
 
     - `clusters.parquet`, one row per duplicate: `survivors.DUPLICATE_COLUMNS`;
-    - `index/`, where the section asks for it: see `dedup_index`.
+    - `index/`, if the section asks for it: see `dedup_index`.
 
-    A document that matches an older one (`against`) never survives, whatever its cluster; but only what matches an
-    older document itself goes for that reason: the other members of its cluster have a survivor among them.
+    A document that matches an older one (`against`) never survives. Only documents that match an older one themselves
+    are dropped for that reason: the other members of the cluster have a survivor among them.
 
     Args:
-        inputs: `ingest`, and the annotating stages that ran before.
+        inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `dedup` section (`mixtures.steps.dedup.Dedup`).
 
     Returns:
-        `counts`, `clusters` (survivors that stand for two documents or more), `largest_clusters` of these,
-        `uncompared` (kept documents of clusters too large to compare all), `dropped_by_rule` (how many documents would
-        go by each rule of `clusters`), `candidate_pairs`, `linked_pairs`,
+        `counts`, `clusters` (survivors that represent two documents or more), `largest_clusters` of these,
+        `uncompared` (kept documents of clusters too large to compare all), `dropped_by_rule` (number of documents that
+        each rule of `clusters` would drop), `candidate_pairs`, `linked_pairs`,
         `oversized_buckets` (`number`, and the `largest` with size, key, band and an example), `star_rounds`, `against`
-        (name and documents of each index) and `index` (the name of the one that was written).
+        (name and documents of each index) and `index` (name of the written index).
 
     Raises:
-        ValueError: a key of `keep` is malformed or names no column.
-        IndexMismatchError: an index of `against` is missing or was made with something else.
+        ValueError: a key of `keep` is malformed or not a column.
+        IndexMismatchError: an index of `against` is missing or was made with other parameters.
         ConservationError: the counts do not balance.
         QuarantineError: more documents than allowed raised an error.
     """
@@ -125,25 +125,27 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     _, sketched = run_shuffle(
         "sketch", sketch_tasks(plan), partial(sketch, plan=plan), context, {KEYS: plan.num_partitions}
     )
-    find = partial(find_candidates, plan=plan, keys=sketched[KEYS])
-    found, pairs, sketches = _find_pairs(plan, partitions, find, context)
-    check = partial(verify, plan=plan, pairs=pairs, sketches=sketches)
-    verified, checked = run_shuffle("verify", partitions, check, context, {MATCHES: len(shards)})
+    find_pairs_of_keys = partial(find_candidates, plan=plan, keys=sketched[KEYS])
+    candidates, pairs, sketches = _find_pairs(plan, partitions, find_pairs_of_keys, context)
+    verify_pairs = partial(verify, plan=plan, pairs=pairs, sketches=sketches)
+    verified, checked = run_shuffle("verify", partitions, verify_pairs, context, {MATCHES: len(shards)})
     links = run_names(partitions, (result["runs"] for result in verified))
     num_partitions = count_star_partitions(sum(result["linked"] for result in verified))
     rounds, labels, labelled = find_components(plan, links, num_partitions, context)
     tasks = partition_tasks(count_member_partitions(labelled + sum(result["matched"] for result in verified)))
-    gather = partial(
+    gather_labelled = partial(
         gather_members, plan=plan, keys=keys, labels=labels, matches=checked[MATCHES], num_partitions=len(tasks)
     )
-    _, members = run_shuffle("members", shards, gather, context, {MEMBERS: len(tasks)})
-    choose = partial(decide, plan=plan, keys=keys, members=members[MEMBERS], num_ranges=len(tasks))
-    decided, decisions = run_shuffle("decide", tasks, choose, context, {DECISIONS: len(shards), TWINS: len(tasks)})
+    _, members = run_shuffle("members", shards, gather_labelled, context, {MEMBERS: len(tasks)})
+    choose_survivors = partial(decide, plan=plan, keys=keys, members=members[MEMBERS], num_ranges=len(tasks))
+    decided, decisions = run_shuffle(
+        "decide", tasks, choose_survivors, context, {DECISIONS: len(shards), TWINS: len(tasks)}
+    )
     applied = run_tasks("apply", shards, partial(apply, plan=plan, decisions=decisions[DECISIONS]), context)
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
     _warn_of_uncompared(sum(result["uncompared"] for result in decided), context)
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
-    buckets = largest_buckets(Bucket(*bucket) for result in found for bucket in result["largest"])
+    buckets = largest_buckets(Bucket(*bucket) for result in candidates for bucket in result["largest"])
     return {
         "counts": counts,
         "clusters": sum(result["clusters"] for result in decided),
@@ -153,7 +155,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "candidate_pairs": sum(result["candidates"] for result in verified),
         "linked_pairs": sum(result["linked"] for result in verified),
         "oversized_buckets": {
-            "number": sum(result["oversized"] for result in found),
+            "number": sum(result["oversized"] for result in candidates),
             "largest": describe_buckets(plan, buckets),
         },
         "star_rounds": rounds,
@@ -165,19 +167,19 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def _find_pairs(
     plan: DedupPlan, partitions: Sequence[Task], find: Sender, context: Context
 ) -> tuple[list[dict[str, Any]], Shuffled, Shuffled | None]:
-    """What the partitions of the keys have found, the pairs, and the sketches of these where they travel."""
+    """Results of the candidate tasks, the pairs, and the sketches of the pairs if sketches are sent."""
     numbers = {PAIRS: plan.num_partitions}
     if not plan.sends_sketches:
-        found, sent = run_shuffle("candidates", partitions, find, context, numbers)
-        return found, sent[PAIRS], None
+        results, streams = run_shuffle("candidates", partitions, find, context, numbers)
+        return results, streams[PAIRS], None
     tasks = [Task(shard, {"shard": number}) for number, shard in enumerate(plan.numbering.shards)]
-    found, sent = run_shuffle("candidates", partitions, find, context, {**numbers, WANTED: len(tasks)})
-    if sent[WANTED].is_nothing:
-        return found, sent[PAIRS], None
+    results, streams = run_shuffle("candidates", partitions, find, context, {**numbers, WANTED: len(tasks)})
+    if streams[WANTED].is_nothing:
+        return results, streams[PAIRS], None
     _, fetched = run_shuffle(
-        "fetch", tasks, partial(fetch, plan=plan, wanted=sent[WANTED]), context, {FETCHED: plan.num_partitions}
+        "fetch", tasks, partial(fetch, plan=plan, wanted=streams[WANTED]), context, {FETCHED: plan.num_partitions}
     )
-    return found, sent[PAIRS], fetched[FETCHED]
+    return results, streams[PAIRS], fetched[FETCHED]
 
 
 def _warn_of_uncompared(documents: int, context: Context) -> None:
@@ -190,11 +192,13 @@ def _warn_of_uncompared(documents: int, context: Context) -> None:
 
 
 def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Context) -> DedupPlan:
-    """Number the documents, and decide how many partitions their keys need."""
+    """Number the documents and choose the number of partitions for their keys."""
     indexes = [open_index(location, section) for location in section.against]
-    new = [inputs["ingest"] / shard for shard in shard_names(inputs["ingest"])]
-    old = [(f"against-{place}-{path.name}", path) for place, index in enumerate(indexes) for path in index.files]
-    numbering = number_rows(new, old)
+    new_files = [inputs["ingest"] / shard for shard in shard_names(inputs["ingest"])]
+    index_files = [
+        (f"against-{place}-{path.name}", path) for place, index in enumerate(indexes) for path in index.files
+    ]
+    numbering = number_rows(new_files, index_files)
     num_partitions = count_partitions(int(numbering.starts[-1]) * keys_per_document(section) * BYTES_PER_KEY)
     merged = merge_annotations(inputs, context)
     return DedupPlan(
@@ -211,11 +215,11 @@ def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Co
 
 
 def sketch_tasks(plan: DedupPlan) -> list[Task]:
-    """One task per shard of this run, then one per file of an index."""
-    new = shard_tasks(plan.inputs["ingest"])
-    old = [path for index in plan.indexes for path in index.files]
-    files = [*(None for _ in new), *map(str, old)]
-    sizes = [*(task.size_bytes for task in new), *(path.stat().st_size for path in old)]
+    """Tasks for the shards of this run, followed by tasks for the files of the indexes."""
+    new_tasks = shard_tasks(plan.inputs["ingest"])
+    index_files = [path for index in plan.indexes for path in index.files]
+    files = [*(None for _ in new_tasks), *map(str, index_files)]
+    sizes = [*(task.size_bytes for task in new_tasks), *(path.stat().st_size for path in index_files)]
     return [
         Task(shard, {"start": int(start), "index_file": file}, size)
         for shard, start, file, size in zip(plan.numbering.shards, plan.numbering.starts, files, sizes, strict=False)
@@ -227,9 +231,9 @@ def sketch(task: Task, plan: DedupPlan) -> Generator[Sent, None, Done]:
     index_file = task.payload["index_file"]
     paths = [sketch_path(plan.work, task.name)]
     if index_file is None:
-        batch, seen = sketch_shard(plan.inputs, task.name, plan.section)
+        batch, sizes_and_errors = sketch_shard(plan.inputs, task.name, plan.section)
         paths.append(seen_path(plan.work, task.name))
-        write_sketches(paths[-1], seen)
+        write_sketches(paths[-1], sizes_and_errors)
     else:
         batch = import_shard(as_path(index_file), plan.section)
     write_sketches(paths[0], batch)
@@ -240,20 +244,20 @@ def sketch(task: Task, plan: DedupPlan) -> Generator[Sent, None, Done]:
 
 def apply(task: Task, plan: DedupPlan, decisions: Shuffled) -> Done:
     """Write the annotations of one shard, and its part of the index."""
-    read = read_shard(plan.inputs, task.name, ["id", "source"])
-    documents, rows = read.documents, read.rows
+    shard_documents = read_shard(plan.inputs, task.name, ["id", "source"])
+    documents, rows = shard_documents.documents, shard_documents.rows
     judged = judged_rows(documents, rows, plan.section.sources)
-    seen = open_batches(seen_path(plan.work, task.name)).get_batch(0)
-    errors = seen["error"].take(pa.array(judged))
-    found, members = decisions_of(plan, task.payload["shard"], decisions)
+    sizes_and_errors = open_batches(seen_path(plan.work, task.name)).get_batch(0)
+    errors = sizes_and_errors["error"].take(pa.array(judged))
+    decisions_here, members = decisions_of(plan, task.payload["shard"], decisions)
     place = np.searchsorted(judged, members)
     position = np.full(len(judged), -1)
     position[place] = np.arange(len(place))
-    decided = found.take(pa.array(position, mask=position < 0))
+    decided = decisions_here.take(pa.array(position, mask=position < 0))
     raised = errors.is_valid().to_numpy(zero_copy_only=False)
-    own = documents["id"].take(pa.array(judged, mask=raised))
+    own_ids = documents["id"].take(pa.array(judged, mask=raised))
     measures = {
-        "cluster": pc.coalesce(decided["cluster"], own),
+        "cluster": pc.coalesce(decided["cluster"], own_ids),
         "cluster_size": pc.coalesce(decided["size"], pa.array(np.ones(len(judged), np.int32), mask=raised)),
         "duplicate_of": decided["survivor"],
         "jaccard": decided["jaccard"],
@@ -262,7 +266,7 @@ def apply(task: Task, plan: DedupPlan, decisions: Shuffled) -> Done:
     }
     measures = {name: values.combine_chunks() for name, values in measures.items()}
     table, counts = annotate(
-        documents, rows, judged, decided["reason"].combine_chunks(), measures, errors, seen["bytes"]
+        documents, rows, judged, decided["reason"].combine_chunks(), measures, errors, sizes_and_errors["bytes"]
     )
     write_table(plan.out / task.name, table)
     if not plan.section.index:
@@ -273,6 +277,6 @@ def apply(task: Task, plan: DedupPlan, decisions: Shuffled) -> Done:
 
 
 def finish_index(plan: DedupPlan, applied: Sequence[Mapping[str, Any]]) -> str:
-    """Write the index's header, by which it counts as finished; returns its name."""
+    """Write the header that marks the index as finished; returns its name."""
     sums = (int(result["ids"], 16) for result in applied)
     return write_header(plan.out, plan.section, sum(result["indexed"] for result in applied), sums)

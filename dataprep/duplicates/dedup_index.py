@@ -1,12 +1,12 @@
-"""The index of a deduplicated corpus: what a later run needs to drop its own duplicates of it, and to name them.
+"""Index of a deduplicated corpus, by which a later run drops and names its own duplicates of that corpus.
 
-A folder `index` in the stage's output: `index.json` (what the keys were made with, and the name) and one Parquet file
-per document shard with a row per document that was kept: `id`, `locator`, `length` (code points), `digest`
-(BLAKE2b-128 of the text), `url` (the same of the normalised URL, zeros where there is none), `bands` (the MinHash band
-keys, 8 bytes each) and `shingles` (their 32-bit hashes, ascending, stored as differences). With the shingles, a
-candidate is verified by its true Jaccard similarity to the old document, whose text is not needed.
+A folder `index` in the stage's output: `index.json` (parameters of the keys, and the name) and one Parquet file per
+document shard with a row per kept document: `id`, `locator`, `length` (code points), `digest` (BLAKE2b-128 of the
+text), `url` (the same of the normalised URL, zeros without a URL), `bands` (the MinHash band keys, 8 bytes each) and
+`shingles` (their 32-bit hashes, ascending, stored as differences). The shingles give a candidate's true Jaccard
+similarity to the older document without its text.
 
-A run against an index reads it once, at the speed of Parquet, and sorts its keys with the new ones.
+A run against an index reads it once, at the speed of Parquet, and sorts its keys together with the new ones.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from gristmill.mixtures.steps.dedup import Dedup
 
 FOLDER, HEADER = "index", "index.json"
 VERSION = 1
-"""Raised when the files change."""
+"""Version of the files; raise it when they change."""
 SHINGLES = 1
-"""Raised when `shingles.py` or `minhash.py` hash the same words to other numbers."""
+"""Version of the hashes; raise it when `shingles.py` or `minhash.py` hash the same words to other numbers."""
 URLS = 1
-"""Raised when `urls.normalise_url` spells the same URL otherwise."""
+"""Version of normalised URLs; raise it when `urls.normalise_url` changes the spelling of a URL."""
 MINHASH_FIELDS = ("ngram", "bands", "rows", "seed", "shingles")
 
 
 class IndexMismatchError(ValueError):
-    """A folder holds no index, or one that cannot be compared with this run."""
+    """Error of a folder without an index, or with an index that cannot be compared with this run."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """An index that a run is held against.
+    """Index of an older corpus that a run is compared with.
 
     Attributes:
         path: its folder.
-        name: 16 hexadecimal digits that follow from what it was made with and from the ids in it.
-        documents: how many it holds.
+        name: 16 hexadecimal digits that follow from its parameters and its ids.
+        documents: number of documents in it.
         files: its Parquet files, in order.
     """
 
@@ -67,7 +67,7 @@ class Index:
 
 
 def parameters(section: Dedup) -> dict[str, Any]:
-    """What two indexes must have in common to be compared; None for what the section switches off."""
+    """Parameters that two comparable indexes share; None for a feature that the section switches off."""
     minhash = section.minhash
     fields = {field: getattr(minhash, field, None) for field in MINHASH_FIELDS[:-1]}
     return {
@@ -80,41 +80,41 @@ def parameters(section: Dedup) -> dict[str, Any]:
 
 
 def open_index(location: str, section: Dedup) -> Index:
-    """Find the index in an output of the stage, and check that this run can be compared with it.
+    """Find the index in an output of the stage, and check that it can be compared with this run.
 
     Args:
-        location: the output's folder in a store, a copy of it or of its data, or the index itself.
+        location: folder of the output in a store, a copy of it or of its data, or the index itself.
 
     Raises:
-        IndexMismatchError: there is no finished index, or it was made with something else; the field is named.
+        IndexMismatchError: there is no finished index, or it was made with another parameter; the field is named.
     """
     root = as_path(location)
-    places = [root, root / FOLDER, root / "data" / FOLDER]
-    path = next((place for place in places if (place / HEADER).exists()), None)
+    candidates = [root, root / FOLDER, root / "data" / FOLDER]
+    path = next((place for place in candidates if (place / HEADER).exists()), None)
     if path is None:
         raise IndexMismatchError(
             f"dedup.against: {location} holds no finished index (no {FOLDER}/{HEADER}); name the output folder of a "
             "stage `dedup` that ran to its end with `index: true`"
         )
     header = read_json(path / HEADER)
-    wanted, found = parameters(section), header["parameters"]
-    for field in wanted:
-        if wanted[field] is not None and found.get(field) != wanted[field]:
+    required, recorded = parameters(section), header["parameters"]
+    for field in required:
+        if required[field] is not None and recorded.get(field) != required[field]:
             raise IndexMismatchError(
-                f"dedup.against: the index {path} was made with {field} {found.get(field)}, this run has "
-                f"{wanted[field]}; use the same, or make the index again"
+                f"dedup.against: the index {path} was made with {field} {recorded.get(field)}, this run has "
+                f"{required[field]}; use the same, or make the index again"
             )
     return Index(path, header["name"], header["documents"], sorted(path.glob("part-*.parquet")))
 
 
 def write_index_shard(work: Path, shard: str, kept: np.ndarray, out: Path) -> tuple[list[Path], int]:
-    """Write the index of one shard: of its sketches, those of the documents that were kept.
+    """Write the index of one shard: the sketches of its kept documents.
 
     Args:
-        kept: int64, their row numbers, ascending.
+        kept: int64, row numbers of the kept documents, ascending.
 
     Returns:
-        the files, and the sum of the ids, by which the index is named.
+        the files, and the sum of the ids, which the name of the index depends on.
     """
     batch = read_sketches(work, shard)
     rows = np.searchsorted(batch["row"].to_numpy(), kept)
@@ -135,25 +135,25 @@ def write_index_shard(work: Path, shard: str, kept: np.ndarray, out: Path) -> tu
 
 def write_header(out: Path, section: Dedup, documents: int, id_sums: Iterable[int]) -> str:
     """Finish an index and return its name."""
-    made_with = parameters(section)
+    index_parameters = parameters(section)
     total = sum(id_sums) % 2**128
-    content = canonical_json({"parameters": made_with, "documents": documents, "ids": f"{total:032x}"})
+    content = canonical_json({"parameters": index_parameters, "documents": documents, "ids": f"{total:032x}"})
     name = hashlib.blake2b(content, digest_size=8).hexdigest()
-    write_json(out / FOLDER / HEADER, {"name": name, "documents": documents, "parameters": made_with})
+    write_json(out / FOLDER / HEADER, {"name": name, "documents": documents, "parameters": index_parameters})
     return name
 
 
 def import_shard(path: Path, section: Dedup) -> pa.RecordBatch:
-    """The documents of an index file as sketches, `row` numbers included."""
+    """Read an index file as sketches with `row` numbers."""
     table = read_table(path)
-    dropped = [] if section.minhash is not None else ["bands"]
-    table = table.drop_columns([name for name in dropped if name in table.column_names])
+    unused_columns = [] if section.minhash is not None else ["bands"]
+    table = table.drop_columns([name for name in unused_columns if name in table.column_names])
     columns = {name: table[name].combine_chunks() for name in ("id", "locator", "length")}
     return sketch_batch({"row": pa.array(np.arange(len(table))), **columns}, unpack_sketches(table))
 
 
 def sum_of_ids(ids: pa.ChunkedArray) -> int:
-    """The ids as whole numbers, added up modulo 2^128: the same in every order."""
+    """Sum of the ids as integers modulo 2^128, independent of their order."""
     numbers = np.ascontiguousarray(binary_numbers(ids)).view(np.uint32)
     words: Sequence[int] = numbers.sum(axis=0, dtype=np.uint64).tolist()
     return sum(word << 32 * place for place, word in enumerate(words)) % 2**128
@@ -161,12 +161,12 @@ def sum_of_ids(ids: pa.ChunkedArray) -> int:
 
 @dataclass(frozen=True)
 class DedupPlan:
-    """What the tasks of the stage have in common."""
+    """Settings shared by all tasks of the stage."""
 
     inputs: Mapping[str, Path]
-    """Merged (see `measuring.merge_annotations`)."""
+    """Inputs with merged annotations (see `measuring.merge_annotations`)."""
     measured: Mapping[str, Path]
-    """The inputs with every annotating stage."""
+    """Inputs with every annotating stage."""
     section: Dedup
     indexes: Sequence[Index]
     numbering: Numbering
@@ -174,18 +174,18 @@ class DedupPlan:
     work: Path
     out: Path
     sends_sketches: bool = False
-    """Whether sketches travel to where documents are compared, as they must where a file lies in a store and each
-    reading is a request; else they are looked up in the files that the shards have left."""
+    """Send sketches to the tasks that compare documents. It is required if files lie in a store, where each read is a
+    request; otherwise sketches are read from the shards' files."""
 
     def index_of(self, documents: np.ndarray) -> np.ndarray:
-        """Which of `indexes` holds each of some older documents: int64, positions."""
+        """Positions (int64) in `indexes` of the indexes that hold some older documents."""
         sizes = [len(index.files) for index in self.indexes]
-        owners = np.repeat(np.arange(len(sizes)), sizes)
-        places: np.ndarray = owners[self.numbering.shards_of(documents) - self.numbering.num_new_shards]
-        return places
+        index_of_file = np.repeat(np.arange(len(sizes)), sizes)
+        indexes: np.ndarray = index_of_file[self.numbering.shards_of(documents) - self.numbering.num_new_shards]
+        return indexes
 
     def partitions(self) -> list[Task]:
-        """One task per partition of the keys, and of the pairs."""
+        """Tasks for the partitions of the keys, and of the pairs."""
         return partition_tasks(self.num_partitions)
 
 
@@ -202,15 +202,15 @@ MATCH_SCHEMA = pa.schema(
 
 
 def spread_to_copies(matches: np.ndarray, jaccard: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the near matches of a document to the others of its text, which were not compared themselves.
+    """Copy the near matches of a document to other documents of equal text, which were not compared themselves.
 
     Args:
-        matches: int64 of shape (m, 2), rows (new document, older one).
-        jaccard: float64 of shape (m,), their similarities.
-        copies: int64 of shape (n, 2), rows (new document, another of the same text).
+        matches: int64 of shape (m, 2), rows (new document, older document).
+        jaccard: float64 of shape (m,), similarities of the matches.
+        copies: int64 of shape (n, 2), rows (new document, another new document of the same text).
 
     Returns:
-        the matches of the copies, and their similarities; of each document's matches only the most similar.
+        the matches of the copies, and their similarities; only the most similar matches of each document are copied.
     """
     documents, place = np.unique(matches[:, 0], return_inverse=True)
     highest = np.zeros(len(documents))
@@ -225,34 +225,43 @@ def spread_to_copies(matches: np.ndarray, jaccard: np.ndarray, copies: np.ndarra
 
 
 def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
-    """Of every document of a shard that matches older ones, the best match.
+    """Best match of every document of a shard that matches older documents.
 
-    An equal text comes before an equal URL, and that before a similar text; then the highest similarity, the index
-    that is named first in `against`, and the smallest id decide.
+    Equal text ranks before equal URL, and equal URL before similar text. Ties are broken by the highest similarity, the
+    first index in `against`, and the smallest id.
 
     Args:
         matches: by shard.
 
     Returns:
-        one row of MATCH_SCHEMA per document, ascending: the older document's id, locator and index (its name), the
-        kind of likeness (position in `links.REASONS`) and the Jaccard similarity.
+        one row of MATCH_SCHEMA per document, ascending: id, locator and index name of the older document, kind of the
+        match (position in `links.REASONS`) and Jaccard similarity.
     """
     if not plan.indexes or matches.is_nothing:
         return MATCH_SCHEMA.empty_table()
-    found = matches.read(shard)
-    if not len(found):
+    matches_here = matches.read(shard)
+    if not len(matches_here):
         return MATCH_SCHEMA.empty_table()
-    older, one, place = np.unique(found["right"].to_numpy(), return_index=True, return_inverse=True)
-    named = found.select(["id", "locator"]).take(pa.array(one))
+    older, first_rows, older_position = np.unique(
+        matches_here["right"].to_numpy(), return_index=True, return_inverse=True
+    )
+    older_columns = matches_here.select(["id", "locator"]).take(pa.array(first_rows))
     rank = np.empty(len(older), np.int64)
-    rank[pc.sort_indices(named["id"]).to_numpy()] = np.arange(len(older))
+    rank[pc.sort_indices(older_columns["id"]).to_numpy()] = np.arange(len(older))
     index = plan.index_of(older)
-    documents, kind, jaccard = (found[name].to_numpy() for name in ("left", "kind", "jaccard"))
-    order = np.lexsort((rank[place], index[place], -jaccard, kind, documents))
+    documents, kind, jaccard = (matches_here[name].to_numpy() for name in ("left", "kind", "jaccard"))
+    order = np.lexsort((rank[older_position], index[older_position], -jaccard, kind, documents))
     best = order[np.unique(documents[order], return_index=True)[1]]
-    indexes = pa.array(np.array([index.name for index in plan.indexes])[index[place[best]]])
-    take = pa.array(place[best])
+    indexes = pa.array(np.array([index.name for index in plan.indexes])[index[older_position[best]]])
+    best_positions = pa.array(older_position[best])
     return pa.table(
-        [documents[best], named["id"].take(take), named["locator"].take(take), indexes, kind[best], jaccard[best]],
+        [
+            documents[best],
+            older_columns["id"].take(best_positions),
+            older_columns["locator"].take(best_positions),
+            indexes,
+            kind[best],
+            jaccard[best],
+        ],
         schema=MATCH_SCHEMA,
     )

@@ -1,9 +1,9 @@
-"""How a near-duplicate is found: MinHash signatures, cut into bands; equal bands make candidate pairs.
+"""MinHash signatures and their bands: documents that share a band are candidate pairs.
 
-The signatures are bit for bit those of datasketch 2 (`MinHash(..., scheme="affine32")`) over the shingle hashes of
-`shingles.py`: its permutations, drawn with its generator from the same seed. Two texts agree in one value with the
-probability of their Jaccard similarity J (Broder 1997), and in all rows of at least one band with 1 - (1 - J^r)^b
-(Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, section 3.4).
+The signatures equal those of datasketch 2 (`MinHash(..., scheme="affine32")`) bit for bit over the shingle hashes of
+`shingles.py`: the permutations come from its generator with the same seed. Two texts agree in one value with the
+probability of their Jaccard similarity J (Broder 1997), and in all rows of at least one band with probability
+1 - (1 - J^r)^b (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, section 3.4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 @lru_cache(maxsize=4)
 def permutations(num_permutations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """datasketch's permutations h -> a * h + b mod 2^32: a (odd) and b, uint32 of shape (num_permutations,)."""
+    """Permutations h -> a * h + b mod 2^32 of datasketch: a (odd) and b, uint32 of shape (num_permutations,)."""
     from datasketch import MinHash
 
     a, b = MinHash(num_perm=num_permutations, seed=seed, scheme="affine32").permutations
@@ -35,7 +35,7 @@ def signatures(sets: ShingleSets, num_permutations: int, seed: int) -> np.ndarra
 
 @kernel
 def _signatures(hashes: np.ndarray, offsets: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Four shingles at a time: the row, a and b are then read once for four permuted values."""
+    """Hash four shingles at a time, so that the row, a and b are read once for four permuted values."""
     result = np.full((len(offsets) - 1, len(a)), np.uint32(0xFFFFFFFF), np.uint32)
     for text in range(len(offsets) - 1):
         row = result[text]
@@ -44,9 +44,9 @@ def _signatures(hashes: np.ndarray, offsets: np.ndarray, a: np.ndarray, b: np.nd
             first, second = fmix32(hashes[at]), fmix32(hashes[at + 1])
             third, fourth = fmix32(hashes[at + 2]), fmix32(hashes[at + 3])
             for k in range(len(a)):
-                one = min(np.uint32(a[k] * first + b[k]), np.uint32(a[k] * second + b[k]))
-                other = min(np.uint32(a[k] * third + b[k]), np.uint32(a[k] * fourth + b[k]))
-                row[k] = min(row[k], min(one, other))
+                lower_pair = min(np.uint32(a[k] * first + b[k]), np.uint32(a[k] * second + b[k]))
+                upper_pair = min(np.uint32(a[k] * third + b[k]), np.uint32(a[k] * fourth + b[k]))
+                row[k] = min(row[k], min(lower_pair, upper_pair))
             at += 4
         for shingle in hashes[at:end]:
             mixed = fmix32(shingle)
@@ -59,7 +59,7 @@ def _signatures(hashes: np.ndarray, offsets: np.ndarray, a: np.ndarray, b: np.nd
 def band_keys(signature: np.ndarray, bands: int, rows: int) -> np.ndarray:
     """One 64-bit key per text and band; equal keys mean equal rows of the same band.
 
-    Different bands collide with probability 2^-64 a pair.
+    Different bands collide with probability 2^-64 per pair.
 
     Args:
         signature: uint32 of shape (n, bands * rows).

@@ -1,11 +1,11 @@
-"""A text as the set of its word n-grams, each hashed to 32 bits: what near-duplicate detection compares.
+"""Sets of word n-grams, hashed to 32 bits each, for near-duplicate detection.
 
 - word: a maximal run of code points that `\\w` matches in a regular expression (`str.isalnum()` or `_`), each
   replaced by its lower case (U+0130, whose lower case is two code points, stays). In scripts that are written
   without spaces (`unicode_tables.UNSPACED_RANGES`) each such code point is a word. Text is not normalised: composed
   and decomposed accents differ.
-- shingle: n words in a row (Broder 1997). A text with fewer words has one shingle of all of them; a text without
-  words has none and is never a near duplicate.
+- shingle: n consecutive words (Broder 1997). A text with fewer words has one shingle of all its words; a text without
+  words has no shingles and is never a near duplicate.
 
 Among k shingles about k^2 / 2^33 pairs share a hash by chance: one in a text of a hundred thousand words.
 """
@@ -25,7 +25,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class ShingleSets(NamedTuple):
-    """The shingles of n texts, one after the other.
+    """Shingles of n texts, concatenated.
 
     Attributes:
         hashes: uint32; text i has `hashes[offsets[i]:offsets[i + 1]]`, ascending and distinct.
@@ -37,7 +37,7 @@ class ShingleSets(NamedTuple):
 
 
 def no_shingles(texts: int) -> ShingleSets:
-    """The empty sets of so many texts."""
+    """Empty sets for this many texts."""
     return ShingleSets(np.empty(0, np.uint32), np.zeros(texts + 1, np.int64))
 
 
@@ -51,15 +51,15 @@ def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int) -> ShingleSets:
 
 
 def hash_shingles(data: np.ndarray, offsets: np.ndarray, ngram: int) -> ShingleSets:
-    """`shingle_sets` of texts as `text_buffers` gives them."""
+    """Hash the word n-grams of every text in the buffers of `text_buffers`."""
     return ShingleSets(*_shingle_texts(data, offsets, code_point_flags(), lower_case(), ngram))
 
 
 def similarities(sets: ShingleSets, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Jaccard similarity of pairs of texts; 0 where neither has shingles.
+    """Jaccard similarity of pairs of texts; 0 if neither has shingles.
 
     Args:
-        left, right: int64 of shape (n,), which of the texts are compared.
+        left, right: int64 of shape (n,), positions of the texts of each pair.
 
     Returns:
         float64 of shape (n,).
@@ -81,12 +81,12 @@ def _similarities(hashes: np.ndarray, offsets: np.ndarray, left: np.ndarray, rig
 
 @kernel
 def _count_shared(left: np.ndarray, right: np.ndarray) -> int:
-    shared, at, other = 0, 0, 0
-    while at < len(left) and other < len(right):
-        a, b = left[at], right[other]
+    shared, i, j = 0, 0, 0
+    while i < len(left) and j < len(right):
+        a, b = left[i], right[j]
         shared += a == b
-        at += a <= b
-        other += b <= a
+        i += a <= b
+        j += b <= a
     return shared
 
 
@@ -108,7 +108,7 @@ def _shingle_texts(
 
 @kernel
 def _ascii_words(flags: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """What a byte of ASCII adds to a word, its lower case; 0 where it ends one: 128 bytes, which stay near."""
+    """Lower case of each ASCII byte of a word, 0 for a byte that ends a word: 128 bytes, small enough for the cache."""
     table = np.zeros(128, np.uint8)
     for code in range(128):
         if flags[code] & WORD != 0:
@@ -158,7 +158,7 @@ def _word_hashes(
 
 @kernel
 def _roll(words: np.ndarray, ngram: int, shingles: np.ndarray) -> None:
-    """Hash every n-gram: a polynomial in the word hashes mod 2^64, mixed, its upper 32 bits."""
+    """Hash every n-gram: the upper 32 bits of a polynomial in the word hashes mod 2^64, mixed."""
     oldest = np.uint64(1)
     for _ in range(ngram):
         oldest *= _ODD

@@ -1,7 +1,7 @@
-"""What deduplication remembers of each document while it compares them: digests, length, bands, shingles.
+"""Sketches of documents for deduplication: digests, length, bands, shingles.
 
-One Arrow file per shard, a row per document that takes part, mapped into memory by whoever compares: only what is
-looked at is read. Its columns but the row number are also those of the index that an output keeps (`dedup_index.py`).
+One Arrow file per shard has a row per sketched document. Tasks map it into memory, so that only accessed pages are
+read. The index of an output (`dedup_index.py`) has the same columns except the row number.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
 DIGEST_BYTES = 16
 NO_DIGEST = bytes(DIGEST_BYTES)
-"""In place of the digest of a URL where a document has none."""
+"""Digest of a missing URL."""
 SKETCH_COLUMNS = ("digest", "url", "bands", "shingles")
-"""What documents are compared by."""
+"""Columns by which documents are compared."""
 
 
 @dataclass(frozen=True)
 class Sketches:
-    """What n documents are compared by.
+    """Sketches of n documents.
 
     Attributes:
         digests: uint64 of shape (n, 2), of the texts.
-        urls: uint64 of shape (n, 2), of the normalised URLs; zeros where there is none.
-        bands: uint64 of shape (n, bands), keys of the MinHash bands; no bands where MinHash is off.
+        urls: uint64 of shape (n, 2), of the normalised URLs; zeros for a missing URL.
+        bands: uint64 of shape (n, bands), keys of the MinHash bands; no columns if MinHash is off.
         sets: the shingles.
     """
 
@@ -54,51 +54,50 @@ class Sketches:
 
 
 def sketch_path(work: Path, shard: str) -> Path:
-    """The file with the sketches of a shard's documents."""
+    """File with the sketches of a shard's documents."""
     return work / "sketches" / f"{shard}.arrow"
 
 
 def seen_path(work: Path, shard: str) -> Path:
-    """The file with what was seen of all documents of a shard: bytes and errors."""
+    """File with the text sizes and errors of all documents of a shard."""
     return work / "sketches" / f"{shard}.seen.arrow"
 
 
 def sketch_shard(inputs: Mapping[str, Path], shard: str, section: Dedup) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Sketch the documents of a shard that take part.
+    """Sketch the judged documents of a shard.
 
     Returns:
-        one row for each of them: `row` (in the shard), `id`, `locator`, `length` (code points), `digest`, `url`,
-        `bands` (where MinHash is on) and `shingles`; and for each of the shard's documents `bytes` (of its text) and
-        `error` (why its text cannot be read, so that it does not take part, or null).
+        one row per readable judged document: `row` (in the shard), `id`, `locator`, `length` (code points), `digest`,
+        `url`, `bands` (if MinHash is on) and `shingles`; and one row per document of the shard as from `describe_seen`.
     """
     columns = ["id", "source", "locator", "text", *(["metadata"] if section.url else [])]
-    read = read_shard(inputs, shard, columns)
-    judged = judged_rows(read.documents, read.rows, section.sources)
-    documents = _take_rows(read.documents, judged)
+    shard_documents = read_shard(inputs, shard, columns)
+    judged = judged_rows(shard_documents.documents, shard_documents.rows, section.sources)
+    documents = _take_rows(shard_documents.documents, judged)
     measured, errors = measure_texts(documents["text"], partial(sketch_texts, section=section.minhash))
     good = np.array([error is None for error in errors], bool)
-    seen = describe_seen(read.documents, judged, errors)
+    sizes_and_errors = describe_seen(shard_documents.documents, judged, errors)
     documents = _take_rows(documents, np.flatnonzero(good))
     urls = digest_urls(documents) if section.url else np.zeros((len(documents), 2), np.uint64)
-    of_documents = {name: documents[name].combine_chunks() for name in ("id", "locator")}
+    document_columns = {name: documents[name].combine_chunks() for name in ("id", "locator")}
     batch = {
         "row": pa.array(judged[good]),
-        **of_documents,
+        **document_columns,
         "length": pa.array(measured["length"]),
         "digest": measured["digest"],
         "url": _binary(urls),
     }
     batch |= {name: measured[name] for name in ("bands", "shingles") if name in measured}
-    return pa.record_batch(batch), seen
+    return pa.record_batch(batch), sizes_and_errors
 
 
 def describe_seen(documents: pa.Table, judged: np.ndarray, errors: Sequence[str | None]) -> pa.RecordBatch:
-    """Of each of a shard's documents `bytes` (of its text) and `error` (why it does not take part, or null).
+    """Table with `bytes` (of the text) and `error` (why the text could not be read, or null) of a shard's documents.
 
     Args:
         documents: with at least `text`.
-        judged: int64, rows of them.
-        errors: one for each of these.
+        judged: int64, rows of the judged documents.
+        errors: one per judged document.
     """
     places = np.full(len(documents), -1)
     places[judged] = np.arange(len(judged))
@@ -111,58 +110,58 @@ def describe_seen(documents: pa.Table, judged: np.ndarray, errors: Sequence[str 
 
 
 def _take_rows(table: pa.Table, rows: np.ndarray) -> pa.Table:
-    """Some rows of a table, ascending and distinct; all of them without a copy."""
+    """Take ascending distinct rows of a table, without a copy if it is all of them."""
     return table if len(rows) == len(table) else table.take(pa.array(rows))
 
 
 def sketch_texts(texts: pa.Array, section: MinHash | None) -> dict[str, np.ndarray | pa.Array]:
-    """`length`, `digest`, `bands` and `shingles` of every text; raises where one is not UTF-8.
+    """Compute `length`, `digest`, `bands` and `shingles` of every text; raises if one is not UTF-8.
 
-    Without MinHash there are no bands, and the lists of shingles are empty.
+    Without MinHash there is no column `bands`, and the lists of shingles are empty.
     """
     data, offsets = text_buffers(texts)
     sets = no_shingles(len(texts)) if section is None else hash_shingles(data, offsets, section.ngram)
-    found: dict[str, np.ndarray | pa.Array] = {
+    columns: dict[str, np.ndarray | pa.Array] = {
         "length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64),
         "digest": _binary(digest_texts(data, offsets)),
         "shingles": _lists(sets),
     }
     if section is not None:
         signature = signatures(sets, section.bands * section.rows, section.seed)
-        found["bands"] = _binary(band_keys(signature, section.bands, section.rows))
-    return found
+        columns["bands"] = _binary(band_keys(signature, section.bands, section.rows))
+    return columns
 
 
 def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.RecordBatch:
-    """The columns of documents, followed by those of their sketches."""
-    named = {**columns, "digest": _binary(sketches.digests), "url": _binary(sketches.urls)}
+    """Append the columns of sketches to columns of their documents."""
+    all_columns = {**columns, "digest": _binary(sketches.digests), "url": _binary(sketches.urls)}
     if sketches.bands.shape[1]:
-        named["bands"] = _binary(sketches.bands)
-    return pa.record_batch({**named, "shingles": _lists(sketches.sets)})
+        all_columns["bands"] = _binary(sketches.bands)
+    return pa.record_batch({**all_columns, "shingles": _lists(sketches.sets)})
 
 
 def write_sketches(path: Path, batch: pa.RecordBatch) -> None:
-    """Write the sketches of a shard, or what was seen of its documents."""
+    """Write the sketches of a shard, or the sizes and errors of its documents."""
     with atomic_write(path, durable=False) as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
 
 
 def read_sketches(work: Path, shard: str) -> pa.RecordBatch:
-    """The sketches of a shard, mapped into memory where the file is local."""
+    """Read the sketches of a shard, mapped into memory if the file is local."""
     return open_batches(sketch_path(work, shard)).get_batch(0)
 
 
 class Source(Protocol):
-    """Where a task finds the sketches of documents."""
+    """Source of the sketches that a task reads."""
 
     def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """Batches of sketches, and which rows of each some documents (int64, ascending and distinct) have; in order."""
+        """Batches of sketches with the rows of `documents` (int64, ascending and distinct) in each, in order."""
         ...
 
 
 @dataclass(frozen=True)
 class ShardSketches:
-    """The files that the shards have left, mapped into memory where they are local: only what is asked for is read.
+    """Sketch files of the shards, mapped into memory if they are local, so that only accessed pages are read.
 
     Attributes:
         work: the stage's work folder.
@@ -173,14 +172,14 @@ class ShardSketches:
     numbering: Numbering
 
     def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """See `Source`; every document takes part."""
+        """Implement `Source`; every document must have a sketch."""
         for shard, rows in self.numbering.split(documents):
             batch = read_sketches(self.work, self.numbering.shards[shard])
             yield batch, np.searchsorted(batch["row"].to_numpy(), rows)
 
 
 class SentSketches:
-    """What the shards have sent to one partition: rows with `document`, which ascends from each piece to the next.
+    """Sketches sent by the shards to one partition: rows with `document`, ascending within and across pieces.
 
     Args:
         pieces: `Shuffled.pieces`.
@@ -191,7 +190,7 @@ class SentSketches:
         self._ends = np.array([batch["document"][-1].as_py() for batch in self._batches], np.int64)
 
     def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """See `Source`; every document was sent."""
+        """Implement `Source`; every document must have been sent."""
         places = np.searchsorted(self._ends, documents)
         for place in np.unique(places).tolist():
             batch = self._batches[place]
@@ -199,11 +198,11 @@ class SentSketches:
 
 
 def load_columns(source: Source, documents: np.ndarray, names: Sequence[str]) -> pa.Table:
-    """Read columns of the sketches of some documents that take part.
+    """Read columns of the sketches of some documents.
 
     Args:
-        documents: int64, one at least, ascending and distinct.
-        names: the columns; those that there are not are left out.
+        documents: int64, not empty, ascending and distinct; each must have a sketch.
+        names: the columns; missing columns are skipped.
     """
     return pa.concat_tables(
         [
@@ -214,15 +213,15 @@ def load_columns(source: Source, documents: np.ndarray, names: Sequence[str]) ->
 
 
 def load_sketches(source: Source, documents: np.ndarray) -> Sketches:
-    """Read the sketches of some documents that take part; `documents` as in `load_columns`, or none."""
+    """Read the sketches of some documents; `documents` as in `load_columns`, or empty."""
     if not len(documents):
-        nothing = np.empty((0, 2), np.uint64)
-        return Sketches(nothing, nothing, nothing[:, :0], no_shingles(0))
+        empty = np.empty((0, 2), np.uint64)
+        return Sketches(empty, empty, empty[:, :0], no_shingles(0))
     return unpack_sketches(load_columns(source, documents, SKETCH_COLUMNS))
 
 
 def count_shingles(source: Source, documents: np.ndarray) -> np.ndarray:
-    """How many shingles each of some documents has; they are ascending and distinct."""
+    """Number of shingles of each of some documents (ascending and distinct)."""
     return np.concatenate(
         [
             np.empty(0, np.int64),
@@ -232,7 +231,7 @@ def count_shingles(source: Source, documents: np.ndarray) -> np.ndarray:
 
 
 def unpack_sketches(table: pa.Table | pa.RecordBatch) -> Sketches:
-    """The inverse of `sketch_batch`; without the column `bands` there are none."""
+    """Sketches from their columns, the inverse of `sketch_batch`; the column `bands` may be missing."""
     lists = _combined(table["shingles"])
     has_bands = "bands" in table.schema.names
     bands = binary_numbers(table["bands"]) if has_bands else np.empty((len(lists), 0), np.uint64)
@@ -242,7 +241,7 @@ def unpack_sketches(table: pa.Table | pa.RecordBatch) -> Sketches:
 
 
 def digest_urls(documents: pa.Table) -> np.ndarray:
-    """BLAKE2b-128 of every document's normalised URL: uint64 of shape (n, 2); zeros where it has none."""
+    """BLAKE2b-128 of every document's normalised URL: uint64 of shape (n, 2); zeros for a missing URL."""
     urls = (None if url is None else normalise_url(url) for url in document_urls(documents))
     digests = b"".join(NO_DIGEST if url is None else _digest(url) for url in urls)
     return np.frombuffer(digests, np.uint64).reshape(-1, 2)
@@ -257,7 +256,7 @@ def _lists(sets: ShingleSets) -> pa.Array:
 
 
 def _binary(numbers: np.ndarray) -> pa.Array:
-    """Rows of 64-bit numbers as values of fixed size."""
+    """Fixed-size binary values from rows of 64-bit numbers."""
     width = 8 * numbers.shape[1]
     return pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(width), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
@@ -265,7 +264,7 @@ def _binary(numbers: np.ndarray) -> pa.Array:
 
 
 def binary_numbers(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Values of fixed size as rows of 64-bit numbers, in the byte order of this machine: uint64 of shape (n, w)."""
+    """Rows of 64-bit numbers from fixed-size binary values, in native byte order: uint64 of shape (n, w)."""
     values = _combined(values)
     width = values.type.byte_width // 8
     flat = np.frombuffer(values.buffers()[1], np.uint64, len(values) * width, offset=8 * width * values.offset)

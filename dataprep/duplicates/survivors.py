@@ -1,7 +1,7 @@
-"""The survivors of every cluster: by which columns, chosen partition by partition, and written down for people.
+"""Survivors of every cluster: the columns that decide, the choice by partition, and the table of duplicates.
 
 1. members: per shard, its documents that are in a cluster or match an older one, to the partitions of the clusters.
-2. decide: per partition, the survivors of each of its clusters, and how each other member is like its own.
+2. decide: per partition, the survivors of its clusters, and the comparison of every other member with its survivor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gristmill.dataprep.shuffle import MOST_PARTITIONS
 
 
 def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
-    """What the steps before have measured, as `qualified` says it."""
+    """Columns of the earlier steps by name, as from `qualified`."""
     columns: dict[str, list[str]] = {}
     for step in annotation_stages(inputs):
         for path in sorted(inputs[step].glob("part-*.parquet"))[:1]:
@@ -53,7 +53,7 @@ def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
 
 
 def check_columns(inputs: Mapping[str, Path], keys: Sequence[KeepKey]) -> None:
-    """Raise ValueError where a key names no column, unless there are no documents to choose from."""
+    """Raise ValueError if a key is not a column, unless there are no documents."""
     if not any(inputs["ingest"].glob("part-*.parquet")):
         return
     check_names(keys, measured_columns(inputs))
@@ -65,13 +65,13 @@ def read_columns(
     """Read `id` and the keys' columns of some documents of a shard.
 
     Args:
-        rows: int64, their row numbers.
-        sketches: row for row, their `id`, `locator` and `length`.
+        rows: int64, row numbers of the documents.
+        sketches: `id`, `locator` and `length` of the same documents.
     """
-    wanted = list(dict.fromkeys(["id", *(key.column for key in keys)]))
+    names = list(dict.fromkeys(["id", *(key.column for key in keys)]))
     stages = measured_columns(inputs)
     columns = {}
-    for name in wanted:
+    for name in names:
         if name in sketches.column_names:
             columns[name] = sketches[name]
         elif name in DOCUMENT_COLUMNS:
@@ -83,21 +83,21 @@ def read_columns(
 
 
 def _sortable(values: pa.ChunkedArray) -> pa.Array:
-    """The values in one array, dictionaries decoded."""
-    whole = values.combine_chunks()
-    return whole.cast(whole.type.value_type) if pa.types.is_dictionary(whole.type) else whole
+    """Combine the chunks of a column and decode dictionaries."""
+    array = values.combine_chunks()
+    return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
 
 
 MEMBERS, DECISIONS, TWINS = "members", "decisions", "twins"
-"""What shards send to the partitions of clusters; what these answer; duplicates by the range of their cluster's id."""
+"""Names of streams: members from the shards, decisions back to them, and duplicates by range of the cluster's id."""
 LARGEST_CLUSTERS = 10
 RULES = ("survivors", "connected")
-"""Which documents of a cluster go: see `clusters.py`."""
+"""Rules for the choice of survivors: see `clusters.py`."""
 KEEP_PREFIX = "keep_"
 LINKED_BY = np.array(["exact", "url", "minhash", "chain"])
-"""How a member is like its survivor, by the positions of `links.REASONS`."""
+"""Kind of link between a member and its survivor, by the positions of `links.REASONS`."""
 MATCHED = "against"
-"""Column of the members: 1 where a document matches an older one and cannot survive, else 0."""
+"""Column of the members: 1 if a document matches an older one and cannot survive, else 0."""
 DUPLICATE_COLUMNS = [
     "cluster",
     "survivor",
@@ -114,26 +114,26 @@ DUPLICATE_COLUMNS = [
 
 
 MEMBERS_PER_PARTITION = 100_000
-"""Members that a task decides about, some 2 kB for each with its survivor's values and the reasons in words: 200 MB. A
-cluster is never cut, so one of a million takes 2 GB."""
+"""Members per task, some 2 kB each with the survivor's values and the reasons as text: 200 MB. A cluster is never
+split: one of a million members takes 2 GB."""
 
 
 def count_member_partitions(num_members: int) -> int:
-    """How many partitions to cut so many members of clusters into; a function of the data alone."""
+    """Number of partitions for this many members of clusters; a function of the data alone."""
     return min(max(-(-num_members // MEMBERS_PER_PARTITION), 1), MOST_PARTITIONS)
 
 
 def gather_members(
     task: Task, plan: DedupPlan, keys: Sequence[KeepKey], labels: Shuffled, matches: Shuffled, num_partitions: int
 ) -> Generator[Sent, None, Done]:
-    """Send the documents of one shard that need a decision, with what it is made by, to their clusters' partitions.
+    """Send the cluster members of one shard, with the columns of the keys, to the partitions of their clusters.
 
-    Where sketches travel, theirs are with them.
+    Their sketches are included if the plan sends sketches.
     """
     shard = task.payload["shard"]
-    labels_here, found = labels_of(labels, shard), best_matches(plan, shard, matches)
-    documents = np.union1d(labels_here[:, 0], found["document"].to_numpy())
-    components = documents.copy()  # a document without links within this run is a cluster of its own
+    labels_here, matches_here = labels_of(labels, shard), best_matches(plan, shard, matches)
+    documents = np.union1d(labels_here[:, 0], matches_here["document"].to_numpy())
+    components = documents.copy()  # a document without links within this run is its own cluster
     components[np.searchsorted(documents, labels_here[:, 0])] = labels_here[:, 1]
     rows = documents - plan.numbering.starts[shard]
     sketched = pa.Table.from_batches([read_sketches(plan.work, task.name)])
@@ -143,8 +143,8 @@ def gather_members(
     )
     members = read_columns(plan.measured, task.name, rows, keys, sketches)
     position = np.full(len(documents), -1)
-    position[np.searchsorted(documents, found["document"].to_numpy())] = np.arange(len(found))
-    take = pa.array(position, mask=position < 0)
+    position[np.searchsorted(documents, matches_here["document"].to_numpy())] = np.arange(len(matches_here))
+    match_rows = pa.array(position, mask=position < 0)
     members = pa.table(
         {
             **{f"{KEEP_PREFIX}{name}": members[name] for name in members.column_names},
@@ -152,7 +152,7 @@ def gather_members(
             "document": documents,
             "locator": sketches["locator"],
             MATCHED: (position >= 0).astype(np.int8),
-            **{name: found[name].take(take) for name in MATCH_SCHEMA.names if name != "document"},
+            **{name: matches_here[name].take(match_rows) for name in MATCH_SCHEMA.names if name != "document"},
             **{name: sketches[name] for name in sketches.column_names if name in SKETCH_COLUMNS},
         }
     )
@@ -168,8 +168,9 @@ def decide(
     Sends the decisions by shard, and the table of duplicates by the range of the cluster's id.
 
     Returns:
-        `clusters` (how many survivors stand for two documents or more), `largest_clusters` of these, `uncompared`
-        documents of clusters that are too large, and how many documents go by each rule (`dropped_by_rule`).
+        `clusters` (number of survivors that represent two documents or more), `largest_clusters` of these, number of
+        `uncompared` documents in clusters that are too large, and number of documents that each rule drops
+        (`dropped_by_rule`).
     """
     partition = task.payload["partition"]
     rows = members.read(partition, _without_sketches)
@@ -178,8 +179,15 @@ def decide(
     yield Sent(DECISIONS, decisions, plan.numbering.shards_of(decisions["document"].to_numpy()))
     duplicates = decisions.filter(decisions["reason"].is_valid()).select(DUPLICATE_COLUMNS)
     yield Sent(TWINS, duplicates, ranges_of(duplicates["cluster"], num_ranges))
-    own = decisions.filter(pa.array(survivors & (decisions["size"].to_numpy() > 1)))
-    return Done([], {"clusters": len(own), "largest_clusters": largest_clusters(as_clusters(own)), **counted})
+    representatives = decisions.filter(pa.array(survivors & (decisions["size"].to_numpy() > 1)))
+    return Done(
+        [],
+        {
+            "clusters": len(representatives),
+            "largest_clusters": largest_clusters(as_clusters(representatives)),
+            **counted,
+        },
+    )
 
 
 def _without_sketches(members: pa.Table) -> pa.Table:
@@ -189,7 +197,7 @@ def _without_sketches(members: pa.Table) -> pa.Table:
 def _decide(
     plan: DedupPlan, source: Source, members: pa.Table, keys: Sequence[KeepKey]
 ) -> tuple[pa.Table, np.ndarray, dict[str, Any]]:
-    """One row per member, which of them stand for themselves and others (bool), and what `_survivors` counts."""
+    """Table with one row per member, mask of the survivors (bool), and the counts of `_survivors`."""
     names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
     values = members.select(names).rename_columns([name.removeprefix(KEEP_PREFIX) for name in names])
     component = np.unique(members["component"].to_numpy(), return_inverse=True)[1]
@@ -199,21 +207,21 @@ def _decide(
     chosen = explain_choices(values, [KeepKey(MATCHED), *keys], survivor)
     losers = np.flatnonzero((survivor != np.arange(len(members))) & ~matched)
     documents = members["document"].to_numpy()
-    found = compare(plan.section, source, np.stack([documents[losers], documents[survivor[losers]]], axis=1))
+    comparison = compare(plan.section, source, np.stack([documents[losers], documents[survivor[losers]]], axis=1))
 
     kinds = np.full(len(members), -1)
-    kinds[losers] = found.kind
+    kinds[losers] = comparison.kind
     kinds[matched] = members["match_kind"].filter(pa.array(matched)).to_numpy()
     reasons = np.concatenate([REASONS, AGAINST_REASONS])[kinds + matched * len(REASONS)]
     jaccard = np.full(len(members), np.nan)
-    jaccard[losers] = found.jaccard
+    jaccard[losers] = comparison.jaccard
     jaccard[matched] = members["match_jaccard"].filter(pa.array(matched)).to_numpy()
     kept = kinds < 0
-    places = pa.array(survivor, mask=kept)
+    survivor_rows = pa.array(survivor, mask=kept)
     mask = pa.array(matched)
 
-    def of_survivor(own: pa.ChunkedArray, older: pa.ChunkedArray) -> pa.ChunkedArray:
-        return pc.if_else(mask, older, own.take(places))
+    def of_survivor(survivor_values: pa.ChunkedArray, match_values: pa.ChunkedArray) -> pa.ChunkedArray:
+        return pc.if_else(mask, match_values, survivor_values.take(survivor_rows))
 
     decisions = {
         "document": members["document"],
@@ -237,42 +245,38 @@ def _decide(
 def _survivors(
     plan: DedupPlan, source: Source, members: pa.Table, values: pa.Table, keys: Sequence[KeepKey]
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """The row of each member's survivor by the rule of the section; what matches an older document comes last.
-
-    Returns:
-        besides how many documents are `uncompared`, and how many go by each rule (`dropped_by_rule`).
-    """
+    """Row of each member's survivor by the section's rule, and the counts `uncompared` and `dropped_by_rule`."""
     by_component = survivors_of_components(values, keys)
     if not len(members):
         return by_component, {"uncompared": 0, "dropped_by_rule": dict.fromkeys(RULES, 0)}
     documents, matched = members["document"].to_numpy(), members[MATCHED].to_numpy() == 1
     digests = load_columns(source, documents, ["digest"])["digest"].combine_chunks()
     texts = digests.dictionary_encode().indices.to_numpy().astype(np.int64)
-    # Nothing is a duplicate of what goes itself: what matches an older document is set apart.
+    # A dropped document cannot be a survivor, so documents that match an older one form separate components.
     component = 2 * values["component"].to_numpy() + matched
 
     def are_alike(rows: np.ndarray, survivors: np.ndarray) -> np.ndarray:
         pairs = np.stack([documents[rows], documents[survivors]], axis=1)
         alike: np.ndarray = compare(plan.section, source, pairs[~matched[rows]]).kind < CHAINED_KIND
-        found = np.zeros(len(rows), bool)
-        found[~matched[rows]] = alike
-        return found | matched[rows]
+        is_duplicate = np.zeros(len(rows), bool)
+        is_duplicate[~matched[rows]] = alike
+        return is_duplicate | matched[rows]
 
     alike, uncompared = survivors_alike(component, texts, best_first(values, keys), are_alike)
     chosen = dict(zip(RULES, (alike, by_component), strict=True))
-    own = np.arange(len(members))
-    dropped = {rule: int((matched | (survivor != own)).sum()) for rule, survivor in chosen.items()}
+    all_rows = np.arange(len(members))
+    dropped = {rule: int((matched | (survivor != all_rows)).sum()) for rule, survivor in chosen.items()}
     rule = plan.section.clusters
     return chosen[rule], {"uncompared": uncompared if rule == "survivors" else 0, "dropped_by_rule": dropped}
 
 
 def largest_clusters(clusters: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of some clusters the largest, those of equal size by id."""
+    """Select the LARGEST_CLUSTERS largest clusters; ties are sorted by id."""
     return sorted(clusters, key=lambda cluster: (-cluster["size"], cluster["cluster"]))[:LARGEST_CLUSTERS]
 
 
 def as_clusters(survivors: pa.Table) -> list[dict[str, Any]]:
-    """The largest of survivors that stand for others: `cluster`, `survivor` and `size`."""
+    """Describe the largest clusters of some survivors by `cluster`, `survivor` and `size`."""
     ordered = survivors.sort_by([("size", "descending"), ("cluster", "ascending")]).slice(0, LARGEST_CLUSTERS)
     return [
         {"cluster": row["cluster"].hex(), "survivor": row["member"].hex(), "size": row["size"]}
@@ -281,30 +285,30 @@ def as_clusters(survivors: pa.Table) -> list[dict[str, Any]]:
 
 
 def decisions_of(plan: DedupPlan, shard: int, decisions: Shuffled) -> tuple[pa.Table, np.ndarray]:
-    """The decisions about a shard's documents, and their row numbers in it (int64, ascending)."""
-    found = decisions.read(shard).sort_by("document")
-    return found, found["document"].to_numpy() - plan.numbering.starts[shard]
+    """Decisions about a shard's documents, and their row numbers in the shard (int64, ascending)."""
+    decisions_here = decisions.read(shard).sort_by("document")
+    return decisions_here, decisions_here["document"].to_numpy() - plan.numbering.starts[shard]
 
 
 def write_duplicates(path: Path, twins: Shuffled) -> None:
-    """Write `clusters.parquet`: one row per duplicate, by cluster and id; one range of ids is in memory at a time."""
+    """Write `clusters.parquet`: one row per duplicate, sorted by cluster and id, with one range of ids in memory."""
     parts = _duplicates_in_order(twins)
     first = next(parts)
     with (
         atomic_write(path) as sink,
         pq.ParquetWriter(sink, first.schema, compression="zstd", write_page_checksum=True) as writer,
     ):
-        held = first
+        buffered = first
         for part in parts:
-            held = pa.concat_tables([held, part])
-            whole = len(held) // ROW_GROUP_ROWS * ROW_GROUP_ROWS
-            _write_groups(writer, held.slice(0, whole))
-            held = held.slice(whole)
-        _write_groups(writer, held)
+            buffered = pa.concat_tables([buffered, part])
+            num_full_rows = len(buffered) // ROW_GROUP_ROWS * ROW_GROUP_ROWS
+            _write_groups(writer, buffered.slice(0, num_full_rows))
+            buffered = buffered.slice(num_full_rows)
+        _write_groups(writer, buffered)
 
 
 def _write_groups(writer: pq.ParquetWriter, rows: pa.Table) -> None:
-    """Row groups of the same sizes and bytes however the rows arrive."""
+    """Write row groups of fixed size, so that the bytes do not depend on the pieces that arrive."""
     for begin in range(0, len(rows), ROW_GROUP_ROWS):
         writer.write_table(rows.slice(begin, ROW_GROUP_ROWS).combine_chunks())
 
@@ -315,7 +319,7 @@ def _duplicates_in_order(twins: Shuffled) -> Iterator[pa.Table]:
 
 
 def ranges_of(ids: pa.ChunkedArray, num_ranges: int) -> np.ndarray:
-    """Which of equal ranges of all ids each is in: int64."""
+    """Index (int64) of each id's range among `num_ranges` equal ranges of all ids."""
     leading = binary_numbers(ids).view(">u4")[:, 0]
     ranges: np.ndarray = leading.astype(np.int64) * num_ranges >> 32
     return ranges

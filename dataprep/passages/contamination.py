@@ -1,6 +1,6 @@
-"""How much of each evaluation item a document holds, from the n-grams that they share.
+"""Contamination of texts by evaluation items, measured by shared n-grams.
 
-The same measure, thresholds and reports as the stage `decontaminate`'s (`contamination.py`), without its shards.
+The stage `decontaminate` and `leaks_into`, which needs no shards, share this measure and its thresholds.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gristmill.dataprep.shuffle import group_starts, sort_rows, spread_groups
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 MOST_COPIES = 1000
-"""Further copies of one n-gram in one text are not looked at: they change no share, and could fill the memory."""
+"""Limit of copies of one n-gram in one text; further copies cannot change a share, and could fill the memory."""
 
 
 class Matches(NamedTuple):
-    """Pairs of a text and a part (a text of an evaluation item) that share n-grams which count, by text and part.
+    """Pairs of a text and a part (a text of an evaluation item) that share counted n-grams, by text and part.
 
     Attributes:
         text, part: int64.
-        contamination: float64, the share of the part's words that lie in shared n-grams.
-        words: int64, the longest run of the part's words that stands in the text as it is.
+        contamination: float64, share of the part's words that lie in shared n-grams.
+        words: int64, length of the longest run of the part's words that occurs in the text.
     """
 
     text: np.ndarray
@@ -39,7 +39,7 @@ class Runs(NamedTuple):
     """Runs of words that a text and a part share, by text and part.
 
     Attributes:
-        match: int64, which of the `Matches`. begin, end: int64, bytes in the text. words: int64.
+        match: int64, position in `Matches`. begin, end: int64, bytes in the text. words: int64.
     """
 
     match: np.ndarray
@@ -51,42 +51,44 @@ class Runs(NamedTuple):
 def find_matches(hits: Hits, index: NgramIndex, frequent: np.ndarray, certain_coverage: float) -> tuple[Matches, Runs]:
     """Measure every pair of a text and a part that share an n-gram.
 
-    Frequent n-grams count only for parts of which the text holds the share `certain_coverage` or more.
+    Frequent n-grams count only for parts whose words are shared to at least `certain_coverage`.
 
     Args:
         frequent: bool per n-gram of the index.
     """
     hits = _first_copies(hits)
-    which = np.repeat(np.arange(len(hits.ngram)), np.diff(index.place_offsets)[hits.ngram])
+    hit_rows = np.repeat(np.arange(len(hits.ngram)), np.diff(index.place_offsets)[hits.ngram])
     place = index.places[_ranges(index.place_offsets[hits.ngram], index.place_offsets[hits.ngram + 1])]
     part = np.searchsorted(index.part_offsets, place, side="right") - 1
-    # The same n-gram may stand in a text many times: the share of a part counts it once, by its place in the part.
-    everything = _share(hits.text[which], part, place, index)
-    counts = everything >= certain_coverage
-    counts |= ~frequent[hits.ngram[which]]
-    which, place, part = which[counts], place[counts], part[counts]
-    text = hits.text[which]
+    # An n-gram may occur in a text many times: the share of a part counts each of its places in the part once.
+    certain_shares = _share(hits.text[hit_rows], part, place, index)
+    counts = certain_shares >= certain_coverage
+    counts |= ~frequent[hits.ngram[hit_rows]]
+    hit_rows, place, part = hit_rows[counts], place[counts], part[counts]
+    text = hits.text[hit_rows]
     contamination = _share(text, part, place, index)
-    order = sort_rows(text, part, place - hits.word[which], place)
-    which, place, part, text, contamination = (values[order] for values in (which, place, part, text, contamination))
+    order = sort_rows(text, part, place - hits.word[hit_rows], place)
+    hit_rows, place, part, text, contamination = (
+        values[order] for values in (hit_rows, place, part, text, contamination)
+    )
     starts = group_starts(text, part)
     match = spread_groups(starts, len(order))
-    runs = _runs(hits, which, place, match, index.lengths[part])
+    runs = _runs(hits, hit_rows, place, match, index.lengths[part])
     longest = np.zeros(len(starts), np.int64)
     np.maximum.at(longest, runs.match, runs.words)
     return Matches(text[starts], part[starts], contamination[starts], longest), runs
 
 
 def is_over(matches: Matches, section: Decontaminate) -> np.ndarray:
-    """Which matches are more than a document may hold (bool)."""
-    over: np.ndarray = (matches.contamination > section.max_contamination) | (
+    """Mask of matches that exceed the thresholds (bool)."""
+    exceeds: np.ndarray = (matches.contamination > section.max_contamination) | (
         matches.words > section.max_contamination_words
     )
-    return over
+    return exceeds
 
 
 def _first_copies(hits: Hits) -> Hits:
-    """The hits by text, n-gram and word, at most MOST_COPIES of an n-gram in a text."""
+    """Hits sorted by text, n-gram and word, at most MOST_COPIES of an n-gram in a text."""
     order = sort_rows(hits.text, hits.ngram, hits.word)
     starts = group_starts(hits.text[order], hits.ngram[order])
     rank = np.arange(len(order)) - starts[spread_groups(starts, len(order))] if len(order) else order
@@ -94,7 +96,7 @@ def _first_copies(hits: Hits) -> Hits:
 
 
 def _ranges(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """All numbers from each begin up to its end, one range after the other."""
+    """Concatenated ranges from each begin to its end."""
     sizes = ends - begins
     before = np.repeat(np.cumsum(sizes) - sizes, sizes)
     result: np.ndarray = np.arange(len(before)) - before + np.repeat(begins, sizes)
@@ -102,7 +104,7 @@ def _ranges(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def _share(text: np.ndarray, part: np.ndarray, place: np.ndarray, index: NgramIndex) -> np.ndarray:
-    """For each row, the share of its part's words that the rows of the same text and part cover."""
+    """Share of the part's words that the rows of the same text and part cover, for each row."""
     order = sort_rows(text, part, place)
     group = group_starts(text[order], part[order])
     number = spread_groups(group, len(order))
@@ -115,25 +117,25 @@ def _share(text: np.ndarray, part: np.ndarray, place: np.ndarray, index: NgramIn
     return result
 
 
-def _runs(hits: Hits, which: np.ndarray, place: np.ndarray, match: np.ndarray, lengths: np.ndarray) -> Runs:
-    """Join n-grams that follow each other both in the text and in the part; rows are sorted so that these do."""
-    diagonal = place - hits.word[which]
-    follows = np.zeros(len(which), bool)
+def _runs(hits: Hits, hit_rows: np.ndarray, place: np.ndarray, match: np.ndarray, lengths: np.ndarray) -> Runs:
+    """Join n-grams that are consecutive both in the text and in the part; they are adjacent in the sorted rows."""
+    diagonal = place - hits.word[hit_rows]
+    follows = np.zeros(len(hit_rows), bool)
     follows[1:] = (match[1:] == match[:-1]) & (diagonal[1:] == diagonal[:-1]) & (place[1:] == place[:-1] + 1)
     first = np.flatnonzero(~follows)
-    last = np.append(first[1:], len(which)) - 1 if len(first) else first
-    return Runs(match[first], hits.begin[which[first]], hits.end[which[last]], last - first + lengths[first])
+    last = np.append(first[1:], len(hit_rows)) - 1 if len(first) else first
+    return Runs(match[first], hits.begin[hit_rows[first]], hits.end[hit_rows[last]], last - first + lengths[first])
 
 
 def leaks_into(texts: Sequence[str], section: Decontaminate) -> dict[str, dict[str, int]]:
-    """Count what a set of texts holds of every evaluation set.
+    """Count the items of every evaluation set that leak into some texts.
 
     Args:
-        texts: n of them; how frequent an n-gram is is counted in these alone.
-        section: the evaluation sets, and what counts as holding an item.
+        texts: the texts; frequencies of n-grams are counted in these texts alone.
+        section: the evaluation sets and the thresholds of a leak.
 
     Returns:
-        per evaluation set its `items`, how many of these some text holds (`leaked`), and the `texts` that hold one.
+        per evaluation set the numbers of its `items`, of `leaked` items, and of `texts` with a leaked item.
 
     Raises:
         gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: an evaluation set cannot be read.
@@ -145,16 +147,16 @@ def leaks_into(texts: Sequence[str], section: Decontaminate) -> dict[str, dict[s
     frequent = np.zeros(index.num_ngrams, bool)
     frequent[ngrams] = documents > section.max_document_frequency
     matches, _ = find_matches(hits, index, frequent, section.certain_coverage)
-    over = is_over(matches, section)
-    found = [
+    contaminated = is_over(matches, section)
+    leaks = [
         (parts[part].set, parts[part].item, text)
-        for part, text in zip(matches.part[over].tolist(), matches.text[over].tolist(), strict=True)
+        for part, text in zip(matches.part[contaminated].tolist(), matches.text[contaminated].tolist(), strict=True)
     ]
     return {
         name: {
             "items": total,
-            "leaked": len({item for of_set, item, _ in found if of_set == name}),
-            "texts": len({text for of_set, _, text in found if of_set == name}),
+            "leaked": len({item for of_set, item, _ in leaks if of_set == name}),
+            "texts": len({text for of_set, _, text in leaks if of_set == name}),
         }
         for name, total in items.items()
     }

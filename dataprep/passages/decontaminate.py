@@ -1,9 +1,9 @@
-"""The stage `decontaminate`: documents that hold items of evaluation sets go, or lose the piece that does.
+"""Stage `decontaminate`: drop documents that contain items of evaluation sets, or cut the contaminated passages.
 
-1. The index of the evaluation sets' n-grams, once.
-2. scan: per shard, where its documents have n-grams of the index.
-3. Which of these n-grams so many documents have that they tell nothing.
-4. apply: per shard, how much of which item each document holds, the edits, the annotation table and the matches.
+1. The index of the evaluation sets' n-grams, built once.
+2. scan: per shard, the hits of the index in its documents.
+3. Frequent n-grams, which occur in too many documents to be evidence.
+4. apply: per shard, the contamination of each document, the edits, the annotation table and the matches.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ MATCH_SCHEMA = pa.schema(
         ("text", pa.string()),
     ]
 )
-"""One row per document and item text. `contaminated`: more than the thresholds allow; `begin`, `end`, `text`: the
-longest run that they share, in bytes of the document as the stage read it."""
+"""Columns of the matches, one row per document and item text. `contaminated`: above the thresholds; `begin`, `end`,
+`text`: the longest shared run, in bytes of the document as the stage read it."""
 ITEM_CHARACTERS = 100
 MATCH_CHARACTERS = 500
 SHOWN_MATCHES = 20
 
 
 def write_parts_table(path: Path, parts: Sequence[Part]) -> None:
-    """Write what tasks must know of the parts, in their order; of each text its beginning."""
+    """Write the parts for the tasks, in order and with the beginning of each text."""
     table = pa.table(
         {
             "set": pa.array([part.set for part in parts], pa.string()),
@@ -79,19 +79,19 @@ def write_parts_table(path: Path, parts: Sequence[Part]) -> None:
 
 
 def read_parts_table(path: Path) -> list[Part]:
-    """The inverse of `write_parts_table`."""
+    """Read the table of `write_parts_table`."""
     return [Part(**row) for row in open_batches(path).read_all().to_pylist()]
 
 
 def match_table(texts: JudgedTexts, matches: Matches, runs: Runs, over: np.ndarray, parts: Sequence[Part]) -> pa.Table:
-    """The rows of one shard (MATCH_SCHEMA)."""
+    """Table of one shard's matches (MATCH_SCHEMA)."""
     longest = _longest_runs(runs)
     documents = texts.documents.select(["id", "source", "locator"]).take(pa.array(texts.good[matches.text])).to_pylist()
     rows = []
     for number, document in enumerate(documents):
         part, run = parts[matches.part[number]], longest[number]
         begin, end = int(runs.begin[run]), int(runs.end[run])
-        found = texts.texts[int(matches.text[number])].as_py().encode()[begin:end].decode()
+        passage = texts.texts[int(matches.text[number])].as_py().encode()[begin:end].decode()
         rows.append(
             {
                 "set": part.set,
@@ -104,14 +104,14 @@ def match_table(texts: JudgedTexts, matches: Matches, runs: Runs, over: np.ndarr
                 "contaminated": bool(over[number]),
                 "begin": begin,
                 "end": end,
-                "text": found[:MATCH_CHARACTERS],
+                "text": passage[:MATCH_CHARACTERS],
             }
         )
     return pa.Table.from_pylist(rows, MATCH_SCHEMA)
 
 
 def _longest_runs(runs: Runs) -> np.ndarray:
-    """For each match, its longest run; the first of equal ones."""
+    """Position of the longest run of each match; the first of equally long runs."""
     order = sort_rows(runs.match, -runs.words, runs.begin)
     first = np.searchsorted(runs.match[order], np.unique(runs.match))
     result: np.ndarray = order[first]
@@ -119,7 +119,7 @@ def _longest_runs(runs: Runs) -> np.ndarray:
 
 
 def write_matches(path: Path, found: Shuffled) -> pa.Table:
-    """Write the matches of all shards, by set, item, field and document; the table is also returned."""
+    """Write and return the matches of all shards, sorted by set, item, field and document."""
     table = MATCH_SCHEMA.empty_table() if found.is_nothing else found.read(0)
     keys = [(name, "ascending") for name in ("set", "item", "field", "id", "begin")]
     table = table.sort_by(keys).combine_chunks()
@@ -130,26 +130,26 @@ def write_matches(path: Path, found: Shuffled) -> pa.Table:
 def report_sets(
     parts: Sequence[Part], items: Mapping[str, int], counted_words: np.ndarray, matches: pa.Table
 ) -> dict[str, dict[str, Any]]:
-    """Per evaluation set: its items, how many can be checked, and how many of these some document holds."""
+    """Report per evaluation set: numbers of its items, of checked items, and of contaminated items."""
     checked = {(part.set, part.item) for part, words in zip(parts, counted_words, strict=True) if words}
-    over = matches.filter(matches["contaminated"]).select(["set", "item"]).to_pylist()
-    contaminated = {(row["set"], row["item"]) for row in over}
+    contaminated_rows = matches.filter(matches["contaminated"]).select(["set", "item"]).to_pylist()
+    contaminated = {(row["set"], row["item"]) for row in contaminated_rows}
     report = {}
     for name, total in items.items():
-        able = sum(key[0] == name for key in checked)
-        found = sum(key[0] == name for key in contaminated)
+        num_checked = sum(key[0] == name for key in checked)
+        num_contaminated = sum(key[0] == name for key in contaminated)
         report[name] = {
             "items": total,
-            "checked": able,
-            "too_short": total - able,
-            "contaminated": found,
-            "contaminated_share": found / able if able else 0.0,
+            "checked": num_checked,
+            "too_short": total - num_checked,
+            "contaminated": num_contaminated,
+            "contaminated_share": num_contaminated / num_checked if num_checked else 0.0,
         }
     return report
 
 
 def shown_matches(matches: pa.Table) -> list[dict[str, Any]]:
-    """The matches for the summary: contaminated ones first, by their share of the item."""
+    """Matches for the summary: contaminated ones first, by their share of the item."""
     order = [
         ("contaminated", "descending"),
         ("contamination", "descending"),
@@ -165,12 +165,12 @@ def shown_matches(matches: pa.Table) -> list[dict[str, Any]]:
 
 STAGE = "decontaminate"
 COUNTS, MATCHES = "counts", "matches"
-"""What shards send to this process, in the one partition that there is: numbers of n-grams, rows of MATCH_SCHEMA."""
+"""Names of streams from the shards to a single partition: document counts of n-grams, and rows of MATCH_SCHEMA."""
 
 
 @dataclass(frozen=True)
 class DecontaminationPlan:
-    """What the tasks of the stage have in common."""
+    """Settings shared by all tasks of the stage."""
 
     inputs: Mapping[str, Path]
     section: Decontaminate
@@ -181,20 +181,20 @@ class DecontaminationPlan:
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Find evaluation items in the documents kept so far.
 
-    Writes one annotation table per document shard, with `contamination` (the largest share of an item's words that
-    the document holds, 0 to 1), `contamination_words` (the longest run of an item's words in it) and
-    `contaminated_item` (`set#number` of the item with the largest share; null without any). With `excise` also
-    `edits` and `left_words` (words outside the cuts; null where nothing is cut). And `matches.parquet`, one row per
-    document and item text that share n-grams which count.
+    Writes one annotation table per document shard, with `contamination` (largest share of an item's words in the
+    document, 0 to 1), `contamination_words` (longest run of an item's words in it) and `contaminated_item`
+    (`set#number` of the item with the largest share; null without a match). With `excise` also `edits` and `left_words`
+    (words outside the cuts; null if nothing is cut). Also writes `matches.parquet`, one row per document and item text
+    that share counted n-grams.
 
     Args:
-        inputs: `ingest`, and the annotating stages that ran before.
+        inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `decontaminate` section (`mixtures.steps.decontaminate.Decontaminate`).
 
     Returns:
         `counts`; `sets`: per evaluation set `items`, `checked`, `too_short`, `contaminated` and
-        `contaminated_share` of those checked; `matches`: the worst ones; `ngrams`, `frequent_ngrams`,
-        `template_ngrams`, `bytes_cut`.
+        `contaminated_share` of the checked items; the worst `matches`; `ngrams`, `frequent_ngrams`, `template_ngrams`,
+        `bytes_cut`.
 
     Raises:
         EvaluationSetError: an evaluation set cannot be read.
@@ -208,11 +208,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     write_index(task_file(plan.work, "index", "ngrams"), index)
     write_parts_table(task_file(plan.work, "index", "parts"), parts)
     tasks = shard_tasks(inputs["ingest"])
-    _, found = run_shuffle("scan", tasks, partial(scan, plan=plan), context, {COUNTS: 1})
-    frequent = count_documents_with(found[COUNTS].pieces(0), index.num_ngrams) > section.max_document_frequency
+    _, scanned = run_shuffle("scan", tasks, partial(scan, plan=plan), context, {COUNTS: 1})
+    frequent = count_documents_with(scanned[COUNTS].pieces(0), index.num_ngrams) > section.max_document_frequency
     _write_columns(task_file(plan.work, "index", "frequent"), {"frequent": frequent})
-    done, matched = run_shuffle("apply", tasks, partial(apply, plan=plan), context, {MATCHES: 1})
-    counts = balance(done, section.max_quarantined, context.stage, errors=out)
+    results, matched = run_shuffle("apply", tasks, partial(apply, plan=plan), context, {MATCHES: 1})
+    counts = balance(results, section.max_quarantined, context.stage, errors=out)
     matches = write_matches(out / MATCHES_FILE, matched[MATCHES])
     return {
         "counts": counts,
@@ -221,7 +221,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "ngrams": index.num_ngrams,
         "frequent_ngrams": int(frequent.sum()),
         "template_ngrams": index.num_templates(),
-        "bytes_cut": sum(result["bytes_cut"] for result in done),
+        "bytes_cut": sum(result["bytes_cut"] for result in results),
     }
 
 
@@ -237,7 +237,7 @@ def scan(task: Task, plan: DecontaminationPlan) -> Generator[Sent, None, Done]:
 
 
 def count_documents_with(counts: Iterable[pa.Table], num_ngrams: int) -> np.ndarray:
-    """In how many documents each n-gram of the index stands: int64 of shape (num_ngrams,)."""
+    """Number of documents with each n-gram of the index: int64 of shape (num_ngrams,)."""
     documents = np.zeros(num_ngrams, np.int64)
     for table in counts:
         documents[table["ngram"].to_numpy()] += table["documents"].to_numpy()
@@ -252,7 +252,7 @@ def apply(task: Task, plan: DecontaminationPlan) -> Generator[Sent, None, Done]:
     index = read_index(task_file(plan.work, "index", "ngrams"))
     matches, runs = find_matches(hits, index, frequent, plan.section.certain_coverage)
     parts = read_parts_table(task_file(plan.work, "index", "parts"))
-    over = is_over(matches, plan.section)
+    contaminated = is_over(matches, plan.section)
     measures = _measure(matches, len(texts.good), parts)
     failed = {
         f"{STAGE}/max_contamination": measures["contamination"].to_numpy() > plan.section.max_contamination,
@@ -261,26 +261,26 @@ def apply(task: Task, plan: DecontaminationPlan) -> Generator[Sent, None, Done]:
     }
     bytes_cut = 0
     if plan.section.action == "excise":
-        cuts = _cuts(texts, matches, runs, over, plan.section.margin_characters)
+        cuts = _cuts(texts, matches, runs, contaminated, plan.section.margin_characters)
         bytes_cut = int((cuts[1] - cuts[0]).sum())
-        left = words_left(texts.texts, *cuts)
+        num_words_left = words_left(texts.texts, *cuts)
         uncut = np.diff(cuts[2]) == 0
-        measures |= {"left_words": pa.array(left, mask=uncut), EDITS: cuts_array(*cuts)}
-        failed = {f"{STAGE}/min_left_words": ~uncut & (left < plan.section.min_left_words)}
+        measures |= {"left_words": pa.array(num_words_left, mask=uncut), EDITS: cuts_array(*cuts)}
+        failed = {f"{STAGE}/min_left_words": ~uncut & (num_words_left < plan.section.min_left_words)}
     table, counts = texts.annotate(first_failures(failed, len(texts.good)), measures)
     write_table(plan.out / task.name, table)
-    yield Sent(MATCHES, match_table(texts, matches, runs, over, parts), matches.text)
+    yield Sent(MATCHES, match_table(texts, matches, runs, contaminated, parts), matches.text)
     return Done([plan.out / task.name], {"counts": counts, "bytes_cut": bytes_cut})
 
 
 def _measure(matches: Matches, texts: int, parts: Sequence[Part]) -> dict[str, pa.Array]:
-    """The measured columns of n texts."""
+    """Measured columns of n texts."""
     share, words = np.zeros(texts), np.zeros(texts, np.int64)
     np.maximum.at(share, matches.text, matches.contamination)
     np.maximum.at(words, matches.text, matches.words)
     item: list[str | None] = [None] * texts
     best = matches.contamination == share[matches.text]
-    # Backwards, so that of several items that are held to the same share the first is named.
+    # Iterate backwards, so that the first of several items with the same share remains.
     for text, part in zip(matches.text[best][::-1].tolist(), matches.part[best][::-1].tolist(), strict=True):
         item[text] = f"{parts[part].set}#{parts[part].item}"
     return {
@@ -291,11 +291,11 @@ def _measure(matches: Matches, texts: int, parts: Sequence[Part]) -> dict[str, p
 
 
 def _cuts(
-    texts: JudgedTexts, matches: Matches, runs: Runs, over: np.ndarray, margin: int
+    texts: JudgedTexts, matches: Matches, runs: Runs, contaminated: np.ndarray, margin: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    chosen = over[runs.match]
-    text = matches.text[runs.match[chosen]]
-    return widen(texts.texts, text, runs.begin[chosen], runs.end[chosen], margin)
+    cut_runs = contaminated[runs.match]
+    text = matches.text[runs.match[cut_runs]]
+    return widen(texts.texts, text, runs.begin[cut_runs], runs.end[cut_runs], margin)
 
 
 def _write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
@@ -309,7 +309,7 @@ def _read_columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def rules(stage: str, section: Decontaminate, measured_columns: Collection[str]) -> Iterator[Rule]:
-    """The bounds, for replaying. With `excise` all but one decide what is cut: no stored value says what is left."""
+    """Thresholds for replaying. With `excise` only `min_left_words` can be replayed: the others change the cuts."""
     if section.action == "drop":
         yield from threshold_rules(section, stage, stage)
     else:

@@ -1,15 +1,15 @@
-"""The stage `dedup_lines`: of each distinct line or paragraph one copy stays in the corpus; the others are cut.
+"""Stage `dedup_lines`: keep one copy of each distinct line or paragraph in the corpus, and cut the others.
 
-A unit is a line or paragraph as `spans.find_segments` has it: stripped, not empty. Its key is a hash of 128 bits of
-its code points; among n distinct units about n^2 / 2^129 pairs share a key by chance (10^10 units: 10^-19). Lower
-case is code point by code point, as in `unicode_tables.lower_case`.
+A unit is a line or paragraph of `spans.find_segments`: stripped, not empty. Its key is a hash of 128 bits of its code
+points; among n distinct units about n^2 / 2^129 pairs share a key by chance (10^10 units: 10^-19). Lower case is code
+point by code point, as in `unicode_tables.lower_case`.
 
-1. lines: per shard, its distinct units, each with the smallest id of a document that has it, by partition of the key.
-2. repeated: per partition of the keys, the units that are repeated, with the document that keeps each, by shard.
+1. lines: per shard, its distinct units, each with the smallest id of its documents, by partition of the key.
+2. repeated: per partition of the keys, the repeated units, each with the document that keeps it, by shard.
 3. apply: per shard, the edits and the annotation table.
 
-A shard sends each distinct unit once, however many of its documents have it, so that a licence on a million pages
-is no more work than any other line. Which document keeps a unit is decided by document ids alone.
+A shard sends each distinct unit once, so that a licence on a million pages costs no more than any other line. The
+document that keeps a unit depends only on document ids.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ NEWLINES = {"line": 1, "paragraph": 2}
 
 
 class Units(NamedTuple):
-    """The units of n texts, one after the other.
+    """Units of n texts, concatenated.
 
     Attributes:
         offsets: int64 of shape (n + 1,); text i has the units from offsets[i] up to offsets[i + 1].
-        begins: int64, where a unit's line begins: behind the newline before it, in bytes of its text.
-        ends: int64, where its own bytes end (white space at its end left out).
-        high, low: uint64, its key.
-        characters: int64, its code points.
-        words: int64, its words as `str.split()` has them.
+        begins: int64, start of the unit's line, after the preceding newline, in bytes of its text.
+        ends: int64, end of the unit without trailing white space, in bytes of its text.
+        high, low: uint64, halves of its key.
+        characters: int64, number of code points.
+        words: int64, number of words, as from `str.split()`.
     """
 
     offsets: np.ndarray
@@ -75,7 +75,7 @@ def find_units(texts: pa.Array | pa.ChunkedArray, unit: str, lower: bool) -> Uni
 
     Args:
         unit: `line` or `paragraph`.
-        lower: whether the key ignores case.
+        lower: ignore case in the key.
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
@@ -86,7 +86,7 @@ def find_units(texts: pa.Array | pa.ChunkedArray, unit: str, lower: bool) -> Uni
 
 
 def cut_units(texts: pa.Array | pa.ChunkedArray, units: Units, cut: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The byte spans that go when some units are cut, each with the white space up to the next unit.
+    """Byte spans that remove some units, each with the white space up to the next unit.
 
     Cutting the last unit takes the white space before it instead, unless the text ends in a newline.
 
@@ -94,7 +94,7 @@ def cut_units(texts: pa.Array | pa.ChunkedArray, units: Units, cut: np.ndarray) 
         cut: bool per unit.
 
     Returns:
-        begins, ends, offsets: as `edits.cuts_array` takes them; spans that touch are one.
+        begins, ends, offsets: as `edits.cuts_array` takes them; adjacent spans are joined.
     """
     data, offsets = text_buffers(texts)
     return _cut_units(data, offsets, units.offsets, units.begins, units.ends, cut)
@@ -130,7 +130,7 @@ def _find_units(
 
 @kernel
 def _key(data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray) -> tuple[int, int, int]:
-    """The two halves of the key, and the number of words."""
+    """Halves of the key, and the number of words."""
     high, low, length, words = np.uint64(0), np.uint64(0), np.uint64(0), 0
     before = SPACE
     while begin < end:
@@ -185,7 +185,7 @@ def _cut_units(
 
 
 UNITS, REPLIES = "units", "replies"
-"""What shards send to the partitions of the keys, and what these answer."""
+"""Names of streams: units from the shards to the partitions of the keys, and replies back."""
 EMPTY, RATIO = "dedup_lines/empty", "dedup_lines/max_removed_line_ratio"
 MOST_REPEATED = 10
 EXCERPT_CHARACTERS = 200
@@ -195,7 +195,7 @@ CLAIM = ("id_high", "id_low", "document")
 
 @dataclass(frozen=True)
 class LinesPlan:
-    """What the tasks of the stage have in common."""
+    """Settings shared by all tasks of the stage."""
 
     inputs: Mapping[str, Path]
     section: DedupLines
@@ -208,18 +208,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Cut repeated units out of the documents kept so far, all but one copy of each (or all).
 
     Writes one annotation table per document shard, with `edits`, `lines_removed` (units cut) and
-    `removed_line_ratio` (their share of the code points of all units; 0 where there are none). A document that
-    loses everything is dropped (`dedup_lines/empty`), one that loses more than allowed too
-    (`dedup_lines/max_removed_line_ratio`); a unit whose one copy was there is then gone from the corpus, as in C4.
+    `removed_line_ratio` (their share of the code points of all units; 0 without units). A document that loses all its
+    units (`dedup_lines/empty`) or more than allowed (`dedup_lines/max_removed_line_ratio`) is dropped; units whose
+    only copy it kept are then lost from the corpus, as in C4.
 
     Args:
-        inputs: `ingest`, and the annotating stages that ran before.
+        inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `dedup_lines` section (`mixtures.dedup_lines.DedupLines`).
 
     Returns:
-        `counts`; `units` (`seen`, `shuffled` between shards, `repeated` distinct ones, `removed`, `bytes_cut`);
-        `most_repeated`: the units in most documents with `documents`, `text` (its beginning) and `document`, the
-        id of the one that keeps it or would.
+        `counts`; `units` (`seen`, `shuffled` between shards, distinct `repeated`, `removed`, `bytes_cut`);
+        `most_repeated`: units in the most documents with `documents`, `text` (its beginning) and `document`, the id of
+        the document that keeps it, or would with `cut_all`.
 
     Raises:
         ConservationError: the counts do not balance.
@@ -230,30 +230,30 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     num_partitions = count_partitions(text_bytes(inputs["ingest"]))
     plan = LinesPlan(merge_annotations(inputs, context), section, numbering, num_partitions, out)
     shards = shard_tasks(inputs["ingest"])
-    sent, units = run_shuffle("lines", shards, partial(send_units, plan=plan), context, {UNITS: num_partitions})
+    sent_results, units = run_shuffle("lines", shards, partial(send_units, plan=plan), context, {UNITS: num_partitions})
     partitions = partition_tasks(num_partitions) if shards else []
-    find = partial(find_repeated, plan=plan, units=units[UNITS])
-    found, replies = run_shuffle("repeated", partitions, find, context, {REPLIES: len(shards)})
-    top = sorted((row for result in found for row in result["top"]), key=lambda row: (-row["documents"], row["key"]))
+    find_repeated_units = partial(find_repeated, plan=plan, units=units[UNITS])
+    repeated, replies = run_shuffle("repeated", partitions, find_repeated_units, context, {REPLIES: len(shards)})
+    top = sorted((row for result in repeated for row in result["top"]), key=lambda row: (-row["documents"], row["key"]))
     applying = [replace(task, payload={**task.payload, "show": top[:MOST_REPEATED]}) for task in shards]
-    done = run_tasks("apply", applying, partial(apply, plan=plan, replies=replies[REPLIES]), context)
-    counts = balance(done, section.max_quarantined, context.stage, errors=out)
-    shown = {key: value for result in done for key, value in result["shown"].items()}
+    results = run_tasks("apply", applying, partial(apply, plan=plan, replies=replies[REPLIES]), context)
+    counts = balance(results, section.max_quarantined, context.stage, errors=out)
+    excerpts = {key: value for result in results for key, value in result["shown"].items()}
     return {
         "counts": counts,
         "units": {
-            "seen": sum(result["units"] for result in sent),
-            "shuffled": sum(result["shuffled"] for result in sent),
-            "repeated": sum(result["repeated"] for result in found),
-            "removed": sum(result["removed"] for result in done),
-            "bytes_cut": sum(result["bytes_cut"] for result in done),
+            "seen": sum(result["units"] for result in sent_results),
+            "shuffled": sum(result["shuffled"] for result in sent_results),
+            "repeated": sum(result["repeated"] for result in repeated),
+            "removed": sum(result["removed"] for result in results),
+            "bytes_cut": sum(result["bytes_cut"] for result in results),
         },
-        "most_repeated": [{"documents": row["documents"], **shown[row["key"]]} for row in top[:MOST_REPEATED]],
+        "most_repeated": [{"documents": row["documents"], **excerpts[row["key"]]} for row in top[:MOST_REPEATED]],
     }
 
 
 def send_units(task: Task, plan: LinesPlan) -> Generator[Sent, None, Done]:
-    """Send every distinct unit of a shard to the partition of its key, with the shard's best claim to it."""
+    """Send every distinct unit of a shard to the partition of its key, with the document of smallest id that has it."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     units, document = _units(texts, plan.section)
     long_enough = _take_part(units, plan.section)
@@ -268,17 +268,17 @@ def send_units(task: Task, plan: LinesPlan) -> Generator[Sent, None, Done]:
     order = sort_rows(*columns.values())
     rows = {name: column[order] for name, column in columns.items()}
     starts = group_starts(*(rows[name] for name in KEY))
-    own = np.zeros(len(order), np.int64)
-    own[group_starts(*(rows[name] for name in (*KEY, "document")))] = 1
+    is_new_document = np.zeros(len(order), np.int64)
+    is_new_document[group_starts(*(rows[name] for name in (*KEY, "document")))] = 1
     table = {name: pa.array(column[starts]) for name, column in rows.items()}
-    table["documents"] = pa.array(np.add.reduceat(own, starts) if len(starts) else starts)
+    table["documents"] = pa.array(np.add.reduceat(is_new_document, starts) if len(starts) else starts)
     partitions = (table["high"].to_numpy() >> np.uint64(32)).astype(np.int64) % plan.num_partitions
     yield Sent(UNITS, pa.table(table), partitions)
     return Done([], {"units": len(order), "shuffled": len(starts)})
 
 
 def find_repeated(task: Task, plan: LinesPlan, units: Shuffled) -> Generator[Sent, None, Done]:
-    """Tell every shard which of its units are repeated, and which document keeps each."""
+    """Send the repeated units of one partition to their shards, each with the document that keeps it."""
     table = units.read(task.payload["partition"])
     rows = {name: table[name].to_numpy() for name in table.column_names}
     order = sort_rows(*(rows[name] for name in (*KEY, *CLAIM)))
@@ -338,26 +338,26 @@ def apply(task: Task, plan: LinesPlan, replies: Shuffled) -> Done:
         },
     )
     write_table(plan.out / task.name, table)
-    shown = _excerpts(task.payload["show"], number, texts, units)
+    excerpts = _excerpts(task.payload["show"], number, texts, units)
     return Done(
         [plan.out / task.name],
-        {"counts": counts, "removed": int(cut.sum()), "bytes_cut": int((ends - begins).sum()), "shown": shown},
+        {"counts": counts, "removed": int(cut.sum()), "bytes_cut": int((ends - begins).sum()), "shown": excerpts},
     )
 
 
 def _units(texts: JudgedTexts, section: DedupLines) -> tuple[Units, np.ndarray]:
-    """The units of a shard, and which of its readable texts each is in."""
+    """Units of a shard, and the position of each unit's text among the readable texts."""
     units = find_units(texts.texts, section.unit, section.normalise == "strip_lower")
     return units, np.repeat(np.arange(len(texts.good)), np.diff(units.offsets))
 
 
 def _take_part(units: Units, section: DedupLines) -> np.ndarray:
-    taken: np.ndarray = (units.words >= section.min_words) & (units.characters >= section.min_characters)
-    return taken
+    eligible: np.ndarray = (units.words >= section.min_words) & (units.characters >= section.min_characters)
+    return eligible
 
 
 def _keepers(reply: pa.Table, units: Units) -> np.ndarray:
-    """The number of the document that keeps each unit, -1 where a unit is not repeated."""
+    """Number of the document that keeps each unit, -1 for a unit that is not repeated."""
     high, low, keeper = (reply[name].to_numpy() for name in ("high", "low", "keeper"))
     order = sort_rows(high, low)
     places = find_pairs(high[order], low[order], units.high, units.low)
@@ -367,25 +367,29 @@ def _keepers(reply: pa.Table, units: Units) -> np.ndarray:
 
 
 def _first_in_document(units: Units, document: np.ndarray) -> np.ndarray:
-    """Which units are the first of their kind in their document (bool)."""
+    """Mask of units that are the first copy in their document (bool)."""
     order = sort_rows(document, units.high, units.low)
     first = np.zeros(len(order), bool)
     first[order[group_starts(document[order], units.high[order], units.low[order])]] = True
     return first
 
 
-def _excerpts(wanted: list[dict[str, Any]], number: np.ndarray, texts: JudgedTexts, units: Units) -> dict[str, Any]:
-    """Key -> the beginning of the unit and its document's id, of those units whose document is in this shard."""
-    shown = {}
-    for row in wanted:
-        place = int(np.searchsorted(number, row["document"]))
-        if place == len(number) or number[place] != row["document"]:
+def _excerpts(
+    repeated_units: list[dict[str, Any]], number: np.ndarray, texts: JudgedTexts, units: Units
+) -> dict[str, Any]:
+    """Beginning of each unit and id of its document by key, for units whose keeping document is in this shard."""
+    excerpts = {}
+    for row in repeated_units:
+        text_position = int(np.searchsorted(number, row["document"]))
+        if text_position == len(number) or number[text_position] != row["document"]:
             continue
-        inside = slice(units.offsets[place], units.offsets[place + 1])
+        unit_range = slice(units.offsets[text_position], units.offsets[text_position + 1])
         high, low = int(row["key"][:16], 16), int(row["key"][16:], 16)
-        matches = np.flatnonzero((units.high[inside] == np.uint64(high)) & (units.low[inside] == np.uint64(low)))
-        unit = units.offsets[place] + matches[0]
-        text = texts.texts[place].as_py().encode()[units.begins[unit] : units.ends[unit]].decode().strip()
-        identity = texts.documents["id"][int(texts.good[place])].as_py().hex()
-        shown[row["key"]] = {"text": text[:EXCERPT_CHARACTERS], "document": identity}
-    return shown
+        matches = np.flatnonzero(
+            (units.high[unit_range] == np.uint64(high)) & (units.low[unit_range] == np.uint64(low))
+        )
+        unit = units.offsets[text_position] + matches[0]
+        text = texts.texts[text_position].as_py().encode()[units.begins[unit] : units.ends[unit]].decode().strip()
+        document_id = texts.documents["id"][int(texts.good[text_position])].as_py().hex()
+        excerpts[row["key"]] = {"text": text[:EXCERPT_CHARACTERS], "document": document_id}
+    return excerpts

@@ -1,23 +1,23 @@
-"""The stage `dedup_substrings`: long passages that the corpus has more than once stay in one place.
+"""Stage `dedup_substrings`: keep one copy of each long passage that repeats in the corpus.
 
-A shard sends each distinct window once, with its own first copy and how many there are, so that a text on a million
-pages is no more work than any other.
+A shard sends each distinct window once, with its first copy in the shard and the number of copies, so that a text on a
+million pages costs no more than any other.
 
-1. anchors: per shard, the hashes of a selection of its windows (see `token_windows.py`) by partition.
-2. repeated_anchors: per partition, those that the corpus has more than once, by shard.
+1. anchors: per shard, the hashes of its anchors, a sample of its windows (see `windows.py`), by partition.
+2. repeated_anchors: per partition, the anchors that repeat in the corpus, by shard.
 3. windows: per shard, all windows around repeated anchors, each with its first copy in the shard, by partition.
-4. repeated_windows: per partition, those that are repeated, with the first copy of each, by shard.
+4. repeated_windows: per partition, the repeated windows, with the first copy of each, by shard.
 5. lend: per shard, the texts with first copies.
-6. apply: per shard, the copies are compared with the first ones byte by byte, cut and written down.
+6. apply: per shard, copies are compared with their first copies byte by byte, cut and recorded.
 
-What is guaranteed, with n = `min_words` and c = `certain_words`:
+Guarantees, with n = `min_words` and c = `certain_words`:
 
-- Only words are cut that lie in a passage of n words or more of which the bytes stand elsewhere too, in a first copy
-  of which no word is cut.
-- A passage of c words or more that stands in the corpus twice is found: its windows have an anchor among any
-  c - n + 1 in a row, the same one wherever it stands. Two different windows that share a hash of 64 bits could hide
-  one another; among m windows that happens about m^2 / 2^65 times, and it never cuts anything.
-- The result depends on the documents alone: not on shards, partitions, workers or order.
+- A cut word lies in a passage of at least n words whose bytes also occur elsewhere, in a first copy of which no word is
+  cut.
+- A passage of at least c words that occurs twice in the corpus is found: any c - n + 1 consecutive windows of it
+  contain an anchor, the same in both places. Two different windows that share a hash of 64 bits could hide each other:
+  about m^2 / 2^65 pairs among m windows. A shared hash never cuts a word.
+- The result depends only on the documents, not on shards, partitions, workers or order.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 @dataclass(frozen=True)
 class SubstringsPlan:
-    """What the tasks of the stage have in common."""
+    """Settings shared by all tasks of the stage."""
 
     inputs: Mapping[str, Path]
     section: DedupSubstrings
@@ -65,26 +65,26 @@ class SubstringsPlan:
 
     @property
     def spread(self) -> int:
-        """Of so many windows in a row one is an anchor: what makes `certain_words` certain."""
+        """Number of consecutive windows that contain an anchor, as `certain_words` requires."""
         return self.section.certain_words - self.section.min_words + 1
 
     def read(self, task: Task) -> tuple[JudgedTexts, np.ndarray]:
-        """The texts of a shard, and the number of the document of each."""
+        """Read the texts of a shard, and the document number of each."""
         texts = read_judged(self.inputs, task.name, self.section.sources)
         return texts, self.numbering.starts[task.payload["shard"]] + texts.good
 
     def partitions_of(self, hashes: np.ndarray) -> np.ndarray:
-        """The partition of each hash: int64."""
+        """Partition of each hash: int64."""
         return (hashes >> np.uint64(32)).astype(np.int64) % self.num_partitions
 
 
 def find_hashes(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The places of hashes among sorted distinct ones: int64, -1 where one is not there."""
+    """Positions of hashes in sorted distinct hashes: int64, -1 for a missing hash."""
     if not len(sorted_hashes):
         return np.full(len(wanted), -1, np.int64)
     places = np.minimum(np.searchsorted(sorted_hashes, wanted), len(sorted_hashes) - 1)
-    found: np.ndarray = np.where(sorted_hashes[places] == wanted, places, -1)
-    return found
+    matches: np.ndarray = np.where(sorted_hashes[places] == wanted, places, -1)
+    return matches
 
 
 def _table(rows: dict[str, np.ndarray]) -> pa.Table:
@@ -96,23 +96,23 @@ def _columns(table: pa.Table) -> dict[str, np.ndarray]:
 
 
 def _by_hash(replies: Shuffled, shard: int) -> dict[str, np.ndarray]:
-    """The rows that all partitions answered to a shard, by their hash."""
+    """Replies of all partitions to a shard, sorted by hash."""
     rows = _columns(replies.read(shard))
     order = np.argsort(rows["hash"], kind="stable")
     return {name: values[order] for name, values in rows.items()}
 
 
 ANCHORS, REPEATED_ANCHORS, WINDOWS, REPEATED_WINDOWS = "anchors", "repeated_anchors", "windows", "repeated_windows"
-"""What is sent, and the jobs that send it."""
+"""Names of streams and of the jobs that send them."""
 CLAIM = ("id_high", "id_low", "document", "begin")
-"""The first copy of a window is the one where these are smallest: by the document's id, then by place."""
+"""Columns that order the copies of a window, by document id and position; the first copy has the smallest values."""
 
 
 Results = list[dict[str, Any]]
 
 
 def run_jobs(plan: SubstringsPlan, context: Context, direct: bool = False) -> tuple[Results, Results, Results, Results]:
-    """Run all jobs; the results of those that send anchors, send windows, find repeated ones, and of `apply`.
+    """Run all jobs and return the results of `anchors`, `windows`, `repeated_windows` and `apply`.
 
     Args:
         direct: see `engine.run_tasks`.
@@ -125,15 +125,15 @@ def run_jobs(plan: SubstringsPlan, context: Context, direct: bool = False) -> tu
         return results, sent[job]
 
     anchors, sent_anchors = shuffle(ANCHORS, shards, partial(send_anchors, plan=plan), plan.num_partitions)
-    find = partial(find_repeated_anchors, anchors=sent_anchors)
-    _, near_repeats = shuffle(REPEATED_ANCHORS, partitions, find, len(shards))
-    send = partial(send_windows, plan=plan, anchors=near_repeats)
-    windows, sent_windows = shuffle(WINDOWS, shards, send, plan.num_partitions)
-    find = partial(find_repeated_windows, plan=plan, windows=sent_windows)
-    repeated, first = shuffle(REPEATED_WINDOWS, partitions, find, len(shards))
-    run_tasks("lend", shards, partial(lend, plan=plan, repeated=first), context, direct=direct)
-    cut = partial(apply, plan=plan, anchors=near_repeats, repeated=first)
-    return anchors, windows, repeated, run_tasks("apply", shards, cut, context, direct=direct)
+    find_repeated = partial(find_repeated_anchors, anchors=sent_anchors)
+    _, near_repeats = shuffle(REPEATED_ANCHORS, partitions, find_repeated, len(shards))
+    send_near_windows = partial(send_windows, plan=plan, anchors=near_repeats)
+    windows, sent_windows = shuffle(WINDOWS, shards, send_near_windows, plan.num_partitions)
+    find_repeated = partial(find_repeated_windows, plan=plan, windows=sent_windows)
+    repeated, first_copies = shuffle(REPEATED_WINDOWS, partitions, find_repeated, len(shards))
+    run_tasks("lend", shards, partial(lend, plan=plan, repeated=first_copies), context, direct=direct)
+    cut_repeats = partial(apply, plan=plan, anchors=near_repeats, repeated=first_copies)
+    return anchors, windows, repeated, run_tasks("apply", shards, cut_repeats, context, direct=direct)
 
 
 def send_anchors(task: Task, plan: SubstringsPlan) -> Generator[Sent, None, Done]:
@@ -148,7 +148,7 @@ def send_anchors(task: Task, plan: SubstringsPlan) -> Generator[Sent, None, Done
 
 
 def find_repeated_anchors(task: Task, anchors: Shuffled) -> Generator[Sent, None, Done]:
-    """Tell the shards which anchors of a partition are repeated."""
+    """Send the repeated anchors of one partition to their shards."""
     rows = _columns(anchors.read(task.payload["partition"]))
     order = sort_rows(rows["hash"])
     starts = group_starts(rows["hash"][order])
@@ -174,30 +174,30 @@ def send_windows(task: Task, plan: SubstringsPlan, anchors: Shuffled) -> Generat
     order = sort_rows(*rows.values())
     rows = {name: values[order] for name, values in rows.items()}
     starts = group_starts(rows["hash"])
-    sent = {name: values[starts] for name, values in rows.items()}
-    sent["copies"] = np.diff(np.append(starts, len(order)))
-    yield Sent(WINDOWS, _table(sent), plan.partitions_of(sent["hash"]))
+    table = {name: values[starts] for name, values in rows.items()}
+    table["copies"] = np.diff(np.append(starts, len(order)))
+    yield Sent(WINDOWS, _table(table), plan.partitions_of(table["hash"]))
     return Done([], {"sent": len(starts)})
 
 
 def windows_near_repeats(
     texts: pa.Array, task: Task, plan: SubstringsPlan, repeated: Shuffled
 ) -> tuple[Windows, np.ndarray]:
-    """All windows of a shard's texts, and which of them (int64, ascending) can be part of a repeated passage.
+    """Windows of a shard's texts, and positions (int64, ascending) of those that may lie in a repeated passage.
 
     Args:
-        repeated: the anchors that are, by shard.
+        repeated: repeated anchors by shard.
     """
     windows = find_windows(texts, plan.section.min_words)
     anchors = np.flatnonzero(find_anchors(windows, plan.spread))
-    known = _by_hash(repeated, task.payload["shard"])["hash"]
+    repeated_hashes = _by_hash(repeated, task.payload["shard"])["hash"]
     marked = np.zeros(len(windows.hashes), bool)
-    marked[anchors[find_hashes(known, windows.hashes[anchors]) >= 0]] = True
+    marked[anchors[find_hashes(repeated_hashes, windows.hashes[anchors]) >= 0]] = True
     return windows, np.flatnonzero(near(windows, marked, plan.spread - 1))
 
 
 def find_repeated_windows(task: Task, plan: SubstringsPlan, windows: Shuffled) -> Generator[Sent, None, Done]:
-    """Tell the shards which windows of a partition are repeated, and where each stands first."""
+    """Send the repeated windows of one partition to their shards, each with its first copy."""
     rows = _columns(windows.read(task.payload["partition"]))
     order = sort_rows(rows["hash"], *(rows[name] for name in CLAIM))
     rows = {name: values[order] for name, values in rows.items()}
@@ -214,7 +214,7 @@ def find_repeated_windows(task: Task, plan: SubstringsPlan, windows: Shuffled) -
 
 
 def lend(task: Task, plan: SubstringsPlan, repeated: Shuffled) -> Done:
-    """Write the texts of a shard that hold first copies of repeated windows, for those who have the later ones."""
+    """Write the texts of a shard that contain first copies of repeated windows, for shards with later copies."""
     texts, numbers = plan.read(task)
     first = _by_hash(repeated, task.payload["shard"])["first_document"]
     lenders = np.flatnonzero(np.isin(numbers, first))
@@ -225,13 +225,13 @@ def lend(task: Task, plan: SubstringsPlan, repeated: Shuffled) -> Done:
 
 
 def borrow(plan: SubstringsPlan, shard: int, documents: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """The texts of some documents of a shard that lends them.
+    """Read texts that a shard has written in `lend`.
 
     Args:
-        documents: int64 of shape (n,), in any order and repeated.
+        documents: int64 of shape (n,), in any order, duplicates allowed.
 
     Returns:
-        the distinct texts; and for each document its place among them.
+        the distinct texts; and the position of each document's text among them.
     """
     batch = open_batches(task_file(plan.work, "lent", plan.numbering.shards[shard])).get_batch(0)
     distinct, place = np.unique(documents, return_inverse=True)
@@ -249,25 +249,25 @@ RATIO = "dedup_substrings/max_duplicated_substring_ratio"
 LARGEST_REPEATS = 10
 EXCERPT_CHARACTERS = 200
 SHUFFLED_PER_BYTE = 4
-"""Where half of the corpus repeats the other half, about so many bytes are moved per byte of text."""
+"""Approximate bytes shuffled per byte of text if half of the corpus repeats the other half."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Cut passages that stand elsewhere out of the documents kept so far.
+    """Cut repeated passages out of the documents kept so far, all but the first copy of each.
 
     Writes one annotation table per document shard, with `duplicated_substring_words` (words in copies of passages,
-    where the first copy is not counted), `duplicated_substring_ratio` (their share of all words; 0 without words)
-    and, with the action `cut`, `edits`. Documents left without a word are then dropped (`dedup_substrings/empty`), as
-    are those above the limit (`dedup_substrings/max_duplicated_substring_ratio`).
+    without first copies), `duplicated_substring_ratio` (their share of all words; 0 without words) and, with the action
+    `cut`, `edits`. Documents without a remaining word are then dropped (`dedup_substrings/empty`), as are documents
+    above the limit (`dedup_substrings/max_duplicated_substring_ratio`).
 
     Args:
-        inputs: `ingest`, and the annotating stages that ran before.
+        inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `dedup_substrings` section (`mixtures.dedup_substrings.DedupSubstrings`).
 
     Returns:
-        `counts`; `windows` (`seen`, `anchors_shuffled`, `shuffled`, distinct ones `repeated`); `spans`, `words_cut`
-        and `bytes_cut` (of copies, where the action is `cut`); `largest_repeats`: `words`, `copies`, `text` (its
-        beginning), `document`, the id of the one that keeps it, and `begin`, the byte where it does.
+        `counts`; `windows` (`seen`, `anchors_shuffled`, `shuffled`, distinct `repeated`); `spans`, `words_cut` and
+        `bytes_cut` (of copies, with the action `cut`); `largest_repeats`: `words`, `copies`, `text` (its beginning),
+        `document`, the id of the document with the first copy, and `begin`, its first byte there.
 
     Raises:
         ConservationError: the counts do not balance.
@@ -277,8 +277,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     numbering = number_documents(inputs["ingest"])
     num_partitions = count_partitions(SHUFFLED_PER_BYTE * text_bytes(inputs["ingest"]))
     plan = SubstringsPlan(merge_annotations(inputs, context), section, numbering, num_partitions, context.work, out)
-    anchors, windows, repeated, done = run_jobs(plan, context)
-    counts = balance(done, section.max_quarantined, context.stage, errors=out)
+    anchors, windows, repeated, results = run_jobs(plan, context)
+    counts = balance(results, section.max_quarantined, context.stage, errors=out)
     return {
         "counts": counts,
         "windows": {
@@ -287,8 +287,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             "shuffled": sum(result["sent"] for result in windows),
             "repeated": sum(result["repeated"] for result in repeated),
         },
-        **{name: sum(result[name] for result in done) for name in ("spans", "words_cut", "bytes_cut")},
-        "largest_repeats": _largest(repeat for result in done for repeat in result["repeats"]),
+        **{name: sum(result[name] for result in results) for name in ("spans", "words_cut", "bytes_cut")},
+        "largest_repeats": _largest(repeat for result in results for repeat in result["repeats"]),
     }
 
 
@@ -303,8 +303,8 @@ def apply(task: Task, plan: SubstringsPlan, anchors: Shuffled, repeated: Shuffle
     first = {name: values[places] for name, values in reply.items()}
     is_first = (first["first_document"] == numbers[text]) & (first["first_begin"] == begins)
     copy = _verify(plan, texts.texts, text, begins, ends, first, is_first)
-    known = copy | is_first  # what is neither only shares a hash
-    cuts = cut_copies(texts.texts, text[known], begins[known], ends[known], copy[known])
+    verified = copy | is_first  # other windows only share a hash
+    cuts = cut_copies(texts.texts, text[verified], begins[verified], ends[verified], copy[verified])
     ratio = cuts.words / np.maximum(windows.words, 1)
     cutting = plan.section.action == "cut"
     limit = plan.section.max_duplicated_substring_ratio
@@ -338,13 +338,15 @@ def _verify(
     first: Mapping[str, np.ndarray],
     is_first: np.ndarray,
 ) -> np.ndarray:
-    """Which windows have the bytes of their first copy, those that are first copies left out (bool)."""
+    """Mask of windows with the bytes of their first copy, first copies excluded (bool)."""
     shard_of = np.searchsorted(plan.numbering.starts, first["first_document"], side="right") - 1
     copies = np.zeros(len(text), bool)
     for shard in np.unique(shard_of[~is_first]):
         rows = np.flatnonzero(~is_first & (shard_of == shard))
-        lent, lender = borrow(plan, int(shard), first["first_document"][rows])
-        copies[rows] = are_copies(texts, text[rows], begins[rows], ends[rows], lent, lender, first["first_begin"][rows])
+        lent_texts, text_of_row = borrow(plan, int(shard), first["first_document"][rows])
+        copies[rows] = are_copies(
+            texts, text[rows], begins[rows], ends[rows], lent_texts, text_of_row, first["first_begin"][rows]
+        )
     return copies
 
 
@@ -357,7 +359,7 @@ def _repeats(
     ends: np.ndarray,
     first: Mapping[str, np.ndarray],
 ) -> list[dict[str, Any]]:
-    """The longest passages of a shard that are copies: windows that follow each other here and in the first copy."""
+    """Longest copied passages of a shard: windows that are consecutive both here and in the first copy."""
     if not len(window):
         return []
     shift = first["first_begin"] - begins
@@ -371,27 +373,27 @@ def _repeats(
     starts = np.flatnonzero(new)
     lasts = np.append(starts[1:], len(window)) - 1
     words, copies = lasts - starts + plan.section.min_words, np.maximum.reduceat(first["copies"], starts)
-    place = [first[name][starts] for name in ("first_id_high", "first_id_low", "first_begin")]
-    found: dict[tuple[int, int, int], dict[str, Any]] = {}
-    for run in sort_rows(-words, -copies, *place):
-        key = (int(place[0][run]), int(place[1][run]), int(place[2][run]))
-        if key in found:
+    first_positions = [first[name][starts] for name in ("first_id_high", "first_id_low", "first_begin")]
+    longest: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for run in sort_rows(-words, -copies, *first_positions):
+        key = (int(first_positions[0][run]), int(first_positions[1][run]), int(first_positions[2][run]))
+        if key in longest:
             continue
-        if len(found) == LARGEST_REPEATS:
+        if len(longest) == LARGEST_REPEATS:
             break
         passage = texts[int(text[starts[run]])].as_py().encode()[begins[starts[run]] : ends[lasts[run]]]
-        found[key] = {
+        longest[key] = {
             "words": int(words[run]),
             "copies": int(copies[run]),
             "text": passage.decode()[:EXCERPT_CHARACTERS],
             "document": f"{key[0]:016x}{key[1]:016x}",
             "begin": key[2],
         }
-    return list(found.values())
+    return list(longest.values())
 
 
 def _largest(repeats: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The longest of them, one for each place where a first copy begins."""
+    """Select the longest repeats, one per start of a first copy."""
     ordered = sorted(repeats, key=lambda row: (-row["words"], -row["copies"], row["document"], row["begin"]))
     longest: dict[tuple[str, int], dict[str, Any]] = {}
     for repeat in ordered:

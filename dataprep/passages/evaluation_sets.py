@@ -1,6 +1,6 @@
-"""Evaluation sets as items with texts, out of whatever file they come in.
+"""Evaluation sets as items with texts, read from files of several formats.
 
-An unreadable evaluation set ends the stage: contamination that nobody looked for must not pass as none.
+An unreadable evaluation set stops the stage, so that unchecked contamination is not reported as clean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gristmill.mixtures.steps.decontaminate import EvaluationSet
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TEXT = "text"
-"""The field that a line of a text file is."""
+"""Name of the only field in a line of a text file."""
 
 
 LABELS = (
@@ -56,29 +56,29 @@ LABELS = (
     "solution",
     "response",
 )
-"""What prompts of evaluation harnesses call the pieces of an item, before a colon at the beginning of a line."""
+"""Labels of an item's fields in prompts of evaluation harnesses, before a colon at the beginning of a line."""
 _NAMES = rf"[ \t]*(?:#+[ \t]*)?(?:{'|'.join(LABELS)})(?:[ \t]*\d+)?[ \t]*:"
 _LABEL = re.compile(rf"^{_NAMES}[ \t]*", re.IGNORECASE | re.MULTILINE)
 _LABEL_AT_END = re.compile(rf"^{_NAMES}\s*\Z", re.IGNORECASE | re.MULTILINE)
 _CHOICE = re.compile(r"^[ \t]*\(?[A-J][).:][ \t]+|(?<!\S)\([A-J]\)[ \t]+", re.MULTILINE)
-"""A choice's letter: `A.`, `A)`, `A:`, `(A)` at the beginning of a line, `(A)` in it too."""
+"""Letter of a choice: `A.`, `A)`, `A:`, `(A)` at the beginning of a line, `(A)` also within it."""
 WITHOUT_LABELS = ", labels removed"
-"""Follows a field's name in `Part.field` where the text is the field's without its labels."""
+"""Suffix of `Part.field` for a text from which the labels are removed."""
 
 
 class EvaluationSetError(ValueError):
-    """An evaluation set cannot be read, or has no text to look for."""
+    """Error of an evaluation set that cannot be read or has no text to search for."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One text of one item.
+    """Text of an evaluation item.
 
     Attributes:
-        set: the set's name.
+        set: name of the evaluation set.
         item: number of the item in its set, from 1.
-        field: where in the item the text stands.
-        text: what is looked for.
+        field: field of the item with the text.
+        text: text to search for.
     """
 
     set: str
@@ -88,28 +88,28 @@ class Part:
 
 
 def read_parts(sets: Sequence[EvaluationSet]) -> tuple[list[Part], dict[str, int]]:
-    """Read all texts that are looked for.
+    """Read all texts to search for.
 
     Returns:
         the parts, in the order of the sets and their items; and set -> number of its items.
 
     Raises:
-        EvaluationSetError: a file cannot be read, a named field is in no item, or two sets share a name.
-        gristmill.dataprep.reading.sources.SourceError: a path matches nothing.
+        EvaluationSetError: a file cannot be read, no item has a field of `text_fields`, or two sets share a name.
+        gristmill.dataprep.reading.sources.SourceError: a path does not match any file.
     """
     parts: list[Part] = []
     items: dict[str, int] = {}
     for number, section in enumerate(sets):
         files = outside_files(f"decontaminate.against.{number}.path", section.path)
         for name, location in files:
-            called = _set_name(section, name, len(files))
-            if called in items:
+            set_name = _set_name(section, name, len(files))
+            if set_name in items:
                 raise EvaluationSetError(
-                    f"decontaminate.against.{number}: two evaluation sets are called {called!r}; "
+                    f"decontaminate.against.{number}: two evaluation sets are called {set_name!r}; "
                     "give each its own `name`, or list a file once"
                 )
-            found, items[called] = _read_file(called, name, as_path(location), section.text_fields)
-            parts += found
+            new_parts, items[set_name] = _read_file(set_name, name, as_path(location), section.text_fields)
+            parts += new_parts
     return parts, items
 
 
@@ -121,44 +121,44 @@ def _set_name(section: EvaluationSet, file: str, files: int) -> str:
     return section.name if files == 1 else f"{section.name}/{stem}"
 
 
-def _read_file(called: str, name: str, path: Path, fields: Sequence[str] | None) -> tuple[list[Part], int]:
+def _read_file(set_name: str, name: str, path: Path, fields: Sequence[str] | None) -> tuple[list[Part], int]:
     parts: list[Part] = []
-    seen: dict[str, None] = {}
+    keys: dict[str, None] = {}
     number = 0
     for number, record in enumerate(read_items(name, path), start=1):
-        seen.update(dict.fromkeys(record))
-        chosen = [key for key, value in record.items() if isinstance(value, str)] if fields is None else fields
-        for field in chosen:
+        keys.update(dict.fromkeys(record))
+        item_fields = [key for key, value in record.items() if isinstance(value, str)] if fields is None else fields
+        for field in item_fields:
             parts += [
-                Part(called, number, place, text)
-                for where, whole in _texts(field, record.get(field))
-                for place, text in forms(where, whole)
+                Part(set_name, number, form_path, text)
+                for field_path, field_text in _texts(field, record.get(field))
+                for form_path, text in forms(field_path, field_text)
             ]
     if not number:
         raise EvaluationSetError(f"{path}: the evaluation set is empty; remove it from decontaminate.against")
-    missing = [field for field in fields or () if field not in seen]
+    missing = [field for field in fields or () if field not in keys]
     if missing:
         raise EvaluationSetError(
-            f"{path}: no item has the field {missing[0]!r}; its fields are {', '.join(seen)}; correct `text_fields`"
+            f"{path}: no item has the field {missing[0]!r}; its fields are {', '.join(keys)}; correct `text_fields`"
         )
     return parts, number
 
 
 def _texts(field: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The texts of a field that is a string, or a list of strings."""
+    """Texts of a field that is a string or a list of strings."""
     if isinstance(value, str):
         yield field, value
     elif isinstance(value, list):
-        yield from ((f"{field}[{place}]", text) for place, text in enumerate(value) if isinstance(text, str))
+        yield from ((f"{field}[{index}]", text) for index, text in enumerate(value) if isinstance(text, str))
 
 
 def forms(field: str, text: str) -> Iterator[tuple[str, str]]:
-    """What is looked for of a text: all between labels at its ends, and where labels are within, that without them too.
+    """Forms of a text to search for: without labels at its ends, and also without inner labels if it has any.
 
-    A page that holds the item may have this file's labels, another harness's, or none.
+    A page with the item may have the labels of this file, those of another harness, or none.
 
     Yields:
-        where the form stands, and the form.
+        the field of the form, and the form.
     """
     trimmed = _LABEL_AT_END.sub("", text).strip()
     while label := _LABEL.match(trimmed):
@@ -170,14 +170,14 @@ def forms(field: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def read_items(name: str, path: Path) -> Iterator[Mapping[str, Any]]:
-    """The items of a file, whatever its form is (Parquet, CSV, JSON lines, JSON, lines of text; compressed or not).
+    """Read the items of a file (Parquet, CSV, JSON lines, JSON, lines of text; compressed or not).
 
     Args:
-        name: tells the form by its extension.
-        path: where the file lies.
+        name: file name whose extension selects the format.
+        path: location of the file.
 
     Raises:
-        EvaluationSetError: it cannot be read, with the line.
+        EvaluationSetError: the file cannot be read; the message has the line.
     """
     extension, compression = split_compression(name)
     if extension == ".parquet":
@@ -207,9 +207,9 @@ def _rows(path: Path, rows: csv.DictReader) -> Iterator[Mapping[str, Any]]:
 
 
 def _json_records(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
-    """A list of objects, JSON lines under another extension, or one object.
+    """Items of a JSON list of objects, of JSON lines under another extension, or of a single object.
 
-    Of one object the values are the items where all of them are objects; otherwise it is one item.
+    If all values of a single object are objects, they are the items; otherwise the object is one item.
     """
     try:
         value = json.loads(text)
@@ -218,8 +218,8 @@ def _json_records(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
         for number, line in lines:
             yield from _objects(path, number, _parsed(path, number, line))
         return
-    nested = isinstance(value, dict) and value and all(isinstance(item, dict) for item in value.values())
-    items: Iterable[Any] = value if isinstance(value, list) else value.values() if nested else [value]
+    is_nested = isinstance(value, dict) and value and all(isinstance(item, dict) for item in value.values())
+    items: Iterable[Any] = value if isinstance(value, list) else value.values() if is_nested else [value]
     for number, item in enumerate(items, start=1):
         yield from _objects(path, number, item)
 

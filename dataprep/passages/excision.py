@@ -1,4 +1,4 @@
-"""What is cut around a matched span, and how many words are left. Numba kernels over UTF-8 bytes."""
+"""Excision of matched spans: the margin that is cut with them, and the remaining words. Numba kernels over UTF-8."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, deco
 def widen(
     texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray, margin: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Widen spans by up to `margin` code points on either side, and join those that meet.
+    """Widen spans by up to `margin` code points on either side, and join spans that touch.
 
-    A side ends at the outermost line break within the margin; without one at the outermost white space; without that
-    where the span ended. The beginning and the end of the text are borders as well.
+    A side is widened to the outermost line break within the margin, otherwise to the outermost white space, otherwise
+    not at all. The beginning and the end of the text count as line breaks.
 
     Args:
-        text: int64, ascending, which text each span is in. begins, ends: int64, bytes of it.
+        text: int64, ascending, position of each span's text. begins, ends: int64, bytes of it.
 
     Returns:
         begins, ends, offsets: as `edits.cuts_array` takes them.
@@ -32,7 +32,7 @@ def widen(
 
 
 def words_left(texts: pa.Array, begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """How many words of each text lie outside its cuts: int64 of shape (n,)."""
+    """Number of words of each text outside its cuts: int64 of shape (n,)."""
     data, text_offsets = text_buffers(texts)
     return _words_left(data, text_offsets, code_point_flags(), begins, ends, offsets)
 
@@ -50,32 +50,32 @@ def _widen(
     wide_begins, wide_ends = begins.copy(), ends.copy()
     for span in range(len(text)):
         first, last = offsets[text[span]], offsets[text[span] + 1]
-        at, line, space, steps = first + begins[span], -1, -1, 0
-        while at > first and steps < margin:
-            at -= 1
-            while data[at] & 0xC0 == 0x80:
-                at -= 1
-            code, width = decode(data, at)
-            if data[at] == NEWLINE:
-                line = at + 1
+        position, line, space, steps = first + begins[span], -1, -1, 0
+        while position > first and steps < margin:
+            position -= 1
+            while data[position] & 0xC0 == 0x80:
+                position -= 1
+            code, width = decode(data, position)
+            if data[position] == NEWLINE:
+                line = position + 1
             if flags[code] & SPACE != 0:
-                space = at + width
+                space = position + width
             steps += 1
-        if at == first:
+        if position == first:
             line = first
         border = line if line >= 0 else space
         if border >= 0:
             wide_begins[span] = border - first
-        at, line, space, steps = first + ends[span], -1, -1, 0
-        while at < last and steps < margin:
-            code, width = decode(data, at)
-            if data[at] == NEWLINE:
-                line = at
+        position, line, space, steps = first + ends[span], -1, -1, 0
+        while position < last and steps < margin:
+            code, width = decode(data, position)
+            if data[position] == NEWLINE:
+                line = position
             if flags[code] & SPACE != 0:
-                space = at
-            at += width
+                space = position
+            position += width
             steps += 1
-        if at == last:
+        if position == last:
             line = last
         border = line if line >= 0 else space
         if border >= 0:
@@ -109,13 +109,13 @@ def _words_left(
     ends: np.ndarray,
     offsets: np.ndarray,
 ) -> np.ndarray:
-    left = np.zeros(len(text_offsets) - 1, np.int64)
-    for text in range(len(left)):
+    counts = np.zeros(len(text_offsets) - 1, np.int64)
+    for text in range(len(counts)):
         starts, _ = word_spans(data, text_offsets[text], text_offsets[text + 1], flags)
         cut = offsets[text]
         for start in starts:
             at = start - text_offsets[text]
             while cut < offsets[text + 1] and ends[cut] <= at:
                 cut += 1
-            left[text] += cut == offsets[text + 1] or at < begins[cut]
-    return left
+            counts[text] += cut == offsets[text + 1] or at < begins[cut]
+    return counts

@@ -1,9 +1,9 @@
-"""An index of the word n-grams of evaluation items, and where they stand in other texts.
+"""Index of the word n-grams of evaluation items, and their search in other texts.
 
-Distinct words of the items have numbers, by code points. A word of another text is first taken for the word with its
-hash of 64 bits; where an n-gram of such numbers is found, its words are compared code point by code point, so that
-nothing is found that is not there. (Two words of the items that share a hash would hide one another: of V distinct
-ones about V^2 / 2^65 do.) Built once, held as plain arrays and shared by all tasks of a stage through one Arrow file.
+The distinct words of the items are numbered. A word of another text is looked up by its 64-bit hash; the words of a
+matching n-gram are then compared code point by code point, so that there are no false hits. (Two words of the items
+that share a hash would hide each other: about V^2 / 2^65 pairs of V distinct words.) The index is built once, consists
+of plain arrays, and is shared by all tasks of a stage through one Arrow file.
 """
 
 from __future__ import annotations
@@ -25,21 +25,27 @@ from gristmill.dataprep.text.unicode_tables import NOTHING, code_point_flags, de
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
 LETTER = r"\p{L}"
-"""Items without one are rows of numbers, which stand in many clean documents (tables, lists of years)."""
+"""Pattern of a letter. Items without letters are rows of numbers, which many clean documents contain (tables, lists of
+years)."""
 MOST_PLACES = 64
-"""An n-gram in more places of the evaluation sets is their template ("answer the following"): not looked for."""
+"""Maximum number of places of an n-gram in the evaluation sets. A more frequent n-gram belongs to a template ("answer
+the following") and is not searched for."""
 
 
 @kernel
 def number_words(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, lower: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Number the distinct words of all parts, in the order in which they appear."""
+    """Number the distinct words of all parts in order of appearance."""
     parts = len(offsets) - 1
-    most = offsets[parts] - offsets[0]
-    words, part_offsets = np.empty(most, np.int32), np.zeros(parts + 1, np.int64)
-    table = empty_table(most)
-    hashes, codes, code_offsets = np.empty(most, np.uint64), np.empty(most, np.uint32), np.zeros(most + 1, np.int64)
+    capacity = offsets[parts] - offsets[0]
+    words, part_offsets = np.empty(capacity, np.int32), np.zeros(parts + 1, np.int64)
+    table = empty_table(capacity)
+    hashes, codes, code_offsets = (
+        np.empty(capacity, np.uint64),
+        np.empty(capacity, np.uint32),
+        np.zeros(capacity + 1, np.int64),
+    )
     total, distinct = 0, 0
     for part in range(parts):
         starts, ends, values = hashed_words(data, offsets[part], offsets[part + 1], flags, lower)
@@ -68,14 +74,14 @@ def number_words(
 
 
 @kernel
-def _append_codes(data: np.ndarray, begin: int, end: int, lower: np.ndarray, codes: np.ndarray, at: int) -> int:
+def _append_codes(data: np.ndarray, begin: int, end: int, lower: np.ndarray, codes: np.ndarray, position: int) -> int:
     while begin < end:
         code, width = decode(data, begin)
         begin += width
         if lower[code] != NOTHING:
-            codes[at] = lower[code]
-            at += 1
-    return at
+            codes[position] = lower[code]
+            position += 1
+    return position
 
 
 @kernel
@@ -90,7 +96,7 @@ def _word_slot(
     codes: np.ndarray,
     code_offsets: np.ndarray,
 ) -> np.uint64:
-    """Where the table has a word, or the free slot where it belongs."""
+    """Slot of a word in the table, or the free slot for it."""
     mask = np.uint64(len(table) - 1)
     slot = value & mask
     while True:
@@ -114,8 +120,8 @@ def _hash_words(words: np.ndarray, begin: int, length: int) -> np.uint64:
 
 
 @kernel
-def _same_words(first: np.ndarray, begin: int, second: np.ndarray, other: int, length: int) -> bool:
-    return bool(np.all(first[begin : begin + length] == second[other : other + length]))
+def _same_words(first: np.ndarray, first_begin: int, second: np.ndarray, second_begin: int, length: int) -> bool:
+    return bool(np.all(first[first_begin : first_begin + length] == second[second_begin : second_begin + length]))
 
 
 @kernel
@@ -128,7 +134,7 @@ def _ngram_slot(
     begins: np.ndarray,
     lengths: np.ndarray,
 ) -> np.uint64:
-    """Where the table has the n-gram `words[begin:begin + length]`, or the free slot where it belongs."""
+    """Slot of the n-gram `words[begin:begin + length]` in the table, or the free slot for it."""
     mask = np.uint64(len(table) - 1)
     slot = _hash_words(words, begin, length) & mask
     while True:
@@ -144,7 +150,7 @@ def _ngram_slot(
 def number_ngrams(
     words: np.ndarray, part_offsets: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Number the distinct n-grams; the number of the one at each position of `words`, or -1."""
+    """Number the distinct n-grams; the last array has the n-gram at each position of `words`, or -1."""
     table = empty_table(len(words))
     begins, ngram_lengths = np.empty(len(words), np.int64), np.empty(len(words), np.int64)
     number_at = np.full(len(words), -1, np.int64)
@@ -165,7 +171,7 @@ def number_ngrams(
 
 @kernel
 def flag_prefixes(words: np.ndarray, begins: np.ndarray, prefix_words: int) -> np.ndarray:
-    """Set the bit of the first words of every n-gram that begins at one of these places."""
+    """Set the bit of the first words of every n-gram that begins at one of `begins`."""
     size = 1024
     while size < 2 * len(begins):
         size *= 2
@@ -181,7 +187,7 @@ def flag_prefixes(words: np.ndarray, begins: np.ndarray, prefix_words: int) -> n
 
 @kernel
 def _number_hashed(hashes: np.ndarray, word_table: np.ndarray, word_hashes: np.ndarray) -> np.ndarray:
-    """The number of the word with each hash, or -1 (int32)."""
+    """Number of the word with each hash, or -1 (int32)."""
     mask = np.uint64(len(word_table) - 1)
     words = np.empty(len(hashes), np.int32)
     for at in range(len(hashes)):
@@ -204,13 +210,17 @@ def _are_words(
     word_codes: np.ndarray,
     word_offsets: np.ndarray,
 ) -> bool:
-    """Whether spans of a text are the words with these numbers, code point by code point."""
-    same = 0
-    while same < len(words) and same_lower(
-        data, starts[same], ends[same], lower, word_codes[word_offsets[words[same]] : word_offsets[words[same] + 1]]
+    """Compare spans of a text with the words of some numbers, code point by code point."""
+    num_equal = 0
+    while num_equal < len(words) and same_lower(
+        data,
+        starts[num_equal],
+        ends[num_equal],
+        lower,
+        word_codes[word_offsets[words[num_equal]] : word_offsets[words[num_equal] + 1]],
     ):
-        same += 1
-    return same == len(words)
+        num_equal += 1
+    return num_equal == len(words)
 
 
 @kernel
@@ -235,7 +245,7 @@ def scan_texts(
     """Find all n-grams of the index in texts; the arrays are those of `NgramIndex` and `Hits`.
 
     Args:
-        wanted: int64, ascending, the distinct lengths of n-grams.
+        wanted: int64, distinct lengths of n-grams, ascending.
     """
     size = 1024
     hits = np.empty((5, size), np.int64)
@@ -247,18 +257,18 @@ def scan_texts(
     for text in range(len(offsets) - 1):
         starts, ends, hashes = hashed_words(data, offsets[text], offsets[text + 1], flags, lower)
         words = _number_hashed(hashes, word_table, word_hashes)
-        known = 0  # words from here on that the index knows
+        num_known = 0  # consecutive indexed words from here on
         value = np.uint64(0)
         for at in range(len(words) - 1, -1, -1):
-            known = known + 1 if words[at] >= 0 else 0
+            num_known = num_known + 1 if words[at] >= 0 else 0
             value = value * _ODD + np.uint64(words[at])
             if at + prefix_words < len(words):
                 value -= oldest * np.uint64(words[at + prefix_words])
             bit = fmix64(value) & mask
-            if known < prefix_words or prefixes[bit >> np.uint64(3)] >> (bit & np.uint64(7)) & 1 == 0:
+            if num_known < prefix_words or prefixes[bit >> np.uint64(3)] >> (bit & np.uint64(7)) & 1 == 0:
                 continue
             for length in wanted:
-                if length > known:
+                if length > num_known:
                     break
                 ngram = table[_ngram_slot(words, at, length, indexed, table, begins, lengths)]
                 if ngram < 0 or place_offsets[ngram + 1] - place_offsets[ngram] > MOST_PLACES:
@@ -285,21 +295,21 @@ def scan_texts(
 
 
 class NgramIndex(NamedTuple):
-    """All n-grams of n parts; arrays only, so that kernels can take it.
+    """N-grams of n parts, as plain arrays for kernels.
 
     Attributes:
         word_table: int32, open addressing; the number of a word, or -1.
         word_hashes: uint64 per word. word_codes: uint32, lower-cased code points of all words;
         word_offsets: int64, word i has word_codes[word_offsets[i]:word_offsets[i + 1]].
         words: int32, the words of all parts; part_offsets: int64 of shape (n + 1,).
-        lengths: int64 per part, words per n-gram: the configured number, less in a shorter part, 0 where the part is
-            too short to be looked for or has no letter.
+        lengths: int64 per part, words per n-gram: the configured number, less in a shorter part, 0 in a part that is
+            too short to search for or has no letter.
         ngram_table: int32, open addressing; the number of a distinct n-gram, or -1.
-        ngram_begins, ngram_lengths: int64 per distinct n-gram, where it stands first in `words`, and its words.
-        place_offsets: int64; n-gram i stands at places[place_offsets[i]:place_offsets[i + 1]], positions in `words`.
-        prefixes: uint8, bits indexed by the hash of the first words of an n-gram: whether one begins so.
-        prefix_words: int64 of shape (1,).
-        counted_words: int64 per part, words that lie in an n-gram which is looked for.
+        ngram_begins, ngram_lengths: int64 per distinct n-gram, its first position in `words`, and its number of words.
+        place_offsets: int64; n-gram i is at places[place_offsets[i]:place_offsets[i + 1]], positions in `words`.
+        prefixes: uint8, bit set of the hashes of the n-grams' first words.
+        prefix_words: int64 of shape (1,), number of words per prefix.
+        counted_words: int64 per part, number of words in an n-gram that is searched for.
     """
 
     word_table: np.ndarray
@@ -320,20 +330,20 @@ class NgramIndex(NamedTuple):
 
     @property
     def num_ngrams(self) -> int:
-        """Distinct n-grams, those of templates included."""
+        """Number of distinct n-grams, including templates."""
         return len(self.ngram_begins)
 
     def num_templates(self) -> int:
-        """Distinct n-grams that are in too many places to be looked for."""
+        """Number of distinct n-grams that are in too many places to search for."""
         return int((np.diff(self.place_offsets) > MOST_PLACES).sum())
 
 
 class Hits(NamedTuple):
-    """Where n-grams of the index stand in n texts, in no particular order within a text.
+    """Occurrences of the index's n-grams in n texts, unordered within a text.
 
     Attributes:
-        text: int64, which text. word: int64, number of the n-gram's first word in it.
-        begin, end: int64, its bytes in the text. ngram: int64, its number in the index.
+        text: int64, position of the text. word: int64, number of the n-gram's first word in it.
+        begin, end: int64, bytes of the n-gram in the text. ngram: int64, number of the n-gram in the index.
     """
 
     text: np.ndarray
@@ -348,8 +358,8 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
 
     Args:
         texts: one string per part.
-        ngram: words per n-gram; a part with fewer words is one n-gram of all of them.
-        min_words: parts with fewer words are left out, and so are parts without a letter.
+        ngram: words per n-gram; a part with fewer words is a single n-gram.
+        min_words: parts with fewer words are skipped, as are parts without a letter.
     """
     prefix_words = min(min_words, ngram)
     data, offsets = text_buffers(texts)
@@ -358,9 +368,9 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
     lettered = pc.match_substring_regex(texts, LETTER).to_numpy(zero_copy_only=False)
     lengths = np.where(lettered & (sizes >= min_words), np.minimum(sizes, ngram), 0).astype(np.int64)
     table, begins, ngram_lengths, number_at = number_ngrams(words, part_offsets, lengths)
-    standing = np.flatnonzero(number_at >= 0)
-    order = np.argsort(number_at[standing], kind="stable")
-    places = standing[order].astype(np.int64)
+    ngram_positions = np.flatnonzero(number_at >= 0)
+    order = np.argsort(number_at[ngram_positions], kind="stable")
+    places = ngram_positions[order].astype(np.int64)
     place_offsets = np.searchsorted(number_at[places], np.arange(len(begins) + 1)).astype(np.int64)
     template = np.diff(place_offsets) > MOST_PLACES
     prefixes = flag_prefixes(words, begins[~template], prefix_words)
@@ -392,25 +402,25 @@ def write_index(path: Path, index: NgramIndex) -> None:
 
 
 def read_index(path: Path) -> NgramIndex:
-    """The inverse of `write_index`; a local file is mapped, so that all workers share its memory."""
+    """Read the file of `write_index`; a local file is mapped, so that all workers share its memory."""
     batch = open_batches(path).get_batch(0)
     return NgramIndex._make(batch[name].values.to_numpy() for name in NgramIndex._fields)
 
 
 def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
-    """Find all n-grams of the index in n texts, those of templates left out.
+    """Find all n-grams of the index in n texts, except templates.
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
     """
     data, offsets = text_buffers(texts)
-    wanted = np.unique(index.ngram_lengths)
-    found = scan_texts(
+    lengths = np.unique(index.ngram_lengths)
+    hit_columns = scan_texts(
         data,
         offsets,
         code_point_flags(),
         lower_case_seen(),
-        wanted,
+        lengths,
         index.word_table,
         index.word_hashes,
         index.word_codes,
@@ -423,22 +433,22 @@ def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
         index.prefixes,
         int(index.prefix_words[0]),
     )
-    return Hits(*found)
+    return Hits(*hit_columns)
 
 
 def count_documents(hits: Hits) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct n-grams that were found (int64, ascending), and in how many texts each stands."""
-    once = np.unique(np.stack([hits.text, hits.ngram]), axis=1)
-    ngrams, documents = np.unique(once[1], return_counts=True)
+    """Distinct n-grams of the hits (int64, ascending), and the number of texts with each."""
+    text_ngrams = np.unique(np.stack([hits.text, hits.ngram]), axis=1)
+    ngrams, documents = np.unique(text_ngrams[1], return_counts=True)
     return ngrams, documents
 
 
 def covered(positions: np.ndarray, length: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """How many words each n-gram covers that the one before it does not.
+    """Number of words that each n-gram covers beyond the preceding n-gram.
 
     Args:
-        positions: int64, where n-grams begin, ascending within a group. length: int64, their words.
-        new: bool, whether a group begins here.
+        positions: int64, starts of the n-grams, ascending within a group. length: int64, their numbers of words.
+        new: bool, true at the first n-gram of a group.
     """
     gaps = np.diff(positions, prepend=0)
     result: np.ndarray = np.where(new, length, np.minimum(gaps, length))

@@ -1,9 +1,9 @@
-"""Windows of n words of a text, hashed; and copies of them, compared byte by byte. Numba kernels over UTF-8 bytes.
+"""Hashed windows of n words of a text, and their copies, compared byte by byte. Numba kernels over UTF-8 bytes.
 
 A window is the text from the first byte of a word to the last byte of the (n-1)-th word after it, so that equal
-windows are equal bytes. Winnowing (Schleimer, Wilkerson and Aiken 2003) takes of any s windows in a row the one with
-the smallest hash (the last of equal ones): two passages with s equal windows in a row have one of these taken in
-both, wherever they stand. Taken windows are `anchors`; about 2 in s + 1 windows are.
+windows are equal bytes. Winnowing (Schleimer, Wilkerson and Aiken 2003) selects the window with the smallest hash (the
+last of equal hashes) among any s consecutive windows: if two passages share s consecutive windows, the same one is
+selected in both. Selected windows are `anchors`, about 2 of s + 1 windows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SINGLE_SPACE = np.uint8(0x20)
 
 
 class Windows(NamedTuple):
-    """All windows of n texts, one after the other.
+    """All windows of n texts, concatenated.
 
     Attributes:
         offsets: int64 of shape (n + 1,); text i has the windows from offsets[i] up to offsets[i + 1].
         hashes: uint64. begins, ends: int64, bytes of the text.
-        words: int64 of shape (n,), the words of each text.
+        words: int64 of shape (n,), number of words of each text.
     """
 
     offsets: np.ndarray
@@ -40,13 +40,13 @@ class Windows(NamedTuple):
 
     @property
     def text(self) -> np.ndarray:
-        """Which text each window is of."""
+        """Position of each window's text."""
         numbers: np.ndarray = np.repeat(np.arange(len(self.words)), np.diff(self.offsets))
         return numbers
 
 
 def find_windows(texts: pa.Array | pa.ChunkedArray, length: int) -> Windows:
-    """All windows of so many words; a text with fewer words has none.
+    """Find all windows of `length` words; a text with fewer words has none.
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
@@ -56,12 +56,12 @@ def find_windows(texts: pa.Array | pa.ChunkedArray, length: int) -> Windows:
 
 
 def find_anchors(windows: Windows, spread: int) -> np.ndarray:
-    """Which windows are anchors (bool): of any `spread` in a row one at least, of a text with fewer one."""
+    """Mask of anchors (bool): at least one of any `spread` consecutive windows, and one of a text with fewer."""
     return _find_anchors(windows.hashes, windows.offsets, spread)
 
 
 def near(windows: Windows, marked: np.ndarray, distance: int) -> np.ndarray:
-    """Which windows are at most so many windows from a marked one of the same text (bool)."""
+    """Mask of windows within `distance` windows of a marked window of the same text (bool)."""
     return _near(windows.offsets, marked, distance)
 
 
@@ -70,8 +70,8 @@ def _find_windows(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     texts = len(offsets) - 1
-    most = (offsets[texts] - offsets[0]) // 2 + texts
-    hashes, begins, ends = np.empty(most, np.uint64), np.empty(most, np.int64), np.empty(most, np.int64)
+    capacity = (offsets[texts] - offsets[0]) // 2 + texts
+    hashes, begins, ends = np.empty(capacity, np.uint64), np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     window_offsets, words = np.zeros(texts + 1, np.int64), np.empty(texts, np.int64)
     oldest = np.uint64(1)
     for _ in range(length - 1):
@@ -81,20 +81,20 @@ def _find_windows(
         begin = offsets[text]
         firsts, lasts = word_spans(data, begin, offsets[text + 1], flags)
         words[text] = len(firsts)
-        # A word with what parts it from the next one; a single space, which is the most frequent, adds nothing.
+        # Hash of each word with the gap after it; a single space, the most frequent gap, adds 0.
         steps = np.zeros(len(firsts), np.uint64)
         value = np.uint64(0)
         for word in range(len(firsts)):
-            own = hash_bytes(data, firsts[word], lasts[word])
+            word_hash = hash_bytes(data, firsts[word], lasts[word])
             first = word - length + 1
             if first >= 0:
-                hashes[count] = fmix64(value * _ODD + fmix64(own))
+                hashes[count] = fmix64(value * _ODD + fmix64(word_hash))
                 begins[count], ends[count] = firsts[first] - begin, lasts[word] - begin
                 count += 1
             if word + 1 < len(firsts):
                 single = firsts[word + 1] - lasts[word] == 1 and data[lasts[word]] == SINGLE_SPACE
                 gap = np.uint64(0) if single else hash_bytes(data, lasts[word], firsts[word + 1])
-                steps[word] = own + gap
+                steps[word] = word_hash + gap
             value = value * _ODD + steps[word]
             if first >= 0:
                 value -= oldest * steps[first]
@@ -123,26 +123,26 @@ def _find_anchors(hashes: np.ndarray, offsets: np.ndarray, spread: int) -> np.nd
 
 @kernel
 def _near(offsets: np.ndarray, marked: np.ndarray, distance: int) -> np.ndarray:
-    found = np.zeros(len(marked), np.bool_)
+    is_near = np.zeros(len(marked), np.bool_)
     for text in range(len(offsets) - 1):
         first, stop = offsets[text], offsets[text + 1]
         since = distance + 1
         for window in range(first, stop):
             since = 0 if marked[window] else since + 1
-            found[window] = since <= distance
+            is_near[window] = since <= distance
         since = distance + 1
         for window in range(stop - 1, first - 1, -1):
             since = 0 if marked[window] else since + 1
-            found[window] |= since <= distance
-    return found
+            is_near[window] |= since <= distance
+    return is_near
 
 
 class Cuts(NamedTuple):
-    """What is cut of n texts.
+    """Cuts of n texts.
 
     Attributes:
         begins, ends, offsets: as `edits.cuts_array` takes them.
-        words: int64 of shape (n,), words cut of each text.
+        words: int64 of shape (n,), number of words cut from each text.
     """
 
     begins: np.ndarray
@@ -160,14 +160,14 @@ def are_copies(
     lender: np.ndarray,
     lent_begins: np.ndarray,
 ) -> np.ndarray:
-    """Which spans have the bytes of the spans that they are said to be copies of.
+    """Mask of spans with the bytes of their first copies.
 
-    Time is linear in the bytes that the spans cover, if they are sorted by `text` and `begins`: where a span
-    overlaps the one before it, only what is new is compared.
+    Time is linear in the bytes that the spans cover if they are sorted by `text` and `begins`: bytes that a span shares
+    with its predecessor are not compared again.
 
     Args:
         texts: the texts of the spans; text, begins, ends: int64 of shape (n,).
-        lent: the texts of the first copies; lender, lent_begins: int64 of shape (n,), where in them.
+        lent: the texts of the first copies; lender, lent_begins: int64 of shape (n,), text and start of each.
 
     Returns:
         bool of shape (n,).
@@ -178,22 +178,22 @@ def are_copies(
 
 
 def cut_copies(texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray, copy: np.ndarray) -> Cuts:
-    """Cut the words that copies cover and no first copy does.
+    """Cut the words that lie in a copy and not in a first copy.
 
-    A cut ends where the next word begins, so that what is left has one separator where there were two.
+    A cut ends at the beginning of the next word, so that one of the two separators around it remains.
 
     Args:
-        text, begins, ends: int64 of shape (n,), windows of words that are repeated, by text and begin.
-        copy: bool, whether a window is a copy that may go, and not the first copy that has to stay.
+        text, begins, ends: int64 of shape (n,), repeated windows, by text and begin.
+        copy: bool, true for a copy that may be cut, false for a first copy that stays.
     """
     data, offsets = text_buffers(texts)
     return Cuts(*_cut_copies(data, offsets, code_point_flags(), text, begins, ends, copy))
 
 
 @kernel
-def _same(first: np.ndarray, at: int, second: np.ndarray, other: int, length: int) -> bool:
+def _same(first: np.ndarray, first_begin: int, second: np.ndarray, second_begin: int, length: int) -> bool:
     step = 0
-    while step < length and first[at + step] == second[other + step]:
+    while step < length and first[first_begin + step] == second[second_begin + step]:
         step += 1
     return step == length
 
@@ -216,13 +216,13 @@ def _are_copies(
         shift = lent_begins[span] - begin
         if end + shift > lent_offsets[lender[span] + 1] - lent_offsets[lender[span]]:
             continue
-        known = begin
+        compared = begin
         if span > 0 and copies[span - 1] and text[span] == text[span - 1] and lender[span] == lender[span - 1]:
-            goes_on = lent_begins[span - 1] - begins[span - 1] == shift and begins[span - 1] <= begin
-            if goes_on and ends[span - 1] > begin:
-                known = ends[span - 1]
-        place, other = offsets[text[span]] + known, lent_offsets[lender[span]] + known + shift
-        copies[span] = _same(data, place, lent_data, other, end - known)
+            continues = lent_begins[span - 1] - begins[span - 1] == shift and begins[span - 1] <= begin
+            if continues and ends[span - 1] > begin:
+                compared = ends[span - 1]
+        position, lent_position = offsets[text[span]] + compared, lent_offsets[lender[span]] + compared + shift
+        copies[span] = _same(data, position, lent_data, lent_position, end - compared)
     return copies
 
 
@@ -252,13 +252,13 @@ def _cut_copies(
                     else:
                         kept = max(kept, ends[window])
                     window += 1
-                goes = lasts[word] - base <= copied and lasts[word] - base > kept
-                if goes and not open_cut:
+                is_cut = lasts[word] - base <= copied and lasts[word] - base > kept
+                if is_cut and not open_cut:
                     cut_begins[count], open_cut = firsts[word] - base, True
-                if not goes and open_cut:
+                if not is_cut and open_cut:
                     cut_ends[count], open_cut = firsts[word] - base, False
                     count += 1
-                cut_words[number] += goes
+                cut_words[number] += is_cut
             if open_cut:
                 cut_ends[count] = lasts[len(lasts) - 1] - base
                 count += 1
