@@ -1,4 +1,4 @@
-"""Which documents of a cluster go because a kept one says the same: exact cosines of all pairs that matter."""
+"""Semantic duplicates within a cluster, by exact cosines of each document with the kept ones."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ import math
 import numpy as np
 
 GRID = 1_000
-"""Cosines are rounded to thousandths before they are held against a threshold."""
+"""Cosines are rounded to thousandths before they are compared with a threshold."""
 BLOCK = 1_024
 KEPT_AT_ONCE = 16_384
-"""Rows that are compared at a time, and with how many: 67 MB of cosines."""
+"""Kept rows that BLOCK rows are compared with at a time: 67 MB of cosines."""
 
 
 def least_cosine(threshold: float) -> float:
-    """The least cosine that is, rounded to thousandths, at least the threshold."""
+    """Least cosine that, rounded to thousandths, reaches the threshold."""
     return (math.ceil(threshold * GRID - 1e-6) - 0.5) / GRID
 
 
 def survivors_in_order(vectors: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """For each of n documents, the best first, the one that is kept in its place: itself where none that is kept and
-    better is alike enough, else the best such one. So each that goes is alike to the one it goes for, and no two that
-    are kept are alike.
+    """Choose survivors among n documents, sorted from best to worst.
+
+    A document is dropped if a better kept document reaches the threshold, and the best such document is its survivor;
+    otherwise it is kept and its own survivor. No two kept documents reach the threshold.
 
     Args:
-        vectors: float16 of shape (n, dim), of length 1 or of zeros, which are like nothing.
+        vectors: float16 of shape (n, dim), of length 1 or all zeros; a zero vector is not similar to any.
         threshold: least cosine.
 
     Returns:
-        int64 of shape (n,); and the cosine with it, rounded to thousandths, float64, 1 with itself.
+        the survivor of each document, int64 of shape (n,); and the cosine with it, rounded to thousandths, float64, 1
+        for a kept document.
     """
     least = least_cosine(threshold)
     survivor, cosine = np.arange(len(vectors)), np.ones(len(vectors))
@@ -37,26 +39,26 @@ def survivors_in_order(vectors: np.ndarray, threshold: float) -> tuple[np.ndarra
         rows = np.arange(begin, min(begin + BLOCK, len(vectors)))
         rows = rows[vectors[rows].any(axis=1)]
         for first in range(0, len(kept), KEPT_AT_ONCE):
-            others = kept[first : first + KEPT_AT_ONCE]
-            found = _products(vectors, rows, others)
-            alike = found >= least
-            place, goes = alike.argmax(axis=1), alike.any(axis=1)
-            survivor[rows[goes]] = others[place[goes]]
-            cosine[rows[goes]] = found[goes, place[goes]]
-            rows = rows[~goes]
-        found = np.tril(_products(vectors, rows, rows), -1)
-        alike = np.tril(found >= least, -1)
-        stays = np.ones(len(rows), bool)
+            kept_rows = kept[first : first + KEPT_AT_ONCE]
+            cosines = _products(vectors, rows, kept_rows)
+            alike = cosines >= least
+            column, is_dropped = alike.argmax(axis=1), alike.any(axis=1)
+            survivor[rows[is_dropped]] = kept_rows[column[is_dropped]]
+            cosine[rows[is_dropped]] = cosines[is_dropped, column[is_dropped]]
+            rows = rows[~is_dropped]
+        cosines = np.tril(_products(vectors, rows, rows), -1)
+        alike = np.tril(cosines >= least, -1)
+        is_kept = np.ones(len(rows), bool)
         for row in np.flatnonzero(alike.any(axis=1)):
-            better = np.flatnonzero(alike[row] & stays)
+            better = np.flatnonzero(alike[row] & is_kept)
             if len(better):
-                stays[row] = False
-                survivor[rows[row]], cosine[rows[row]] = rows[better[0]], found[row, better[0]]
-        kept = np.concatenate([kept, rows[stays]])
+                is_kept[row] = False
+                survivor[rows[row]], cosine[rows[row]] = rows[better[0]], cosines[row, better[0]]
+        kept = np.concatenate([kept, rows[is_kept]])
     return survivor, np.minimum(np.round(cosine, 3), 1.0)
 
 
-def _products(vectors: np.ndarray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Cosines of rows with others: float32."""
-    found: np.ndarray = vectors[rows].astype(np.float32) @ vectors[others].astype(np.float32).T
-    return found
+def _products(vectors: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Cosines of all pairs of `rows` and `columns`: float32."""
+    cosines: np.ndarray = vectors[rows].astype(np.float32) @ vectors[columns].astype(np.float32).T
+    return cosines

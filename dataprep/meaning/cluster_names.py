@@ -1,4 +1,4 @@
-"""What clusters are called, and where they lie on a map of two dimensions."""
+"""Names of clusters, and their places on a two-dimensional map."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 WORD = re.compile(r"[^\W\d_]{3,}")
 WORDS_OF_A_NAME = 4
 ROWS_AT_ONCE = 4_096
-"""Vectors that are in 8 bytes a number at a time."""
+"""Vectors that are converted to float64 at a time."""
 
 
 def name_clusters(texts: Sequence[str], clusters: np.ndarray, number: int) -> list[str]:
-    """The most typical words of each of so many clusters, with spaces between; `empty` of one without documents.
+    """Name each of `number` clusters by its most typical words, joined with spaces; `empty` for an empty cluster.
 
-    A word counts once for each document. Its weight in a cluster is p log(p / q), where p is the share of the
-    cluster's documents that have it and q that of all: its part of the divergence of the two (Kullback and Leibler
-    1951). Words that are everywhere, such as `the`, weigh nothing.
+    A word counts once per document. Its weight in a cluster is p log(p / q), with p the share of the cluster's
+    documents that contain it and q the share of all documents: its term of the divergence between the two (Kullback and
+    Leibler 1951). Words of all documents, such as `the`, have weight 0.
 
     Args:
-        texts: of n documents.
+        texts: texts of n documents.
         clusters: int of shape (n,), the cluster of each.
     """
     counted = [Counter[str]() for _ in range(number)]
@@ -47,11 +47,11 @@ def _name(words: Counter[str], size: int, everywhere: Counter[str], documents: i
 def project(
     vectors: np.ndarray, clusters: np.ndarray, number: int, most: int
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """The places of so many clusters and of the first of n vectors, up to `most`, along the two directions in which the
-    vectors differ most (principal components), each turned so that its largest part is positive.
+    """Project `number` clusters and the first `most` of n vectors onto the first two principal components.
 
-    A cluster's place is the middle of all its vectors, not its centroid: that has length 1, and the mean of vectors of
-    length 1 less, so that it would stand outside of them. One without vectors stands in the middle of the map.
+    The sign of a component makes its largest element positive. The place of a cluster is the mean of its vectors, not
+    its centroid: a centroid has length 1 and would lie outside of its vectors, whose mean is shorter. A cluster without
+    vectors is in the middle of the map.
 
     Args:
         clusters: int of shape (n,), the cluster of each vector.

@@ -1,14 +1,14 @@
-"""The stage `dedup_semantic`: of documents that mean the same, one survives; which, and why, is written down.
+"""Stage `dedup_semantic`: keep one of several documents with the same meaning, and record the choice and its reason.
 
-1. embed: per shard, the vectors of its documents, and those of a sample.
+1. embed: per shard, the vectors of its documents, and sampled vectors.
 2. fit: the centroids, from the sample.
 3. members: per shard, its documents to the partitions of their clusters.
 4. decide: per partition, the survivors of each of its clusters.
-5. apply: per shard, the annotation table and the vectors of what is kept.
+5. apply: per shard, the annotation table and the vectors of kept documents.
 
-A task holds a shard, the sample (256 MB, twice) or a cluster: 2 bytes for each number of its vectors, twice, some 500
-for the rest of each document, and 200 MB while they are compared. A cluster is never cut, so one of a million documents
-of 384 numbers takes 2 GB; the summary says how large the largest is.
+A task holds a shard, the sample (two copies of 256 MB) or a cluster: two copies of 2 bytes per element of its vectors,
+some 500 bytes per document for the other columns, and 200 MB for the comparison. A cluster is never split: one of a
+million documents with 384 elements takes 2 GB. The summary has the size of the largest.
 """
 
 from __future__ import annotations
@@ -76,27 +76,27 @@ TWIN_COLUMNS = [
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Drop the documents that mean the same as one that is kept (`alike.survivors_in_order`), cluster by cluster.
+    """Drop documents with the same meaning as a kept one (`alike.survivors_in_order`), cluster by cluster.
 
-    Writes one annotation table per document shard, with `cluster`, `cluster_size` and `duplicate_of` as `dedup` has
-    them, `cosine` (with the survivor, null for survivors) and `centroid` (number of the cluster of k-means). Also
+    Writes one annotation table per document shard, with `cluster`, `cluster_size` and `duplicate_of` as in `dedup`,
+    `cosine` (with the survivor, null for survivors) and `centroid` (number of the k-means cluster). Also writes
 
     - `clusters.parquet`, one row per duplicate: TWIN_COLUMNS;
     - `centroids.npy`: float32 of shape (clusters, dim);
-    - `vectors/`: per shard, `id`, `centroid` and `vector` (float16) of the documents that are kept.
+    - `vectors/`: per shard, `id`, `centroid` and `vector` (float16) of kept documents.
 
     Args:
-        inputs: `ingest`, and the annotating stages that ran before.
+        inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `dedup_semantic` section (`mixtures.steps.dedup_semantic.DedupSemantic`).
 
     Returns:
-        `counts`, `clusters` (survivors that stand for two documents or more), `largest_clusters` of these, `kmeans`
-        (`clusters`, `sample` documents that they were learnt from, documents of the `largest`), and `reader` as of
+        `counts`, `clusters` (survivors that represent two documents or more), `largest_clusters` of these, `kmeans`
+        (`clusters`, number of documents in the `sample`, number of documents in the `largest`), and `reader` as of
         `models.score_documents.run`.
 
     Raises:
-        ModelFolderError: there is no such model, or a package is missing.
-        ValueError: a key of `keep` is malformed or names no column.
+        ModelFolderError: the model does not exist, or a package is missing.
+        ValueError: a key of `keep` is malformed or not a column.
         ConservationError, QuarantineError: see `counts`.
     """
     section = DedupSemantic.model_validate(config)
@@ -106,14 +106,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shards, num_partitions = shard_tasks(inputs["ingest"]), min(plan.clusters, MOST_PARTITIONS)
     embedded, sent = run_shuffle("embed", shards, partial(embed, plan=plan), context, {SAMPLE: 1})
     (fitted,) = run_tasks("fit", [Task("centroids")], partial(fit, plan=plan, sample=sent[SAMPLE]), context)
-    gather = partial(gather_members, plan=plan, keys=keys, num_partitions=num_partitions)
-    _, members = run_shuffle("members", shards, gather, context, {MEMBERS: num_partitions})
+    gather_clusters = partial(gather_members, plan=plan, keys=keys, num_partitions=num_partitions)
+    _, members = run_shuffle("members", shards, gather_clusters, context, {MEMBERS: num_partitions})
     num_ranges = count_member_partitions(plan.numbering.num_new)
-    choose = partial(
+    choose_survivors = partial(
         decide, plan=plan, keys=keys, threshold=section.threshold, members=members[MEMBERS], num_ranges=num_ranges
     )
     decided, decisions = run_shuffle(
-        "decide", partition_tasks(num_partitions), choose, context, {DECISIONS: len(shards), TWINS: num_ranges}
+        "decide",
+        partition_tasks(num_partitions),
+        choose_survivors,
+        context,
+        {DECISIONS: len(shards), TWINS: num_ranges},
     )
     applied = run_tasks("apply", shards, partial(apply, plan=plan, decisions=decisions[DECISIONS]), context)
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
@@ -122,7 +126,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     return {
         "counts": counts,
         "clusters": sum(result["clusters"] for result in decided),
-        "largest_clusters": largest_clusters([one for result in decided for one in result["largest_clusters"]]),
+        "largest_clusters": largest_clusters([cluster for result in decided for cluster in result["largest_clusters"]]),
         "kmeans": {**fitted, "largest": max((result["largest"] for result in decided), default=0)},
         "reader": {**described(section.model, plan.sha256), **read},
     }
@@ -131,16 +135,16 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def gather_members(
     task: Task, plan: VectorPlan, keys: Sequence[KeepKey], num_partitions: int
 ) -> Generator[Sent, None, Done]:
-    """Send the documents of one shard, with what is decided by, to the partitions of their clusters."""
+    """Send the documents of one shard, with the columns of the keys, to the partitions of their clusters."""
     batch = read_vectors(plan, task.name)
     rows = batch["row"].to_numpy()
-    found = read_columns(plan.measured, task.name, rows, keys, batch.select(["id", "locator", "length"]))
+    key_columns = read_columns(plan.measured, task.name, rows, keys, batch.select(["id", "locator", "length"]))
     centroid = nearest_centroids(unpack_vectors(batch["vector"]), read_centroids(plan.out))
     yield Sent(
         MEMBERS,
         pa.table(
             {
-                **{f"{KEEP_PREFIX}{name}": found[name] for name in found.column_names},
+                **{f"{KEEP_PREFIX}{name}": key_columns[name] for name in key_columns.column_names},
                 "document": plan.numbering.starts[task.payload["shard"]] + rows,
                 "centroid": centroid,
                 "locator": batch["locator"],
@@ -158,15 +162,15 @@ def decide(
     """Choose the survivors of every cluster of one partition, one cluster at a time.
 
     Returns:
-        `clusters` (survivors that stand for two documents or more), `largest_clusters` of these, and the number of
-        documents in the `largest` of k-means.
+        `clusters` (survivors that represent two documents or more), `largest_clusters` of these, and the number of
+        documents in the `largest` k-means cluster.
     """
     counted: dict[str, Any] = {"clusters": 0, "largest_clusters": [], "largest": 0}
     for centroid in range(
         task.payload["partition"], 0 if members.is_nothing else plan.clusters, members.num_partitions
     ):
-        found = members.read(task.payload["partition"], partial(_of_cluster, centroid=centroid))
-        decisions = decide_cluster(found, keys, threshold)
+        cluster_members = members.read(task.payload["partition"], partial(_of_cluster, centroid=centroid))
+        decisions = decide_cluster(cluster_members, keys, threshold)
         yield Sent(DECISIONS, decisions.select(DECIDED), plan.numbering.shards_of(decisions["document"].to_numpy()))
         twins = decisions.filter(decisions["reason"].is_valid()).select(TWIN_COLUMNS)
         yield Sent(TWINS, twins, ranges_of(twins["cluster"], num_ranges))
@@ -184,24 +188,24 @@ def _of_cluster(members: pa.Table, centroid: int) -> pa.Table:
 
 
 def decide_cluster(members: pa.Table, keys: Sequence[KeepKey], threshold: float) -> pa.Table:
-    """What becomes of the members of one cluster of k-means: a row each, with DECIDED and TWIN_COLUMNS."""
+    """Choose the survivors of one k-means cluster: a row per member with DECIDED and TWIN_COLUMNS."""
     names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
     values = members.select(names).rename_columns([name.removeprefix(KEEP_PREFIX) for name in names])
-    alone = values.append_column("component", pa.array(np.zeros(len(members), np.int64)))
-    order = best_first(alone, keys)
-    chosen, likeness = survivors_in_order(unpack_vectors(members["vector"].take(pa.array(order))), threshold)
+    one_component = values.append_column("component", pa.array(np.zeros(len(members), np.int64)))
+    order = best_first(one_component, keys)
+    chosen, ordered_cosine = survivors_in_order(unpack_vectors(members["vector"].take(pa.array(order))), threshold)
     survivor, cosine = np.empty_like(order), np.empty(len(order))
-    survivor[order], cosine[order] = order[chosen], likeness
+    survivor[order], cosine[order] = order[chosen], ordered_cosine
     component = np.unique(survivor, return_inverse=True)[1]
-    why = explain_choices(values.append_column("component", pa.array(component)), keys, survivor)
+    choices = explain_choices(values.append_column("component", pa.array(component)), keys, survivor)
     kept = survivor == np.arange(len(members))
     places = pa.array(survivor, mask=kept)
     return pa.table(
         {
             "document": members["document"],
             "centroid": members["centroid"],
-            "cluster": why["cluster"],
-            "size": why["size"],
+            "cluster": choices["cluster"],
+            "size": choices["size"],
             "reason": pa.array(np.full(len(members), REASON, object), pa.string(), mask=kept),
             "survivor": values["id"].take(places),
             "survivor_locator": members["locator"].take(places),
@@ -209,21 +213,21 @@ def decide_cluster(members: pa.Table, keys: Sequence[KeepKey], threshold: float)
             "member_locator": members["locator"],
             "cosine": pa.array(cosine, mask=kept),
             "linked_by": pa.array(np.full(len(members), LINKED_BY, object), pa.string(), mask=kept),
-            **{name: why[name] for name in ("decided_by", "survivor_value", "member_value")},
+            **{name: choices[name] for name in ("decided_by", "survivor_value", "member_value")},
         }
     )
 
 
 def apply(task: Task, plan: VectorPlan, decisions: Shuffled) -> Done:
-    """Write the annotations of one shard, and the vectors of what is kept."""
-    read = read_shard(plan.inputs, task.name, ["id", "source"])
-    judged = judged_rows(read.documents, read.rows, plan.section.sources)
-    seen = open_batches(seen_path(plan, task.name)).get_batch(0)
-    found = decisions.read(task.payload["shard"]).sort_by("document")
-    rows = found["document"].to_numpy() - plan.numbering.starts[task.payload["shard"]]
+    """Write the annotations of one shard, and the vectors of kept documents."""
+    shard_documents = read_shard(plan.inputs, task.name, ["id", "source"])
+    judged = judged_rows(shard_documents.documents, shard_documents.rows, plan.section.sources)
+    sizes_and_errors = open_batches(seen_path(plan, task.name)).get_batch(0)
+    decisions_here = decisions.read(task.payload["shard"]).sort_by("document")
+    rows = decisions_here["document"].to_numpy() - plan.numbering.starts[task.payload["shard"]]
     position = np.full(len(judged), -1)
     position[np.searchsorted(judged, rows)] = np.arange(len(rows))
-    decided = found.take(pa.array(position, mask=position < 0))
+    decided = decisions_here.take(pa.array(position, mask=position < 0))
     columns = {
         "cluster": "cluster",
         "cluster_size": "size",
@@ -233,17 +237,17 @@ def apply(task: Task, plan: VectorPlan, decisions: Shuffled) -> Done:
     }
     measures = {name: decided[column].combine_chunks() for name, column in columns.items()}
     table, counts = annotate(
-        read.documents,
-        read.rows,
+        shard_documents.documents,
+        shard_documents.rows,
         judged,
         decided["reason"].combine_chunks(),
         measures,
-        seen["error"].take(pa.array(judged)),
-        seen["bytes"],
+        sizes_and_errors["error"].take(pa.array(judged)),
+        sizes_and_errors["bytes"],
     )
     paths = [plan.out / task.name, plan.out / VECTORS / task.name]
     write_table(paths[0], table)
     embedded = read_vectors(plan, task.name)
-    vectors = embedded.select(["id", "vector"]).append_column("centroid", found["centroid"])
-    write_table(paths[1], vectors.filter(found["reason"].is_null()), repeating=())
+    vectors = embedded.select(["id", "vector"]).append_column("centroid", decisions_here["centroid"])
+    write_table(paths[1], vectors.filter(decisions_here["reason"].is_null()), repeating=())
     return Done(paths, {"counts": counts})

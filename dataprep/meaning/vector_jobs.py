@@ -1,4 +1,4 @@
-"""The jobs that both stages begin with: the vectors of all documents, a sample of them, and its centroids."""
+"""First jobs of `cluster` and `dedup_semantic`: the vectors of all documents, a sample of them, and its centroids."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from gristmill.dataprep.shuffle import open_batches, task_file
 from gristmill.mixtures.steps.dedup_semantic import Cluster, DedupSemantic
 
 SAMPLE, CENTROIDS, VECTORS = "sample", "centroids.npy", "vectors"
-"""What k-means learns from; what it learnt; the folder with the vectors of kept documents."""
+"""Stream of the sample for k-means, file of the centroids, folder with the vectors of kept documents."""
 BEGINNING = 2_000
-"""Code points of a text in the sample, where it is sent too."""
+"""Code points of each text that are sent with the sample."""
 
 
 @dataclass(frozen=True)
 class VectorPlan:
-    """What every task of a stage with vectors knows.
+    """Settings shared by all tasks of a stage with vectors.
 
     Attributes:
-        inputs: the documents, and what all steps before said of them as one (`measuring.merge_annotations`).
-        measured: the inputs as they are, for the columns of `keep`.
-        sha256: what the model's folder holds.
-        clusters: of k-means.
-        sample: documents that it learns from.
+        inputs: the documents, with merged annotations of the earlier steps (`measuring.merge_annotations`).
+        measured: inputs with every annotating stage, for the columns of `keep`.
+        sha256: hash of the model's folder.
+        clusters: number of k-means clusters.
+        sample: number of documents to learn them from.
     """
 
     inputs: Mapping[str, Path]
@@ -54,13 +54,13 @@ class VectorPlan:
 
 
 def make_plan(inputs: Mapping[str, Path], section: DedupSemantic | Cluster, out: Path, context: Context) -> VectorPlan:
-    """Number the documents, and decide how many clusters there are and how many documents they are learnt from."""
+    """Number the documents and choose the number of clusters and the size of the sample."""
     needed("sklearn.cluster")
     sha256 = folder_sha256(section.model.path)
     dim = load_embedder(section.model, sha256).dim
     numbering = number_documents(inputs["ingest"])
-    wanted = section.k if isinstance(section, Cluster) else section.clusters
-    clusters = wanted or count_clusters(numbering.num_new)
+    configured = section.k if isinstance(section, Cluster) else section.clusters
+    clusters = configured or count_clusters(numbering.num_new)
     return VectorPlan(
         merge_annotations(inputs, context),
         dict(inputs),
@@ -75,13 +75,17 @@ def make_plan(inputs: Mapping[str, Path], section: DedupSemantic | Cluster, out:
 
 
 def embed(task: Task, plan: VectorPlan, with_texts: bool = False) -> Generator[Sent, None, Done]:
-    """Write the vectors of one shard's documents, and send those that are in the sample, with the beginnings of their
-    texts where wanted.
+    """Write the vectors of one shard's documents, and send the sampled ones.
+
+    Args:
+        with_texts: also send the beginnings of their texts.
     """
     section = plan.section
-    batch, seen, texts, read = embed_shard(plan.inputs, task.name, section.sources, section.model, plan.sha256)
+    batch, sizes_and_errors, texts, read_counts = embed_shard(
+        plan.inputs, task.name, section.sources, section.model, plan.sha256
+    )
     paths = [vectors_path(plan, task.name), seen_path(plan, task.name)]
-    for path, content in zip(paths, (batch, seen), strict=True):
+    for path, content in zip(paths, (batch, sizes_and_errors), strict=True):
         write_sketches(path, content)
     beginnings = binary_numbers(batch["id"]).view(">u8")[:, 0].astype(np.uint64)
     drawn = pa.array(draw(beginnings, section.seed, plan.sample, plan.numbering.num_new))
@@ -89,26 +93,26 @@ def embed(task: Task, plan: VectorPlan, with_texts: bool = False) -> Generator[S
     if with_texts:
         sample = sample.append_column("text", pc.utf8_slice_codeunits(texts.filter(drawn), 0, BEGINNING))
     yield Sent(SAMPLE, sample, np.zeros(len(sample), np.int64))
-    return Done(paths, read)
+    return Done(paths, read_counts)
 
 
 def vectors_path(plan: VectorPlan, shard: str) -> Path:
-    """The file with the vectors of a shard's documents."""
+    """File with the vectors of a shard's documents."""
     return task_file(plan.work, "embedded", shard)
 
 
 def seen_path(plan: VectorPlan, shard: str) -> Path:
-    """The file with what was seen of all documents of a shard."""
+    """File with the text sizes and errors of all documents of a shard."""
     return task_file(plan.work, "embedded", f"{shard}.seen")
 
 
 def read_vectors(plan: VectorPlan, shard: str) -> pa.Table:
-    """The documents of a shard that have vectors, ascending by row; see `vectors.embed_shard`."""
+    """Read the documents of a shard that have vectors, ascending by row; see `vectors.embed_shard`."""
     return pa.Table.from_batches([open_batches(vectors_path(plan, shard)).get_batch(0)])
 
 
 def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
-    """Learn the centroids from the sample, in the order of its ids."""
+    """Learn the centroids from the sample, sorted by id."""
     rows = None if sample.is_nothing else sample.read(0).sort_by("id")
     vectors = np.zeros((0, 1), np.float16) if rows is None else unpack_vectors(rows["vector"])
     centroids = fit_centroids(vectors, plan.clusters, plan.section.seed)
@@ -123,7 +127,7 @@ def write_centroids(out: Path, centroids: np.ndarray) -> None:
 
 
 def read_centroids(out: Path) -> np.ndarray:
-    """The centroids in an output: float32 of shape (k, dim)."""
+    """Read the centroids of an output: float32 of shape (k, dim)."""
     with (out / CENTROIDS).open("rb") as stream:
-        found: np.ndarray = np.load(stream, allow_pickle=False)
-    return found
+        centroids: np.ndarray = np.load(stream, allow_pickle=False)
+    return centroids

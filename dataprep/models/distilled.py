@@ -1,10 +1,10 @@
-"""A small classifier that learns from a judge: labels of a sample of documents become a score of all of them.
+"""Small classifier distilled from a judge, whose scores of a sample become scores of all documents.
 
-A judge's score of a document is a column that a step before has measured, a key of its metadata, or what a language
-model answers that is asked about the sample alone (`dataprep/asking/sampled_scores.py`). What has at least
-`at_least` is good. The classifier learns good from other documents, by scikit-learn's logistic regression on sentence
-embeddings or by fastText, and its probability of good is the column `quality`. Documents are drawn by a hash of their
-ids; a tenth of them is held out, and measures how far the classifier agrees with the judge.
+The judge's score of a document is a column of an earlier step, a key of its metadata, or the answer of a language model
+for each sampled document (`dataprep/asking/sampled_scores.py`). A document with a score of at least `at_least` is good.
+The classifier learns to separate good documents from the others, by scikit-learn's logistic regression on sentence
+embeddings or by fastText, and its probability of good is the column `quality`. Documents are sampled by a hash of their
+ids; a tenth of the sample is held out to measure agreement with the judge.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from gristmill.mixtures.steps.quality import Classifier, Judge, Quality
 from gristmill.mixtures.yaml_text import did_you_mean
 
 DISTILLED, EMBEDDING = "distilled", "embedding"
-"""Names of the models of such a step: what it trains, and the folder that gives vectors."""
+"""Names of the models of the step: the trained classifier, and the embedding model."""
 ASKED = "asked.parquet"
-"""Of a judge that is asked by the step itself, what it said."""
+"""File of the scores from a judge that the step asks itself."""
 LINEAR_FILE, FASTTEXT_FILE = "linear.json", "distilled.bin"
 BY_FASTTEXT = Classifier(positive=("judged good",), negative=("judged otherwise",))
-"""The settings of the classifier of `distil: fasttext`: the defaults of one that is trained on two classes."""
+"""Settings of the classifier of `distil: fasttext`: the defaults of a classifier of two classes."""
 HELD_OUT = 0.1
 CALIBRATION_BINS = 10
 MOST_ITERATIONS = 1_000
-"""Of scikit-learn's solver, whose default of 100 is too few for some embeddings."""
+"""Iterations of scikit-learn's solver; its default of 100 is too few for some embeddings."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Labelled:
     """Documents with a judge's score.
 
     Attributes:
-        shards, rows: int64 of shape (n,), where each is.
-        scores: float64, what the judge said.
+        shards, rows: int64 of shape (n,), shard and row of each document.
+        scores: float64, the judge's scores.
         draws: uint64 of shape (n, 2), see `labelled_examples.draw`.
     """
 
@@ -64,49 +64,53 @@ class Labelled:
     draws: np.ndarray
 
     def take(self, places: np.ndarray) -> Labelled:
-        """Some of them."""
+        """Select documents by position."""
         return Labelled(self.shards[places], self.rows[places], self.scores[places], self.draws[places])
 
 
 def choose_sample(inputs: Mapping[str, Path], section: Quality) -> Labelled:
-    """The documents that are learnt from and measured with: `sample` of those that have a score, by hash.
+    """Sample documents to train and evaluate the classifier: `sample` of the documents with a score, by hash.
 
-    With a judge that is to be asked it is `sample` of all of them, and every score is 0.
+    For a language model as judge, all documents are candidates, with a score of 0.
 
     Raises:
-        QualityError: there is no such column.
+        QualityError: the column of the judge does not exist.
     """
     assert section.judge is not None
-    none = np.empty(0, np.int64)
-    found = Labelled(none, none, np.empty(0), np.empty((0, 2), np.uint64))
+    no_rows = np.empty(0, np.int64)
+    sample = Labelled(no_rows, no_rows, np.empty(0), np.empty((0, 2), np.uint64))
     for number, shard in enumerate(shard_names(inputs["ingest"])):
-        read = read_shard(inputs, shard, ["id", "source", "metadata"])
-        judged = judged_rows(read.documents, read.rows, section.sources)
-        scores = read_scores(inputs, shard, section.judge, read.documents["metadata"])[judged]
+        shard_documents = read_shard(inputs, shard, ["id", "source", "metadata"])
+        judged = judged_rows(shard_documents.documents, shard_documents.rows, section.sources)
+        scores = read_scores(inputs, shard, section.judge, shard_documents.documents["metadata"])[judged]
         rows = judged[~np.isnan(scores)]
-        ids = read.documents["id"].take(pa.array(rows)).to_pylist()
-        own = Labelled(np.full(len(rows), number), rows, scores[~np.isnan(scores)], draw(ids, section.key_seed))
-        both = Labelled(
+        ids = shard_documents.documents["id"].take(pa.array(rows)).to_pylist()
+        shard_sample = Labelled(
+            np.full(len(rows), number), rows, scores[~np.isnan(scores)], draw(ids, section.key_seed)
+        )
+        merged = Labelled(
             *(
-                np.concatenate([getattr(part, name) for part in (found, own)])
+                np.concatenate([getattr(part, name) for part in (sample, shard_sample)])
                 for name in ("shards", "rows", "scores", "draws")
             )
         )
-        found = both.take(np.argsort(both.draws[:, 1], kind="stable")[: section.sample])
-    return found
+        sample = merged.take(np.argsort(merged.draws[:, 1], kind="stable")[: section.sample])
+    return sample
 
 
 def read_scores(inputs: Mapping[str, Path], shard: str, judge: Judge, metadata: pa.ChunkedArray) -> np.ndarray:
-    """What the judge said of each document of a shard: float64, NaN where it said nothing.
+    """Read the judge's score of each document of a shard: float64, NaN for a missing score.
 
     Raises:
-        QualityError: there is no such column, or it holds no numbers.
+        QualityError: the column does not exist or is not numeric.
     """
     if judge.model is not None:
         return np.zeros(len(metadata))
     if judge.column is None:
-        said = [json.loads(text or "{}").get(judge.metadata) for text in metadata.to_pylist()]
-        return np.array([float(one) if isinstance(one, int | float) else np.nan for one in said], np.float64)
+        answers = [json.loads(text or "{}").get(judge.metadata) for text in metadata.to_pylist()]
+        return np.array(
+            [float(answer) if isinstance(answer, int | float) else np.nan for answer in answers], np.float64
+        )
     corpus = Corpus(inputs)
     if judge.column not in corpus.measured:
         raise QualityError(
@@ -123,51 +127,53 @@ def read_scores(inputs: Mapping[str, Path], shard: str, judge: Judge, metadata: 
 
 
 def write_asked(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], context: Context) -> Done:
-    """Ask the judge about the sample, and write the scores that it gave: a row per document, as `Labelled` has them."""
+    """Ask the judge about the sample, and write its scores: a row per scored document with the fields of `Labelled`."""
     section = Quality.model_validate(config)
     assert section.judge is not None
     sample, shards = choose_sample(inputs, section), shard_names(inputs["ingest"])
     sample = sample.take(np.lexsort((sample.rows, sample.shards)))
-    chosen = [sample.rows[sample.shards == number] for number in range(len(shards))]
-    scores, told = ask_scores(inputs, section.judge, section.sources, shards, chosen, context)
-    found = replace(sample, scores=np.concatenate([np.empty(0), *scores]))
-    answered = np.flatnonzero(~np.isnan(found.scores))
-    found = found.take(answered[np.argsort(found.draws[answered, 1], kind="stable")])  # as `choose_sample` has them
+    rows_by_shard = [sample.rows[sample.shards == number] for number in range(len(shards))]
+    scores, report = ask_scores(inputs, section.judge, section.sources, shards, rows_by_shard, context)
+    scored = replace(sample, scores=np.concatenate([np.empty(0), *scores]))
+    answered = np.flatnonzero(~np.isnan(scored.scores))
+    scored = scored.take(answered[np.argsort(scored.draws[answered, 1], kind="stable")])  # order of `choose_sample`
     path = context.work / ASKED
     write_table(
         path,
         pa.table(
             {
-                "shard": found.shards,
-                "row": found.rows,
-                "score": found.scores,
-                "held": found.draws[:, 0],
-                "order": found.draws[:, 1],
+                "shard": scored.shards,
+                "row": scored.rows,
+                "score": scored.scores,
+                "held": scored.draws[:, 0],
+                "order": scored.draws[:, 1],
             }
         ),
     )
-    return Done([path], told)
+    return Done([path], report)
 
 
 def _read_asked(path: Path) -> Labelled:
-    shards, rows, scores, held, order = (column.to_numpy() for column in read_table(path).columns)
-    return Labelled(shards, rows, scores, np.stack([held, order], axis=1))
+    shards, rows, scores, held_out_draws, order = (column.to_numpy() for column in read_table(path).columns)
+    return Labelled(shards, rows, scores, np.stack([held_out_draws, order], axis=1))
 
 
 def read_texts(inputs: Mapping[str, Path], chosen: Labelled) -> list[str]:
-    """The texts of documents, in their order."""
+    """Read the texts of documents in order."""
     names = shard_names(inputs["ingest"])
     texts = [""] * len(chosen.rows)
     for number in np.unique(chosen.shards).tolist():
-        places = np.flatnonzero(chosen.shards == number)
+        positions = np.flatnonzero(chosen.shards == number)
         column = read_shard(inputs, names[number], ["id", "text"]).documents["text"]
-        for place, text in zip(places.tolist(), column.take(pa.array(chosen.rows[places])).to_pylist(), strict=True):
-            texts[place] = text
+        for position, text in zip(
+            positions.tolist(), column.take(pa.array(chosen.rows[positions])).to_pylist(), strict=True
+        ):
+            texts[position] = text
     return texts
 
 
 def train_distilled(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
-    """Train the classifier, commit it, and score the documents that were held out.
+    """Train the classifier, write it, and score the held-out documents.
 
     Raises:
         QualityError: fewer than two documents are good, or fewer than two are not.
@@ -176,25 +182,25 @@ def train_distilled(task: Task, inputs: Mapping[str, Path], config: dict[str, An
     assert section.judge is not None
     sample = choose_sample(inputs, section) if section.judge.model is None else _read_asked(work / ASKED)
     good = sample.scores >= section.judge.at_least
-    parts = []
-    for wanted in (True, False):
-        places = np.flatnonzero(good == wanted)
+    splits = []
+    for is_good in (True, False):
+        places = np.flatnonzero(good == is_good)
         if len(places) < 2:
             raise QualityError(
                 f"quality: of {len(good):,} documents that the judge scored, {len(places)} have "
-                f"{'at least' if wanted else 'less than'} {section.judge.at_least:g}, too few to learn from; change "
+                f"{'at least' if is_good else 'less than'} {section.judge.at_least:g}, too few to learn from; change "
                 "judge.at_least, or let it judge more documents"
             )
-        parts.append([places[some] for some in split_draws(sample.draws[places], HELD_OUT, section.sample)])
-    learnt, held_out = (np.sort(np.concatenate(some)) for some in zip(*parts, strict=True))
+        splits.append([places[selection] for selection in split_draws(sample.draws[places], HELD_OUT, section.sample)])
+    to_learn, held_out = (np.sort(np.concatenate(selection)) for selection in zip(*splits, strict=True))
     texts = read_texts(inputs, sample)
-    own = [texts[place] for place in learnt]
-    name, content = _learn(section, own, good[learnt], work)
+    texts_to_learn = [texts[place] for place in to_learn]
+    name, content = _learn(section, texts_to_learn, good[to_learn], work)
     with atomic_write(out / name) as sink:
         sink.write(content)
     sha256 = hashlib.sha256(content).hexdigest()
-    made = {"path": str(out / name), "sha256": sha256}
-    score = load_distilled(section, {DISTILLED: made, **embedding_files(section)})
+    model_file = {"path": str(out / name), "sha256": sha256}
+    score = load_distilled(section, {DISTILLED: model_file, **embedding_files(section)})
     scores = score(pa.array([texts[place] for place in held_out], pa.large_string()))
     return Done(
         [out / name],
@@ -203,7 +209,7 @@ def train_distilled(task: Task, inputs: Mapping[str, Path], config: dict[str, An
             "sha256": sha256,
             "sample": len(good),
             "good": int(good.sum()),
-            "learnt": len(learnt),
+            "learnt": len(to_learn),
             "held_out_good": good[held_out].tolist(),
             "held_out_scores": scores.tolist(),
         },
@@ -211,9 +217,9 @@ def train_distilled(task: Task, inputs: Mapping[str, Path], config: dict[str, An
 
 
 def _learn(section: Quality, texts: Sequence[str], good: np.ndarray, work: Path) -> tuple[str, bytes]:
-    """The file of a classifier: name and content."""
+    """Train a classifier and return its file: name and content."""
     if section.embedding is None:
-        lines = ((bool(one), as_line(text, BY_FASTTEXT)) for one, text in zip(good, texts, strict=True))
+        lines = ((bool(is_good), as_line(text, BY_FASTTEXT)) for is_good, text in zip(good, texts, strict=True))
         return FASTTEXT_FILE, train(lines, BY_FASTTEXT, section.key_seed, work if is_local(work) else None)
     linear = needed("sklearn.linear_model").LogisticRegression(max_iter=MOST_ITERATIONS)
     linear.fit(load_embedder(section.embedding, folder_sha256(section.embedding.path)).embed(texts), good)
@@ -221,14 +227,14 @@ def _learn(section: Quality, texts: Sequence[str], good: np.ndarray, work: Path)
 
 
 def embedding_files(section: Quality) -> dict[str, Mapping[str, str]]:
-    """The folder that gives vectors, where the classifier takes any, as `scorers.ModelFiles` has it."""
+    """Embedding model of the classifier in the form of `scorers.ModelFiles`; empty if it does not use embeddings."""
     if section.embedding is None:
         return {}
     return {EMBEDDING: {"path": section.embedding.path, "sha256": folder_sha256(section.embedding.path)}}
 
 
 def load_distilled(section: Quality, models: Mapping[str, Mapping[str, str]]) -> Callable[[pa.Array], np.ndarray]:
-    """The function of n texts that gives their probability of being good, float64 rounded to thousandths."""
+    """Load the classifier as a function of n texts that returns their probabilities of good, rounded to thousandths."""
     path, sha256 = models[DISTILLED]["path"], models[DISTILLED]["sha256"]
     if section.embedding is None:
         model = load_model(path, sha256)
@@ -237,9 +243,9 @@ def load_distilled(section: Quality, models: Mapping[str, Mapping[str, str]]) ->
     embedder = load_embedder(section.embedding, models[EMBEDDING]["sha256"])
 
     def score(texts: pa.Array) -> np.ndarray:
-        raised = embedder.embed(texts.to_pylist()).astype(np.float64) @ weights + bias
-        found: np.ndarray = np.round(1 / (1 + np.exp(-raised)), 3)
-        return found
+        logits = embedder.embed(texts.to_pylist()).astype(np.float64) @ weights + bias
+        probabilities: np.ndarray = np.round(1 / (1 + np.exp(-logits)), 3)
+        return probabilities
 
     return score
 
@@ -248,12 +254,12 @@ def load_distilled(section: Quality, models: Mapping[str, Mapping[str, str]]) ->
 def _read_linear(path: str, sha256: str) -> tuple[np.ndarray, float]:
     location = as_path(path)
     assert sha256_file(location) == sha256
-    found = json.loads(location.read_bytes())
-    return np.array(found["weights"], np.float64), float(found["bias"])
+    parameters = json.loads(location.read_bytes())
+    return np.array(parameters["weights"], np.float64), float(parameters["bias"])
 
 
 def calibrate(good: np.ndarray, scores: np.ndarray) -> list[dict[str, float]]:
-    """Of each tenth of the scores that has documents: how many, their mean score, and the share that is good."""
+    """Calibration by tenths of the score: number of documents, mean score and share of good documents per tenth."""
     bins = np.minimum((scores * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
     return [
         {
@@ -267,11 +273,11 @@ def calibrate(good: np.ndarray, scores: np.ndarray) -> list[dict[str, float]]:
 
 
 def count_confusion(good: np.ndarray, scores: np.ndarray, cut: float) -> dict[str, int]:
-    """Documents by what the judge and, at a cut, the classifier say of them."""
-    taken = scores >= cut
+    """Confusion matrix of the judge's labels and the classifier's at a cut."""
+    kept = scores >= cut
     return {
-        "good_kept": int((good & taken).sum()),
-        "good_dropped": int((good & ~taken).sum()),
-        "other_kept": int((~good & taken).sum()),
-        "other_dropped": int((~good & ~taken).sum()),
+        "good_kept": int((good & kept).sum()),
+        "good_dropped": int((good & ~kept).sum()),
+        "other_kept": int((~good & kept).sum()),
+        "other_dropped": int((~good & ~kept).sum()),
     }

@@ -1,8 +1,8 @@
-"""What a model says of documents, as columns: probabilities of classes, a regression's number, likeness to texts.
+"""Model scores of documents as columns: probabilities of classes, output of a regression, similarity to texts.
 
-Numbers are rounded to thousandths. Batches of other sizes, other workers and other processors change what a model
-computes in float32 by less than BOUND, so that a column, and what a threshold makes of it, stays the same but where
-the number lies within BOUND of the middle between two thousandths.
+Scores are rounded to thousandths. Batch sizes, workers and processors change a float32 output by less than BOUND, so a
+column and the decision of a threshold change only if the number is within BOUND of the midpoint between two
+thousandths.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from gristmill.mixtures.reading_model import ReadingModel, ScoringModel
 from gristmill.mixtures.yaml_text import did_you_mean
 
 BOUND = 1e-4
-"""How far two computations of a number in float32 may be apart; on one machine some 1e-6 were seen."""
+"""Maximum difference between two float32 computations of a score; about 1e-6 was measured on one machine."""
 DECIMALS = 3
 FASTTEXT_SUFFIXES = (".bin", ".ftz")
 SCORE, CLASS = "score", "class"
-"""What columns are called that have no name."""
+"""Default names of columns."""
 
 
 @dataclass(frozen=True)
 class Announced:
-    """What a model measures, known without loading it.
+    """Columns that a model will write, determined without loading it.
 
     Attributes:
-        numbers: columns of numbers, and the outputs that they are of, in their order.
-        likeliest: column of the name of the likeliest class, where a document has one.
+        numbers: numeric columns in order, each with the index of its output.
+        likeliest: column with the name of the likeliest class, for a classifier with exclusive classes.
     """
 
     numbers: Mapping[str, int]
@@ -58,15 +58,15 @@ class Announced:
 
 
 def is_fasttext(section: ScoringModel) -> bool:
-    """Whether the model is a file of fastText's."""
+    """Test if the model is a fastText file."""
     return section.path.endswith(FASTTEXT_SUFFIXES)
 
 
 def outputs_of(section: ScoringModel) -> tuple[str, ...]:
-    """The names of a classifier's outputs.
+    """Names of a classifier's outputs.
 
     Raises:
-        ModelFolderError: there is no such model.
+        ModelFolderError: the model does not exist.
     """
     if not is_fasttext(section):
         return class_names(model_folder(section.path))
@@ -79,10 +79,10 @@ def outputs_of(section: ScoringModel) -> tuple[str, ...]:
 
 
 def announce(section: ScoringModel) -> Announced:
-    """The columns of a model.
+    """Determine the columns of a model.
 
     Raises:
-        ModelFolderError: there is no such model, it has no such class, or two columns would be called alike.
+        ModelFolderError: the model or a class does not exist, or two columns would have the same name.
     """
     if section.like:
         model_folder(section.path)
@@ -120,7 +120,7 @@ def _check_classifies(section: ScoringModel) -> None:
 
 
 def _column(name: str) -> str:
-    """A class's name as that of a column."""
+    """Column name for a class."""
     plain = re.sub(r"\W+", "_", name).strip("_")
     try:
         return check_column(plain)
@@ -129,7 +129,7 @@ def _column(name: str) -> str:
 
 
 def _has_several(section: ScoringModel) -> bool:
-    """Whether a document may have several classes at once."""
+    """Test if a document may have several classes."""
     return (
         not is_fasttext(section)
         and read_config(model_folder(section.path)).get("problem_type") == "multi_label_classification"
@@ -138,13 +138,14 @@ def _has_several(section: ScoringModel) -> bool:
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model says of n texts.
+    """Scores of n texts.
 
     Attributes:
         numbers: float64 of shape (n, columns), rounded.
-        likeliest: names of classes where a document has one; empty of a text that has none.
-        tokens, windows: int64 of shape (n,), what was read of each.
-        whole: whether that was all of it.
+        likeliest: name of the likeliest class of each text, None for a text without one; empty if the model does not
+            have this column.
+        tokens, windows: int64 of shape (n,), numbers of tokens and windows read.
+        whole: bool of shape (n,), true if the text was read to its end.
     """
 
     numbers: np.ndarray
@@ -155,18 +156,18 @@ class Scored:
 
 
 Score = Callable[[pa.Array], Scored]
-"""A function of n texts, n > 0."""
+"""Function that scores n texts, n > 0."""
 
 
 def load_scorer(section: ScoringModel, sha256: str) -> Score:
     """Load a model, once per process.
 
     Args:
-        section: its settings.
-        sha256: what it holds (`model_folders.folder_sha256`).
+        section: settings of the model.
+        sha256: hash of its files (`model_folders.folder_sha256`).
 
     Raises:
-        ModelFolderError: a file or a package is missing, or they do not fit.
+        ModelFolderError: a file or a package is missing, or they do not match.
     """
     return _load(section.model_dump_json(), sha256)
 
@@ -174,13 +175,13 @@ def load_scorer(section: ScoringModel, sha256: str) -> Score:
 @lru_cache(maxsize=2)
 def _load(settings: str, sha256: str) -> Score:
     section = ScoringModel.model_validate_json(settings)
-    found = announce(section)
+    announced = announce(section)
     if section.like:
         return _by_likeness(section, sha256)
-    return _by_fasttext(section, found, sha256) if is_fasttext(section) else _by_classes(section, found)
+    return _by_fasttext(section, announced, sha256) if is_fasttext(section) else _by_classes(section, announced)
 
 
-def _by_classes(section: ScoringModel, found: Announced) -> Score:
+def _by_classes(section: ScoringModel, announced: Announced) -> Score:
     folder = model_folder(section.path)
     outputs = outputs_of(section)
     reader = TextReader(
@@ -189,19 +190,19 @@ def _by_classes(section: ScoringModel, found: Announced) -> Score:
         section.pool,
         _activation(section, len(outputs)),
     )
-    places = list(found.numbers.values())
+    places = list(announced.numbers.values())
 
     def score(texts: pa.Array) -> Scored:
-        read = reader.read(texts.to_pylist())
-        rows = rounded(read.rows)
-        likeliest = [] if found.likeliest is None else [outputs[place] for place in rows.argmax(1)]
-        return Scored(rows[:, places], likeliest, read.tokens, read.windows, read.whole)
+        texts_read = reader.read(texts.to_pylist())
+        rows = rounded(texts_read.rows)
+        likeliest = [] if announced.likeliest is None else [outputs[place] for place in rows.argmax(1)]
+        return Scored(rows[:, places], likeliest, texts_read.tokens, texts_read.windows, texts_read.whole)
 
     return score
 
 
 def _activation(section: ScoringModel, outputs: int) -> Callable[[np.ndarray], np.ndarray]:
-    """What makes the columns of a network's numbers, of each window by itself."""
+    """Activation that turns the network's output for each window into column values."""
     kind = section.values or ("logits" if outputs == 1 else "probabilities")
     if kind == "logits":
         return lambda rows: rows
@@ -209,29 +210,29 @@ def _activation(section: ScoringModel, outputs: int) -> Callable[[np.ndarray], n
 
 
 def _sigmoid(rows: np.ndarray) -> np.ndarray:
-    found: np.ndarray = (1 / (1 + np.exp(-rows.astype(np.float64)))).astype(np.float32)
-    return found
+    probabilities: np.ndarray = (1 / (1 + np.exp(-rows.astype(np.float64)))).astype(np.float32)
+    return probabilities
 
 
 def _softmax(rows: np.ndarray) -> np.ndarray:
-    raised = np.exp(rows.astype(np.float64) - rows.max(1, keepdims=True))
-    found: np.ndarray = (raised / raised.sum(1, keepdims=True)).astype(np.float32)
-    return found
+    exponentials = np.exp(rows.astype(np.float64) - rows.max(1, keepdims=True))
+    probabilities: np.ndarray = (exponentials / exponentials.sum(1, keepdims=True)).astype(np.float32)
+    return probabilities
 
 
-def _by_fasttext(section: ScoringModel, found: Announced, sha256: str) -> Score:
+def _by_fasttext(section: ScoringModel, announced: Announced, sha256: str) -> Score:
     model, labels = load_model(section.path, sha256), read_labels(section.path) or []
     names = outputs_of(section)
 
     def score(texts: pa.Array) -> Scored:
         lines, _ = one_line_each(texts, None, False, marks=True)
-        shares = [rounded(model.shares(lines, labels[place])) for place in found.numbers.values()]
+        shares = [rounded(model.shares(lines, labels[place])) for place in announced.numbers.values()]
         tops, _ = model.tops(lines)
         n = len(texts)
         numbers = np.clip(np.stack(shares, axis=1), 0.0, 1.0) if shares else np.empty((n, 0))
         likeliest = (
             []
-            if found.likeliest is None
+            if announced.likeliest is None
             else [None if top < 0 else names[labels.index(model.labels[top])] for top in tops.tolist()]
         )
         return Scored(numbers, likeliest, np.zeros(n, np.int64), np.ones(n, np.int64), np.ones(n, bool))
@@ -240,24 +241,24 @@ def _by_fasttext(section: ScoringModel, found: Announced, sha256: str) -> Score:
 
 
 def _by_likeness(section: ScoringModel, sha256: str) -> Score:
-    reads = ReadingModel.model_validate({name: getattr(section, name) for name in ReadingModel.model_fields})
-    embedder = load_embedder(reads, sha256)
-    wanted = [embedder.embed([text] if isinstance(text, str) else list(text)) for text in section.like.values()]
+    reading_model = ReadingModel.model_validate({name: getattr(section, name) for name in ReadingModel.model_fields})
+    embedder = load_embedder(reading_model, sha256)
+    targets = [embedder.embed([text] if isinstance(text, str) else list(text)) for text in section.like.values()]
 
     def score(texts: pa.Array) -> Scored:
-        read = embedder.read(texts.to_pylist())
-        cosines = [(read.rows @ of_one.T).max(1) for of_one in wanted]
-        return Scored(rounded(np.stack(cosines, axis=1)), [], read.tokens, read.windows, read.whole)
+        texts_read = embedder.read(texts.to_pylist())
+        cosines = [(texts_read.rows @ target.T).max(1) for target in targets]
+        return Scored(rounded(np.stack(cosines, axis=1)), [], texts_read.tokens, texts_read.windows, texts_read.whole)
 
     return score
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """Numbers as columns hold them: float64, to thousandths, and no negative zero."""
-    found: np.ndarray = np.round(values.astype(np.float64), DECIMALS) + 0.0
-    return found
+    """Round values for columns: float64, to thousandths, without negative zero."""
+    rounded_values: np.ndarray = np.round(values.astype(np.float64), DECIMALS) + 0.0
+    return rounded_values
 
 
 def described(section: ReadingModel, sha256: str) -> dict[str, Any]:
-    """What a summary says of a model: its name, what it holds, how it reads."""
+    """Describe a model for the summary: its name, hash and pooling."""
     return {"model": Path(section.path).name, "sha256": sha256, "pool": section.pool}

@@ -20,10 +20,10 @@ from gristmill.mixtures.reading_model import ReadingModel
 
 
 class Embedder:
-    """Gives texts vectors whose products are their cosines. Threads may share it.
+    """Embedding model whose vectors have length 1, so that dot products are cosines. Threads may share it.
 
     Attributes:
-        dim: numbers of a vector.
+        dim: dimension of the vectors.
     """
 
     def __init__(self, reader: TextReader) -> None:
@@ -31,22 +31,23 @@ class Embedder:
         self.dim = reader.read([""]).rows.shape[1]
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """The vectors of n texts: float32 of shape (n, dim), each of length 1; of zeros where a text has no token.
+        """Embed n texts: float32 of shape (n, dim), each row of length 1, or all zeros for a text without tokens.
 
-        How the texts are spread over calls changes a number by less than 1e-5 (in float32).
+        The batching of texts into calls changes an element by less than 1e-5 (in float32).
         """
         return self.read(texts).rows if len(texts) else np.zeros((0, self.dim), np.float32)
 
     def read(self, texts: Sequence[str]) -> Read:
-        """The same of n texts, n > 0, with what was read of each."""
-        found = self._reader.read(texts)
-        lengths = np.sqrt(np.einsum("nd,nd->n", found.rows, found.rows, dtype=np.float64))
-        return replace(found, rows=(found.rows / np.where(lengths > 0, lengths, 1.0)[:, None]).astype(np.float32))
+        """Embed n texts, n > 0, and report the tokens and windows read of each."""
+        texts_read = self._reader.read(texts)
+        lengths = np.sqrt(np.einsum("nd,nd->n", texts_read.rows, texts_read.rows, dtype=np.float64))
+        return replace(
+            texts_read, rows=(texts_read.rows / np.where(lengths > 0, lengths, 1.0)[:, None]).astype(np.float32)
+        )
 
 
 def check_embedder(section: ReadingModel) -> None:
-    """Raise ModelFolderError where the files of a folder, or what is installed, show that it gives no vectors; nothing
-    is loaded."""
+    """Raise ModelFolderError if the folder is not an embedding model or packages are missing, without loading it."""
     folder = model_folder(section.path)
     if not is_static(folder):
         token_pooling(folder)
@@ -58,13 +59,13 @@ def load_embedder(section: ReadingModel, sha256: str = "") -> Embedder:
     """Load a model of sentence embeddings, once per process.
 
     Args:
-        section: a folder of transformers' or of sentence-transformers' format, or one of model2vec's.
-        sha256: what it holds (`model_folders.folder_sha256`), so that another model at the same place is not taken
-            for it.
+        section: settings with a folder in the format of transformers, sentence-transformers or model2vec.
+        sha256: hash of the folder (`model_folders.folder_sha256`), so that a different model at the same path is
+            loaded again.
 
     Raises:
-        gristmill.dataprep.models.model_folders.ModelFolderError: a file or a package is missing, or it is no such
-            model.
+        gristmill.dataprep.models.model_folders.ModelFolderError: a file or a package is missing, or the folder is not
+            an embedding model.
     """
     folder = model_folder(section.path)
     network = load_network(folder, section, "embedding", is_static(folder))

@@ -1,4 +1,4 @@
-"""What a model's folder holds, read without loading the model: its kind, its classes, how much text it reads."""
+"""Folders of models, read without loading the model: its kind, its classes, its maximum number of tokens."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gristmill.dataprep.files import as_path, is_local, sha256_file
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 MODULES_FILE = "modules.json"
-"""What sentence-transformers writes of the parts of a model."""
+"""File in which sentence-transformers lists the modules of a model."""
 MOST_TOKENS = 1_000_000
-"""A tokenizer whose `model_max_length` is larger does not know it (transformers writes 10^30)."""
+"""Limit of a valid `model_max_length`; transformers writes 10^30 for an unknown one."""
 SHOWN_FILES = 8
 
 
 class ModelFolderError(ValueError):
-    """A folder holds no model that can read documents."""
+    """Error of a folder without a model that can read documents."""
 
 
 def model_folder(path: str) -> Path:
-    """The folder of a model.
+    """Folder of a model.
 
     Raises:
-        ModelFolderError: there is none on this machine.
+        ModelFolderError: the folder is not on this machine.
     """
     folder = as_path(path)
     if not is_local(folder):
@@ -39,15 +39,15 @@ def model_folder(path: str) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The model's config.json.
+    """Read the model's config.json.
 
     Raises:
-        ModelFolderError: it is not there, or no JSON object.
+        ModelFolderError: it is missing or not a JSON object.
     """
-    found = _read_json(folder, CONFIG_FILE)
-    if not isinstance(found, dict):
+    config = _read_json(folder, CONFIG_FILE)
+    if not isinstance(config, dict):
         raise ModelFolderError(f"{folder} has no {CONFIG_FILE}, but {_listed(folder)}; name the folder of a model")
-    return found
+    return config
 
 
 def _read_json(folder: Path, name: str) -> Any:
@@ -65,7 +65,7 @@ def _listed(folder: Path) -> str:
 
 
 def is_static(folder: Path) -> bool:
-    """Whether the model is of model2vec: a vector per token, and nothing else."""
+    """Test if the model is static (model2vec): a vector per token without further layers."""
     if read_config(folder).get("model_type") == "model2vec":
         return True
     modules = _read_json(folder, MODULES_FILE) or [{}]
@@ -73,51 +73,51 @@ def is_static(folder: Path) -> bool:
 
 
 def find_file(folder: Path, *names: str) -> Path:
-    """The first of some files that a folder has.
+    """Find the first of some files that exists in a folder.
 
     Raises:
-        ModelFolderError: it has none of them.
+        ModelFolderError: none of them exists.
     """
-    found = next((folder / name for name in names if (folder / name).is_file()), None)
-    if found is None:
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
         raise ModelFolderError(f"{folder} has no {' or '.join(names)}, but {_listed(folder)}")
-    return found
+    return path
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The names of a classifier's outputs, in their order: `id2label` of its config, `score` of one without classes.
+    """Names of a classifier's outputs in order: `id2label` of its config, or `score` for a model without classes.
 
     Raises:
-        ModelFolderError: the config names none.
+        ModelFolderError: the config does not have names.
     """
     config = read_config(folder)
-    named = config.get("id2label")
-    if not isinstance(named, Mapping) or not named:
+    label_by_id = config.get("id2label")
+    if not isinstance(label_by_id, Mapping) or not label_by_id:
         if config.get("num_labels") == 1:
             return ("score",)
         raise ModelFolderError(f"{folder / CONFIG_FILE} has no `id2label`; a classifier's config names its classes")
-    names = tuple(str(named[key]) for key in sorted(named, key=int))
+    names = tuple(str(label_by_id[key]) for key in sorted(label_by_id, key=int))
     return ("score",) if len(names) == 1 and names[0].startswith("LABEL_") else names
 
 
 def most_tokens(folder: Path) -> int:
-    """How many tokens a model reads at a time: the least of what its files say, 512 where they say nothing."""
+    """Maximum number of tokens per window: the smallest limit in the model's files, or 512 if they have none."""
     config = read_config(folder)
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and config.get("model_type") in OFFSET_POSITIONS:
         positions -= 1 + int(config.get("pad_token_id") or 0)
-    said = [
+    limits = [
         positions,
         (_read_json(folder, "sentence_bert_config.json") or {}).get("max_seq_length"),
         (_read_json(folder, "tokenizer_config.json") or {}).get("model_max_length"),
         config.get("max_length") if is_static(folder) else None,
     ]
-    known = [int(number) for number in said if isinstance(number, int | float) and 0 < number <= MOST_TOKENS]
-    return min(known, default=512)
+    valid_limits = [int(number) for number in limits if isinstance(number, int | float) and 0 < number <= MOST_TOKENS]
+    return min(valid_limits, default=512)
 
 
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "data2vec-text", "longformer", "mpnet")
-"""Kinds of models that count positions from behind that of padding, so that `max_position_embeddings` has as many more
+"""Model types that start positions after the padding index, so that `max_position_embeddings` includes that offset
 (transformers, modeling_roberta.py: create_position_ids_from_input_ids)."""
 POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -128,36 +128,36 @@ POOLING_MODES = {
 
 
 def token_pooling(folder: Path) -> str:
-    """How the vectors of a text's tokens make its own: `mean`, `cls`, `max` or `last`; `mean` where no file says it.
+    """Pooling of a text's token vectors: `mean`, `cls`, `max` or `last`; `mean` if no file sets it.
 
     Raises:
-        ModelFolderError: it is made otherwise, or goes through layers besides.
+        ModelFolderError: the pooling is unsupported, or the model has further layers.
     """
     modules = _read_json(folder, MODULES_FILE) or []
-    kinds = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
-    unknown = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")), None)
+    module_paths = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
+    unknown = next((kind for kind in module_paths if kind not in ("Transformer", "Pooling", "Normalize")), None)
     if unknown is not None:
         raise ModelFolderError(
             f"{folder / MODULES_FILE} has a part {unknown!r}; those that are known are Transformer, "
             "Pooling and Normalize"
         )
-    settings = _read_json(folder, f"{kinds['Pooling']}/config.json") if "Pooling" in kinds else None
+    settings = _read_json(folder, f"{module_paths['Pooling']}/config.json") if "Pooling" in module_paths else None
     if settings is None:
         return "mean"
-    modes = [how for key, how in POOLING_MODES.items() if settings.get(key)]
-    said = settings.get("pooling_mode")
-    if isinstance(said, str):
-        modes = ["last" if said == "lasttoken" else said]
+    modes = [mode for key, mode in POOLING_MODES.items() if settings.get(key)]
+    configured = settings.get("pooling_mode")
+    if isinstance(configured, str):
+        modes = ["last" if configured == "lasttoken" else configured]
     if len(modes) != 1 or modes[0] not in POOLING_MODES.values():
         raise ModelFolderError(
-            f"{folder}/{kinds['Pooling']}/config.json pools tokens by {settings}; what is known is "
+            f"{folder}/{module_paths['Pooling']}/config.json pools tokens by {settings}; what is known is "
             f"one of {', '.join(sorted(set(POOLING_MODES.values())))}"
         )
     return modes[0]
 
 
 def needed(module: str) -> Any:
-    """A module of the extra `models`.
+    """Import a module of the extra `models`.
 
     Raises:
         ModelFolderError: it is not installed.
@@ -172,14 +172,14 @@ def needed(module: str) -> Any:
 
 
 def check_installed(*modules: str) -> None:
-    """Raise ModelFolderError where one of some modules is not installed; none that is there is imported."""
+    """Raise ModelFolderError if a module is not installed, without importing installed ones."""
     for module in modules:
         if find_spec(module) is None:
             needed(module)
 
 
 def folder_sha256(path: str) -> str:
-    """A hash of what a folder, or a file, holds, so that another model at the same place is not taken for it."""
+    """Hash of the contents of a folder or file, which distinguishes models at the same path."""
     location = as_path(path)
     if not location.is_dir():
         return sha256_file(location)

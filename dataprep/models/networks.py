@@ -1,7 +1,7 @@
-"""The forward pass of a model, by torch, by ONNX Runtime or, for vectors of tokens alone, by NumPy.
+"""Forward passes of models, by torch, by ONNX Runtime or, for static token vectors, by NumPy.
 
-A network takes windows of tokens and gives a row of numbers for each. Every network computes with one thread for each
-thread that calls it: workers are many, and a product that is cut for more threads is added up otherwise.
+A network maps windows of tokens to a row of numbers each. Every calling thread computes with a single thread: there are
+many workers, and splitting a matrix product over threads changes the order of its sums.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from gristmill.mixtures.reading_model import ReadingModel
 
 Task = Literal["classes", "embedding"]
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 2_048, 65_536
-"""On a CPU a network of 22M parameters reads 5,800 tokens/s at 512 to 4,096 tokens a batch, and 4,700 at 8,192."""
+"""Tokens per batch. On a CPU a network of 22M parameters reads 5,800 tokens/s with 512 to 4,096 tokens per batch, and
+4,700 with 8,192."""
 
 
 class Network(Protocol):
-    """A model's forward pass. Threads may share it."""
+    """Forward pass of a model. Threads may share it."""
 
     batch_tokens: int
-    """Tokens that are well read at once."""
+    """Efficient number of tokens per batch."""
 
     def outputs(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """A row of numbers for each of n windows: float32 of shape (n, k).
+        """Compute a row of numbers for each of n windows: float32 of shape (n, k).
 
         Args:
-            ids: int64 of shape (n, tokens), filled up at the ends.
-            mask: the same of 1 for a token and 0 for filling.
+            ids: int64 of shape (n, tokens), padded at the end.
+            mask: int64 of shape (n, tokens), 1 for a token and 0 for padding.
         """
 
 
 def network_packages(folder: Path, section: ReadingModel) -> tuple[str, ...]:
-    """What must be installed to compute with the model of a folder."""
+    """Packages required to compute with the model of a folder."""
     if is_static(folder):
         return ()
     return ("torch", "transformers") if section.onnx is None else ("onnxruntime",)
@@ -55,7 +56,7 @@ def load_network(folder: Path, section: ReadingModel, task: Task, static: bool) 
     """Load a model.
 
     Raises:
-        ModelFolderError: a file or a package is missing, or they do not fit.
+        ModelFolderError: a file or a package is missing, or they do not match.
     """
     if static:
         return TokenVectors(folder)
@@ -66,7 +67,7 @@ def load_network(folder: Path, section: ReadingModel, task: Task, static: bool) 
 
 
 class TokenVectors:
-    """A vector for each token, and of a text their mean (model2vec): unknown tokens have none."""
+    """Static vectors of tokens, averaged per text (model2vec); unknown tokens have zero vectors."""
 
     batch_tokens = CPU_BATCH_TOKENS
 
@@ -92,16 +93,16 @@ class TokenVectors:
         self._vectors = vectors
 
     def outputs(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """See Network. A mean is of all tokens, known or not: its length means nothing."""
+        """Implement Network. The mean includes unknown tokens, so its length has no meaning."""
         summed: np.ndarray = np.einsum("ntd,nt->nd", self._vectors[ids], mask.astype(np.float32))
         return summed / np.maximum(mask.sum(1), 1)[:, None].astype(np.float32)
 
 
 class TorchNetwork:
-    """A network of transformers: one for classes, or one whose last layer's vectors of tokens are pooled."""
+    """Network of transformers: a sequence classifier, or an encoder whose last hidden states are pooled."""
 
     def __init__(self, folder: Path, section: ReadingModel, pooling: str | None) -> None:
-        # Packages that transformers imports are told there of changes in torch that are no concern of who runs this.
+        # Silence deprecation warnings of torch for packages that transformers imports; the user cannot act on them.
         logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
         transformers, self._torch = needed("transformers"), needed("torch")
         on_gpu = section.device == "gpu"
@@ -112,10 +113,10 @@ class TorchNetwork:
         dtype = section.dtype or ("bfloat16" if on_gpu else "float32")
         self._pooling = pooling
         self._of_thread = threading.local()
-        kind = transformers.AutoModel if pooling else transformers.AutoModelForSequenceClassification
+        model_class = transformers.AutoModel if pooling else transformers.AutoModelForSequenceClassification
         transformers.utils.logging.disable_progress_bar()
         try:
-            model = kind.from_pretrained(
+            model = model_class.from_pretrained(
                 str(folder), local_files_only=True, use_safetensors=True, dtype=getattr(self._torch, dtype)
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -129,19 +130,19 @@ class TorchNetwork:
             torch.set_num_threads(1)
             self._of_thread.set = True
         with torch.inference_mode():
-            given = {
+            inputs = {
                 "input_ids": torch.from_numpy(ids).to(self._device),
                 "attention_mask": torch.from_numpy(mask).to(self._device),
             }
-            found = self._model(**given)
+            output = self._model(**inputs)
             if self._pooling is None:
-                return found.logits.float().cpu().numpy()
-            states = found.last_hidden_state.float().cpu().numpy()
+                return output.logits.float().cpu().numpy()
+            states = output.last_hidden_state.float().cpu().numpy()
         return pool_tokens(states, mask, self._pooling)
 
 
 class OnnxNetwork:
-    """The same by ONNX Runtime, on a CPU."""
+    """Network of ONNX Runtime on a CPU."""
 
     def __init__(self, folder: Path, file: str, section: ReadingModel, pooling: str | None) -> None:
         runtime = needed("onnxruntime")
@@ -150,19 +151,19 @@ class OnnxNetwork:
         self._session = runtime.InferenceSession(
             str(find_file(folder, file)), options, providers=["CPUExecutionProvider"]
         )
-        self._inputs = [one.name for one in self._session.get_inputs()]
+        self._inputs = [node.name for node in self._session.get_inputs()]
         self._pooling = pooling
         self.batch_tokens = section.batch_tokens or CPU_BATCH_TOKENS
 
     def outputs(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """See Network."""
-        known: dict[str, np.ndarray] = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        found: Any = self._session.run(None, {name: known[name] for name in self._inputs})[0]
-        return found if self._pooling is None else pool_tokens(found, mask, self._pooling)
+        inputs: dict[str, np.ndarray] = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        output: Any = self._session.run(None, {name: inputs[name] for name in self._inputs})[0]
+        return output if self._pooling is None else pool_tokens(output, mask, self._pooling)
 
 
 def pool_tokens(states: np.ndarray, mask: np.ndarray, how: str) -> np.ndarray:
-    """The vectors of tokens put together: float32 of shape (n, d).
+    """Pool the vectors of tokens: float32 of shape (n, d).
 
     Args:
         states: float32 of shape (n, tokens, d).
@@ -174,7 +175,7 @@ def pool_tokens(states: np.ndarray, mask: np.ndarray, how: str) -> np.ndarray:
     if how == "last":
         return states[np.arange(len(states)), mask.sum(1) - 1]
     if how == "max":
-        found: np.ndarray = np.where(mask[:, :, None] > 0, states, -np.inf).max(1).astype(np.float32)
-        return found
+        largest: np.ndarray = np.where(mask[:, :, None] > 0, states, -np.inf).max(1).astype(np.float32)
+        return largest
     summed: np.ndarray = np.einsum("ntd,nt->nd", states, mask.astype(np.float32))
     return summed / np.maximum(mask.sum(1), 1)[:, None].astype(np.float32)

@@ -1,4 +1,4 @@
-"""Reading texts with a model: cut into windows, read in batches of like lengths, put together to a row each."""
+"""Text reader: cut texts into windows, run a model on batches of similar length, and pool one row per text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gristmill.dataprep.models.token_windows import WindowTokenizer, length_batc
 
 @dataclass(frozen=True)
 class Read:
-    """What a model made of n texts.
+    """Output of a model for n texts.
 
     Attributes:
         rows: float32 of shape (n, k).
-        tokens, windows: int64 of shape (n,), what was read of each.
-        whole: whether that was all of it.
+        tokens, windows: int64 of shape (n,), numbers of tokens and windows read.
+        whole: bool of shape (n,), true if the text was read to its end.
     """
 
     rows: np.ndarray
@@ -28,17 +28,17 @@ class Read:
 
 
 TEXTS_AT_ONCE = 1_000
-"""Whose tokens are held at once; among them windows of like lengths are found."""
+"""Texts whose tokens are held at a time; their windows are batched by length."""
 
 
 class TextReader:
-    """A model that gives each text a row of numbers. Threads may share it.
+    """Model that maps each text to a row of numbers. Threads may share it.
 
     Attributes:
-        tokenizer: cuts texts.
-        network: reads windows.
-        pool: how the rows of a text's windows are put together, see `token_windows.pool_windows`.
-        finish: what is made of the rows of windows before that.
+        tokenizer: cuts texts into windows.
+        network: maps windows to rows.
+        pool: pooling of the rows of a text's windows, see `token_windows.pool_windows`.
+        finish: function applied to the rows of windows before pooling.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class TextReader:
     def _read_some(self, texts: Sequence[str]) -> Read:
         windows = self.tokenizer.windows(texts)
         rows: np.ndarray | None = None
-        for places in length_batches(windows.lengths, self.network.batch_tokens):
-            ids, mask = pad([windows.ids[place] for place in places], self.tokenizer.padding)
-            found = self.network.outputs(ids, mask)
+        for batch in length_batches(windows.lengths, self.network.batch_tokens):
+            ids, mask = pad([windows.ids[window] for window in batch], self.tokenizer.padding)
+            outputs = self.network.outputs(ids, mask)
             if rows is None:
-                rows = np.empty((len(windows.ids), found.shape[1]), np.float32)
-            rows[places] = found
+                rows = np.empty((len(windows.ids), outputs.shape[1]), np.float32)
+            rows[batch] = outputs
         assert rows is not None
-        of_texts = np.bincount(windows.texts, minlength=len(texts))
+        num_windows = np.bincount(windows.texts, minlength=len(texts))
         tokens = np.bincount(windows.texts, windows.lengths, len(texts)).astype(np.int64)
-        return Read(pool_windows(self.finish(rows), windows, self.pool), tokens, of_texts, windows.whole)
+        return Read(pool_windows(self.finish(rows), windows, self.pool), tokens, num_windows, windows.whole)

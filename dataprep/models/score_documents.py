@@ -1,4 +1,4 @@
-"""The stage `annotate` with a model: what it says of documents becomes columns, and thresholds decide."""
+"""Stage `annotate` with a model: write its scores as columns, and drop documents by thresholds."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.yaml_text import did_you_mean
 
 READ = ("(tokens)", "(windows)", "(whole)")
-"""What is counted of each text beside its columns, whose names have no brackets."""
+"""Counts per text beside its columns; names of columns cannot have parentheses."""
 
 
 def run(inputs: Mapping[str, Path], section: Annotate, out: Path, context: Context) -> dict[str, Any]:
-    """Score every kept document by a model, and drop what the thresholds say.
+    """Score every kept document with a model, and drop documents by the thresholds.
 
     Returns:
-        `counts`, `rules` and `histograms` as `own.annotate.run`; `reader`: the model, and how many documents, tokens
-        and windows it read, and of how many documents not all (`cut`).
+        `counts`, `rules` and `histograms` as `own.annotate.run`; `reader`: the model, and the numbers of documents,
+        tokens and windows read, and of documents that were not read to their end (`cut`).
 
     Raises:
-        ModelFolderError: there is no such model, or it has no column that a threshold bounds.
+        ModelFolderError: the model does not exist, or a threshold bounds a column that it does not have.
         ConservationError, QuarantineError: see `counts`.
     """
     model = _model(section)
     check_bounds(section, announce(model))
     sha256 = folder_sha256(model.path)
-    load_scorer(model, sha256)  # fails before any work, and is what threads of this process share
+    load_scorer(model, sha256)  # fail before any work; threads of this process share the model
     process = partial(score_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), sha256=sha256, out=out)
     results = run_tasks("annotate", shard_tasks(inputs["ingest"]), process, context)
-    read = {name: sum(result["read"][name] for result in results) for name in ("documents", "tokens", "windows", "cut")}
+    read_counts = {
+        name: sum(result["read"][name] for result in results) for name in ("documents", "tokens", "windows", "cut")
+    }
     seconds = sum(result["seconds"] for result in results)
     if seconds:
         print(
-            f"{context.stage}: {read['documents']:,} documents, {read['tokens']:,} tokens; each worker read "
-            f"{read['documents'] / seconds:,.1f} documents/s, {read['tokens'] / seconds:,.0f} tokens/s",
+            f"{context.stage}: {read_counts['documents']:,} documents, {read_counts['tokens']:,} tokens; each worker read "
+            f"{read_counts['documents'] / seconds:,.1f} documents/s, {read_counts['tokens'] / seconds:,.0f} tokens/s",
             flush=True,
         )
     return {
@@ -61,7 +63,7 @@ def run(inputs: Mapping[str, Path], section: Annotate, out: Path, context: Conte
             name: histograms.fit_histogram(counted)
             for name, counted in histograms.add_histograms(result["histograms"] for result in results).items()
         },
-        "reader": {**described(model, sha256), **read},
+        "reader": {**described(model, sha256), **read_counts},
     }
 
 
@@ -71,7 +73,7 @@ def _model(section: Annotate) -> ScoringModel:
 
 
 def check_bounds(section: Annotate, found: Announced) -> None:
-    """Raise ModelFolderError where a threshold bounds what the model does not measure as a number."""
+    """Raise ModelFolderError if a threshold bounds something other than a numeric column of the model."""
     for bound in bounds_of(section):
         if bound.statistic not in found.numbers:
             raise ModelFolderError(
@@ -82,7 +84,7 @@ def check_bounds(section: Annotate, found: Announced) -> None:
 
 
 def check_packages(model: ScoringModel) -> None:
-    """Raise ModelFolderError where a package is not installed that the model takes."""
+    """Raise ModelFolderError if a package that the model needs is not installed."""
     if not is_fasttext(model):
         check_installed(*network_packages(model_folder(model.path), model))
 
@@ -91,21 +93,21 @@ def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     """Score one document shard and write its annotations."""
     section = Annotate.model_validate(config)
     model = _model(section)
-    found, score = announce(model), load_scorer(model, sha256)
-    read = read_shard(inputs, task.name, ["id", "source", "text"])
-    judged = judged_rows(read.documents, read.rows, section.sources)
-    texts = read.documents["text"].take(pa.array(judged))
-    began = time.perf_counter()
-    measured, errors = measure_texts(texts, as_measure(found, score))
-    seconds = time.perf_counter() - began
-    numbers = {name: measured[name] for name in found.numbers}
+    announced, score = announce(model), load_scorer(model, sha256)
+    shard_documents = read_shard(inputs, task.name, ["id", "source", "text"])
+    judged = judged_rows(shard_documents.documents, shard_documents.rows, section.sources)
+    texts = shard_documents.documents["text"].take(pa.array(judged))
+    start_time = time.perf_counter()
+    measured, errors = measure_texts(texts, as_measure(announced, score))
+    seconds = time.perf_counter() - start_time
+    numbers = {name: measured[name] for name in announced.numbers}
     failed = failures(numbers, {"annotate": section})
     reasons = first_failures(failed, len(judged) - sum(error is not None for error in errors))
-    columns = {name: spread(measured[name], errors) for name in found.columns}
+    columns = {name: spread(measured[name], errors) for name in announced.columns}
     spread_reasons = spread(pa.array(reasons, pa.string()), errors)
-    table, counts = annotate(read.documents, read.rows, judged, spread_reasons, columns, errors)
+    table, counts = annotate(shard_documents.documents, shard_documents.rows, judged, spread_reasons, columns, errors)
     write_table(out / task.name, table)
-    tokens, windows, whole = (measured[name] for name in READ)
+    tokens, windows, is_whole = (measured[name] for name in READ)
     return Done(
         [out / task.name],
         {
@@ -116,26 +118,26 @@ def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
                 name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()
             },
             "read": {
-                "documents": len(whole),
+                "documents": len(is_whole),
                 "tokens": int(tokens.sum()),
                 "windows": int(windows.sum()),
-                "cut": int((~whole).sum()),
+                "cut": int((~is_whole).sum()),
             },
         },
     )
 
 
 def as_measure(found: Announced, score: Score) -> Measure:
-    """A model's columns, and READ, of the texts of a batch."""
+    """Make a measure of the model's columns and the counts READ for batches of texts."""
 
     def measure(texts: pa.Array) -> Mapping[str, Any]:
         if not len(texts):
             names = {} if found.likeliest is None else {found.likeliest: pa.array([], pa.string())}
-            nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))
-            return {**{name: np.zeros(0) for name in found.numbers}, **names, **dict(zip(READ, nothing, strict=True))}
-        said = score(texts)
-        names = {} if found.likeliest is None else {found.likeliest: pa.array(said.likeliest, pa.string())}
-        columns = {name: said.numbers[:, place] for place, name in enumerate(found.numbers)}
-        return {**columns, **names, **dict(zip(READ, (said.tokens, said.windows, said.whole), strict=True))}
+            no_counts = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))
+            return {**{name: np.zeros(0) for name in found.numbers}, **names, **dict(zip(READ, no_counts, strict=True))}
+        scores = score(texts)
+        names = {} if found.likeliest is None else {found.likeliest: pa.array(scores.likeliest, pa.string())}
+        columns = {name: scores.numbers[:, column_index] for column_index, name in enumerate(found.numbers)}
+        return {**columns, **names, **dict(zip(READ, (scores.tokens, scores.windows, scores.whole), strict=True))}
 
     return measure

@@ -1,4 +1,4 @@
-"""Texts as a model reads them: windows of tokens, batches of windows of like lengths, and values put together again."""
+"""Windows of tokens: cutting texts into windows, batching windows by length, and pooling their values per text."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gristmill.mixtures.reading_model import ReadingModel
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of n texts, in the order of the texts; every text has one at least.
+    """Windows of n texts in order; every text has at least one.
 
     Attributes:
-        ids: of each window, int64 of shape (its tokens,).
-        texts: int64, the number of the text that each window is of, ascending.
-        whole: bool of shape (n,), whether a text's windows hold all of it.
+        ids: token ids of each window, int64 of shape (tokens,).
+        texts: int64, index of each window's text, ascending.
+        whole: bool of shape (n,), true if the windows cover the text to its end.
     """
 
     ids: Sequence[np.ndarray]
@@ -36,27 +36,27 @@ class Windows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each window, int64."""
+        """Number of tokens of each window, int64."""
         return np.array([len(ids) for ids in self.ids], np.int64)
 
 
 class WindowTokenizer:
-    """Cuts texts into windows of tokens. Threads may share it.
+    """Tokenizer that cuts texts into windows of tokens. Threads may share it.
 
     Attributes:
-        window_tokens: of a window at the most.
-        padding: the id that fills windows up.
+        window_tokens: maximum number of tokens per window.
+        padding: id of the padding token.
     """
 
     def __init__(self, folder: Path, section: ReadingModel) -> None:
         """Load a folder's tokenizer.
 
         Raises:
-            ModelFolderError: there is none, or windows would not move on.
+            ModelFolderError: the tokenizer is missing, or windows would overlap by more than half.
         """
         self._tokenizer = _load_tokenizer(folder)
         self._tokenizer.no_padding()
-        self._adds = not is_static(folder)  # a vector of [CLS] would say nothing of the text
+        self._adds = not is_static(folder)  # a static vector of [CLS] does not depend on the text
         self.padding = int(read_config(folder).get("pad_token_id") or 0)
         self.window_tokens = min(section.window_tokens or MOST_WINDOW, most_tokens(folder))
         self._most = 1 if section.pool == "first" else section.max_windows
@@ -70,33 +70,33 @@ class WindowTokenizer:
         self._tokenizer.enable_truncation(self.window_tokens, stride=section.overlap_tokens)
 
     def windows(self, texts: Sequence[str]) -> Windows:
-        """The windows of n texts, of each the first ones up to `max_windows`."""
+        """Cut n texts into windows, at most the first `max_windows` of each."""
         ids: list[np.ndarray] = []
-        owners: list[int] = []
-        whole: list[bool] = []
+        text_numbers: list[int] = []
+        is_whole: list[bool] = []
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=self._adds)
         for number, encoding in enumerate(encodings):
-            others = encoding.overflowing
-            whole.append(len(others) < self._most)
-            for window in (encoding, *others[: self._most - 1]):
+            overflow = encoding.overflowing
+            is_whole.append(len(overflow) < self._most)
+            for window in (encoding, *overflow[: self._most - 1]):
                 ids.append(np.array(window.ids, np.int64))
-                owners.append(number)
-        return Windows(ids, np.array(owners, np.int64), np.array(whole, bool))
+                text_numbers.append(number)
+        return Windows(ids, np.array(text_numbers, np.int64), np.array(is_whole, bool))
 
 
 MOST_WINDOW = 1 << 20
-"""Where the section does not limit windows."""
+"""Default of `window_tokens`."""
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer.json, or what transformers makes of the files of a tokenizer without one."""
+    """Load tokenizer.json, or convert another tokenizer format with transformers."""
     from tokenizers import Tokenizer
 
     if (folder / TOKENIZER_FILE).is_file():
         return Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     try:
-        made = needed("transformers").AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        return made.backend_tokenizer
+        tokenizer = needed("transformers").AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return tokenizer.backend_tokenizer
     except (AttributeError, ImportError, OSError, ValueError) as error:
         if isinstance(error, ModelFolderError):
             raise
@@ -106,14 +106,14 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
-    """Windows in batches of like lengths: int64 places, of the longest first.
+    """Batch windows by length, longest first: int64 positions per batch.
 
-    A batch has as many windows as fill `batch_tokens` where all are as long as its longest; one at least. Which
-    windows are in it depends on the lengths alone.
+    A batch has as many windows as fit in `batch_tokens`, each padded to the longest, and at least one. The batches
+    depend only on the lengths.
 
     Args:
-        lengths: tokens of each window.
-        batch_tokens: of a batch, padding included.
+        lengths: number of tokens of each window.
+        batch_tokens: tokens per batch, padding included.
     """
     order = np.argsort(-lengths, kind="stable")
     start = 0
@@ -124,7 +124,7 @@ def length_batches(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarra
 
 
 def pad(windows: Sequence[np.ndarray], padding: int) -> tuple[np.ndarray, np.ndarray]:
-    """Windows as one array, filled up at their ends, and its mask, 1 for a token: int64 of shape (n, longest)."""
+    """Pad windows at the end to one array, with its mask, 1 for a token: both int64 of shape (n, longest)."""
     longest = max(1, max(len(ids) for ids in windows))
     filled, mask = np.full((len(windows), longest), padding), np.zeros((len(windows), longest), np.int64)
     for row, ids in enumerate(windows):
@@ -134,12 +134,12 @@ def pad(windows: Sequence[np.ndarray], padding: int) -> tuple[np.ndarray, np.nda
 
 
 def pool_windows(values: np.ndarray, windows: Windows, how: str) -> np.ndarray:
-    """The values of windows put together to those of their texts: float32 of shape (n, k).
+    """Pool the values of windows per text: float32 of shape (n, k).
 
     Args:
         values: float32 of shape (windows, k).
-        windows: which texts they are of.
-        how: `first`, `mean`, `max`, or `tokens`, the mean weighted by the windows' tokens.
+        windows: the windows of the values.
+        how: `first`, `mean`, `max`, or `tokens`, the mean weighted by the windows' numbers of tokens.
     """
     if not len(values):
         return values
