@@ -1,8 +1,8 @@
-"""Records of WARC and ARC files as bytes; damage costs the records that it touches, and no more.
+"""Records of WARC and ARC files as bytes; damage only affects the records that it touches.
 
-Both formats say how long a record is before its content, and nothing else says where the next one begins. So a length
-counts only where a header, or the file's end, follows what it spans. Otherwise the next header is looked for, and what
-lies before it is one Gap.
+Both formats have a record's length before its content, and no other mark of the next record. A length is trusted only
+if a header, or the end of the file, follows its content. Otherwise the next header is searched, and the bytes before it
+are one Gap.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.compression import DecodedStream
 
 HEADER_BYTES = 4096
-"""Of a header that is looked at first; most have 300 to 800."""
+"""Bytes of a header that are read first; most headers have 300 to 800."""
 MOST_HEADER_BYTES = 1 << 20
 FOLLOWING_BYTES = 512
-"""Behind a record, of which most headers' first lines have less."""
+"""Bytes read after a record; the first lines of most headers are shorter."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A format of archives.
+    """Format of an archive.
 
     Attributes:
         name: for messages.
-        begin: the beginning of a record, so specific that hardly any content has it.
-        ends: what a header may end with; the first of them does.
-        length: the header's field with the content's length, in a header in lower case.
-        separators: what stands behind a record.
-        are_specific: whether that is hardly ever found at a place that a wrong length leads to.
+        begin: start of a record, specific enough to be rare in content.
+        ends: possible ends of a header; the first match counts.
+        length: header field with the content's length, in a lower-case header.
+        separators: bytes after a record.
+        are_specific: True if separators are rare at the position that a wrong length leads to.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Form:
 
     @cached_property
     def begin_of_line(self) -> re.Pattern[bytes]:
-        """A line end, or a NUL of a hole in the file, that a record's beginning follows."""
+        """A line end, or a NUL of a hole in the file, followed by the start of a record."""
         return re.compile(rb"[\n\0](?=" + self.begin.pattern + rb")")
 
 
@@ -65,16 +65,16 @@ ARC = Form(
     False,
 )
 RESUMED_BYTES = 1 << 17
-"""How far a record's beginning may reach: parts that are searched overlap by so much."""
+"""Longest start of a record: searched parts overlap by as much."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A record whose length is right.
+    """A record with a valid length.
 
     Attributes:
-        header: with the line end behind it.
-        block: the content; None where it is longer than MAX_RECORD_BYTES.
+        header: with its line end.
+        block: the content; None if longer than MAX_RECORD_BYTES.
     """
 
     header: bytes
@@ -83,12 +83,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Gap:
-    """Content that holds no sound record.
+    """Content without a valid record.
 
     Attributes:
-        error: why, and where it lies.
-        begin: its first bytes.
-        lost: records that are lost besides one; None where nobody knows, since the file cannot be read on.
+        error: description and position.
+        begin: first bytes.
+        lost: number of lost records besides one; None if unknown, as the file cannot be read further.
     """
 
     error: str
@@ -97,33 +97,35 @@ class Gap:
 
 
 def split_records(stream: DecodedStream, form: Form) -> Iterator[Stored | Gap]:
-    """The records of a file, and what lies between them and is none."""
-    read = 0
+    """Yield the records of a file, and the gaps between them."""
+    num_records = 0
     _pass_newlines(stream)
     while True:
-        at = stream.tell()
+        offset = stream.tell()
         record = _read_record(stream, form)
         if isinstance(record, Stored):
-            read += 1
+            num_records += 1
             yield record
             continue
         if record.error:
             _pass_to_header(stream, form)
         if stream.peek(1):
-            yield replace(record, error=f"{record.error}: {stream.tell() - at:,} bytes at offset {at:,} of the content")
+            yield replace(
+                record, error=f"{record.error}: {stream.tell() - offset:,} bytes at offset {offset:,} of the content"
+            )
         elif stream.error is not None:
-            yield replace(record, error=str(stream.error), lost=stream.error.lost(read))
+            yield replace(record, error=str(stream.error), lost=stream.error.lost(num_records))
             if not stream.resume():
                 return
             _pass_newlines(stream)
         else:
             if record.error:
-                yield replace(record, error=f"{record.error}, at offset {at:,} of the content", lost=None)
+                yield replace(record, error=f"{record.error}, at offset {offset:,} of the content", lost=None)
             return
 
 
 def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
-    """The next record. At the end a Gap without an error; else a Gap of which at most the header is read."""
+    """Next record, or a Gap of which at most the header is read. At the end a Gap without an error."""
     if not stream.peek(1):
         return Gap("", b"")
     header = _header(stream, form)
@@ -149,7 +151,7 @@ def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
 
 
 def _header(stream: DecodedStream, form: Form) -> bytes | None:
-    """The header that stands next, to its end."""
+    """Next header, including its end."""
     head = stream.peek(HEADER_BYTES)
     end = _end_of(head, form)
     if end < 0:
@@ -159,29 +161,29 @@ def _header(stream: DecodedStream, form: Form) -> bytes | None:
 
 
 def _end_of(head: bytes, form: Form) -> int:
-    """Where a header ends; -1 where it goes on."""
+    """End of a header; -1 if it is incomplete."""
     end = -1
     for mark in form.ends:
-        at = head.find(mark, 0, end if end >= 0 else len(head))
-        if at >= 0:
-            end = at + len(mark)
+        position = head.find(mark, 0, end if end >= 0 else len(head))
+        if position >= 0:
+            end = position + len(mark)
     return end
 
 
 def _is_followed(stream: DecodedStream, form: Form, block: bytes) -> bool:
-    """Whether the next record, or the end, comes behind what was read and empty lines; then these are read too."""
+    """True if the next record, or the end, follows after empty lines, which are then read."""
     begin = stream.peek(FOLLOWING_BYTES)
-    behind = begin.lstrip(b"\r\n")
-    newlines = len(begin) - len(behind)
-    if behind and b"\n" not in behind:
-        behind = stream.peek(MOST_HEADER_BYTES).lstrip(b"\r\n")
+    following = begin.lstrip(b"\r\n")
+    newlines = len(begin) - len(following)
+    if following and b"\n" not in following:
+        following = stream.peek(MOST_HEADER_BYTES).lstrip(b"\r\n")
     is_separated = begin.startswith(form.separators)
-    if not behind:  # bytes of a damaged member may have come out, and this record is the last of them
+    if not following:  # part of a damaged member may have been decoded, with this record as its last
         is_followed = stream.error is None or not stream.error.decoded
     elif is_separated and form.are_specific:
         is_followed = True
     else:
-        is_header = form.begin.match(behind) is not None
+        is_header = form.begin.match(following) is not None
         is_followed = is_header and (is_separated or block.endswith((b"\r", b"\n")) != form.are_specific)
     if is_followed:
         stream.read(newlines)
@@ -194,18 +196,18 @@ def _pass_newlines(stream: DecodedStream) -> None:
 
 
 def _pass(stream: DecodedStream, size: int) -> bool:
-    """Pass over so many bytes; False where the content ends before."""
-    while size and (passed := stream.read(min(size, compression.READ_BYTES))):
-        size -= len(passed)
+    """Skip so many bytes; False if the content ends before."""
+    while size and (skipped := stream.read(min(size, compression.READ_BYTES))):
+        size -= len(skipped)
     return not size
 
 
 def _pass_to_header(stream: DecodedStream, form: Form) -> None:
-    """Go to the next record's header on a line of its own, or to the end."""
+    """Skip to the next record's header at the start of a line, or to the end."""
     size = compression.READ_BYTES + RESUMED_BYTES
     while content := stream.peek(size):
-        found = form.begin_of_line.search(content)
-        if found is not None:
-            stream.read(found.end())
+        line_match = form.begin_of_line.search(content)
+        if line_match is not None:
+            stream.read(line_match.end())
             return
         stream.read(len(content) if len(content) < size else compression.READ_BYTES)

@@ -1,4 +1,4 @@
-"""Binary formats that gristmill does not read, and the answer for each: a library for a reader, or a conversion."""
+"""Unsupported binary formats, with a library or a conversion for each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class BinaryFormat:
     """A format without a reader here.
 
     Attributes:
-        name: as its users call it.
-        extensions: of its files.
-        library: the Python library whose text a reader can yield; empty if there is none.
-        conversion: what to do with a file instead, such as `convert it with pdftotext`.
+        name: of the format.
+        extensions: of the files.
+        library: Python library for a user's reader; empty if there is none.
+        conversion: alternative, such as `convert it with pdftotext`.
         magic: the bytes at the start of a file (the `file` utility's database); empty if other files, or texts, may
             start so.
     """
@@ -67,7 +67,7 @@ def format_of_content(start: bytes) -> BinaryFormat | None:
 
 
 def how_to_read(form: BinaryFormat) -> str:
-    """The sentence that answers a file of a binary format."""
+    """Sentence with the remedy for a file of a binary format."""
     if not form.library:
         return f"gristmill has no reader for {form.name} files: {form.conversion}"
     return (
@@ -77,6 +77,6 @@ def how_to_read(form: BinaryFormat) -> str:
 
 
 def answers(extensions: Iterable[str]) -> list[str]:
-    """The sentences for the binary formats among some extensions, each once."""
+    """Sentences for the binary formats among some extensions, without repeats."""
     forms = dict.fromkeys(form for extension in extensions if (form := _OF_EXTENSION.get(extension.lower())))
     return [how_to_read(form) for form in forms]

@@ -1,11 +1,11 @@
-"""From a page's bytes to its main text, title and language, and the guarded process in which that is done.
+"""Extraction of a page's main text, title and language, and the child process that runs it.
 
 An extractor is a function from (HTML, options) to (text, metadata); `Options` are those of the manifest's
-ExtractOptions. Nothing here depends on the time of day, on earlier pages or on the network.
+ExtractOptions. Results do not depend on the time of day, earlier pages or the network.
 
-The process (`extraction_guard.Guard` starts it) reads pages from its standard input and writes one answer for each, in
-their order. It ends at a page that takes too much processor time, and after a page for which the memory did not
-suffice. Of the frames (`guarded.py`) a page is two, JSON and its content.
+The process (started by `extraction_guard.Guard`) reads pages from its standard input and writes one answer for each, in
+order. It ends at a page that exceeds its CPU time, and after a page that exceeds its memory. A page is two frames
+(`guarded.py`): JSON and its content.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from gristmill.dataprep.reading.guarded import begin, frame, limit_resource, rea
 
 WARM_UP = b"<html><head><title>t</title></head><body><p>Some text.</p></body></html>"
 MAX_PAGE_DATE = "2100-01-01"
-"""Latest date that a page may bear. The date finder of trafilatura would take today, and give another result
-tomorrow."""
+"""Latest date of a page. The default of trafilatura's date finder is today, which would change the result tomorrow."""
 
 Options = Mapping[str, Any]
 Extractor = Callable[[str, Options], tuple[str, dict[str, Any]]]
@@ -34,12 +33,12 @@ Extractor = Callable[[str, Options], tuple[str, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Extracted:
-    """A page's text (empty where it has none), and what it says about itself."""
+    """Text of a page (empty if it has none) and its metadata."""
 
     text: str
     metadata: Mapping[str, Any]
     replaced: int = 0
-    """How many bad sequences of the page became U+FFFD."""
+    """Number of U+FFFD put for invalid bytes."""
 
 
 def extract(
@@ -48,12 +47,12 @@ def extract(
     """Decode a page and extract its main text.
 
     Args:
-        content: the page as stored.
-        encoding: a codec's name, or `auto`.
-        charset: what the server declared, or empty.
+        content: stored bytes of the page.
+        encoding: name of a codec, or `auto`.
+        charset: declared by the server, or empty.
         extractor: see `find_extractor`.
         options: see ExtractOptions.
-        errors: what becomes of bad bytes.
+        errors: handling of invalid bytes.
 
     Raises:
         UndecodableError: the bytes are not text.
@@ -67,7 +66,7 @@ def extract(
 
 
 def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, Any]]:
-    """Text by resiliparse with the settings of DCLM (baselines/mappers: main content, no alternative texts)."""
+    """Extract with resiliparse and the settings of DCLM (baselines/mappers: main content, no alternative texts)."""
     from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree
 
@@ -86,10 +85,10 @@ def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, Any]]:
 
 
 def with_trafilatura(html: str, options: Options) -> tuple[str, dict[str, Any]]:
-    """Text by trafilatura, comments behind it where they are asked for."""
+    """Extract with trafilatura, followed by comments if enabled."""
     from trafilatura import bare_extraction
 
-    found = bare_extraction(
+    document = bare_extraction(
         html,
         favor_precision=options["favor"] == "precision",
         favor_recall=options["favor"] == "recall",
@@ -99,54 +98,61 @@ def with_trafilatura(html: str, options: Options) -> tuple[str, dict[str, Any]]:
         with_metadata=True,
         date_extraction_params={"max_date": MAX_PAGE_DATE, "original_date": True, "extensive_search": False},
     )
-    if found is None:
+    if document is None:
         return "", {}
-    text = "\n".join(part for part in (found.text, found.comments) if part)
-    text = normalize("NFC", text)  # as trafilatura.extract does with what it gives
-    return text, {"title": found.title, "published": found.date, "language": found.language}
+    text = "\n".join(part for part in (document.text, document.comments) if part)
+    text = normalize("NFC", text)  # like trafilatura.extract
+    return text, {"title": document.title, "published": document.date, "language": document.language}
 
 
 EXTRACTORS: dict[str, Extractor] = {"resiliparse": with_resiliparse, "trafilatura": with_trafilatura}
-"""By the names that a source's `extract` uses."""
+"""Extractors by their names in a source's `extract`."""
 
 
 def find_extractor(name: str) -> Extractor:
-    """An extractor by its name, or any other as `module:function`."""
+    """Extractor by its name, or any function as `module:function`."""
     if name in EXTRACTORS:
         return EXTRACTORS[name]
     module, _, function = name.partition(":")
-    found: Extractor = getattr(import_module(module), function)
-    return found
+    extractor: Extractor = getattr(import_module(module), function)
+    return extractor
 
 
 def main() -> None:
-    """Answer until the input ends. The one argument is JSON, see `Guard._start`."""
+    """Answer until the requests end. The only argument is JSON, see `Guard._start`."""
     settings, pages, answers = begin()
-    logging.disable()  # libraries log what they think of a page; what matters comes back as its result
+    logging.disable()  # libraries log about each page; errors are part of the answers
     extractor = find_extractor(settings["extractor"])
-    extract(WARM_UP, "utf-8", "", extractor, settings["options"])  # imports, before the limits hold
+    extract(WARM_UP, "utf-8", "", extractor, settings["options"])  # imports, before the limits apply
     limit_resource(resource.RLIMIT_AS, settings["memory_bytes"])
     _answer(answers, {"ready": True})
-    while (about := read_frame(pages)) is not None and (content := read_frame(pages)) is not None:
+    while (page_header := read_frame(pages)) is not None and (content := read_frame(pages)) is not None:
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
-        answer = _extract(json.loads(about), content, extractor, settings)
+        answer = _extract(json.loads(page_header), content, extractor, settings)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _answer(answers, answer)
         if "memory" in answer:
             return
 
 
-def _extract(about: dict[str, Any], content: bytes, extractor: Extractor, settings: dict[str, Any]) -> dict[str, Any]:
+def _extract(
+    page_header: dict[str, Any], content: bytes, extractor: Extractor, settings: dict[str, Any]
+) -> dict[str, Any]:
     try:
         extracted = extract(
-            content, about["encoding"], about["charset"], extractor, settings["options"], about["errors"]
+            content,
+            page_header["encoding"],
+            page_header["charset"],
+            extractor,
+            settings["options"],
+            page_header["errors"],
         )
         return {"text": extracted.text, "metadata": dict(extracted.metadata), "replaced": extracted.replaced}
     except UndecodableError as error:
         return {"error": str(error)}
     except MemoryError:
         return {"memory": True}
-    except Exception as error:  # noqa: BLE001 - whatever a page does to an extractor, it is this page that is lost
+    except Exception as error:  # noqa: BLE001 - any error loses only this page
         return {"error": f"the extractor failed: {type(error).__name__}: {' '.join(str(error).split())}"}
 
 

@@ -1,10 +1,9 @@
-"""Extracts text from pages in a process of its own, so that a page which hangs, crashes or eats memory loses only
-itself.
+"""Text extraction in a child process: a page that hangs, crashes or runs out of memory only loses itself.
 
-The process works while its parent reads ahead: up to a window of pages is on its way, and answers come back in order.
-Where it dies, the first page without an answer was the cause; a new process continues behind it. Since a process that
-has seen many pages may fail where a fresh one would not, a page that crashes or lacks memory is tried again in a
-fresh one: what comes out of a page depends on that page alone.
+The process works while its parent reads ahead: a window of pages is in flight, and answers come back in order. If the
+process dies, the first page without an answer was the cause, and a new process continues after it. A process that has
+handled many pages may fail on a page that a fresh one handles, so a page that crashes or lacks memory is retried in a
+fresh process: the result of a page depends on that page alone.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ from gristmill.dataprep.reading.records import (
 
 WINDOW_PAGES = 64
 WINDOW_BYTES = 8 << 20
-"""Pages and bytes that may be on their way before an answer is waited for."""
+"""Pages and bytes in flight before an answer is awaited."""
 PIPE_BYTES = 1 << 20
 HELD_ITEMS = 1024
-"""Items behind an unanswered page that are held back to keep the order."""
+"""Items held after an unanswered page to keep the order."""
 SLEEP_FACTOR = 6
-"""A page that does not use the processor ends after so many times its limit."""
+"""Wall-clock limit of a page without CPU use, as a multiple of its CPU limit."""
 START_SECONDS = 120.0
 READ_BYTES = 1 << 16
 
 
 class ExtractorError(RuntimeError):
-    """The extracting process cannot be started at all."""
+    """The extracting process cannot be started."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one page may take: processor seconds, and bytes of address space."""
+    """Limits per page: CPU seconds, and bytes of address space."""
 
     seconds: float = 10.0
     memory_bytes: int = 2 << 30
@@ -63,7 +62,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why a page has no text."""
+    """Error in place of a page's text."""
 
     error: str
 
@@ -72,20 +71,20 @@ class Failed:
 class _Sent:
     content: bytes
     tried: bool = False
-    """Whether it has ended a process before."""
+    """True if it has already ended a process."""
 
 
 @dataclass
 class Guard:
-    """One extracting process and the pages that are on their way to it.
+    """An extracting process and the pages in flight.
 
-    To be used by the thread that made it (Linux ends the process with that thread). As a context manager it leaves no
-    process behind.
+    To be used by the thread that created it (Linux ends the process with that thread). The context manager kills the
+    process.
 
     Attributes:
-        extractor: a name of EXTRACTORS, or `module:function`.
+        extractor: name in EXTRACTORS, or `module:function`.
         options: see ExtractOptions.
-        limits: of one page.
+        limits: per page.
     """
 
     extractor: str
@@ -97,7 +96,7 @@ class Guard:
     _unwritten: bytearray = field(default_factory=bytearray)
     _unread: bytearray = field(default_factory=bytearray)
     _answered: int = 0
-    """By the process that runs now."""
+    """Answers of the current process."""
 
     def __enter__(self) -> Guard:
         return self
@@ -107,13 +106,13 @@ class Guard:
 
     @property
     def is_full(self) -> bool:
-        """Whether an answer should be taken before the next page is handed over."""
+        """True if an answer should be collected before the next page."""
         return len(self._pages) >= WINDOW_PAGES or self._bytes >= WINDOW_BYTES
 
     def submit(self, page: Page) -> None:
-        """Hand a page over; its answer comes from `collect` after those of all pages before it."""
-        about = {"encoding": page.encoding, "charset": page.charset, "errors": page.errors}
-        self._pages.append(_Sent(frame(about) + frame(page.content)))
+        """Submit a page; `collect` returns the answers in order."""
+        page_header = {"encoding": page.encoding, "charset": page.charset, "errors": page.errors}
+        self._pages.append(_Sent(frame(page_header) + frame(page.content)))
         self._bytes += len(self._pages[-1].content)
         if self._child is None:
             self._start()
@@ -122,7 +121,7 @@ class Guard:
             self._write()
 
     def collect(self) -> Extracted | Failed:
-        """The answer to the oldest page that was handed over, once it is there."""
+        """Wait for the answer to the oldest submitted page."""
         while True:
             answer = self._take_answer()
             if answer is not None and "memory" not in answer:
@@ -139,16 +138,16 @@ class Guard:
                 return failed
 
     def _replace(self, error: str) -> Failed | None:
-        """Start over behind the page that ended the process, or with it where a fresh process has not had it."""
+        """Restart the process after the page that ended it, or with it if no fresh process has tried it."""
         page = self._pages[0]
-        again = self._answered > 0 and not page.tried and error != self._timed_out()
+        is_retried = self._answered > 0 and not page.tried and error != self._timed_out()
         page.tried = True
         self._kill()
-        if not again:
+        if not is_retried:
             self._forget()
         if self._pages:
             self._start()
-        return None if again else Failed(error)
+        return None if is_retried else Failed(error)
 
     def _forget(self) -> None:
         self._bytes -= len(self._pages.popleft().content)
@@ -174,7 +173,7 @@ class Guard:
         for pipe in (self._child.stdin, self._child.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-            with contextlib.suppress(OSError, AttributeError):  # a larger pipe is a kindness of Linux, not a need
+            with contextlib.suppress(OSError, AttributeError):  # a larger pipe is optional, and specific to Linux
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._answered = 0
         self._unwritten = bytearray(b"".join(page.content for page in self._pages))
@@ -200,7 +199,7 @@ class Guard:
         return answer
 
     def _exchange(self, seconds: float) -> Literal["alive", "dead", "asleep"]:
-        """Write and read what is possible; `asleep` where neither was for so long."""
+        """Write and read without blocking; `asleep` if neither was possible for so long."""
         assert self._child is not None
         assert self._child.stdin is not None
         assert self._child.stdout is not None
@@ -213,41 +212,41 @@ class Guard:
             self._write()
         if self._child.stdout.fileno() not in events:
             return "alive" if events else "asleep"
-        read = self._child.stdout.read(READ_BYTES)
-        self._unread += read or b""
-        return "alive" if read else "dead"
+        chunk = self._child.stdout.read(READ_BYTES)
+        self._unread += chunk or b""
+        return "alive" if chunk else "dead"
 
     def _write(self) -> None:
         assert self._child is not None
         assert self._child.stdin is not None
         try:
             written = self._child.stdin.write(self._unwritten[:PIPE_BYTES])
-        except BrokenPipeError:  # it died; the end of its answers says so
+        except BrokenPipeError:  # the process died, which the end of its answers reports
             self._unwritten.clear()
             return
         del self._unwritten[: written or 0]
 
 
 def extract_pages(items: Iterable[Read], guard: Guard, reading: Reading) -> Iterator[Read]:
-    """Replace every page by its document or by why there is none; everything else passes, and the order stays.
+    """Replace each page by its document or by its error; other items pass, in order.
 
     Args:
-        items: what a reader yields; it is read ahead by a bounded number of pages.
-        guard: where pages are sent to.
-        reading: says which metadata is kept.
+        items: of a reader; read ahead by a bounded number of pages.
+        guard: process for the pages.
+        reading: settings that select metadata.
     """
-    held: deque[Read] = deque()
+    pending: deque[Read] = deque()
     for item in items:
-        if not held and not isinstance(item, Page):
+        if not pending and not isinstance(item, Page):
             yield item
             continue
-        held.append(item)
+        pending.append(item)
         if isinstance(item, Page):
             guard.submit(item)
-        while held and (not isinstance(held[0], Page) or guard.is_full or len(held) >= HELD_ITEMS):
-            yield _settle(held.popleft(), guard, reading)
-    while held:
-        yield _settle(held.popleft(), guard, reading)
+        while pending and (not isinstance(pending[0], Page) or guard.is_full or len(pending) >= HELD_ITEMS):
+            yield _settle(pending.popleft(), guard, reading)
+    while pending:
+        yield _settle(pending.popleft(), guard, reading)
 
 
 def _settle(item: Read, guard: Guard, reading: Reading) -> Read:
@@ -259,5 +258,5 @@ def _settle(item: Read, guard: Guard, reading: Reading) -> Read:
     if not answer.text:
         return Dropped(item.number, EMPTY, item.locator, item.part)
     metadata = chosen_metadata({**answer.metadata, **item.metadata}, reading)
-    made = make_record(item.number, item.locator, answer.text, metadata, answer.replaced)
-    return Rejected(made.number, made.error, made.excerpt, item.part) if isinstance(made, Rejected) else made
+    record = make_record(item.number, item.locator, answer.text, metadata, answer.replaced)
+    return Rejected(record.number, record.error, record.excerpt, item.part) if isinstance(record, Rejected) else record

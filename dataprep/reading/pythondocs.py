@@ -1,8 +1,8 @@
-"""Text that is on every machine with Python: the sources of the demo, which need no download.
+"""Text that every machine with Python has: sources of the demo that need no download.
 
-`python-docs://` is prose: the language reference's topics, the docstrings of the standard library, and the
-descriptions and licences of the installed distributions (real near-duplicates). `python-stdlib://` is code: the
-files of the standard library. What comes out depends on the interpreter and on what is installed, nothing else.
+`python-docs://` is prose: topics of the language reference, docstrings of the standard library, and descriptions and
+licences of the installed distributions (real near-duplicates). `python-stdlib://` is code: the files of the standard
+library. The content depends only on the interpreter and the installed distributions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 DOCS = "python-docs://"
 STDLIB = "python-stdlib://"
 CONTENT_VERSION = 1
-"""Raised when the same interpreter and distributions give other documents."""
+"""Raised when the same interpreter and distributions yield other documents."""
 MIN_CHARACTERS = 200
-"""Shorter documents are left out: most are a single sentence."""
+"""Shortest document; most shorter ones are a single sentence."""
 LONG_DOCSTRING_CHARACTERS = 1500
-"""A docstring of this length is a document of its own, not a paragraph of its module's."""
+"""A docstring of this length is a document; shorter ones are sections of their module's document."""
 MAX_CODE_BYTES = 300_000
-"""Longer files of the standard library are generated tables."""
+"""Largest file; larger ones of the standard library are generated tables."""
 _OWN_NAME = "gristmill"
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 _GENERATED = re.compile(r"\bgenerated (from|by|automatically)|automatically generated", re.IGNORECASE)
@@ -39,7 +39,7 @@ _LICENCE_NAME = re.compile(r"licen[cs]e|copying|notice", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PythonDocument:
-    """A document, or (where `error` is set) what could not be made into one."""
+    """A document, or an error in its place."""
 
     locator: str
     text: str
@@ -48,27 +48,27 @@ class PythonDocument:
 
 
 def is_python_source(path: str) -> bool:
-    """Whether a source's path is one of the two that this module serves."""
+    """True if a source's path is served by this module."""
     return path in (DOCS, STDLIB)
 
 
 def python_parts(path: str) -> list[str]:
-    """The parts that a Python source is read in, sorted; they take the place of files."""
+    """Parts of a Python source, sorted; they replace files."""
     return sorted(_PARTS[path])
 
 
 def python_documents(path: str, part: str) -> Iterator[PythonDocument]:
-    """The documents of one part of `python-docs://` or `python-stdlib://`, in a fixed order."""
+    """Documents of one part of `python-docs://` or `python-stdlib://`, in a fixed order."""
     return _PARTS[path][part]()
 
 
 def python_listing(path: str, verify: bool) -> list[dict[str, Any]]:
-    """What identifies the content: interpreter and distributions, or with `verify` the hash of every part."""
+    """Fingerprint of the content: interpreter and distributions, or with `verify` the hash of every part."""
     if verify:
         return [_hashed(path, part) for part in python_parts(path)]
     entries = [("documents", str(CONTENT_VERSION)), ("python", sys.version)]
     if path == DOCS:
-        entries += [(f"dist/{name}", found.version) for name, found in installed_distributions()]
+        entries += [(f"dist/{name}", distribution.version) for name, distribution in installed_distributions()]
     return [{"path": name, "size": 0, "stamp": stamp} for name, stamp in sorted(entries)]
 
 
@@ -83,18 +83,18 @@ def _hashed(path: str, part: str) -> dict[str, Any]:
 
 
 def installed_distributions() -> list[tuple[str, metadata.Distribution]]:
-    """The installed distributions by normalised name (PEP 503), sorted; never gristmill itself."""
+    """Installed distributions by normalised name (PEP 503), sorted, without gristmill."""
     paths = sysconfig.get_paths()
-    found: dict[str, metadata.Distribution] = {}
+    distributions: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions(path=sorted({paths["purelib"], paths["platlib"]})):
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
         if name and name != _OWN_NAME:
-            found.setdefault(name, distribution)
-    return sorted(found.items())
+            distributions.setdefault(name, distribution)
+    return sorted(distributions.items())
 
 
 def standard_library_files() -> list[tuple[str, Path]]:
-    """The standard library's own modules by path relative to it, sorted; without tests and generated tables."""
+    """Modules of the standard library by relative path, sorted, without tests and generated tables."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
     for path in root.rglob("*.py"):
@@ -105,20 +105,20 @@ def standard_library_files() -> list[tuple[str, Path]]:
 
 
 def read_code(path: Path) -> str:
-    """A Python file's text, in the encoding that it declares.
+    """Text of a Python file, in its declared encoding.
 
     Raises:
-        SyntaxError, UnicodeDecodeError: it does not follow its own encoding.
+        SyntaxError, UnicodeDecodeError: the file is invalid in its declared encoding.
     """
     with tokenize.open(path) as stream:
         return stream.read()
 
 
 def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[str, str, str]]:
-    """The docstrings of a module and its classes and functions: (name, signature, docstring), in order of the text."""
-    own = ast.get_docstring(tree)
-    if own:
-        yield module, "", own
+    """Docstrings of a module and its classes and functions: (name, signature, docstring), in source order."""
+    module_docstring = ast.get_docstring(tree)
+    if module_docstring:
+        yield module, "", module_docstring
     yield from _member_docstrings(module, tree.body)
 
 
@@ -143,7 +143,7 @@ def module_name(relative: str) -> str:
 def _topics() -> Iterator[PythonDocument]:
     try:
         from pydoc_data.topics import topics
-    except ImportError:  # some distributions of Python leave it out
+    except ImportError:  # some distributions of Python lack it
         return
     for name in sorted(topics):
         yield from _long_enough(f"topics/{name}", inspect.cleandoc(topics[name]), {})
@@ -153,12 +153,12 @@ def _module_docs() -> Iterator[PythonDocument]:
     for relative, path in standard_library_files():
         module = module_name(relative)
         try:
-            found = list(docstrings(module, ast.parse(read_code(path))))
+            entries = list(docstrings(module, ast.parse(read_code(path))))
         except (SyntaxError, UnicodeDecodeError, ValueError) as error:
             yield PythonDocument(f"stdlib/{relative}", "", error=f"not valid Python: {error}")
             continue
         sections = []
-        for name, signature, text in found:
+        for name, signature, text in entries:
             section = f"{name}{signature}\n\n{text}"
             if name != module and len(text) >= LONG_DOCSTRING_CHARACTERS:
                 yield PythonDocument(f"stdlib/{relative}:{name.removeprefix(module + '.')}", section)
@@ -169,29 +169,31 @@ def _module_docs() -> Iterator[PythonDocument]:
 
 def _distribution_docs() -> Iterator[PythonDocument]:
     for name, distribution in installed_distributions():
-        about = {"version": distribution.version}
+        document_metadata = {"version": distribution.version}
         try:
-            # Parsed here: the package importlib_metadata, once anybody imports it, replaces what `.metadata` gives.
+            # Parsed here, as an import of the package importlib_metadata changes the result of `.metadata`.
             payload = email.message_from_string(distribution.read_text("METADATA") or "").get_payload()
         except UnicodeDecodeError as error:
             yield PythonDocument(f"dist/{name}/METADATA", "", error=f"not valid UTF-8: {error}")
         else:
-            yield from _long_enough(f"dist/{name}/METADATA", str(payload or ""), about)
-        yield from _licences(name, distribution, about)
+            yield from _long_enough(f"dist/{name}/METADATA", str(payload or ""), document_metadata)
+        yield from _licences(name, distribution, document_metadata)
 
 
-def _licences(name: str, distribution: metadata.Distribution, about: dict[str, Any]) -> Iterator[PythonDocument]:
+def _licences(
+    name: str, distribution: metadata.Distribution, document_metadata: dict[str, Any]
+) -> Iterator[PythonDocument]:
     for file in sorted(distribution.files or [], key=str):
-        _, inside, rest = str(file).partition(".dist-info/")
+        _, inside, relative_path = str(file).partition(".dist-info/")
         path = Path(str(file.locate()))
         if not inside or not _LICENCE_NAME.search(file.name) or not path.is_file():
             continue
         try:
             text = path.read_text("utf-8")
         except UnicodeDecodeError as error:
-            yield PythonDocument(f"dist/{name}/{rest}", "", error=f"not valid UTF-8: {error}")
+            yield PythonDocument(f"dist/{name}/{relative_path}", "", error=f"not valid UTF-8: {error}")
             continue
-        yield from _long_enough(f"dist/{name}/{rest}", text, about)
+        yield from _long_enough(f"dist/{name}/{relative_path}", text, document_metadata)
 
 
 def _standard_library_code() -> Iterator[PythonDocument]:
@@ -205,9 +207,9 @@ def _standard_library_code() -> Iterator[PythonDocument]:
             yield from _long_enough(f"stdlib/{relative}", text, {})
 
 
-def _long_enough(locator: str, text: str, about: dict[str, Any]) -> Iterator[PythonDocument]:
+def _long_enough(locator: str, text: str, document_metadata: dict[str, Any]) -> Iterator[PythonDocument]:
     if len(text) >= MIN_CHARACTERS:
-        yield PythonDocument(locator, text, about)
+        yield PythonDocument(locator, text, document_metadata)
 
 
 _PARTS: dict[str, dict[str, Callable[[], Iterator[PythonDocument]]]] = {
@@ -217,10 +219,10 @@ _PARTS: dict[str, dict[str, Callable[[], Iterator[PythonDocument]]]] = {
 
 
 QUESTIONS_VERSION = 1
-"""Raised when the same docstrings give other examples."""
+"""Raised when the same docstrings yield other examples."""
 MIN_ANSWER_CHARACTERS = 20
 MAX_ANSWER_CHARACTERS = 400
-"""Answers are short, so that they fit into the sequences of tiny models."""
+"""Longest answer, so that examples fit the sequences of tiny models."""
 PHRASINGS = (
     "What does the {kind} {name} do?",
     "What is the {kind} {name} for?",
@@ -230,12 +232,14 @@ PHRASINGS = (
 
 
 def questions() -> list[dict[str, Any]]:
-    """SFT examples without ids: a question about a name of the standard library, its docstring's first paragraph."""
+    """SFT examples without ids: a question about a name of the standard library, and the first paragraph of its
+    docstring.
+    """
     return [{"messages": [_user(question), _assistant(answer)]} for question, answer in _pairs()]
 
 
 def preferences() -> list[dict[str, Any]]:
-    """DPO examples without ids: the rejected answer is the true one to another question."""
+    """DPO examples without ids: the rejected answer belongs to another question."""
     pairs = _pairs()
     answers = sorted({answer for _, answer in pairs})
     if len(answers) < 2:
@@ -251,13 +255,13 @@ def preferences() -> list[dict[str, Any]]:
 
 
 def _pairs() -> list[tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
+    pairs_by_name: dict[str, tuple[str, str]] = {}
     for name, kind, text in _public_docstrings():
         answer = " ".join(text.split("\n\n")[0].split())
         if MIN_ANSWER_CHARACTERS <= len(answer) <= MAX_ANSWER_CHARACTERS:
             phrasing = PHRASINGS[_hash("phrasing", name) % len(PHRASINGS)]
-            found.setdefault(name, (phrasing.format(kind=kind, name=name), answer))
-    return list(found.values())
+            pairs_by_name.setdefault(name, (phrasing.format(kind=kind, name=name), answer))
+    return list(pairs_by_name.values())
 
 
 def _public_docstrings() -> Iterator[tuple[str, str, str]]:
@@ -265,7 +269,7 @@ def _public_docstrings() -> Iterator[tuple[str, str, str]]:
         module = module_name(relative)
         try:
             tree = ast.parse(read_code(path))
-        except (SyntaxError, ValueError):  # not Python; reading python-docs:// as a source reports it
+        except (SyntaxError, ValueError):  # not valid Python; reading python-docs:// as a source reports it
             continue
         for name, signature, text in docstrings(module, tree):
             if not any(part.startswith("_") for part in name.split(".")):

@@ -1,8 +1,8 @@
-"""The process that reads tables: takes the name of a Parquet or Arrow file, writes its rows as checked batches.
+"""Child process that reads tables: takes the path of a Parquet or Arrow file, and writes its rows as validated batches.
 
-Arrow trusts the offsets that a file holds, so a damaged file may crash whoever reads it, or have it take any memory.
-Here every batch is validated wholly before it leaves. Started by `table_guard.TableReader`; a frame (`guarded.py`) is
-JSON, or behind `{"batch": true}` a stream of Arrow with one batch.
+Arrow trusts the offsets in a file, so a damaged file may crash its reader or make it allocate any amount of memory.
+Each batch is fully validated here before it is sent. Started by `table_guard.TableReader`; a frame (`guarded.py`) is
+JSON, or after `{"batch": true}` an Arrow stream of one batch.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from gristmill.dataprep.reading.guarded import begin, frame, limit_resource, rea
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
-"""Bytes above which a batch is cut in two, down to single rows."""
+"""Bytes above which a batch is halved, down to single rows."""
 _FILE_MAGIC = b"ARROW1"
-"""What the Arrow file format begins with, and the stream format does not."""
+"""First bytes of the Arrow file format, which the stream format lacks."""
 _STREAM_OFFSET = 8
-"""Where the stream begins in the file format: behind the magic bytes and their padding (Arrow Columnar Format)."""
+"""Start of the stream in the file format, after the padded magic bytes (Arrow Columnar Format)."""
 
 
 def main() -> None:
-    """Read one file after the other until the input ends, or one of them is damaged. The one argument is JSON."""
+    """Read files until the requests end, or a file is damaged. The only argument is JSON."""
     settings, requests, answers = begin()
     limit_resource(resource.RLIMIT_AS, _address_space() + settings["memory_bytes"])
     while (request := read_frame(requests)) is not None:
-        about = json.loads(request)
-        ended = _answer(answers, Path(about["path"]), about, settings)
-        answers.write(frame(ended))
+        details = json.loads(request)
+        outcome = _answer(answers, Path(details["path"]), details, settings)
+        answers.write(frame(outcome))
         answers.flush()
-        if ended != {"end": True}:
+        if outcome != {"end": True}:
             return
 
 
-def _answer(answers: BinaryIO, path: Path, about: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Write the batches of a file; returns how it ended."""
+def _answer(answers: BinaryIO, path: Path, request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Write the batches of a file; returns the outcome."""
     try:
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
-        for batch in _parquet(path, about) if about["form"] == "parquet" else _arrow(path, about):
+        for batch in _parquet(path, request) if request["form"] == "parquet" else _arrow(path, request):
             if isinstance(batch, int):
                 answers.write(frame({"rows": batch}))
                 continue
@@ -66,9 +66,9 @@ def _answer(answers: BinaryIO, path: Path, about: dict[str, Any], settings: dict
             signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
     except (MemoryError, pa.ArrowMemoryError):
         return {"memory": True}
-    except OSError as error:  # without an errno it is Arrow that cannot decode
+    except OSError as error:  # Arrow's decoding errors have no errno
         return _damage(error) if error.errno is None else {"errno": error.errno, "error": str(error)}
-    except Exception as error:  # noqa: BLE001 - whatever a file does to its reader, it is this file that is lost
+    except Exception as error:  # noqa: BLE001 - any error loses only this file
         return _damage(error)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -77,14 +77,14 @@ def _answer(answers: BinaryIO, path: Path, about: dict[str, Any], settings: dict
 
 @dataclass(frozen=True)
 class _Lost:
-    """Rows of a row group or a batch that cannot be read, None where nobody knows how many, and why."""
+    """Unreadable rows of a row group or a batch: their number (None if unknown) and the error."""
 
     rows: int | None
     error: str
 
 
 def _damage(error: Exception) -> dict[str, Any]:
-    """The answer about a file that cannot be read on."""
+    """Answer for a file that cannot be read further."""
     return {"damage": _one_line(error)}
 
 
@@ -93,7 +93,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _raise_unless_damage(error: Exception) -> None:
-    """Raise what says nothing of the file: a lack of memory, a storage that fails."""
+    """Re-raise errors that are not of the file: lack of memory, a failing storage."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
         raise error
 
@@ -103,55 +103,56 @@ def _address_space() -> int:
     return pages * resource.getpagesize()
 
 
-def _parquet(path: Path, about: dict[str, Any]) -> Iterator[pa.RecordBatch | int | _Lost]:
-    """The number of rows, unless it is more than a file of this size can hold, then the batches; damage costs its row
-    group alone."""
+def _parquet(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | int | _Lost]:
+    """Yield the number of rows, if a file of this size can have so many, then the batches; damage loses its row group
+    only.
+    """
     size = path.stat().st_size
     with pq.ParquetFile(str(path), page_checksum_verification=True) as table:
         if table.metadata.num_rows <= size:
             yield table.metadata.num_rows
-        columns = columns_of(table.schema_arrow, about)
+        columns = columns_of(table.schema_arrow, request)
         for group in range(table.num_row_groups):
-            read = 0
+            num_read = 0
             try:
                 for batch in table.iter_batches(BATCH_ROWS, [group], columns, use_threads=False):
-                    read += len(batch)
+                    num_read += len(batch)
                     yield batch
-            except Exception as error:  # noqa: BLE001 - whatever a file does to its reader
+            except Exception as error:  # noqa: BLE001 - any error of a damaged file
                 _raise_unless_damage(error)
-                yield _Lost(max(min(table.metadata.row_group(group).num_rows, size) - read, 1), _one_line(error))
+                yield _Lost(max(min(table.metadata.row_group(group).num_rows, size) - num_read, 1), _one_line(error))
 
 
-def _arrow(path: Path, about: dict[str, Any]) -> Iterator[pa.RecordBatch | _Lost]:
+def _arrow(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | _Lost]:
     with pa.OSFile(str(path)) as source:
         is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         source.seek(0)
         if not is_file:
-            yield from _stream_batches(source, about)
+            yield from _stream_batches(source, request)
             return
         try:
             opened = pa.ipc.open_file(source)
-        except pa.ArrowInvalid:  # a file that is cut off has lost its footer, and is a stream behind its first bytes
+        except pa.ArrowInvalid:  # a truncated file has lost its footer, and is a stream after its first bytes
             source.seek(_STREAM_OFFSET)
-            yield from _stream_batches(source, about)
+            yield from _stream_batches(source, request)
             raise
-        columns = columns_of(opened.schema, about)
+        columns = columns_of(opened.schema, request)
         rows: int | None = None
         for number in range(opened.num_record_batches):
             try:
                 batch = opened.get_batch(number)
-                batch.validate()  # lengths of the columns, before they are sliced
-            except Exception as error:  # noqa: BLE001 - whatever a file does to its reader
+                batch.validate()  # column lengths, before slicing
+            except Exception as error:  # noqa: BLE001 - any error of a damaged file
                 _raise_unless_damage(error)
-                yield _Lost(rows, _one_line(error))  # as many as in the batch before
+                yield _Lost(rows, _one_line(error))  # the size of the previous batch
                 continue
             rows = len(batch)
             yield from _slices(batch.select(columns))
 
 
-def _stream_batches(source: pa.NativeFile, about: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+def _stream_batches(source: pa.NativeFile, request: dict[str, Any]) -> Iterator[pa.RecordBatch]:
     with pa.ipc.open_stream(source) as opened:
-        columns = columns_of(opened.schema, about)
+        columns = columns_of(opened.schema, request)
         for batch in opened:
             batch.validate()
             yield from _slices(batch.select(columns))
@@ -163,23 +164,23 @@ def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def columns_of(schema: pa.Schema, about: dict[str, Any]) -> list[str]:
-    """The columns that are read: all where none are asked for; of a nested field, the column that it lies in."""
+    """Columns to read: all if none are requested; for a nested field, its top-level column."""
     if about["columns"] is None:
         return list(schema.names)
-    asked = set(about["columns"])
-    named = asked | {name.split(".")[0] for name in asked if name not in schema.names}
+    requested = set(about["columns"])
+    selected = requested | {name.split(".")[0] for name in requested if name not in schema.names}
     if not about["scalars"]:
-        return [name for name in schema.names if name in named]
+        return [name for name in schema.names if name in selected]
     no_metadata = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary)
     return [
         column.name
         for column in schema
-        if column.name in named or not any(is_kind(column.type) for is_kind in no_metadata)
+        if column.name in selected or not any(is_kind(column.type) for is_kind in no_metadata)
     ]
 
 
 def _pieces(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The batch, cut in two as often as it takes."""
+    """Yield the batch in halves, as small as necessary."""
     if len(batch) <= 1 or batch.nbytes <= most_bytes:
         yield batch
         return
@@ -189,7 +190,7 @@ def _pieces(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def _damage_of(batch: pa.RecordBatch) -> str | None:
-    """An offset, an index or a length that is wrong. Strings need not be UTF-8: that is an error of the row."""
+    """Error of a wrong offset, index or length, or None. Strings need not be UTF-8: that is an error of the row."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid:
@@ -202,7 +203,7 @@ def _damage_of(batch: pa.RecordBatch) -> str | None:
 
 
 def as_bytes(kind: pa.DataType) -> pa.DataType:
-    """The type of the same buffers, with bytes for strings."""
+    """Type of the same buffers, with bytes for strings."""
     if pa.types.is_string(kind):
         return pa.binary()
     if pa.types.is_large_string(kind):

@@ -1,7 +1,7 @@
-"""Reads Parquet and Arrow files in a process of their own, so that a damaged file loses itself and nothing else.
+"""Reader of Parquet and Arrow files in a child process: a damaged file only loses itself.
 
-The process is kept from file to file. One that fails may have been spoilt by the files before, so a file that crashes
-it, or needs too much memory, is read again in a fresh one: what comes out of a file depends on that file alone.
+The process is reused for further files. Earlier files may have corrupted a failing process, so a file that crashes it
+or needs too much memory is read again in a fresh one: the result of a file depends on that file alone.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MEMORY_BYTES = 2 << 30
-"""What the process may take for one file: a batch that is decoded at once and its copies."""
+"""Memory limit per file: a decoded batch and its copies."""
 BATCH_SECONDS = 60.0
-"""Processor time for one batch of rows."""
+"""CPU limit per batch of rows."""
 
 
 @dataclass(frozen=True)
 class LostRows:
-    """Rows in the middle of a file that cannot be read.
+    """Unreadable rows in the middle of a file.
 
     Attributes:
-        rows: how many, None where nobody knows.
-        error: why.
+        rows: their number; None if unknown.
+        error: description.
     """
 
     rows: int | None
@@ -46,24 +46,24 @@ class LostRows:
 
 
 class _EndedError(Exception):
-    """The process ended without an answer, or said that it lacks memory."""
+    """The process ended without an answer, or lacked memory."""
 
 
 @dataclass
 class TableReader:
-    """One process that reads tables, started at the first. As a context manager it leaves no process behind.
+    """A process that reads tables, started for the first one and killed by the context manager.
 
-    To be used by the thread that made it (Linux ends the process with that thread).
+    To be used by the thread that created it (Linux ends the process with that thread).
 
     Attributes:
-        memory_bytes: what the process may take beyond what it takes at its start.
-        seconds: processor time for one batch of rows.
+        memory_bytes: limit of the memory on top of that at the start.
+        seconds: CPU limit per batch of rows.
     """
 
     memory_bytes: int = MEMORY_BYTES
     seconds: float = BATCH_SECONDS
     rows: int | None = None
-    """Of the file that is read, by its own footer; None where it does not say."""
+    """Number of rows in the current file's footer; None if it has no number."""
     _child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> TableReader:
@@ -75,13 +75,13 @@ class TableReader:
     def batches(
         self, path: Path, form: str, columns: Sequence[str] | None = None, scalars: bool = False
     ) -> Iterator[pa.RecordBatch | RecordTooLongError | LostRows]:
-        """The rows of a file, a small valid batch at a time; in place of a row that is too long, the error.
+        """Yield the rows of a file in small validated batches; a row that is too long is replaced by its error.
 
         Args:
-            path: where it lies; what is not a file of this machine is copied to one first.
+            path: a remote file is copied to this machine first.
             form: `parquet` or `arrow`.
-            columns: names of columns, or `a.b` for the column `a`; None for all.
-            scalars: also all columns that are neither nested nor bytes.
+            columns: names, or `a.b` for the column `a`; None for all.
+            scalars: also read all columns that are neither nested nor bytes.
 
         Raises:
             CorruptFileError: the file is damaged, after all batches before the damage.
@@ -94,27 +94,29 @@ class TableReader:
                 "columns": None if columns is None else list(columns),
                 "scalars": scalars,
             }
-            done, fresh = 0, self._child is None
+            num_yielded, is_fresh = 0, self._child is None
             while True:
                 try:
                     for number, batch in enumerate(self._answers(request), start=1):
-                        if number > done:
-                            done = number
+                        if number > num_yielded:
+                            num_yielded = number
                             yield batch
                     return
                 except _EndedError as error:
-                    if fresh:
+                    if is_fresh:
                         raise CorruptFileError(f"the {form.capitalize()} file is damaged: {error}") from error
-                    fresh = True
+                    is_fresh = True
 
     def _answers(self, request: dict[str, Any]) -> Iterator[pa.RecordBatch | RecordTooLongError | LostRows]:
-        """Raises _EndedError where the process did; it is ended wherever it did not come to the file's end."""
+        """Yield the answers to a request; kills the process unless all were read. Raises _EndedError if the process
+        ended.
+        """
         import pyarrow as pa
 
-        whole, self.rows = False, None
+        is_complete, self.rows = False, None
         try:
             self._send(request)
-            while not whole:
+            while not is_complete:
                 answer = json.loads(self._frame())
                 if "rows" in answer:
                     self.rows = answer["rows"]
@@ -135,9 +137,9 @@ class TableReader:
                 elif "damage" in answer:
                     raise CorruptFileError(f"the {request['form'].capitalize()} file is damaged: {answer['damage']}")
                 else:
-                    whole = True
+                    is_complete = True
         finally:
-            if not whole:
+            if not is_complete:
                 self._kill()
 
     def _send(self, request: dict[str, Any]) -> None:
@@ -149,7 +151,7 @@ class TableReader:
             }
             self._child = guarded.start("gristmill.dataprep.reading.table_child", settings)
         assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died; that there is no answer says so
+        with contextlib.suppress(BrokenPipeError):  # the process died, which the missing answer reports
             self._child.stdin.write(frame(request))
             self._child.stdin.flush()
 
@@ -174,7 +176,7 @@ class TableReader:
 
 @contextlib.contextmanager
 def _as_file(path: Path) -> Iterator[Path]:
-    """The path, or a temporary copy of what another process cannot open by its name."""
+    """Yield a local path: the file itself, or a temporary copy of a remote file."""
     if is_local(path):
         yield path
         return

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files as records; damage costs the row groups and batches that it touches."""
+"""Rows of Parquet and Arrow files as records; damage only affects the row groups and batches that it touches."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Row = tuple[dict[str, Any], int] | str | LostRows
-"""A row and how many bad sequences of bytes became U+FFFD, or what is wrong with it."""
+"""A row and its number of U+FFFD for invalid bytes, or its error."""
 
 
 def read_table(
     item: Input, reading: Reading, form: str, tables: TableReader
 ) -> Iterator[Record | Page | Rejected | Dropped]:
-    """The rows of a Parquet file, or of an Arrow file in either form: stream (as Hugging Face saves) or file."""
-    asked = [reading.text, *([] if reading.id is None else [reading.id]), *(reading.metadata or ())]
-    batches = tables.batches(cast(Path, item.path), form, asked, scalars=reading.metadata is None)
+    """Read the rows of a Parquet file, or of an Arrow file: stream (as saved by Hugging Face) or file format."""
+    columns = [reading.text, *([] if reading.id is None else [reading.id]), *(reading.metadata or ())]
+    batches = tables.batches(cast(Path, item.path), form, columns, scalars=reading.metadata is None)
     number = lost = 0
     try:
         for number, row in enumerate(_all_rows(batches, reading.encoding_errors == "replace"), start=1):
@@ -51,7 +51,7 @@ def read_table(
 
 
 def table_rows(path: Path, form: str = "parquet") -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
-    """Rows with all of their columns that are not null, numbered from 1; behind a damage, a CorruptFileError."""
+    """Yield rows with all non-null columns, numbered from 1; damage ends them with a CorruptFileError."""
     number = 0
     with TableReader() as tables:
         try:
@@ -79,40 +79,40 @@ def _all_rows(batches: Iterator[pa.RecordBatch | RecordTooLongError | LostRows],
 def _rows(batch: pa.RecordBatch, replaces: bool) -> Iterator[Row]:
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
-    except (ValueError, OverflowError):  # not UTF-8, a date that Python does not have
+    except (ValueError, OverflowError):  # not UTF-8, or a date that Python does not support
         yield from (_row(batch.slice(row, 1), replaces) for row in range(len(batch)))
     else:
         yield from ((row, 0) for row in rows)
 
 
-def _row(one: pa.RecordBatch, replaces: bool) -> Row:
+def _row(row_batch: pa.RecordBatch, replaces: bool) -> Row:
     try:
-        found: dict[str, Any] = one.to_pylist()[0]
+        row: dict[str, Any] = row_batch.to_pylist()[0]
     except UnicodeDecodeError as error:
-        mended = _mend(one) if replaces else None
-        return not_utf8(error) if mended is None else mended
+        repaired = _mend(row_batch) if replaces else None
+        return not_utf8(error) if repaired is None else repaired
     except (ValueError, OverflowError) as error:
         return f"the row cannot be read: {one_line(error)}"
-    return found, 0
+    return row, 0
 
 
-def _mend(one: pa.RecordBatch) -> tuple[dict[str, Any], int] | None:
-    """A row with U+FFFD for what is no UTF-8 in its columns of strings; None where that is too much of it."""
+def _mend(row_batch: pa.RecordBatch) -> tuple[dict[str, Any], int] | None:
+    """Row with U+FFFD for invalid UTF-8 in its string columns; None if there is too much."""
     import pyarrow as pa
 
     from gristmill.dataprep.reading.table_child import as_bytes
 
     columns, replaced, size = {}, 0, 0
-    for name, column in zip(one.schema.names, one.columns, strict=True):
+    for name, column in zip(row_batch.schema.names, row_batch.columns, strict=True):
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             columns[name] = column
             continue
         value = column.view(as_bytes(column.type))[0].as_py()
-        text, bad = (None, 0) if value is None else replace_bad(value.decode(UTF8, KEEP_BAD), UTF8)
-        columns[name], replaced, size = pa.array([text], column.type), replaced + bad, size + len(value or b"")
+        text, num_bad = (None, 0) if value is None else replace_bad(value.decode(UTF8, KEEP_BAD), UTF8)
+        columns[name], replaced, size = pa.array([text], column.type), replaced + num_bad, size + len(value or b"")
     if replaced > most_replaced(size):
         return None
     try:
         return pa.RecordBatch.from_pydict(columns).to_pylist()[0], replaced
-    except (ValueError, OverflowError):  # what is no UTF-8 lies deeper
+    except (ValueError, OverflowError):  # nested strings are not UTF-8
         return None

@@ -1,15 +1,15 @@
-"""WARC, WET and ARC files: the web pages of a crawl (ISO 28500; ARC is what came before). HTTP is read by fastwarc.
+"""Web pages of WARC, WET and ARC files (ISO 28500, and its predecessor ARC), with HTTP parsed by fastwarc.
 
-WHATWG MIME Sniffing Standard, 7.1 "Identifying a resource with an unknown MIME type" (https://mimesniff.spec.whatwg.org).
-Two things differ, since what is looked for is pages: a byte order mark before a tag is passed over, and XML whose
-root is `html` is XHTML.
+Types are sniffed as in the WHATWG MIME Sniffing Standard, 7.1 "Identifying a resource with an unknown MIME type"
+(https://mimesniff.spec.whatwg.org), with two differences, since pages are wanted: a byte order mark before a tag is
+skipped, and XML whose root is `html` is XHTML.
 
-Documents are the responses with a 2xx status whose type is HTML or plain text, and conversion records (the text that
-Common Crawl's WET files hold). A response that declares no type is looked at as browsers do. Requests, metadata,
-redirects, errors and pictures are not documents; they come out as Skipped.
+Documents are responses with a 2xx status and a type of HTML or plain text, and conversion records (the text in Common
+Crawl's WET files). The type of a response without a declaration is sniffed like in browsers. Requests, metadata,
+redirects, errors and images are not documents; they become Skipped.
 
-Crawlers wrote what they liked: header lines that end in LF alone (ClueWeb), and bodies that they had unpacked already
-beneath headers which still say gzip or chunked. Both are read.
+Deviations of crawlers are supported: header lines that end in LF alone (ClueWeb), and bodies that were decoded before
+they were stored, under headers that still declare gzip or chunked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gristmill.dataprep.reading.records import (
 )
 
 HEADER_BYTES = 1445
-"""How much of a body is looked at (5.2, "resource header")."""
+"""Bytes of a body that are sniffed (5.2, "resource header")."""
 _HTML = re.compile(
     rb"[\t\n\x0c\r ]*<(?:!doctype html|html|head|script|iframe|h1|div|font|table|a|style|title|b|body|br|p|!--)[ >]",
     re.IGNORECASE,
@@ -49,27 +49,27 @@ _XML = re.compile(rb"[\t\n\x0c\r ]*<\?xml")
 _XHTML_ROOT = re.compile(rb"<(?:!doctype\s+)?html[\s>]", re.IGNORECASE)
 _TEXT_MARKS = (b"\xfe\xff", b"\xff\xfe", b"\xef\xbb\xbf")
 _PRINTED = {b"%PDF-": "application/pdf", b"%!PS-Adobe-": "application/postscript"}
-"""Types that begin with letters; all others of the standard's tables have bytes that no text has."""
+"""Types that start with letters; all others of the standard's tables have bytes that text lacks."""
 _BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 """The standard's "binary data bytes" (3)."""
 
 
 def sniff_type(content: bytes) -> str:
-    """The media type of a body, one of text/html, application/xhtml+xml, text/xml, text/plain and some that are not."""
+    """Sniff the media type of a body: text/html, application/xhtml+xml, text/xml, text/plain or a non-text type."""
     begin = content[:HEADER_BYTES]
-    marked = begin.removeprefix(b"\xef\xbb\xbf")
-    if _HTML.match(marked):
+    body = begin.removeprefix(b"\xef\xbb\xbf")
+    if _HTML.match(body):
         return "text/html"
-    if _XML.match(marked):
-        return "application/xhtml+xml" if _XHTML_ROOT.search(marked) else "text/xml"
-    printed = next((name for mark, name in _PRINTED.items() if begin.startswith(mark)), None)
-    if printed is not None:
-        return printed
+    if _XML.match(body):
+        return "application/xhtml+xml" if _XHTML_ROOT.search(body) else "text/xml"
+    letter_type = next((name for mark, name in _PRINTED.items() if begin.startswith(mark)), None)
+    if letter_type is not None:
+        return letter_type
     return "text/plain" if begin.startswith(_TEXT_MARKS) or is_text(begin) else "application/octet-stream"
 
 
 def is_text(content: bytes) -> bool:
-    """Whether the first bytes hold none that only binary data has."""
+    """True if the first bytes have no binary data bytes."""
     return _BINARY.search(content[:HEADER_BYTES]) is None
 
 
@@ -81,13 +81,13 @@ _KINDS = ("warcinfo", "response", "resource", "request", "metadata", "revisit", 
 _TYPE = re.compile(rb"\nwarc-type[ \t]*:[ \t]*([a-z]+)[ \t]*\r?\n")
 _CONTINUED = re.compile(r"\r?\n[ \t]+")
 _ARC_ABOUT = re.compile(r"(.*) ([0-9a-fA-F.:]{3,45}) (\d{14}) .*")
-"""URL, address and date of a record: the URL may hold blanks, and so may the type."""
+"""URL, address and date of a record: the URL may contain spaces, and so may the type."""
 ARC_FIELDS = 5
-"""Fields of the line about a record in version 1: URL, IP address, date, type, length."""
+"""Fields of a record's line in version 1: URL, IP address, date, type, length."""
 _ARC_BEGIN = b"filedesc://"
 _ARC_DATE = re.compile(r"\A(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)\Z")
 UNKNOWN_TYPES = ("", "unknown/unknown", "application/unknown", "*/*")
-"""Declared types that say nothing, absent and malformed ones among them (WHATWG MIME Sniffing Standard, 7)."""
+"""Declared types without information; absent and malformed ones are empty (WHATWG MIME Sniffing Standard, 7)."""
 MAX_HTTP_HEADER_BYTES = 1 << 20
 _EMPTY_LINE = b"\r\n\r\n"
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
@@ -99,28 +99,28 @@ _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.+-]+)", re.IGNORECA
 
 
 class _BrokenError(ValueError):
-    """A page that cannot be read, though the records behind it can."""
+    """A page that cannot be read, in a file that can be read further."""
 
 
 def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
-    """The pages of a WARC, WET or ARC file; records are numbered from 1, of whatever type they are.
+    """Read the pages of a WARC, WET or ARC file; records of all types are numbered from 1.
 
-    Damage costs the records that it touches: one Rejected for what lies between two sound records.
+    Damage only affects the records that it touches: one Rejected for the gap between two valid records.
     """
     with DecodedStream(item.path, item.compression) as stream:
         is_arc = stream.peek(len(_ARC_BEGIN)) == _ARC_BEGIN
-        read = _ArcReader(item, reading) if is_arc else _WarcReader(item, reading)
+        reader = _ArcReader(item, reading) if is_arc else _WarcReader(item, reading)
         for number, record in enumerate(split_records(stream, ARC if is_arc else WARC), start=1):
             if isinstance(record, Gap):
                 yield Rejected(number, record.error, excerpt(record.begin), lost=record.lost)
             else:
-                yield read.record(number, record)
+                yield reader.record(number, record)
 
 
 class _Header:
-    """The header of a record: names in any case -> values.
+    """Header of a record: case-insensitive names -> values.
 
-    Continued lines are one value (RFC 822, 3.1.1), as the format allows.
+    Continuation lines are joined (RFC 822, 3.1.1), as the format allows.
     """
 
     def __init__(self, values: dict[str, str]) -> None:
@@ -128,7 +128,7 @@ class _Header:
 
     @classmethod
     def parse(cls, header: bytes) -> _Header:
-        """The header of a WARC record."""
+        """Parse the header of a WARC record."""
         text = header.decode("utf-8", "replace")
         if "\n " in text or "\n\t" in text:
             text = _CONTINUED.sub(" ", text)
@@ -136,13 +136,13 @@ class _Header:
         return cls({name.strip().lower(): value.strip() for name, colon, value in pairs if colon})
 
     def get(self, name: str, default: str = "") -> str:
-        """A value, or the default."""
+        """Value of a field, or the default."""
         return self._values.get(name.lower(), default)
 
 
 @dataclass(frozen=True)
 class _Record:
-    """What is known of a record besides its content."""
+    """Metadata of a record."""
 
     headers: _Header
     is_http: bool
@@ -151,15 +151,15 @@ class _Record:
 
 @dataclass
 class _WarcReader:
-    """Reads the records of a WARC file."""
+    """Reader of the records of a WARC file."""
 
     item: Input
     reading: Reading
 
     def record(self, number: int, stored: Stored) -> Read:
-        """What becomes of a record."""
-        found = _TYPE.search(stored.header.lower())
-        kind = found[1].decode("ascii") if found else ""
+        """Convert a record."""
+        type_match = _TYPE.search(stored.header.lower())
+        kind = type_match[1].decode("ascii") if type_match else ""
         if kind not in ("response", "conversion"):
             return Skipped(f"{kind if kind in _KINDS else 'unknown'} record")
         if stored.block is None:
@@ -174,7 +174,7 @@ class _WarcReader:
 
 @dataclass
 class _ArcReader:
-    """Reads the records of an ARC file: one line about each record, its length last, then its content.
+    """Reader of the records of an ARC file: a line about each record that ends with its length, then its content.
 
     The first record describes the file; its second line names the fields, 5 in version 1 and 10 in version 2
     (https://archive.org/web/researcher/ArcFileFormat.php).
@@ -185,18 +185,18 @@ class _ArcReader:
     fields: int = ARC_FIELDS
 
     def record(self, number: int, stored: Stored) -> Read:
-        """What becomes of a record."""
+        """Convert a record."""
         if stored.header.startswith(_ARC_BEGIN):
             names = (stored.block or b"").splitlines()[1:2]
             self.fields = max(len(names[0].split()) if names else 0, ARC_FIELDS)
             return Skipped("description of an ARC file")
         if stored.block is None:
             return Rejected(number, TOO_LONG.format(compression.MAX_RECORD_BYTES >> 20))
-        about = stored.header.decode("latin-1").strip()
-        named = _ARC_ABOUT.fullmatch(about)
-        fields = list(named.groups()) if named else about.rsplit(" ", self.fields - 1)
-        if len(fields) < ARC_FIELDS and named is None:
-            return Rejected(number, f"the line about the record has {len(fields)} fields", excerpt(about))
+        record_line = stored.header.decode("latin-1").strip()
+        line_match = _ARC_ABOUT.fullmatch(record_line)
+        fields = list(line_match.groups()) if line_match else record_line.rsplit(" ", self.fields - 1)
+        if len(fields) < ARC_FIELDS and line_match is None:
+            return Rejected(number, f"the line about the record has {len(fields)} fields", excerpt(record_line))
         headers = _Header({"warc-target-uri": fields[0], "warc-date": _ARC_DATE.sub(r"\1-\2-\3T\4:\5:\6Z", fields[2])})
         is_http = fields[0].lower().startswith(("http://", "https://"))
         return _page(self.item, self.reading, number, _Record(headers, is_http), stored.block)
@@ -214,20 +214,20 @@ def _conversion(item: Input, reading: Reading, number: int, record: _Record, blo
         decoded = decode(block, UTF8, errors=reading.encoding_errors)
     except UndecodableError as error:
         return Rejected(number, str(error), excerpt(block))
-    about = {
+    metadata = {
         **_about(record),
         "content_type": _media_type(record.headers.get("Content-Type", "")),
         "language": record.headers.get("WARC-Identified-Content-Language", ""),
     }
-    return _text_of(number, _locator(item, number, record), decoded, about, reading)
+    return _text_of(number, _locator(item, number, record), decoded, metadata, reading)
 
 
 def _text_of(
-    number: int, locator: str, decoded: Decoded, about: Mapping[str, Any], reading: Reading
+    number: int, locator: str, decoded: Decoded, metadata: Mapping[str, Any], reading: Reading
 ) -> Record | Rejected | Dropped:
     if not decoded.text.strip():
         return Dropped(number, EMPTY, locator)
-    return make_record(number, locator, decoded.text, chosen_metadata(about, reading), decoded.replaced)
+    return make_record(number, locator, decoded.text, chosen_metadata(metadata, reading), decoded.replaced)
 
 
 def _response(item: Input, reading: Reading, number: int, record: _Record, block: bytes) -> Read:
@@ -255,20 +255,20 @@ def _response(item: Input, reading: Reading, number: int, record: _Record, block
         media_type = sniff_type(content)
         if media_type not in (*HTML_TYPES, PLAIN_TYPE):
             return Skipped(f"content type {media_type}, by its first bytes", candidate=True)
-    found = _CHARSET.search(declared)
-    charset = found.group(1).lower() if found else ""
-    about = {**_about(record), "content_type": media_type}
+    charset_match = _CHARSET.search(declared)
+    charset = charset_match.group(1).lower() if charset_match else ""
+    metadata = {**_about(record), "content_type": media_type}
     encoding, locator = reading.encoding or AUTO, _locator(item, number, record)
     if media_type == PLAIN_TYPE or reading.extract == "none":
         decoded = decode(content, encoding, charset, media_type != PLAIN_TYPE, reading.encoding_errors)
         if decoded.encoding != UTF8:
-            about["encoding"] = decoded.encoding
-        return _text_of(number, locator, decoded, {**about, "charset": charset}, reading)
-    return Page(number, locator, content, encoding, charset, about, errors=reading.encoding_errors)
+            metadata["encoding"] = decoded.encoding
+        return _text_of(number, locator, decoded, {**metadata, "charset": charset}, reading)
+    return Page(number, locator, content, encoding, charset, metadata, errors=reading.encoding_errors)
 
 
 def _with_crlf(block: bytes) -> bytes:
-    """The response with header lines that end in CRLF, as fastwarc needs them."""
+    """Response with header lines that end in CRLF, as fastwarc requires."""
     empty = block.find(_EMPTY_LINE, 0, MAX_HTTP_HEADER_BYTES)
     if empty >= 0 and block.count(b"\n", 0, empty) == block.count(b"\r\n", 0, empty):
         return block
@@ -280,7 +280,7 @@ def _with_crlf(block: bytes) -> bytes:
 
 
 def _without(block: bytes, dropped: Collection[str]) -> bytes:
-    """The response without some of its header lines."""
+    """Response without some of its header lines."""
     head, end, body = block.partition(b"\r\n\r\n")
     kept = [
         line for line in head.split(b"\r\n") if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped
@@ -289,40 +289,40 @@ def _without(block: bytes, dropped: Collection[str]) -> bytes:
 
 
 def _parse_http(block: bytes, auto_decode: Literal["none", "all"]) -> Any:
-    """The block as a record of its own: where fastwarc cannot parse it, the file's iteration must continue."""
+    """Parse the block as a separate record, so that an error of fastwarc does not end the file's iteration."""
     from fastwarc.warc import WarcRecord
 
     headers = (
         f"WARC/1.1\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\n"
         f"Content-Length: {len(block)}\r\n\r\n"
     )
-    alone = WarcRecord.from_bytes(headers.encode("ascii") + block + b"\r\n\r\n")
-    alone.parse_http(auto_decode=auto_decode, max_header_len=MAX_HTTP_HEADER_BYTES)
-    return alone
+    record = WarcRecord.from_bytes(headers.encode("ascii") + block + b"\r\n\r\n")
+    record.parse_http(auto_decode=auto_decode, max_header_len=MAX_HTTP_HEADER_BYTES)
+    return record
 
 
 def _payload(block: bytes, packings: Collection[str]) -> bytes:
-    """The body, unpacked as its headers say; where that fails and it was unpacked already, as it is.
+    """Decoded body; the stored body if decoding fails and it is already decoded.
 
     Args:
-        packings: the _PACKINGS that its headers have.
+        packings: encodings of _PACKINGS in its headers.
 
     Raises:
-        _BrokenError: it can be unpacked in no way that gives text, or is too long.
+        _BrokenError: the body cannot be decoded to text, or is too long.
     """
-    failed: _BrokenError | None = None
+    first_error: _BrokenError | None = None
     for number in range(len(packings) + 1):
         for dropped in combinations(packings, number):
             try:
                 content = _unpacked(_without(block, dropped) if dropped else block)
             except OSError as error:
-                failed = failed or _BrokenError(f"the body of the HTTP response cannot be decoded: {error}")
+                first_error = first_error or _BrokenError(f"the body of the HTTP response cannot be decoded: {error}")
                 continue
             in_chunks = "transfer-encoding" in dropped and _CHUNK_SIZE.match(content)
             if not dropped or (is_text(content) and not in_chunks):
                 return content
-    assert failed is not None
-    raise failed
+    assert first_error is not None
+    raise first_error
 
 
 def _unpacked(block: bytes) -> bytes:
@@ -341,17 +341,15 @@ def _about(record: _Record) -> dict[str, Any]:
 
 
 def _url(record: _Record) -> str:
-    return (
-        record.headers.get("WARC-Target-URI").strip().removeprefix("<").removesuffix(">")
-    )  # wget puts it in angle brackets
+    return record.headers.get("WARC-Target-URI").strip().removeprefix("<").removesuffix(">")  # wget adds angle brackets
 
 
 def _locator(item: Input, number: int, record: Any) -> str:
-    """The URL and the record's id: crawls hold an address more than once, and a document's locator is unique."""
+    """URL with the record's id: crawls have a URL more than once, and a document's locator is unique."""
     identity = (record.record_id or "").strip("<>").removeprefix("urn:uuid:")
     return f"{_url(record)}#{identity or f'{item.name}#{number}'}"
 
 
 def _media_type(declared: str) -> str:
-    found = declared.partition(";")[0].strip().lower()
-    return found if _MEDIA_TYPE.fullmatch(found) else ""
+    media_type = declared.partition(";")[0].strip().lower()
+    return media_type if _MEDIA_TYPE.fullmatch(media_type) else ""

@@ -1,4 +1,4 @@
-"""JSON files in blocks of lines: JSON lines as they are, a JSON array with a line per element."""
+"""JSON files in blocks of lines: JSON lines unchanged, a JSON array with one line per element."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from gristmill.dataprep.reading.encoding import utf8_parts
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SEPARATORS = b", \t\r\n"
 _ARRAY_START = re.compile(rb"\s*\[(?:\s*[{\]]|[ \t\r]*\n|\s*\Z)")
-"""An array that fills lines or holds objects; a line such as `[1, 2]` in a file of JSON lines is a bad record."""
+"""An array that spans lines or contains objects; a line such as `[1, 2]` in a JSON-lines file is a bad record."""
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
-"""A string, a bracket, or the quote of a string that has not ended yet."""
+"""A string, a bracket, or the quote of an incomplete string."""
 
 
 def json_blocks(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError | Damage]:
-    """Yield the lines of a file of JSON in blocks, as `read_blocks` does; of an array, a line per element.
+    """Yield the lines of a JSON file in blocks, like `read_blocks`; for an array, a line per element.
 
     Raises:
-        CorruptFileError: of an array, after all whole elements before the damage or before its missing end.
+        CorruptFileError: an array is damaged or has no end; raised after the complete elements before.
     """
     parts = utf8_parts(read_parts(path, compression))
     begin: list[bytes | Damage] = []
@@ -50,7 +50,7 @@ def json_blocks(path: Openable, compression: str) -> Iterator[bytes | RecordTooL
 
 
 def is_array(start: bytes) -> bool:
-    """Whether a file that starts so is a JSON array of objects."""
+    """True if a file with this start is a JSON array of objects."""
     return _ARRAY_START.match(start.removeprefix(BYTE_ORDER_MARK)) is not None
 
 
@@ -80,10 +80,10 @@ def _array_blocks(parts: Iterator[bytes | Damage]) -> Iterator[bytes | RecordToo
 
 
 class _Elements:
-    """The text of an array that has not been cut into lines yet.
+    """Text of an array that is not split into lines yet.
 
     Attributes:
-        behind: the text after the end of the array; None until it is met.
+        behind: text after the end of the array; None before the end.
     """
 
     def __init__(self) -> None:
@@ -94,16 +94,16 @@ class _Elements:
         self._depth = 0
 
     def add(self, chunk: bytes) -> Iterator[bytes]:
-        """Add text, and yield a block of lines where enough of it has come."""
+        """Add text, and yield a block of lines if there is enough."""
         self._text += chunk
         if len(self._text) >= self._scan_at:
             yield from self.scan()
 
     def scan(self) -> Iterator[bytes]:
-        """Yield a block of the elements that end in the text, if there are any.
+        """Yield a block of the complete elements, if there are any.
 
         Raises:
-            CorruptFileError: the next element is longer than a record may be.
+            CorruptFileError: the next element is longer than the longest record.
         """
         lines: list[bytes] = []
         begin, scanned = 0, self._scanned
@@ -137,8 +137,8 @@ class _Elements:
         self._scan_at = max(2 * len(self._text), len(self._text) + BLOCK_BYTES)
 
     def _add_line(self, lines: list[bytes], begin: int, end: int) -> None:
-        """Add a part of the text as a line, unless it is only white space and commas."""
+        """Add a range of the text as a line, unless it has only white space and commas."""
         content = self._text[begin:end].strip(_SEPARATORS)
         if content:
-            # A line break inside of a string is an error in JSON, and so is a carriage return.
+            # A line break in a string is an error in JSON, and so is a carriage return.
             lines.append(bytes(content.replace(b"\n", b"\r")) + b"\n")
