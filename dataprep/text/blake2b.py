@@ -1,6 +1,6 @@
-"""BLAKE2b-128 of many texts at once: the digests of `hashlib`, without a Python object or the GIL for any of them.
+"""BLAKE2b-128 of many texts at once: the digests of `hashlib`, without Python objects or the GIL.
 
-For short texts `hashlib` keeps the GIL, so that threads which hash keep those waiting that run other kernels.
+For short texts `hashlib` keeps the GIL, so that hashing threads block threads that run other kernels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ SCHEDULE = np.array(
     ],
     np.uint8,
 )
-"""Which word of a block each step takes (RFC 7693, section 2.7); rounds 10 and 11 begin again."""
+"""Message schedule: words of a block in the order of the steps (RFC 7693, section 2.7); rounds 10 and 11 repeat the
+first two."""
 ROUNDS, BLOCK_BYTES = 12, 128
 PARAMETERS = np.uint64(0x01010010)
 """No key, 16 bytes of digest (RFC 7693, section 2.8)."""
@@ -77,7 +78,7 @@ def digest_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 @kernel
 def _compress(state: np.ndarray, words: np.ndarray, hashed: np.uint64, final: np.uint64) -> None:
-    """The function F of RFC 7693, section 3.2."""
+    """Function F of RFC 7693, section 3.2."""
     v0, v1, v2, v3, v4, v5, v6, v7 = (state[0], state[1], state[2], state[3], state[4], state[5], state[6], state[7])
     v8, v9, v10, v11 = INITIAL[0], INITIAL[1], INITIAL[2], INITIAL[3]
     v12, v13, v14, v15 = INITIAL[4] ^ hashed, INITIAL[5], INITIAL[6] ^ final, INITIAL[7]
@@ -105,7 +106,7 @@ def _compress(state: np.ndarray, words: np.ndarray, hashed: np.uint64, final: np
 def _mix(
     a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64, first: np.uint64, second: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """The function G of RFC 7693, section 3.1."""
+    """Function G of RFC 7693, section 3.1."""
     a = a + b + first
     d = _rotate(d ^ a, 32)
     c = c + d

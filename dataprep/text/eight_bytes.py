@@ -1,7 +1,7 @@
-"""Looking at eight bytes at once, as one 64-bit number (its lowest byte is the first), without a branch per byte.
+"""Operations on eight bytes at once, as one 64-bit number (its lowest byte is the first), without a branch per byte.
 
-The high bits of the bytes say what was found. A byte below 0x80 is at least `low` where adding 0x80 - low sets
-its high bit; no such sum carries over into the next byte (Knuth, The Art of Computer Programming, volume 4A, 7.1.3).
+Results are in the high bits of the bytes. A byte below 0x80 is at least `low` if adding 0x80 - low sets its high bit;
+no such sum carries over into the next byte (Knuth, The Art of Computer Programming, volume 4A, 7.1.3).
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ _FROM_A, _BEYOND_Z = np.uint64(0x1F1F1F1F1F1F1F1F), np.uint64(0x0505050505050505
 _FROM_0, _BEYOND_9 = np.uint64(0x5050505050505050), np.uint64(0x4646464646464646)
 _FROM_SPACE = np.uint64(0x6060606060606060)
 _PLACES = np.uint64(0x0001020304050607)
-"""Its byte 7 - k is k."""
+"""Byte 7 - k is k."""
 
 
 @inner_kernel
 def letters_of(eight: np.uint64) -> np.uint64:
-    """The high bits of those bytes that are letters of ASCII."""
+    """High bits of the bytes that are ASCII letters."""
     small = (eight | _SMALL) & _SEVEN_BITS
     return (small + _FROM_A) & ~(small + _BEYOND_Z) & ~eight & HIGH_BITS
 
 
 @inner_kernel
 def digits_of(eight: np.uint64) -> np.uint64:
-    """The high bits of those bytes that are digits of ASCII."""
+    """High bits of the bytes that are ASCII digits."""
     low = eight & _SEVEN_BITS
     return (low + _FROM_0) & ~(low + _BEYOND_9) & ~eight & HIGH_BITS
 
 
 @inner_kernel
 def controls_of(eight: np.uint64) -> np.uint64:
-    """The high bits of those bytes that are below 0x20."""
+    """High bits of the bytes below 0x20."""
     return ~((eight & _SEVEN_BITS) + _FROM_SPACE) & ~eight & HIGH_BITS
 
 
 @inner_kernel
 def equal_to(eight: np.uint64, byte: int) -> np.uint64:
-    """The high bits of those bytes that are this one."""
+    """High bits of the bytes equal to `byte`."""
     differing = eight ^ np.uint64(byte) * _ONES
     return ~((differing & _SEVEN_BITS) + _SEVEN_BITS | differing) & HIGH_BITS
 
 
 @inner_kernel
 def first_of(high_bits: np.uint64) -> np.uint64:
-    """Which byte, from 0 to 7, is the first whose high bit is set; one is."""
+    """Index, from 0 to 7, of the first byte whose high bit is set; at least one must be."""
     lowest = high_bits & (~high_bits + np.uint64(1))
     return (lowest >> np.uint64(7)) * _PLACES >> np.uint64(56)
 
 
 @inner_kernel
 def number_of(high_bits: np.uint64) -> np.uint64:
-    """How many bytes have their high bit set; no other bits are."""
+    """Number of bytes whose high bit is set; no other bits may be."""
     return (high_bits >> np.uint64(7)) * _ONES >> np.uint64(56)
 
 
 @inner_kernel
 def count_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
-    """How often a range has this byte."""
+    """Number of occurrences of a byte in a range."""
     at, stop, count = np.uint64(begin), np.uint64(end), np.uint64(0)
     while at + np.uint64(8) <= stop:
         count += number_of(equal_to(load64(data, at), byte))
@@ -77,12 +77,12 @@ def count_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
 
 @inner_kernel
 def find_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
-    """Where a range has this byte for the first time; its end where it has none."""
+    """First position of a byte in a range; the end if there is none."""
     at, stop = np.uint64(begin), np.uint64(end)
     while at + np.uint64(8) <= stop:
-        found = equal_to(load64(data, at), byte)
-        if found != 0:
-            return int(np.int64(at + first_of(found)))
+        matches = equal_to(load64(data, at), byte)
+        if matches != 0:
+            return int(np.int64(at + first_of(matches)))
         at += np.uint64(8)
     while at < stop and data[at] != byte:
         at += np.uint64(1)

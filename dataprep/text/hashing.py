@@ -1,8 +1,8 @@
-"""Fast hashes inside numba kernels. None of them resists somebody who looks for collisions.
+"""Fast hashes and a sort for numba kernels. The hashes do not resist deliberate collisions.
 
-The values are part of what stages store (shingles, bands): changing one changes what they mean.
+Their values are part of stored data (shingles, bands), so they must not change.
 
-A sort by comparison branches on random bits, which a processor cannot predict; this one does not branch (Knuth, The
+A comparison sort branches on random bits, which a processor cannot predict; this radix sort does not branch (Knuth, The
 Art of Computer Programming, volume 3, section 5.2.5).
 """
 
@@ -40,7 +40,7 @@ def fmix64(value: np.uint64) -> np.uint64:
 
 @inner_kernel
 def splitmix64(value: np.uint64) -> np.uint64:
-    """SplitMix64's finaliser, a bijection that mixes as `fmix64` does (Steele, Lea & Flood 2014, figure 13)."""
+    """SplitMix64's finaliser, a bijection that mixes like `fmix64` (Steele, Lea & Flood 2014, figure 13)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -48,7 +48,7 @@ def splitmix64(value: np.uint64) -> np.uint64:
 
 @inner_kernel
 def fold_words(first: np.uint64, second: np.uint64) -> np.uint64:
-    """Two words as one whose low bits depend on all of theirs: enough for a cell of a table, and two products only."""
+    """Two words as one whose low bits depend on all bits: enough for a hash table, with two products only."""
     mixed = (first ^ second * _OTHER_ODD) * _ODD
     return mixed ^ mixed >> np.uint64(32)
 
@@ -57,7 +57,7 @@ def fold_words(first: np.uint64, second: np.uint64) -> np.uint64:
 def load64(data: np.ndarray, at: int) -> np.uint64:
     """Eight bytes as a little-endian number.
 
-    The compiler makes one load of it, but only because the index is unsigned: a signed one may count from the end.
+    Compiles to one load, but only with an unsigned index: a signed one may count from the end.
     """
     place = np.uint64(at)
     return (
@@ -74,7 +74,7 @@ def load64(data: np.ndarray, at: int) -> np.uint64:
 
 @inner_kernel
 def store64(data: np.ndarray, at: int, value: np.uint64) -> None:
-    """Write eight bytes, the lowest first (the compiler makes one store of it)."""
+    """Write eight bytes, lowest first; compiles to one store."""
     place = np.uint64(at)
     data[place] = np.uint8(value)
     data[place + np.uint64(1)] = np.uint8(value >> np.uint64(8))
@@ -101,7 +101,7 @@ def first_bytes(data: np.ndarray, start: int, length: int) -> np.uint64:
 
 @inner_kernel
 def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
-    """A 64-bit hash of `data[begin:end]`, eight bytes at a time, that starts from the length."""
+    """64-bit hash of `data[begin:end]`, eight bytes at a time, seeded with the length."""
     value = np.uint64(end - begin) * _ODD
     while end - begin >= 8:
         value = (value ^ load64(data, begin)) * _ODD
@@ -115,13 +115,13 @@ def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
 
 @inner_kernel
 def same_bytes(data: np.ndarray, first: int, second: int, length: int) -> bool:
-    """Whether two ranges of bytes are equal."""
+    """True if two ranges of bytes are equal."""
     return equal_bytes(data, first, data, second, length)
 
 
 @inner_kernel
 def equal_bytes(one: np.ndarray, first: int, other: np.ndarray, second: int, length: int) -> bool:
-    """Whether a range of bytes of one array is equal to one of another."""
+    """True if a range of bytes of one array equals a range of another."""
     step = 0
     while length - step >= 8:
         if load64(one, first + step) != load64(other, second + step):
@@ -135,20 +135,20 @@ def equal_bytes(one: np.ndarray, first: int, other: np.ndarray, second: int, len
 
 
 FEW = 48
-"""Up to so many values, insertion is faster than counting."""
+"""Largest number of values for which insertion sort is faster than radix sort."""
 _BYTE = np.uint32(255)
 
 
 @kernel
 def sort_distinct(values: np.ndarray, spare: np.ndarray) -> int:
-    """Sort values in place, leaving each once at the front.
+    """Sort values in place, with distinct values at the front.
 
     Args:
         values: uint32 of shape (n,).
-        spare: uint32, at least n of them; what it holds is lost.
+        spare: uint32, at least n values; overwritten.
 
     Returns:
-        how many values at the front are distinct, ascending.
+        number of distinct values at the front, ascending.
     """
     if len(values) <= FEW:
         _insert(values)
@@ -174,7 +174,7 @@ def _insert(values: np.ndarray) -> None:
 
 @kernel
 def _sort_bytes(values: np.ndarray, spare: np.ndarray) -> None:
-    """Four stable passes, lowest byte first; after an even number of them the values are back where they were."""
+    """Four stable passes, lowest byte first; after an even number of passes the result is in `values`."""
     places = np.zeros(4 * 256, np.int64)
     for value in values:
         for step in range(4):

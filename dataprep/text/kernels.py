@@ -1,8 +1,8 @@
-"""`kernel` compiles functions of arrays with numba; Arrow string columns as the arrays that such functions read.
+"""Compilation of array functions with numba, and Arrow string columns as the arrays that they read.
 
-numba looks only at the file of the function that is called, not at those of the functions that it calls: after an
-update it would still run the old ones. So the folder of the machine code is named after the content of all kernel
-sources. What is in it: `machine_code.py`.
+numba's cache only checks the file of the called function, not those of the functions that it calls, and would run stale
+code after an update. The folder of the machine code is therefore named after the content of all kernel sources. Its
+files: `machine_code.py`.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from gristmill.dataprep.text.machine_code import MachineCode
 
 
 def text_buffers(texts: pa.Array | pa.ChunkedArray, checked: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """View a column of strings without copying it (slices included; nulls count as empty text).
+    """View a column of strings without copying it (slices included; nulls are empty texts).
 
     Args:
         texts: `string` or `large_string`, n values.
-        checked: whether each is looked at. Without, the first kernel that gets them must find out.
+        checked: validate the values; otherwise the first kernel must detect invalid ones.
 
     Returns:
-        data: uint8, the UTF-8 bytes of the values (and maybe more: it is the whole buffer).
+        data: uint8, the UTF-8 bytes of the values (the entire buffer, which may have more).
         offsets: int64 of shape (n + 1,); value i is `data[offsets[i]:offsets[i + 1]]`.
-        Both are read-only wherever their buffers come from, since numba compiles a kernel once for arrays that may be
-        written to and once for those that may not.
+        Both are always read-only, since numba compiles a kernel separately for writable and read-only arrays.
 
     Raises:
-        pa.ArrowInvalid: a value is not UTF-8. The kernels rely on this check.
+        pa.ArrowInvalid: a value is not UTF-8; the kernels rely on this check.
     """
     if isinstance(texts, pa.ChunkedArray):
-        # Putting one chunk together would copy it.
+        # combine_chunks would copy a single chunk.
         texts = texts.chunk(0) if texts.num_chunks == 1 else texts.combine_chunks()
     texts = texts.cast(pa.large_string())
     if texts.null_count:
@@ -61,13 +60,13 @@ def _read_only(values: np.ndarray) -> np.ndarray:
 
 
 MARK = re.compile(r"^ *@(?:kernel|inner_kernel|inlined_kernel|intrinsic)\b", re.MULTILINE)
-"""How a kernel, or what kernels call, begins."""
+"""Decorator of a kernel, or of a function that kernels call."""
 FOLDERS = ("dataprep", "tokenize")
-"""Where there are kernels; those of the second call those of the first."""
+"""Folders with kernels; those of the second call those of the first."""
 
 
 def cache_folder() -> Path:
-    """Where the machine code of this version of the kernels is kept.
+    """Folder with the machine code of this version of the kernels.
 
     Below `NUMBA_CACHE_DIR` if that is set, otherwise below the user's cache folder (XDG base directories).
     """
@@ -84,42 +83,42 @@ def cache_folder() -> Path:
 
 numba.config.CACHE_DIR = str(cache_folder())
 UNCOUNTED = {"_nrt": False}
-"""numba's option that leaves out its counts of references; a function that makes an array does not compile with it."""
+"""Option of numba that omits reference counting; functions that create arrays do not compile with it."""
 
 
 def kernel(function: Any) -> Any:
-    """Compile a function when it is called, and keep its machine code."""
+    """Compile a function on its first call, and cache its machine code."""
     return _compiled(function)
 
 
 def inner_kernel(function: Any) -> Any:
-    """Compile a function that makes no array, for other kernels to call.
+    """Compile a function that creates no arrays, to be called by other kernels.
 
-    Any other kernel counts the references to each of its arrays, twice for each call and with atomic additions: more
-    than what is done for a word, where it is done for every word (see docs/patched.md).
+    Other kernels count references to each of their arrays, twice per call and with atomic additions: more work than the
+    rest of a function that is called for every word (see docs/patched.md).
     """
     return _compiled(function, **UNCOUNTED)
 
 
 def inlined_kernel(function: Any) -> Any:
-    """Compile an inner kernel that is copied into those that call it: an array takes seven arguments of a call."""
+    """Compile an inner kernel that is inlined into its callers: an array takes seven arguments of a call."""
     return _compiled(function, forceinline=True, **UNCOUNTED)
 
 
 def _compiled(function: Any, **options: bool) -> Any:
-    made = numba.njit(nogil=True, cache=True, **options)(function)
-    cache = getattr(made, "_cache", None)  # there is none where NUMBA_DISABLE_JIT is set
+    dispatcher = numba.njit(nogil=True, cache=True, **options)(function)
+    cache = getattr(dispatcher, "_cache", None)  # missing if NUMBA_DISABLE_JIT is set
     if cache is not None:
-        named = cache._impl
+        cache_impl = cache._impl
         cache._cache_file = MachineCode(
-            Path(numba.config.CACHE_DIR), named.filename_base, named.locator.get_source_stamp()
+            Path(numba.config.CACHE_DIR), cache_impl.filename_base, cache_impl.locator.get_source_stamp()
         )
-    return made
+    return dispatcher
 
 
 @intrinsic
 def pointer(typing: Any, address: Any) -> Any:
-    """An address as a pointer that `carray` takes."""
+    """Address as a pointer for `carray`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)

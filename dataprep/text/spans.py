@@ -1,8 +1,8 @@
-"""Where the words, lines and paragraphs of a text begin and end. Numba kernels over UTF-8 bytes.
+"""Kernels that find the words, lines and paragraphs of UTF-8 text.
 
-A span is a range of bytes and its length in code points. All functions take the text as `data[begin:end]`, valid
-UTF-8, and the flags of `unicode_tables.code_point_flags`; all take time linear in the bytes. `word_cuts.py` cuts whole
-batches of texts into words, by other rules too.
+A span is a range of bytes and its length in code points. All functions take the text as `data[begin:end]`, valid UTF-8,
+and the flags of `unicode_tables.code_point_flags`; all take time linear in the bytes. `word_cuts.py` splits batches of
+texts into words, also by other rules.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ NEWLINE = np.uint8(0x0A)
 def find_words(
     data: np.ndarray, begin: int, end: int, flags: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Find the words: maximal runs of code points that are not whitespace, as `str.split()` has them.
+    """Find the words: maximal runs of code points that are not whitespace, like `str.split()`.
 
     Returns:
-        starts, ends: int64 byte positions; chars: int64 code points; alphabetic: bool, whether any code point of the
+        starts, ends: int64 byte positions; chars: int64 code points; alphabetic: bool, True if any code point of the
         word is alphabetic. One entry per word.
     """
     most = (end - begin) // 2 + 1
     starts, ends, chars = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
     alphabetic = np.empty(most, np.bool_)
     count, start, length = 0, 0, 0
-    seen = np.uint16(0)
+    flag_union = np.uint16(0)
     at = begin
     while at < end:
         code, width = decode(data, at)
         flag = flags[code]
         if flag & SPACE == 0:
             if length == 0:
-                start, seen = at, np.uint16(0)
+                start, flag_union = at, np.uint16(0)
             length += 1
-            seen |= flag
+            flag_union |= flag
         elif length > 0:
             starts[count], ends[count], chars[count] = start, at, length
-            alphabetic[count] = seen & ALPHABETIC != 0
+            alphabetic[count] = flag_union & ALPHABETIC != 0
             count, length = count + 1, 0
         at += width
     if length > 0:
         starts[count], ends[count], chars[count] = start, end, length
-        alphabetic[count] = seen & ALPHABETIC != 0
+        alphabetic[count] = flag_union & ALPHABETIC != 0
         count += 1
     return starts[:count], ends[:count], chars[:count], alphabetic[:count]
 
@@ -57,9 +57,9 @@ def find_words(
 def find_segments(
     data: np.ndarray, begin: int, end: int, flags: np.ndarray, newlines: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the lines or paragraphs: what lies between runs of at least so many newlines (U+000A only).
+    """Find the lines or paragraphs: the text between runs of at least `newlines` newlines (U+000A only).
 
-    Each is stripped of whitespace at both ends; those with nothing left are not counted.
+    Whitespace is stripped from both ends; empty segments are skipped.
 
     Args:
         newlines: 1 for lines, 2 for paragraphs.
@@ -77,14 +77,14 @@ def find_segments(
             starts[count], ends[count] = first, last
             chars[count] = count_code_points(data, first, last)
             count += 1
-        # The newlines that separate two segments are stripped from the second with all other whitespace.
+        # Further newlines between two segments are stripped from the second with other whitespace.
         segment = stop + newlines
     return starts[:count], ends[:count], chars[:count]
 
 
 @kernel
 def skip_to_newlines(data: np.ndarray, begin: int, end: int, newlines: int) -> int:
-    """Where so many newlines in a row (1 or 2) begin first; `end` if nowhere."""
+    """First position of so many newlines in a row (1 or 2); `end` if there is none."""
     text = data[begin:end]
     for at in range(len(text) - newlines + 1):
         if text[at] == NEWLINE and (newlines == 1 or text[at + 1] == NEWLINE):
@@ -94,7 +94,7 @@ def skip_to_newlines(data: np.ndarray, begin: int, end: int, newlines: int) -> i
 
 @kernel
 def strip(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tuple[int, int]:
-    """The range of bytes that is left without whitespace at both ends, as `str.strip()` has it."""
+    """Range of bytes without whitespace at both ends, like `str.strip()`."""
     while begin < end:
         code, width = decode(data, begin)
         if flags[code] & SPACE == 0:
@@ -138,7 +138,7 @@ def word_spans(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tup
     Returns:
         starts, ends: int64 byte positions in `data`, one entry per word.
     """
-    most = (end - begin) // 2 + 1  # two words in a row without a space need a character of three bytes
+    most = (end - begin) // 2 + 1  # adjacent words without a space have a character of three bytes
     starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
     count, inside = 0, False
     at = begin
@@ -164,9 +164,9 @@ def word_spans(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tup
 def hashed_words(
     data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the words as `word_spans` does, and hash each one's lower-cased code points to 64 bits.
+    r"""Find the words like `word_spans`, and hash the lower-cased code points of each to 64 bits.
 
-    What nobody sees neither ends a word nor is part of one: `ex\u00adample` is the word `example`.
+    Invisible code points neither end a word nor count: `ex\u00adample` is the word `example`.
 
     Args:
         lower: `unicode_tables.lower_case_seen`.
@@ -207,14 +207,14 @@ def hashed_words(
 
 @kernel
 def same_lower(data: np.ndarray, begin: int, end: int, lower: np.ndarray, codes: np.ndarray) -> bool:
-    """Whether a word's lower-cased code points, without those that nobody sees, are `codes` (uint32)."""
-    same = 0
+    """True if a word's lower-cased visible code points are `codes` (uint32)."""
+    num_equal = 0
     while begin < end:
-        found, width = decode(data, begin)
+        code, width = decode(data, begin)
         begin += width
-        if lower[found] == NOTHING:
+        if lower[code] == NOTHING:
             continue
-        if same == len(codes) or lower[found] != codes[same]:
+        if num_equal == len(codes) or lower[code] != codes[num_equal]:
             return False
-        same += 1
-    return same == len(codes)
+        num_equal += 1
+    return num_equal == len(codes)

@@ -1,7 +1,6 @@
-"""Looking at 64 bytes at once, by their address, as vectors that LLVM maps to those of the processor.
+"""Operations on 64 bytes at once, by their address, as vectors that LLVM maps to those of the processor.
 
-What is found is a number of 64 bits, a bit per byte, the lowest one for the first. See `eight_bytes` for what needs no
-vectors.
+A result is a 64-bit mask with one bit per byte, lowest first. See `eight_bytes` for operations without vectors.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _BYTES = ir.VectorType(ir.IntType(8), WIDTH)
 
 @inner_kernel
 def address_of(values: np.ndarray) -> int:
-    """Where an array begins; whoever asks keeps the array."""
+    """Address of an array's data; the caller must keep the array alive."""
     return int(np.int64(values.ctypes.data))
 
 
@@ -36,12 +35,12 @@ def _load(builder: Any, address: Any) -> Any:
 
 
 def _within(builder: Any, values: Any, first: int, last: int) -> Any:
-    """Which bytes are in a range."""
+    """Mask of the bytes in a range."""
     return builder.icmp_unsigned("<=", builder.sub(values, _all(first)), _all(last - first))
 
 
 def _finder(find: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
-    """What finds bytes among the 64 at an address."""
+    """Intrinsic that applies a mask function to the 64 bytes at an address."""
 
     @intrinsic
     def found(typing: Any, address: Any) -> Any:
@@ -67,32 +66,32 @@ def _at_least(byte: int) -> Callable[[Any, Any], Any]:
 
 
 separators_of_64 = _finder(_separators)
-"""Which bytes are between fastText's words: a space, a control character from tab to carriage return, or zero."""
+"""Mask of the bytes between fastText's words: a space, a control character from tab to carriage return, or zero."""
 ends_of_marks_in_64 = _finder(_ends_of_marks)
-"""Which bytes are `>` or `_`."""
+"""Mask of the bytes `>` and `_`."""
 above_blanks_of_64, high_of_64, leads_of_64, leads_of_three_of_64, leads_of_four_of_64 = (
     _finder(_at_least(byte)) for byte in (0x21, 0x80, 0xC0, 0xE0, 0xF0)
 )
-"""Which bytes are above U+0020; which are not of ASCII; which begin a character of two bytes or more, of three or more,
-and of four."""
+"""Masks of the bytes above U+0020, of bytes beyond ASCII, and of lead bytes of characters with two or more, three or
+more, and four bytes."""
 
 
 def _writer(lower: bool) -> Callable[[int, int], np.uint64]:
-    """What writes 64 bytes with a space for each white space of ASCII (`str.isspace`), perhaps in lower case."""
+    """Intrinsic that copies 64 bytes with a space for each ASCII whitespace (`str.isspace`), optionally lower-cased."""
 
     @intrinsic
     def write(typing: Any, target: Any, source: Any) -> Any:
-        """Write the bytes at one address to another; which ones are not of ASCII."""
+        """Copy the bytes at one address to another; returns the mask of those beyond ASCII."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             values = _load(builder, arguments[1])
             spaces = builder.or_(_within(builder, values, 0x09, 0x0D), _within(builder, values, 0x1C, 0x1F))
-            written = values
+            output = values
             if lower:
                 capitals = _within(builder, values, ord("A"), ord("Z"))
-                written = builder.select(capitals, builder.or_(values, _all(0x20)), values)
-            written = builder.select(spaces, _all(0x20), written)
-            builder.store(written, builder.inttoptr(arguments[0], _BYTES.as_pointer()), align=1)
+                output = builder.select(capitals, builder.or_(values, _all(0x20)), values)
+            output = builder.select(spaces, _all(0x20), output)
+            builder.store(output, builder.inttoptr(arguments[0], _BYTES.as_pointer()), align=1)
             return builder.bitcast(builder.icmp_signed("<", values, _all(0)), ir.IntType(64))
 
         return types.uint64(target, source), generate
@@ -106,23 +105,25 @@ write_64, write_64_lower = _writer(False), _writer(True)
 
 @intrinsic
 def never_utf8_of_64(typing: Any, address: Any) -> Any:
-    """Which bytes no UTF-8 has, or not before the byte behind them: of the 65 at an address (Unicode, table 3-7)."""
+    """Mask of the bytes that UTF-8 lacks, or lacks before the byte that follows, of the 65 at an address (Unicode,
+    table 3-7).
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values = _load(builder, arguments[0])
-        behind = _load(builder, builder.add(arguments[0], ir.Constant(ir.IntType(64), 1)))
-        found = builder.or_(_within(builder, values, 0xC0, 0xC1), _at_least(0xF5)(builder, values))
+        following = _load(builder, builder.add(arguments[0], ir.Constant(ir.IntType(64), 1)))
+        invalid = builder.or_(_within(builder, values, 0xC0, 0xC1), _at_least(0xF5)(builder, values))
         for byte, order, bound in ((0xE0, "<", 0xA0), (0xED, ">=", 0xA0), (0xF0, "<", 0x90), (0xF4, ">=", 0x90)):
             here = builder.icmp_unsigned("==", values, _all(byte))
-            found = builder.or_(found, builder.and_(here, builder.icmp_unsigned(order, behind, _all(bound))))
-        return builder.bitcast(found, ir.IntType(64))
+            invalid = builder.or_(invalid, builder.and_(here, builder.icmp_unsigned(order, following, _all(bound))))
+        return builder.bitcast(invalid, ir.IntType(64))
 
     return types.uint64(address), generate
 
 
 @intrinsic
 def fetch(typing: Any, address: Any) -> Any:
-    """Ask for the line of memory at an address, to be read."""
+    """Prefetch the cache line at an address for reading."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number, place = ir.IntType(32), cgutils.voidptr_t
@@ -137,7 +138,7 @@ def fetch(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def ones(typing: Any, bits: Any) -> Any:
-    """How many bits are set."""
+    """Number of set bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -147,7 +148,7 @@ def ones(typing: Any, bits: Any) -> Any:
 
 @intrinsic
 def trailing_zeros(typing: Any, bits: Any) -> Any:
-    """How many bits below the lowest one that is set are not: of none 64."""
+    """Number of zero bits below the lowest set bit; 64 for zero."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))

@@ -1,9 +1,8 @@
-"""Kernels that read lines of JSON as columns: those that they are certain of, while others are left to Python.
+"""Kernels that read JSON lines as columns, if they can interpret every byte; other lines are left to Python.
 
-Certain is a line with one object whose keys are there once and without escapes, in which everything is as RFC 8259 has
-it, the text and the id are strings that UTF-8 can hold, and what becomes metadata has the form that Python's encoder
-writes. A number whose form cannot be told by counting its digits is pointed out, for Python to look at. The lines must
-be UTF-8.
+A supported line has one object with distinct keys without escapes and valid by RFC 8259; its text and id are strings
+that UTF-8 can hold, and its metadata is in the form that Python's encoder writes. Numbers whose form cannot be decided
+by counting digits are reported for Python to check. The lines must be UTF-8.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from gristmill.dataprep.text.kernels import kernel
 TEXT, ID, METADATA, SCALAR, OTHER = range(5)
 """Uses of a member: SCALAR is metadata unless it is nested."""
 _FIRST, _BETWEEN, _BEHIND_KEY = (np.frombuffer(mark, np.uint8).copy() for mark in (b'{"', b', "', b'": '))
-"""What Python's encoder writes around keys."""
+"""Bytes that Python's encoder writes around keys."""
 _SMALL = np.frombuffer(b"u00", np.uint8).copy()
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
 
@@ -70,25 +69,24 @@ def read_objects(
     Args:
         block: uint8, lines with their ends, and SLACK newlines.
         number: of the line before the first.
-        text_name, id_name: of the fields of the text and the id (uint8); the latter is empty where there is none.
-        wanted, bounds: names of the fields that are kept as metadata, one behind the other (uint8), and where each
-            begins and the last ends (int64).
+        text_name, id_name: fields of the text and the id (uint8); `id_name` is empty if there is none.
+        wanted, bounds: concatenated names of the metadata fields to keep (uint8), and their bounds (int64).
         every: keep all scalar values instead.
-        prefix: what a locator begins with where there is no id (uint8, and SLACK more); the line's number follows.
-        texts, locators, metadata: receive these, one behind the other (uint8).
-        rows: receives, of each document, the number, begin and end of its line, and where its text, locator and
-            metadata end (int64 of shape (most rows, 6)).
-        left: receives number, begin and end of every line that is left to Python (int64 of shape (most lines, 3)).
-        doubtful: receives row, begin and end in the metadata of every DOUBTFUL (int64 of shape (most, 3)).
+        prefix: prefix of locators without an id (uint8, and SLACK more); the line's number follows.
+        texts, locators, metadata: output buffers, concatenated values (uint8).
+        rows: output: per document the number, begin and end of its line, and the ends of its text, locator and
+            metadata (int64 of shape (max rows, 6)).
+        left: output: number, begin and end of every line left to Python (int64 of shape (max lines, 3)).
+        doubtful: output: row, and begin and end in the metadata, of every DOUBTFUL (int64 of shape (max, 3)).
 
     Returns:
-        how many lines, rows, lines that are left and doubtful numbers there are.
+        numbers of lines, rows, lines left to Python and doubtful numbers.
     """
     members, order = np.empty((MOST_KEYS, 5), np.int64), np.empty(MOST_KEYS, np.int64)
-    known, uses = np.empty((MOST_KEYS, 2), np.int64), np.empty(MOST_KEYS, np.int64)
+    key_bounds, uses = np.empty((MOST_KEYS, 2), np.int64), np.empty(MOST_KEYS, np.int64)
     ends = np.zeros(3, np.int64)
     first = number
-    at = num_rows = num_left = num_doubtful = num_known = 0
+    at = num_rows = num_left = num_doubtful = num_keys = 0
     while at < len(block) - SLACK:
         number += 1
         begin = at
@@ -97,10 +95,10 @@ def read_objects(
             continue
         at, count = read_members(block, at, members)
         doubts = -1
-        if at >= 0 and not _same_keys(block, members, count, known, num_known):
-            num_known = _sort_keys(block, members, count, known, order)
-            _find_uses(block, known, num_known, text_name, id_name, wanted, bounds, every, uses)
-        if at >= 0 and num_known > 0:
+        if at >= 0 and not _same_keys(block, members, count, key_bounds, num_keys):
+            num_keys = _sort_keys(block, members, count, key_bounds, order)
+            _find_uses(block, key_bounds, num_keys, text_name, id_name, wanted, bounds, every, uses)
+        if at >= 0 and num_keys > 0:
             doubts = _write_row(
                 block,
                 number,
@@ -131,76 +129,76 @@ def read_objects(
 
 
 @kernel
-def _same_keys(block: np.ndarray, members: np.ndarray, count: int, known: np.ndarray, num_known: int) -> bool:
-    """Whether the keys are those that were sorted last, in the same order."""
-    if count != num_known:
+def _same_keys(block: np.ndarray, members: np.ndarray, count: int, key_bounds: np.ndarray, num_keys: int) -> bool:
+    """True if the keys are those sorted last, in the same order."""
+    if count != num_keys:
         return False
     for place in range(count):
-        begin, before = members[place, KEY], known[place, 0]
+        begin, before = members[place, KEY], key_bounds[place, 0]
         size = members[place, KEY_END] - begin
-        if size != known[place, 1] - before or not same_bytes(block, begin, before, size):
+        if size != key_bounds[place, 1] - before or not same_bytes(block, begin, before, size):
             return False
     return True
 
 
 @kernel
-def _sort_keys(block: np.ndarray, members: np.ndarray, count: int, known: np.ndarray, order: np.ndarray) -> int:
-    """Sort the keys by their bytes, which is by their code points; returns how many they are, 0 where one repeats."""
+def _sort_keys(block: np.ndarray, members: np.ndarray, count: int, key_bounds: np.ndarray, order: np.ndarray) -> int:
+    """Sort the keys by their bytes, which is by code points; returns their number, 0 if one repeats."""
     for place in range(count):
-        known[place, 0], known[place, 1] = members[place, KEY], members[place, KEY_END]
-        to = place
-        while to > 0:
-            compared = _compare(block, known, place, order[to - 1])
-            if compared == 0:
+        key_bounds[place, 0], key_bounds[place, 1] = members[place, KEY], members[place, KEY_END]
+        slot = place
+        while slot > 0:
+            comparison = _compare(block, key_bounds, place, order[slot - 1])
+            if comparison == 0:
                 return 0
-            if compared > 0:
+            if comparison > 0:
                 break
-            order[to] = order[to - 1]
-            to -= 1
-        order[to] = place
+            order[slot] = order[slot - 1]
+            slot -= 1
+        order[slot] = place
     return count
 
 
 @kernel
-def _compare(block: np.ndarray, known: np.ndarray, one: int, other: int) -> int:
-    """Below, equal to or above 0, as one key is to the other."""
-    first, second = known[one, 0], known[other, 0]
-    size, other_size = known[one, 1] - first, known[other, 1] - second
-    for step in range(min(size, other_size)):
+def _compare(block: np.ndarray, key_bounds: np.ndarray, first_key: int, second_key: int) -> int:
+    """Compare two keys: negative, zero or positive."""
+    first, second = key_bounds[first_key, 0], key_bounds[second_key, 0]
+    size, second_size = key_bounds[first_key, 1] - first, key_bounds[second_key, 1] - second
+    for step in range(min(size, second_size)):
         difference = byte_at(block, first + step) - byte_at(block, second + step)
         if difference != 0:
             return difference
-    return int(size - other_size)
+    return int(size - second_size)
 
 
 @kernel
 def _find_uses(
     block: np.ndarray,
-    known: np.ndarray,
+    key_bounds: np.ndarray,
     count: int,
     text_name: np.ndarray,
     id_name: np.ndarray,
-    wanted: np.ndarray,
+    metadata_names: np.ndarray,
     bounds: np.ndarray,
     every: bool,
     uses: np.ndarray,
 ) -> None:
     for place in range(count):
-        if _is_called(block, known, place, text_name, 0, len(text_name)):
+        if _is_called(block, key_bounds, place, text_name, 0, len(text_name)):
             uses[place] = TEXT
-        elif len(id_name) > 0 and _is_called(block, known, place, id_name, 0, len(id_name)):
+        elif len(id_name) > 0 and _is_called(block, key_bounds, place, id_name, 0, len(id_name)):
             uses[place] = ID
         else:
             uses[place] = SCALAR if every else OTHER
             for name in range(len(bounds) - 1):
-                if _is_called(block, known, place, wanted, bounds[name], bounds[name + 1]):
+                if _is_called(block, key_bounds, place, metadata_names, bounds[name], bounds[name + 1]):
                     uses[place] = METADATA
 
 
 @kernel
-def _is_called(block: np.ndarray, known: np.ndarray, place: int, names: np.ndarray, begin: int, end: int) -> bool:
-    size = known[place, 1] - known[place, 0]
-    return bool(size == end - begin and equal_bytes(names, begin, block, known[place, 0], size))
+def _is_called(block: np.ndarray, key_bounds: np.ndarray, place: int, names: np.ndarray, begin: int, end: int) -> bool:
+    size = key_bounds[place, 1] - key_bounds[place, 0]
+    return bool(size == end - begin and equal_bytes(names, begin, block, key_bounds[place, 0], size))
 
 
 @kernel
@@ -221,7 +219,7 @@ def _write_row(
     row: int,
     doubts: int,
 ) -> int:
-    """Write a document, and move `ends` behind it; returns the number of doubtful numbers, -1 where it cannot be."""
+    """Write a document, and advance `ends`; returns the number of doubtful numbers, -1 if unsupported."""
     text_end = locator_end = -1
     end = first = ends[2]
     for step in range(count):
@@ -277,7 +275,7 @@ def _put(out: np.ndarray, to: int, mark: np.ndarray) -> int:
 
 @kernel
 def _copy(data: np.ndarray, begin: int, end: int, out: np.ndarray, to: int) -> int:
-    """Copy a range, eight bytes at once, and return where it ends."""
+    """Copy a range, eight bytes at once, and return its end."""
     size = end - begin
     for step in range(0, size, 8):
         store64(out, to + step, load64(data, begin + step))
@@ -287,9 +285,9 @@ def _copy(data: np.ndarray, begin: int, end: int, out: np.ndarray, to: int) -> i
 @kernel
 def _write_number(number: int, out: np.ndarray, to: int) -> int:
     end = to + 1
-    rest = number // 10
-    while rest > 0:
-        end, rest = end + 1, rest // 10
+    quotient = number // 10
+    while quotient > 0:
+        end, quotient = end + 1, quotient // 10
     for place in range(end - 1, to - 1, -1):
         out[np.uint64(place)] = ZERO + number % 10
         number //= 10
@@ -298,10 +296,10 @@ def _write_number(number: int, out: np.ndarray, to: int) -> int:
 
 @kernel
 def _copy_string(block: np.ndarray, members: np.ndarray, place: int, out: np.ndarray, to: int, quoted: bool) -> int:
-    """Copy a value, its escapes replaced by what they stand for; -1 where that is half of a pair of surrogates.
+    """Copy a value with its escapes decoded; -1 for a lone surrogate.
 
     Args:
-        quoted: write those escapes that Python's encoder writes, and no others.
+        quoted: write exactly the escapes of Python's encoder.
     """
     at, end = members[place, VALUE], members[place, VALUE_END]
     if members[place, KIND] != ESCAPED:
@@ -309,12 +307,12 @@ def _copy_string(block: np.ndarray, members: np.ndarray, place: int, out: np.nda
     while True:
         eight = load64(block, at)
         store64(out, to, eight)
-        found = equal_to(eight, BACKSLASH)
-        step = 8 if found == 0 else int(np.int64(first_of(found)))
+        backslashes = equal_to(eight, BACKSLASH)
+        step = 8 if backslashes == 0 else int(np.int64(first_of(backslashes)))
         if at + step >= end:
             return int(to + end - at)
         at, to = at + step, to + step
-        if found == 0:
+        if backslashes == 0:
             continue
         code, at = read_escape(block, at + 1)
         if 0xD800 <= code < 0xDC00 and byte_at(block, at) == BACKSLASH and byte_at(block, at + 1) == SMALL_U:
@@ -327,7 +325,7 @@ def _copy_string(block: np.ndarray, members: np.ndarray, place: int, out: np.nda
 
 @kernel
 def _write_escaped(out: np.ndarray, to: int, code: int) -> int:
-    """Write a code point inside of a string as Python's encoder does."""
+    """Write a code point in a string like Python's encoder."""
     if code >= 0x20 and code != QUOTE and code != BACKSLASH:
         return _write_code(out, to, code)
     out[np.uint64(to)] = BACKSLASH

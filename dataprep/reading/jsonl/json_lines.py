@@ -1,8 +1,8 @@
-"""JSON lines and arrays: a document per line or element, in columns where a kernel is certain of it, else one by one.
+"""JSON lines and arrays: one document per line or element, read as columns by a kernel or one by one in Python.
 
-`_from_line` is what a line means. The kernel (`json_columns.py`) gives the same for the lines that it takes, many times
-as fast, and leaves the others: bad ones, texts without content or with NULs, keys that come twice, numbers that Python writes in
-another form than the line has.
+`_from_line` defines the meaning of a line. The kernel (`json_columns.py`) returns the same for the lines that it
+supports, many times as fast, and leaves the others to Python: bad lines, texts that are empty or have NULs, repeated
+keys, and numbers that Python writes in another form.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from gristmill.dataprep.reading.records import (
 )
 
 Parts = Iterator[Records | tuple[int, bytes]]
-"""Documents in columns, and between them the lines that are left to Python, each with its number."""
+"""Documents as columns, and between them the lines left to Python, each with its number."""
 UNEXPECTED_MARK = "Unexpected UTF-8 BOM (decode using utf-8-sig): line 1 column 1 (char 0)"
 MOST_BYTES = 4 * BLOCK_BYTES
-"""Of a block that becomes columns: a longer one has a long line, which costs what its bytes cost."""
+"""Longest block read as columns: a longer one has a long line, whose cost is that of its bytes."""
 FEWEST_BYTES = 1 << 18
-"""Of a block for which the kernel is loaded, which takes as long as Python for some megabytes of lines."""
+"""Shortest block for which the kernel is loaded, which takes as long as Python for some megabytes of lines."""
 KERNEL = "gristmill.dataprep.reading.jsonl.json_columns"
 FEWEST_LINE_BYTES = 10
-"""Of a document and the line's end, such as `{"":"a"}`."""
+"""Shortest line with a document, including its end, such as `{"":"a"}`."""
 FEWEST_NUMBER_BYTES = 6
-"""Of a member with a float, such as `"":0.5`."""
+"""Shortest member with a float, such as `"":0.5`."""
 MOST_DIGITS = 20
-"""Of a line's number."""
+"""Digits of a line's number."""
 _DECODER = json.JSONDecoder(parse_constant=str)
-"""Made once: with `parse_constant`, `json.loads` makes one for every record."""
+"""Shared decoder: with `parse_constant`, `json.loads` creates one per record."""
 
 
 def read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Records | Page | Rejected | Dropped]:
@@ -84,24 +84,24 @@ def read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Records | Pag
 
 
 def _cut(block: bytes, number: int, columns: Columns | None) -> tuple[int, Parts]:
-    """The number of the last line of a block, and what is in it."""
-    few = len(block) < FEWEST_BYTES and KERNEL not in sys.modules
-    if columns is not None and len(block) <= MOST_BYTES and not few and not isinstance(block, Unended):
-        found = columns.read(block, number)
-        if found is not None:
-            return found
+    """Number of a block's last line, and the block's parts."""
+    is_small = len(block) < FEWEST_BYTES and KERNEL not in sys.modules
+    if columns is not None and len(block) <= MOST_BYTES and not is_small and not isinstance(block, Unended):
+        line_and_parts = columns.read(block, number)
+        if line_and_parts is not None:
+            return line_and_parts
     lines = [block] if isinstance(block, Unended) else list(lines_of(block))
     return number + len(lines), enumerate(lines, start=number + 1)
 
 
 @dataclass
 class Columns:
-    """Blocks of lines as columns.
+    """Reader of blocks of lines as columns.
 
     Attributes:
         prefix: of the locators of lines without an id.
-        text, id: names of fields; the latter is empty where there is none.
-        metadata: names of the fields that are kept; None for all scalar ones.
+        text, id: names of fields; `id` is empty if there is none.
+        metadata: names of the fields to keep; None for all scalar ones.
     """
 
     prefix: bytes
@@ -111,7 +111,7 @@ class Columns:
 
     @classmethod
     def of(cls, item: Input, reading: Reading) -> Columns | None:
-        """None where all lines are left to Python: pages, fields inside of others, and where that is asked for."""
+        """Reader for a file; None if all lines are left to Python: pages, nested fields, or on request."""
         kept = sorted(set(reading.metadata or ()))
         names = [reading.text, *kept, *([] if reading.id is None else [reading.id])]
         nested = any("." in name or not name for name in names)
@@ -128,73 +128,73 @@ class Columns:
             return None
 
     def read(self, block: bytes, number: int) -> tuple[int, Parts] | None:
-        """The number of the last line of a block, and what is in it; None where it is not UTF-8.
+        """Number of a block's last line, and the block's parts; None if the block is not UTF-8.
 
         Args:
-            block: whole lines, at most MOST_BYTES.
+            block: complete lines, at most MOST_BYTES.
             number: of the line before the first.
         """
         try:
             block.decode(UTF8)
         except UnicodeDecodeError:
             return None
-        lines, found, left = self._scan(block, number)
-        return number + lines, self._parts(block, found, left)
+        lines, records, python_lines = self._scan(block, number)
+        return number + lines, self._parts(block, records, python_lines)
 
-    def _parts(self, block: bytes, found: Records, left: np.ndarray) -> Parts:
-        places = np.searchsorted(found.numbers, left[:, 0])
-        done = 0
-        for place, (line, begin, end) in zip(places.tolist(), left.tolist(), strict=True):
-            if place > done:
-                yield found.part(done, place)
-            done = place + int(place < len(found) and found.numbers[place] == line)
+    def _parts(self, block: bytes, records: Records, python_lines: np.ndarray) -> Parts:
+        places = np.searchsorted(records.numbers, python_lines[:, 0])
+        num_yielded = 0
+        for place, (line, begin, end) in zip(places.tolist(), python_lines.tolist(), strict=True):
+            if place > num_yielded:
+                yield records.part(num_yielded, place)
+            num_yielded = place + int(place < len(records) and records.numbers[place] == line)
             yield line, block[begin:end].removesuffix(b"\r")
-        if done < len(found):
-            yield found.part(done, len(found))
+        if num_yielded < len(records):
+            yield records.part(num_yielded, len(records))
 
     def _scan(self, block: bytes, number: int) -> tuple[int, Records, np.ndarray]:
-        """How many lines a block has, what the kernel makes of them, and number, begin and end (int64 of shape (n, 3))
-        of those that are left.
+        """Number of lines, the kernel's documents, and number, begin and end (int64 of shape (n, 3)) of the lines left
+        to Python.
 
-        A line may be in both; then Python's result counts.
+        For a line in both, Python's result counts.
         """
         from gristmill.dataprep.reading.jsonl.json_columns import read_objects
         from gristmill.dataprep.reading.jsonl.json_members import SLACK
 
-        size, wanted = len(block) + SLACK, self.metadata or []
-        most = size // FEWEST_LINE_BYTES
+        size, metadata_names = len(block) + SLACK, self.metadata or []
+        max_lines = size // FEWEST_LINE_BYTES
         texts, metadata = np.empty(size, np.uint8), np.empty(2 * size, np.uint8)
-        locators = np.empty(size + most * (len(self.prefix) + MOST_DIGITS), np.uint8)
-        rows, left = np.empty((most, 6), np.int64), np.empty((size // 2, 3), np.int64)
+        locators = np.empty(size + max_lines * (len(self.prefix) + MOST_DIGITS), np.uint8)
+        rows, python_lines = np.empty((max_lines, 6), np.int64), np.empty((size // 2, 3), np.int64)
         doubtful = np.empty((size // FEWEST_NUMBER_BYTES, 3), np.int64)
-        lines, num_rows, num_left, num_doubtful = read_objects(
+        lines, num_rows, num_python_lines, num_doubtful = read_objects(
             _bytes_of(block + b"\n" * SLACK),
             number,
             _bytes_of(self.text),
             _bytes_of(self.id),
-            _bytes_of(b"".join(wanted)),
-            np.array([0, *accumulate(map(len, wanted))], np.int64),
+            _bytes_of(b"".join(metadata_names)),
+            np.array([0, *accumulate(map(len, metadata_names))], np.int64),
             self.metadata is None,
             _bytes_of(self.prefix + bytes(SLACK)),
             texts,
             locators,
             metadata,
             rows,
-            left,
+            python_lines,
             doubtful,
         )
-        rows, left = rows[:num_rows], left[:num_left]
-        other = [
+        rows, python_lines = rows[:num_rows], python_lines[:num_python_lines]
+        rejected_rows = [
             row
             for row, begin, end in doubtful[:num_doubtful].tolist()
             if repr(float(token := metadata[begin:end].tobytes())).encode() != token
         ]
         size = int(rows[-1, 3]) if num_rows else 0
         if np.count_nonzero(texts[:size]) < size:
-            other += np.searchsorted(rows[:, 3], np.flatnonzero(texts[:size] == 0), side="right").tolist()
-        if other:
-            left = np.concatenate([left, rows[sorted(set(other)), :3]])
-            left = left[np.argsort(left[:, 0])]
+            rejected_rows += np.searchsorted(rows[:, 3], np.flatnonzero(texts[:size] == 0), side="right").tolist()
+        if rejected_rows:
+            python_lines = np.concatenate([python_lines, rows[sorted(set(rejected_rows)), :3]])
+            python_lines = python_lines[np.argsort(python_lines[:, 0])]
         return (
             lines,
             Records(
@@ -203,7 +203,7 @@ class Columns:
                 _strings(pa.large_string(), texts, rows[:, 3]),
                 _strings(pa.string(), metadata, rows[:, 5]),
             ),
-            left,
+            python_lines,
         )
 
 
@@ -211,12 +211,12 @@ def _bytes_of(content: bytes) -> np.ndarray:
     return np.frombuffer(content, np.uint8)
 
 
-def _strings(type: pa.DataType, content: np.ndarray, ends: np.ndarray) -> pa.Array:
-    """Strings that lie one behind the other, copied out of a larger array."""
-    offsets = np.zeros(len(ends) + 1, np.int32 if type == pa.string() else np.int64)
+def _strings(string_type: pa.DataType, content: np.ndarray, ends: np.ndarray) -> pa.Array:
+    """Strings copied out of a buffer in which they are concatenated."""
+    offsets = np.zeros(len(ends) + 1, np.int32 if string_type == pa.string() else np.int64)
     offsets[1:] = ends
     data = content[: offsets[-1]].tobytes()
-    return pa.Array.from_buffers(type, len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return pa.Array.from_buffers(string_type, len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _from_line(item: Input, reading: Reading, number: int, line: bytes) -> Record | Page | Rejected | Dropped:
@@ -233,7 +233,7 @@ def _from_line(item: Input, reading: Reading, number: int, line: bytes) -> Recor
 
 
 def _line_text(line: bytes, reading: Reading) -> tuple[str, int]:
-    """A line as text, and how many bad sequences became U+FFFD."""
+    """Line as text, and the number of U+FFFD put for invalid bytes."""
     try:
         return line.decode(UTF8), 0
     except UnicodeDecodeError as error:
@@ -244,10 +244,10 @@ def _line_text(line: bytes, reading: Reading) -> tuple[str, int]:
 
 
 def parse_json(line: bytes | str) -> Any:
-    """Parse one line of JSON. NaN and Infinity, which JSON does not have but Python writes, become strings.
+    """Parse one line of JSON. NaN and Infinity, which JSON lacks but Python writes, become strings.
 
     Raises:
-        ValueError: not UTF-8, not JSON, or nested too deeply; the message is a reason for a person.
+        ValueError: not UTF-8, not JSON, or nested too deeply; the message is for the user.
     """
     try:
         text = line if isinstance(line, str) else line.decode(UTF8)
@@ -258,5 +258,5 @@ def parse_json(line: bytes | str) -> Any:
     except RecursionError as error:
         raise ValueError("not readable JSON: nested too deeply") from error
     except ValueError as error:
-        why = UNEXPECTED_MARK if text.startswith("\ufeff") else error
-        raise ValueError(f"not valid JSON: {why}") from error
+        problem = UNEXPECTED_MARK if text.startswith("\ufeff") else error
+        raise ValueError(f"not valid JSON: {problem}") from error

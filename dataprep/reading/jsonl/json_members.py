@@ -1,7 +1,7 @@
-"""Kernels that find the keys and values of an object of JSON, where they are certain of every byte.
+"""Kernels that find the keys and values of a JSON object, if they can interpret every byte.
 
-What they are not certain of (-1) may be JSON all the same, as Python's reader has it, or none: keys with escapes,
-NaN, numbers and nestings that are very long.
+Unsupported input (-1) may still be JSON for Python's parser, or invalid: keys with escapes, NaN, very long numbers and
+very deep nesting.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from gristmill.dataprep.text.hashing import load64
 from gristmill.dataprep.text.kernels import kernel
 
 SLACK = 16
-"""Newlines behind the lines that are read, and room behind what is written: eight bytes are read and written at
-once."""
+"""Newlines after the lines, and spare bytes after the output: eight bytes are read and written at once."""
 MOST_KEYS = 64
 MOST_DEPTH = 60
 MOST_DIGITS = 4000
-"""Of an integer: Python refuses those of more than 4,300 (`sys.int_info.default_max_str_digits`)."""
+"""Digits of an integer: Python rejects more than 4,300 (`sys.int_info.default_max_str_digits`)."""
 EXACT_DIGITS = 15
-"""Every decimal of so many digits is what Python prints of the float that it stands for (IEEE 754 binary64)."""
+"""Python prints a float with the digits of any decimal of up to so many digits (IEEE 754 binary64)."""
 
 NULL, NESTED, STRING, ESCAPED, CONSTANT, INTEGER, FLOAT, DOUBTFUL = range(8)
 """Kinds of values: ESCAPED is a string with escapes, DOUBTFUL a float that Python may print in another form."""
 KEY, KEY_END, KIND, VALUE, VALUE_END = range(5)
-"""What is known of a member: of keys and strings, the quotes are outside of their begin and end."""
+"""Columns of a member: begin and end of keys and strings exclude the quotes."""
 QUOTE, BACKSLASH, NEWLINE, OPEN, CLOSE, ZERO, SMALL_U = 0x22, 0x5C, 0x0A, 0x7B, 0x7D, 0x30, 0x75
 ESCAPES = np.frombuffer(b'""\\\\//b\bf\fn\nr\rt\t', np.uint8).reshape(-1, 2).copy()
-"""The letter behind a backslash, and what it stands for (RFC 8259, section 7)."""
+"""Letter after a backslash, and the character that it stands for (RFC 8259, section 7)."""
 _RETURN, _SPACE, _TAB, _COMMA, _COLON, _BEGIN, _END = 0x0D, 0x20, 0x09, 0x2C, 0x3A, 0x5B, 0x5D
 _NINE, _MINUS, _PLUS, _POINT, _E = 0x39, 0x2D, 0x2B, 0x2E, 0x65
 _NULL, _TRUE, _FALSE = (np.uint64(int.from_bytes(word, "little")) for word in (b"null", b"true", b"fals"))
@@ -38,13 +37,13 @@ _FOUR_BYTES = np.uint64(0xFFFFFFFF)
 
 @kernel
 def byte_at(block: np.ndarray, at: int) -> int:
-    """A byte as a number with a sign; the index has none, so that it never counts from the end."""
+    """Byte as a signed number; the index is unsigned, so that it never counts from the end."""
     return int(np.int64(block[np.uint64(at)]))
 
 
 @kernel
 def _behind_space(block: np.ndarray, at: int) -> int:
-    """Where something else than white space begins, be it the line's end."""
+    """Position after white space, possibly at the end of the line."""
     byte = byte_at(block, at)
     while byte in (_SPACE, _TAB, _RETURN):
         at += 1
@@ -57,7 +56,7 @@ def read_members(block: np.ndarray, at: int, members: np.ndarray) -> tuple[int, 
     """Find the keys and values of the object on a line.
 
     Returns:
-        where the line ends, or -1 where it is not certain; and how many members the object has.
+        end of the line, or -1 if unsupported; and the number of members.
     """
     count = 0
     at = _behind_space(block, at)
@@ -91,15 +90,15 @@ def read_members(block: np.ndarray, at: int, members: np.ndarray) -> tuple[int, 
 
 @kernel
 def _find_end(block: np.ndarray, at: int) -> tuple[int, bool]:
-    """Where a string ends whose first byte is at `at`, and whether it has escapes; -1 where it does not end."""
+    """End of the string whose first byte is at `at`, and True if it has escapes; -1 if it does not end."""
     escaped = False
     while True:
         eight = load64(block, at)
-        found = equal_to(eight, QUOTE) | equal_to(eight, BACKSLASH) | controls_of(eight)
-        if found == 0:
+        special_bytes = equal_to(eight, QUOTE) | equal_to(eight, BACKSLASH) | controls_of(eight)
+        if special_bytes == 0:
             at += 8
             continue
-        at += int(np.int64(first_of(found)))
+        at += int(np.int64(first_of(special_bytes)))
         byte = byte_at(block, at)
         if byte == QUOTE:
             return at, escaped
@@ -113,9 +112,7 @@ def _find_end(block: np.ndarray, at: int) -> tuple[int, bool]:
 
 @kernel
 def read_escape(block: np.ndarray, at: int) -> tuple[int, int]:
-    """The code that stands behind a backslash (half of a pair of surrogates it may be), and the place behind it; -1
-    where there is none.
-    """
+    """Code after a backslash (maybe a surrogate), and the position after it; -1 if invalid."""
     byte = byte_at(block, at)
     if byte == SMALL_U:
         code = 0
@@ -136,7 +133,7 @@ def read_escape(block: np.ndarray, at: int) -> tuple[int, int]:
 
 @kernel
 def _read_value(block: np.ndarray, at: int, members: np.ndarray, place: int) -> int:
-    """Find the value of a member that begins at `at`; returns the place behind it, or -1 where it is not certain."""
+    """Find the value of a member that begins at `at`; returns the position after it, or -1 if unsupported."""
     byte = byte_at(block, at)
     if byte == QUOTE:
         end, escaped = _find_end(block, at + 1)
@@ -153,7 +150,7 @@ def _read_value(block: np.ndarray, at: int, members: np.ndarray, place: int) -> 
 
 @kernel
 def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
-    """The place behind a number, true, false or null, and its kind; -1 where none is certain."""
+    """Position after a number, true, false or null, and its kind; -1 if unsupported."""
     four = load64(block, at) & _FOUR_BYTES
     if four == _NULL:
         return at + 4, NULL
@@ -164,8 +161,12 @@ def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
     negative = byte_at(block, at) == _MINUS
     begin = at + 1 if negative else at
     at = _behind_digits(block, begin)
-    whole = at - begin
-    if whole == 0 or whole > MOST_DIGITS or (whole > 1 and byte_at(block, begin) == ZERO):
+    num_integer_digits = at - begin
+    if (
+        num_integer_digits == 0
+        or num_integer_digits > MOST_DIGITS
+        or (num_integer_digits > 1 and byte_at(block, begin) == ZERO)
+    ):
         return -1, INTEGER
     kind = INTEGER
     if byte_at(block, at) == _POINT:
@@ -176,7 +177,7 @@ def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
             return -1, FLOAT
         padded = byte_at(block, at - 1) == ZERO and decimals > 1
         small = byte_at(block, begin) == ZERO and decimals > 4 and load64(block, point + 1) & _FOUR_BYTES == _FOUR_ZEROS
-        kind = DOUBTFUL if padded or small or whole + decimals > EXACT_DIGITS else FLOAT
+        kind = DOUBTFUL if padded or small or num_integer_digits + decimals > EXACT_DIGITS else FLOAT
     if byte_at(block, at) | 0x20 == _E:
         at += 1
         if byte_at(block, at) in (_PLUS, _MINUS):
@@ -186,7 +187,7 @@ def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
         if at == begin:
             return -1, DOUBTFUL
     if kind == INTEGER and negative and byte_at(block, begin) == ZERO:
-        return -1, INTEGER  # Python has no -0
+        return -1, INTEGER  # Python's -0 is 0
     return at, kind
 
 
@@ -199,8 +200,8 @@ def _behind_digits(block: np.ndarray, at: int) -> int:
 
 @kernel
 def _skip_nested(block: np.ndarray, at: int) -> int:
-    """The place behind an object or array, or -1 where it is not certain."""
-    depth, objects = 0, np.uint64(0)  # its lowest bit says whether the innermost is an object
+    """Position after an object or array, or -1 if unsupported."""
+    depth, objects = 0, np.uint64(0)  # bit stack: the lowest bit is set in an object
     while True:
         byte = byte_at(block, at)
         if byte in (OPEN, _BEGIN):
@@ -209,7 +210,7 @@ def _skip_nested(block: np.ndarray, at: int) -> int:
             depth += 1
             objects = objects << np.uint64(1) | np.uint64(byte == OPEN)
             at = _behind_space(block, at + 1)
-            if byte_at(block, at) == byte + 2:  # its end: "[" and "]", "{" and "}" are two apart
+            if byte_at(block, at) == byte + 2:  # closing bracket: "[" and "]", "{" and "}" are two apart
                 depth, objects, at = depth - 1, objects >> np.uint64(1), at + 1
             else:
                 at = _behind_key(block, at) if byte == OPEN else at
@@ -244,7 +245,7 @@ def _skip_nested(block: np.ndarray, at: int) -> int:
 
 @kernel
 def _behind_key(block: np.ndarray, at: int) -> int:
-    """Where the value begins whose key begins at `at`, or -1."""
+    """Position of the value whose key begins at `at`, or -1."""
     if byte_at(block, at) != QUOTE:
         return -1
     at, _ = _find_end(block, at + 1)
