@@ -1,8 +1,7 @@
-"""The stage `clean`: edits that make text better instead of dropping it.
+"""Stage `clean`: edits that improve text instead of dropping it.
 
-The steps and their order are those of `mixtures/steps/clean.py`; each is a function from texts to edits, and what the
-stage writes down is all of them as one. Of every rule it writes how often it was applied to a document
-(`clean_<rule>`).
+The steps and their order are those of `mixtures/steps/clean.py`; each is a function from texts to edits, and the stage
+writes their composition. For every rule it writes the number of its applications to a document (`clean_<rule>`).
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ EMPTY = "clean/empty"
 REMOVED = "clean/max_removed_word_ratio"
 WORDS_LEFT, REMOVED_RATIO = "clean_words", "removed_word_ratio"
 RULE_PREFIX = "clean_"
-"""How the names of columns begin that say how often a rule was applied to a document."""
+"""Prefix of columns with the number of a rule's applications to a document."""
 SIZES = "bytes of "
-"""How the names of columns begin that say how many bytes a rule took or replaced; they are not stored."""
+"""Prefix of columns with the number of bytes that a rule removed or replaced; they are not stored."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class Step:
     """One step of cleaning.
 
     Attributes:
-        rules: names of what it does.
-        edit: n texts -> edits; per text and rule how often it was applied, and to how many bytes (int64 of shape
-            (n, rules), or (n,) for one rule).
+        rules: names of its rules.
+        edit: n texts -> edits; per text and rule the number of applications, and of bytes (int64 of shape (n, rules), or
+            (n,) for one rule).
     """
 
     rules: tuple[str, ...]
@@ -57,17 +56,17 @@ class Step:
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Edit every kept document by the configured steps.
 
-    Writes one annotation table per document shard, with `edits`; `clean_<rule>` for every rule that is switched on: how
-    often it was applied; `clean_words`: words left (a document with none is dropped, `clean/empty`); and
-    `removed_word_ratio` where the rules `dclm` run: the share of the words that they took.
+    Writes one annotation table per document shard, with `edits`; `clean_<rule>` for every enabled rule: its applications;
+    `clean_words`: words left (a document with none is dropped, `clean/empty`); and `removed_word_ratio` with the rules
+    `dclm`: the share of the words that they removed.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `clean` section (`mixtures.steps.clean.Clean`).
 
     Returns:
-        `counts`; `edits`: per rule in how many `documents` it was applied, how many `times`, and to how many `bytes`
-        (dropped documents included); `histograms` of `removed_word_ratio`.
+        `counts`; `edits`: per rule the `documents` it was applied to, its applications (`times`), and their `bytes`,
+        dropped documents included; `histograms` of `removed_word_ratio`.
 
     Raises:
         ConservationError: the counts do not balance.
@@ -110,7 +109,7 @@ def clean_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
 
 
 def steps(section: Clean) -> Iterator[Step]:
-    """The configured steps, in their order."""
+    """Yield the configured steps in order."""
     if section.fix_unicode:
         yield Step(("fix_unicode",), fix_unicode)
     if section.normalise != "none":
@@ -129,14 +128,16 @@ def clean_texts(texts: pa.Array, section: Clean) -> dict[str, Any]:
     """Clean n texts; a pure function of each.
 
     Returns:
-        the columns that `run` describes, and `SIZES + rule`: the bytes that each rule took or replaced.
+        the columns described in `run`, and `SIZES + rule`: the bytes that each rule removed or replaced.
     """
     edits = edits_array([()] * len(texts))
     columns: dict[str, Any] = {}
     for step in steps(section):
-        made, counts, sizes = step.edit(texts)
-        cleaned = texts if pc.max(pc.list_value_length(made)).as_py() in (None, 0) else apply_edits(texts, made)
-        edits = then(edits, made)
+        step_edits, counts, sizes = step.edit(texts)
+        cleaned = (
+            texts if pc.max(pc.list_value_length(step_edits)).as_py() in (None, 0) else apply_edits(texts, step_edits)
+        )
+        edits = then(edits, step_edits)
         shape = (len(texts), len(step.rules))
         for rule, count, size in zip(step.rules, counts.reshape(shape).T, sizes.reshape(shape).T, strict=True):
             columns[RULE_PREFIX + rule], columns[SIZES + rule] = count.copy(), size.copy()
@@ -147,7 +148,7 @@ def clean_texts(texts: pa.Array, section: Clean) -> dict[str, Any]:
 
 
 def judge(columns: Mapping[str, np.ndarray], section: Clean) -> np.ndarray:
-    """Why each of n documents goes, or None: objects of shape (n,)."""
+    """Reason to drop each of n documents, or None: objects of shape (n,)."""
     reasons = np.full(len(columns[WORDS_LEFT]), None, object)
     if section.max_removed_word_ratio is not None and REMOVED_RATIO in columns:
         reasons[columns[REMOVED_RATIO] > section.max_removed_word_ratio] = REMOVED
@@ -156,13 +157,13 @@ def judge(columns: Mapping[str, np.ndarray], section: Clean) -> np.ndarray:
 
 
 def removed_share(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Which share of the words went: float64 of shape (n,); 0 where there were none."""
+    """Share of the words that were removed: float64 of shape (n,); 0 for texts without words."""
     shares: np.ndarray = (before - after) / np.maximum(before, 1)
     return shares
 
 
 def count_words(texts: pa.Array) -> np.ndarray:
-    """Words (`str.split()`) of n texts: int64 of shape (n,)."""
+    """Number of words (`str.split()`) of n texts: int64 of shape (n,)."""
     data, offsets = text_buffers(texts)
     counts: np.ndarray = _count_words(data, offsets, code_point_flags())
     return counts

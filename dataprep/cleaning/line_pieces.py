@@ -1,7 +1,7 @@
-"""What a line rule leaves of a text: pieces, the edits that leave just them, and what the rules know of characters.
+"""Pieces of a text that line rules keep, the edits that keep only them, and the character classes of the rules.
 
-A piece is a row of int64: begin and end in bytes, and 1 where it begins a line (a newline goes before it, unless it is
-the first). Pieces of one text ascend and are disjoint; the text that is left is all of them, joined.
+A piece is a row of int64: begin and end in bytes, and 1 if it begins a line (a newline is put before it, unless it is
+the first). Pieces of a text are ascending and disjoint; the cleaned text is their concatenation.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ UPPER = np.uint8(1)
 DIGIT = np.uint8(2)
 """Flag: `str.isdigit()`."""
 DECIMAL = np.uint8(4)
-"""Flag: `str.isdecimal()`; what `\\d` means in a regular expression."""
+"""Flag: `str.isdecimal()`; `\\d` in a regular expression."""
 
 CLASSED = 0x20000
-"""From here on Unicode has ideographs, tags and variants only: none is upper case or a digit."""
+"""Code points from here on are ideographs, tags and variants: neither upper case nor digits."""
 ALIKE = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}
-"""The code points beyond ASCII that match an ASCII letter in a pattern that ignores case (documentation of `re`)."""
+"""Non-ASCII code points that match an ASCII letter in a case-insensitive pattern (documentation of `re`)."""
 
 
 @lru_cache(maxsize=1)
@@ -41,7 +41,7 @@ def character_classes() -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def ignored_case() -> np.ndarray:
-    """What an ASCII letter of a pattern that ignores case is compared with: uint32 of shape (CODE_POINTS,)."""
+    """Table of code points for comparing with ASCII letters, ignoring case: uint32 of shape (CODE_POINTS,)."""
     table = lower_case().copy()
     for code, letter in ALIKE.items():
         table[code] = ord(letter)
@@ -54,32 +54,32 @@ FIRST_CAPACITY = 64
 
 @kernel
 def new_rows() -> np.ndarray:
-    """Room for rows that `push` adds."""
+    """Uninitialised rows for `push`."""
     return np.empty((FIRST_CAPACITY, 3), np.int64)
 
 
 @kernel
 def push(rows: np.ndarray, count: int, begin: int, end: int, mark: int) -> np.ndarray:
-    """Write row number `count`; returns the rows, which may have moved."""
+    """Write row `count`; return the rows, which may have been reallocated."""
     if count == len(rows):
-        more = np.empty((2 * len(rows), 3), np.int64)
-        more[:count] = rows
-        rows = more
+        larger = np.empty((2 * len(rows), 3), np.int64)
+        larger[:count] = rows
+        rows = larger
     rows[count, BEGIN], rows[count, END], rows[count, NEW_LINE] = begin, end, mark
     return rows
 
 
 @kernel
 def strip_pieces(data: np.ndarray, pieces: np.ndarray, first: int, last: int, flags: np.ndarray) -> tuple[int, int]:
-    """Take whitespace from both ends of a text of pieces, as `str.strip()` does.
+    """Strip whitespace from both ends of a text of pieces, as `str.strip()`.
 
     Args:
-        data: the bytes that the pieces are ranges of.
+        data: bytes that the pieces are ranges of.
         pieces: changed in place.
         first, last: the text is the pieces from `first` up to `last`.
 
     Returns:
-        the same two for what is left.
+        `first` and `last` of the stripped text.
     """
     while first < last:
         begin, end = strip(data, pieces[first, BEGIN], pieces[first, END], flags)
@@ -100,29 +100,29 @@ def strip_pieces(data: np.ndarray, pieces: np.ndarray, first: int, last: int, fl
 def push_edits(
     edits: np.ndarray, count: int, data: np.ndarray, begin: int, end: int, pieces: np.ndarray, first: int, last: int
 ) -> tuple[np.ndarray, int]:
-    """Add the edits that leave just these pieces of the text `data[begin:end]`.
+    """Add the edits that reduce the text `data[begin:end]` to these pieces.
 
     Returns:
-        rows of begin and end within the text, and 1 where a newline takes the place; and their number.
+        rows of begin and end within the text, and 1 for replacement by a newline; and their number.
     """
-    at = begin
+    position = begin
     for piece in range(first, last):
-        to = pieces[piece, BEGIN]
+        next_begin = pieces[piece, BEGIN]
         newline = 1 if pieces[piece, NEW_LINE] and piece > first else 0
-        if newline and to > at and data[to - 1] == NEWLINE:  # the newline that is there stays
-            to, newline = to - 1, 0
-        if to > at or newline:
-            edits = push(edits, count, at - begin, to - begin, newline)
+        if newline and next_begin > position and data[next_begin - 1] == NEWLINE:  # keep the existing newline
+            next_begin, newline = next_begin - 1, 0
+        if next_begin > position or newline:
+            edits = push(edits, count, position - begin, next_begin - begin, newline)
             count += 1
-        at = pieces[piece, END]
-    if at < end:
-        edits = push(edits, count, at - begin, end - begin, 0)
+        position = pieces[piece, END]
+    if position < end:
+        edits = push(edits, count, position - begin, end - begin, 0)
         count += 1
     return edits, count
 
 
 def rows_array(rows: np.ndarray, offsets: np.ndarray) -> pa.Array:
-    """The column of edits from rows of `push_edits`.
+    """Column of edits from rows of `push_edits`.
 
     Args:
         rows: int64 of shape (m, 3).

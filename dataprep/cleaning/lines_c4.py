@@ -1,9 +1,9 @@
 """C4's line rules, as edits (tensorflow/datasets, `text/c4_utils.py`, `clean_page`; Raffel et al. 2020, section 2.2).
 
-A text is cut into lines as `str.splitlines()` does, and each is stripped. In this order, a line goes where
+A text is split into lines as by `str.splitlines()`, and each line is stripped. In this order, a line is removed if
 
 - `c4_long_word`: one of its words (`str.split()`) has more than `max_word_characters` code points;
-- after `c4_citations` has taken `[]`, `[12]` (decimal digits of any script), `[edit]` and `[citation needed]` out of
+- after `c4_citations` has removed `[]`, `[12]` (decimal digits of any script), `[edit]` and `[citation needed]` from
   it:
 - `c4_no_terminal_punctuation`: it does not end in `.`, `?`, `!` or `"` (in datatrove's dialect also `'`), or ends in
   `...`;
@@ -11,9 +11,9 @@ A text is cut into lines as `str.splitlines()` does, and each is stripped. In th
 - `c4_javascript`: its lower case contains `javascript`;
 - `c4_policy`: its lower case contains one of POLICY_PHRASES.
 
-The lines that are left, joined by newlines and stripped, are the text. Where the original drops the whole page
-(`lorem ipsum`, `{`, too few sentences), this drops nothing: that is for the rule set `c4` of the stage `filter`,
-which therefore sees only what the line rules left.
+The remaining lines, joined by newlines and stripped, are the text. Rules by which the original drops the entire page
+(`lorem ipsum`, `{`, too few sentences) are not applied here but in the rule set `c4` of the stage `filter`, which
+therefore sees only the remaining lines.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _CITATION_NEEDED = np.frombuffer(b"[citation needed]", np.uint8)
 
 
 def c4_lines(texts: pa.Array, options: C4Lines) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """The edits that C4's line rules make of n texts.
+    """Edits of C4's line rules for n texts.
 
     Returns:
-        edits (EDITS_TYPE); per text and rule of RULES how many lines (citations: places) it took, and their bytes
-        without what ended the lines: two int64 arrays of shape (n, 6).
+        edits (EDITS_TYPE); per text and rule of RULES the number of removed lines (citations: places), and their bytes
+        without line ends: two int64 arrays of shape (n, 6).
     """
     data, offsets = text_buffers(texts)
     rows, firsts, counts, sizes = _c4_lines(
@@ -105,47 +105,49 @@ def _c4_lines(
     needed: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
-    edits, made = new_rows(), 0
+    edits, edit_count = new_rows(), 0
     firsts = np.zeros(number + 1, np.int64)
     counts, sizes = np.zeros((number, 6), np.int64), np.zeros((number, 6), np.int64)
     pieces = new_rows()
     for text in range(number):
-        at, end, held = offsets[text], offsets[text + 1], 0
-        while at < end:
-            stop, following = end_of_line(data, at, end)
-            begin, last = strip(data, at, stop, flags)
-            verdict, before = KEPT, held
+        line_begin, end, piece_count = offsets[text], offsets[text + 1], 0
+        while line_begin < end:
+            stop, next_line = end_of_line(data, line_begin, end)
+            begin, last = strip(data, line_begin, stop, flags)
+            verdict, first_piece = KEPT, piece_count
             if max_word and has_long_word(data, begin, last, flags, max_word):
                 verdict = LONG_WORD
             else:
-                pieces, held = _push_line(pieces, held, data, begin, last, classes, citations, edit, needed)
-                if punctuation and not ends_in_punctuation(data, pieces[before:held], apostrophes):
+                pieces, piece_count = _push_line(
+                    pieces, piece_count, data, begin, last, classes, citations, edit, needed
+                )
+                if punctuation and not ends_in_punctuation(data, pieces[first_piece:piece_count], apostrophes):
                     verdict = PUNCTUATION
-                elif min_words and not has_words(data, pieces[before:held], flags, min_words):
+                elif min_words and not has_words(data, pieces[first_piece:piece_count], flags, min_words):
                     verdict = FEW_WORDS
                 elif javascript or policy:
                     verdict = _phrase_verdict(
-                        data, pieces[before:held], lower, phrases, phrase_offsets, javascript, policy
+                        data, pieces[first_piece:piece_count], lower, phrases, phrase_offsets, javascript, policy
                     )
             if verdict != KEPT:
                 counts[text, verdict] += 1
-                sizes[text, verdict] += stop - at
-                held = before
+                sizes[text, verdict] += stop - line_begin
+                piece_count = first_piece
             else:
-                counts[text, CITATIONS] += held - before - 1
-                sizes[text, CITATIONS] += pieces[held - 1, END] - begin
-                for piece in range(before, held):
+                counts[text, CITATIONS] += piece_count - first_piece - 1
+                sizes[text, CITATIONS] += pieces[piece_count - 1, END] - begin
+                for piece in range(first_piece, piece_count):
                     sizes[text, CITATIONS] -= pieces[piece, END] - pieces[piece, BEGIN]
-            at = following
-        first, last = strip_pieces(data, pieces, 0, held, flags)
-        edits, made = push_edits(edits, made, data, offsets[text], end, pieces, first, last)
-        firsts[text + 1] = made
-    return edits[:made], firsts, counts, sizes
+            line_begin = next_line
+        first, last = strip_pieces(data, pieces, 0, piece_count, flags)
+        edits, edit_count = push_edits(edits, edit_count, data, offsets[text], end, pieces, first, last)
+        firsts[text + 1] = edit_count
+    return edits[:edit_count], firsts, counts, sizes
 
 
 @kernel
 def end_of_line(data: np.ndarray, at: int, end: int) -> tuple[int, int]:
-    """Where the line that begins at a byte ends, and where the next begins, as `str.splitlines()` has it."""
+    """End of the line that begins at `at`, and start of the next line, as for `str.splitlines()`."""
     while at < end:
         byte = data[at]
         if byte == 0x0D and at + 1 < end and data[at + 1] == 0x0A:
@@ -162,16 +164,16 @@ def end_of_line(data: np.ndarray, at: int, end: int) -> tuple[int, int]:
 
 @kernel
 def has_long_word(data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: int) -> bool:
-    """Whether a word has more than `most` code points."""
-    if end - begin <= most:  # no need to look: it has no more code points than bytes
+    """Return True if a word has more than `most` code points."""
+    if end - begin <= most:  # it has no more code points than bytes
         return False
-    length, at = 0, begin
-    while at < end:
-        code, width = decode(data, at)
+    length, position = 0, begin
+    while position < end:
+        code, width = decode(data, position)
         length = 0 if flags[code] & SPACE else length + 1
         if length > most:
             return True
-        at += width
+        position += width
     return False
 
 
@@ -187,24 +189,24 @@ def _push_line(
     edit: np.ndarray,
     needed: np.ndarray,
 ) -> tuple[np.ndarray, int]:
-    """Add a line without its citations; a line of nothing but citations is one empty piece, and more."""
-    mark, at = 1, begin
-    while citations and at < end:
-        if data[at] == 0x5B:
-            stop = end_of_citation(data, at, end, classes, edit, needed)
-            if stop > at:
-                pieces = push(pieces, count, begin, at, mark)
-                count, mark, begin, at = count + 1, 0, stop, stop
+    """Add a line without its citations; a line of only citations becomes empty pieces."""
+    is_line_begin, position = 1, begin
+    while citations and position < end:
+        if data[position] == 0x5B:
+            stop = end_of_citation(data, position, end, classes, edit, needed)
+            if stop > position:
+                pieces = push(pieces, count, begin, position, is_line_begin)
+                count, is_line_begin, begin, position = count + 1, 0, stop, stop
                 continue
-        at += 1
-    return push(pieces, count, begin, end, mark), count + 1
+        position += 1
+    return push(pieces, count, begin, end, is_line_begin), count + 1
 
 
 @kernel
 def end_of_citation(
     data: np.ndarray, at: int, end: int, classes: np.ndarray, edit: np.ndarray, needed: np.ndarray
 ) -> int:
-    """Where the citation that begins at a `[` ends; `at` itself where none does."""
+    """End of the citation that begins at the `[` at `at`; `at` itself if there is none."""
     for fixed in (edit, needed):
         if end - at >= len(fixed) and np.all(data[at : at + len(fixed)] == fixed):
             return at + len(fixed)
@@ -221,17 +223,17 @@ def end_of_citation(
 
 @kernel
 def ends_in_punctuation(data: np.ndarray, pieces: np.ndarray, apostrophes: bool) -> bool:
-    """Whether a line of pieces ends in `.`, `?`, `!`, `"` or, where asked for, `'`, and not in `...`."""
+    """Return True if a line of pieces ends in `.`, `?`, `!`, `"` or, with `apostrophes`, `'`, but not in `...`."""
     piece, dots = len(pieces) - 1, 0
-    at = pieces[piece, END]
+    position = pieces[piece, END]
     while dots < 3:
-        while at == pieces[piece, BEGIN]:
+        while position == pieces[piece, BEGIN]:
             piece -= 1
             if piece < 0:
                 return dots > 0
-            at = pieces[piece, END]
-        at -= 1
-        byte = data[at]
+            position = pieces[piece, END]
+        position -= 1
+        byte = data[position]
         if byte != 0x2E:
             return dots > 0 or byte == 0x3F or byte == 0x21 or byte == 0x22 or (apostrophes and byte == 0x27)
         dots += 1
@@ -240,19 +242,19 @@ def ends_in_punctuation(data: np.ndarray, pieces: np.ndarray, apostrophes: bool)
 
 @kernel
 def has_words(data: np.ndarray, pieces: np.ndarray, flags: np.ndarray, least: int) -> bool:
-    """Whether a line of pieces has so many words."""
-    words, inside = 0, False
+    """Return True if a line of pieces has at least `least` words."""
+    words, in_word = 0, False
     for piece in range(len(pieces)):
-        at = pieces[piece, BEGIN]
-        while at < pieces[piece, END]:
-            code, width = decode(data, at)
+        position = pieces[piece, BEGIN]
+        while position < pieces[piece, END]:
+            code, width = decode(data, position)
             space = flags[code] & SPACE != 0
-            if not space and not inside:
+            if not space and not in_word:
                 words += 1
                 if words >= least:
                     return True
-            inside = not space
-            at += width
+            in_word = not space
+            position += width
     return False
 
 
@@ -266,22 +268,22 @@ def _phrase_verdict(
     javascript: bool,
     policy: bool,
 ) -> int:
-    """JAVASCRIPT before POLICY, wherever in the line; the phrases are `javascript` and POLICY_PHRASES."""
+    """Verdict on a line: JAVASCRIPT before POLICY, at any position; the phrases are `javascript` and POLICY_PHRASES."""
     verdict = KEPT
     first, last = 0 if javascript else 1, len(phrase_offsets) - 1 if policy else 1
     for piece in range(len(pieces)):
-        at, end = pieces[piece, BEGIN], pieces[piece, END]
-        while at < end:
-            code, width = decode(data, at)
+        position, end = pieces[piece, BEGIN], pieces[piece, END]
+        while position < end:
+            code, width = decode(data, position)
             letter = lower[code]
             for phrase in range(first, last):
                 begin, stop = phrase_offsets[phrase], phrase_offsets[phrase + 1]
-                if letter == phrases[begin] and _continues(data, pieces, piece, at, lower, phrases[begin:stop]):
+                if letter == phrases[begin] and _continues(data, pieces, piece, position, lower, phrases[begin:stop]):
                     if phrase == 0:
                         return JAVASCRIPT
                     verdict, first, last = POLICY, 0, 1 if javascript else 0
                     break
-            at += width
+            position += width
     return verdict
 
 
@@ -289,15 +291,15 @@ def _phrase_verdict(
 def _continues(
     data: np.ndarray, pieces: np.ndarray, piece: int, at: int, lower: np.ndarray, phrase: np.ndarray
 ) -> bool:
-    """Whether the lower case of a line of pieces continues with an ASCII phrase at this byte of this piece."""
-    for wanted in phrase:
+    """Return True if the lower case of a line of pieces continues with an ASCII phrase at byte `at` of a piece."""
+    for letter in phrase:
         while at == pieces[piece, END]:
             piece += 1
             if piece == len(pieces):
                 return False
             at = pieces[piece, BEGIN]
         code, width = decode(data, at)
-        if lower[code] != wanted:
+        if lower[code] != letter:
             return False
         at += width
     return True

@@ -1,23 +1,23 @@
 """RefinedWeb's line corrections, as edits, by DCLM's definitions (mlfoundations/dclm, `mappers/modifiers.py`).
 
-The steps run one after the other over the whole text, whose lines end at U+000A; all but `dclm_few_words` strip the
-text afterwards. Empty lines stay. A line goes where
+The steps run one after another over the entire text, whose lines end at U+000A; all but `dclm_few_words` strip the text
+afterwards. Empty lines stay. A line is removed if
 
 - `dclm_uppercase`: upper-case code points (`str.isupper()`) / code points > `max_uppercase_ratio`;
 - `dclm_digits`: digits (`str.isdigit()`) / code points > `max_digit_ratio`;
-- `dclm_counters`: in lower case it is a number (decimal digits, commas and dots, maybe `k`, `m` or `b`), whitespace,
-  and one of COUNTED, with nothing but non-word characters around it;
+- `dclm_counters`: in lower case it is a number (decimal digits, commas and dots, optionally `k`, `m` or `b`),
+  whitespace, and one of COUNTED, with only non-word characters around it;
 - `dclm_few_words`: it has fewer than `min_words` words (`str.split()`).
 
-Out of lines of at most `max_substring_words` words, `dclm_substrings` takes, in any case:
+From lines of at most `max_substring_words` words, `dclm_substrings` removes, ignoring case:
 
 - every `items in cart`, with one whitespace before it;
-- a closing `read more` and three more characters, with one whitespace before it: the pattern of DCLM is `Read more...`
-  with its dots unescaped;
+- a closing `read more` and three more characters, with one whitespace before it: DCLM's pattern is `Read more...` with
+  unescaped dots;
 - an opening `sign-in`, with one whitespace after it.
 
-A line of which these leave only whitespace goes, and so does one that was only whitespace before. DCLM removes URLs
-and caps newlines before these steps; URLs stay here, and `max_newlines` caps after them.
+A line that these reduce to whitespace is removed, as is a line that was only whitespace before. DCLM removes URLs and
+caps newlines before these steps; here URLs stay, and `max_newlines` caps after them.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ UPPERCASE, DIGITS, COUNTERS, FEW_WORDS, SUBSTRINGS = range(len(RULES))
 ANYWHERE, AT_END, AT_BEGIN = range(3)
 SUBSTRING_STEPS = ((ANYWHERE, "items in cart"), (AT_END, "read more"), (AT_BEGIN, "sign-in"))
 WILD_CHARACTERS = 3
-"""Characters of any kind after the phrase that closes a line."""
+"""Arbitrary characters after the phrase that closes a line."""
 CARRIAGE_RETURN = np.uint8(0x0D)
 NEVER = 2.0
-"""A ratio that no line exceeds."""
+"""Ratio that no line exceeds."""
 
 _COUNTED = [np.frombuffer(word.encode(), np.uint8) for word in COUNTED]
 _COUNTED_BYTES = np.concatenate(_COUNTED)
@@ -75,11 +75,11 @@ _COUNTED_OFFSETS = np.concatenate([[0], np.cumsum([len(word) for word in _COUNTE
 
 
 def dclm_lines(texts: pa.Array, options: DclmLines) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """The edits that DCLM's line rules make of n texts.
+    """Edits of DCLM's line rules for n texts.
 
     Returns:
-        edits (EDITS_TYPE); per text and rule of RULES how many lines it took (`dclm_substrings`: changed or took), and
-        their bytes (`dclm_substrings`: what it took): two int64 arrays of shape (n, 5).
+        edits (EDITS_TYPE); per text and rule of RULES the number of removed lines (`dclm_substrings`: changed or removed),
+        and their bytes (`dclm_substrings`: removed bytes): two int64 arrays of shape (n, 5).
     """
     data, offsets = text_buffers(texts)
     rows, firsts, counts, sizes = _drop_lines(
@@ -96,7 +96,7 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> tuple[pa.Array, np.ndarra
         _COUNTED_OFFSETS,
     )
     edits = rows_array(rows, firsts)
-    for place, phrase in SUBSTRING_STEPS if options.substrings else ():
+    for position, phrase in SUBSTRING_STEPS if options.substrings else ():
         data, offsets = text_buffers(apply_edits(texts, edits))
         rows, firsts = _cut_substrings(
             data,
@@ -104,7 +104,7 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> tuple[pa.Array, np.ndarra
             code_point_flags(),
             ignored_case(),
             options.max_substring_words,
-            place,
+            position,
             np.frombuffer(phrase.encode(), np.uint8),
             counts,
             sizes,
@@ -128,7 +128,7 @@ def _drop_lines(
     counted_offsets: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
-    edits, made = new_rows(), 0
+    edits, edit_count = new_rows(), 0
     firsts = np.zeros(number + 1, np.int64)
     counts, sizes = np.zeros((number, 5), np.int64), np.zeros((number, 5), np.int64)
     lines = new_rows()
@@ -136,21 +136,21 @@ def _drop_lines(
         lines, last = _push_lines(lines, data, offsets[text], offsets[text + 1])
         first = 0
         for rule in range(4):
-            used = (max_uppercase <= 1.0, max_digits <= 1.0, counters, min_words > 0)[rule]
-            if not used:
+            is_enabled = (max_uppercase <= 1.0, max_digits <= 1.0, counters, min_words > 0)[rule]
+            if not is_enabled:
                 continue
             kept = first
             for line in range(first, last):
                 begin, end = lines[line, BEGIN], lines[line, END]
                 if rule == UPPERCASE:
-                    goes = begin < end and _ratio(data, begin, end, classes, UPPER) > max_uppercase
+                    is_removed = begin < end and _ratio(data, begin, end, classes, UPPER) > max_uppercase
                 elif rule == DIGITS:
-                    goes = begin < end and _ratio(data, begin, end, classes, DIGIT) > max_digits
+                    is_removed = begin < end and _ratio(data, begin, end, classes, DIGIT) > max_digits
                 elif rule == COUNTERS:
-                    goes = is_counter(data, begin, end, flags, classes, lower, counted, counted_offsets)
+                    is_removed = is_counter(data, begin, end, flags, classes, lower, counted, counted_offsets)
                 else:
-                    goes = begin < end and not more_words(data, begin, end, flags, min_words - 1)
-                if goes:
+                    is_removed = begin < end and not more_words(data, begin, end, flags, min_words - 1)
+                if is_removed:
                     counts[text, rule] += 1
                     sizes[text, rule] += end - begin
                 else:
@@ -159,14 +159,14 @@ def _drop_lines(
             last = kept
             if rule != FEW_WORDS:
                 first, last = strip_pieces(data, lines, first, last, flags)
-        edits, made = push_edits(edits, made, data, offsets[text], offsets[text + 1], lines, first, last)
-        firsts[text + 1] = made
-    return edits[:made], firsts, counts, sizes
+        edits, edit_count = push_edits(edits, edit_count, data, offsets[text], offsets[text + 1], lines, first, last)
+        firsts[text + 1] = edit_count
+    return edits[:edit_count], firsts, counts, sizes
 
 
 @kernel
 def _push_lines(lines: np.ndarray, data: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, int]:
-    """The lines of a text, as `str.split` at newlines has them: one more than there are newlines."""
+    """Lines of a text, as by `str.split` at newlines: one more than there are newlines."""
     count = 0
     while True:
         stop = skip_to_newlines(data, begin, end, 1)
@@ -178,15 +178,15 @@ def _push_lines(lines: np.ndarray, data: np.ndarray, begin: int, end: int) -> tu
 
 
 @kernel
-def _ratio(data: np.ndarray, begin: int, end: int, classes: np.ndarray, wanted: int) -> float:
+def _ratio(data: np.ndarray, begin: int, end: int, classes: np.ndarray, flag: int) -> float:
     """Share of the code points that have a flag."""
-    found, length = 0, 0
+    flagged, length = 0, 0
     while begin < end:
         code, width = decode(data, begin)
-        found += classes[code] & wanted != 0
+        flagged += classes[code] & flag != 0
         length += 1
         begin += width
-    return found / length
+    return flagged / length
 
 
 @kernel
@@ -200,8 +200,8 @@ def is_counter(
     counted: np.ndarray,
     counted_offsets: np.ndarray,
 ) -> bool:
-    """Whether a line is a number of likes, views and so on, and nothing else; every character is looked at once."""
-    at = _skip_others(data, at, end, flags, lower)
+    """Return True if a line is only a number of likes, views and so on; every character is read once."""
+    at = _skip_non_word(data, at, end, flags, lower)
     if at == end or classes[decode(data, at)[0]] & DECIMAL == 0:
         return False
     while at < end:
@@ -211,26 +211,26 @@ def is_counter(
         at += width
     if at < end and data[at] < 0x80 and lower[data[at]] in (0x6B, 0x6D, 0x62):
         at += 1
-    elif at < end and decode(data, at)[0] == 0x212A:  # the Kelvin sign's lower case is k
+    elif at < end and decode(data, at)[0] == 0x212A:  # the lower case of the Kelvin sign is k
         at += 3
-    spaces = at
+    spaces_begin = at
     while at < end:
         code, width = decode(data, at)
         if flags[code] & SPACE == 0:
             break
         at += width
-    if at == spaces:
+    if at == spaces_begin:
         return False
     for word in range(len(counted_offsets) - 1):
         stop = after_phrase(data, at, end, lower, counted[counted_offsets[word] : counted_offsets[word + 1]])
         if stop > at:
-            return _skip_others(data, stop, end, flags, lower) == end
+            return _skip_non_word(data, stop, end, flags, lower) == end
     return False
 
 
 @kernel
-def _skip_others(data: np.ndarray, at: int, end: int, flags: np.ndarray, lower: np.ndarray) -> int:
-    """Where the first word character from here is."""
+def _skip_non_word(data: np.ndarray, at: int, end: int, flags: np.ndarray, lower: np.ndarray) -> int:
+    """Offset of the first word character from `at` on."""
     while at < end:
         code, width = decode(data, at)
         if flags[lower[code]] & WORD:
@@ -241,12 +241,12 @@ def _skip_others(data: np.ndarray, at: int, end: int, flags: np.ndarray, lower: 
 
 @kernel
 def after_phrase(data: np.ndarray, at: int, end: int, table: np.ndarray, phrase: np.ndarray) -> int:
-    """Where an ASCII phrase that begins at a byte ends, code points compared as a table has them; 0 if none does."""
-    for wanted in phrase:
+    """End of an ASCII phrase that begins at `at`, comparing code points through `table`; 0 if it does not match."""
+    for letter in phrase:
         if at >= end:
             return 0
         code, width = decode(data, at)
-        if table[code] != wanted:
+        if table[code] != letter:
             return 0
         at += width
     return at
@@ -254,16 +254,16 @@ def after_phrase(data: np.ndarray, at: int, end: int, table: np.ndarray, phrase:
 
 @kernel
 def more_words(data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: int) -> bool:
-    """Whether a range has more than `most` words."""
-    words, inside = 0, False
+    """Return True if a range has more than `most` words."""
+    words, in_word = 0, False
     while begin < end:
         code, width = decode(data, begin)
         space = flags[code] & SPACE != 0
-        if not space and not inside:
+        if not space and not in_word:
             words += 1
             if words > most:
                 return True
-        inside = not space
+        in_word = not space
         begin += width
     return False
 
@@ -281,30 +281,32 @@ def _cut_substrings(
     sizes: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     number = len(offsets) - 1
-    edits, made = new_rows(), 0
+    edits, edit_count = new_rows(), 0
     firsts = np.zeros(number + 1, np.int64)
     pieces = new_rows()
     for text in range(number):
-        begin, held = offsets[text], 0
+        begin, piece_count = offsets[text], 0
         while True:
             end = skip_to_newlines(data, begin, offsets[text + 1], 1)
-            before, taken = held, 0
+            first_piece, removed_bytes = piece_count, 0
             if end - begin >= len(phrase) and not more_words(data, begin, end, flags, most_words):
-                pieces, held, taken = _push_without(pieces, held, data, begin, end, flags, table, place, phrase)
+                pieces, piece_count, removed_bytes = _push_without(
+                    pieces, piece_count, data, begin, end, flags, table, place, phrase
+                )
             else:
-                pieces = push(pieces, held, begin, end, 1)
-                held += 1
-            if begin < end and _only_space(data, pieces[before:held], flags):
-                held, taken = before, end - begin
-            counts[text, SUBSTRINGS] += taken > 0
-            sizes[text, SUBSTRINGS] += taken
+                pieces = push(pieces, piece_count, begin, end, 1)
+                piece_count += 1
+            if begin < end and _is_blank(data, pieces[first_piece:piece_count], flags):
+                piece_count, removed_bytes = first_piece, end - begin
+            counts[text, SUBSTRINGS] += removed_bytes > 0
+            sizes[text, SUBSTRINGS] += removed_bytes
             if end == offsets[text + 1]:
                 break
             begin = end + 1
-        first, last = strip_pieces(data, pieces, 0, held, flags)
-        edits, made = push_edits(edits, made, data, offsets[text], offsets[text + 1], pieces, first, last)
-        firsts[text + 1] = made
-    return edits[:made], firsts
+        first, last = strip_pieces(data, pieces, 0, piece_count, flags)
+        edits, edit_count = push_edits(edits, edit_count, data, offsets[text], offsets[text + 1], pieces, first, last)
+        firsts[text + 1] = edit_count
+    return edits[:edit_count], firsts
 
 
 @kernel
@@ -319,7 +321,7 @@ def _push_without(
     place: int,
     phrase: np.ndarray,
 ) -> tuple[np.ndarray, int, int]:
-    """Add a line without the phrase; and how many bytes that took."""
+    """Add a line without the phrase; return also the number of removed bytes."""
     if place == AT_BEGIN:
         stop = after_phrase(data, begin, end, table, phrase)
         if stop == 0:
@@ -329,12 +331,12 @@ def _push_without(
             stop += width if flags[code] & SPACE else 0
         return push(pieces, count, stop, end, 1), count + 1, stop - begin
     if place == AT_END:
-        at = _back(data, begin, end, len(phrase) + WILD_CHARACTERS)
+        at = _step_back(data, begin, end, len(phrase) + WILD_CHARACTERS)
         if at < 0 or after_phrase(data, at, end, table, phrase) == 0:
             return push(pieces, count, begin, end, 1), count + 1, 0
         at = _before_space(data, begin, at, flags)
         return push(pieces, count, begin, at, 1), count + 1, end - at
-    mark, at, taken = 1, begin, 0
+    is_line_begin, at, removed_bytes = 1, begin, 0
     while at < end:
         code, width = decode(data, at)
         stop = 0
@@ -342,26 +344,26 @@ def _push_without(
             stop = after_phrase(data, at, end, table, phrase)
         if stop:
             cut = _before_space(data, begin, at, flags)
-            pieces = push(pieces, count, begin, cut, mark)
-            count, mark, taken = count + 1, 0, taken + stop - cut
+            pieces = push(pieces, count, begin, cut, is_line_begin)
+            count, is_line_begin, removed_bytes = count + 1, 0, removed_bytes + stop - cut
             begin, at = stop, stop
         else:
             at += width
-    return push(pieces, count, begin, end, mark), count + 1, taken
+    return push(pieces, count, begin, end, is_line_begin), count + 1, removed_bytes
 
 
 @kernel
 def _before_space(data: np.ndarray, begin: int, at: int, flags: np.ndarray) -> int:
-    """Where the one whitespace before a byte begins; the byte itself where there is none."""
-    space = _back(data, begin, at, 1)
+    """Start of the whitespace character before a byte; the byte itself if there is none."""
+    space = _step_back(data, begin, at, 1)
     if space >= 0 and flags[decode(data, space)[0]] & SPACE:
         return space
     return at
 
 
 @kernel
-def _back(data: np.ndarray, begin: int, at: int, characters: int) -> int:
-    """Where so many code points before a byte begin; -1 where there are fewer."""
+def _step_back(data: np.ndarray, begin: int, at: int, characters: int) -> int:
+    """Start of the `characters` code points before a byte; -1 if there are fewer."""
     for _ in range(characters):
         if at <= begin:
             return -1
@@ -372,7 +374,7 @@ def _back(data: np.ndarray, begin: int, at: int, characters: int) -> int:
 
 
 @kernel
-def _only_space(data: np.ndarray, pieces: np.ndarray, flags: np.ndarray) -> bool:
+def _is_blank(data: np.ndarray, pieces: np.ndarray, flags: np.ndarray) -> bool:
     for piece in range(len(pieces)):
         begin, end = strip(data, pieces[piece, BEGIN], pieces[piece, END], flags)
         if begin < end:
@@ -381,10 +383,10 @@ def _only_space(data: np.ndarray, pieces: np.ndarray, flags: np.ndarray) -> bool
 
 
 def cap_newlines(texts: pa.Array, most: int) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """The edits that cut every run of line ends to its first `most`; a line end is U+000A or U+000D U+000A.
+    """Edits that cut every run of line ends to its first `most`; a line end is U+000A or U+000D U+000A.
 
     Returns:
-        edits (EDITS_TYPE); per text the number of runs that were cut, and the bytes: two int64 arrays of shape (n,).
+        edits (EDITS_TYPE); per text the number of cut runs, and their bytes: two int64 arrays of shape (n,).
     """
     data, offsets = text_buffers(texts)
     begins, ends, firsts, sizes = _long_runs(data, offsets, most)
@@ -397,18 +399,18 @@ def _long_runs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     firsts, sizes = np.zeros(number + 1, np.int64), np.zeros(number, np.int64)
-    room = (offsets[number] - offsets[0]) // (most + 1) + 1
-    begins, ends = np.empty(room, np.int64), np.empty(room, np.int64)
+    capacity = (offsets[number] - offsets[0]) // (most + 1) + 1
+    begins, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     count = 0
     for text in range(number):
         begin, end = offsets[text], offsets[text + 1]
         run, run_end = 0, begin
-        for at in range(begin, end):
-            if data[at] != NEWLINE:
+        for position in range(begin, end):
+            if data[position] != NEWLINE:
                 continue
-            line_end = at - 1 if at > begin and data[at - 1] == CARRIAGE_RETURN else at
+            line_end = position - 1 if position > begin and data[position - 1] == CARRIAGE_RETURN else position
             run = run + 1 if line_end == run_end else 1
-            run_end = at + 1
+            run_end = position + 1
             if run == most + 1:
                 begins[count] = line_end - begin
                 count += 1

@@ -1,7 +1,7 @@
-"""Masking of personal data, as edits. What is found where is defined in `pii.py` and `pii.py`.
+"""Masking of personal data, as edits; the matchers are in `pii.py`.
 
-What takes the place of a value depends on the value alone, so equal values stay equal and no order of documents
-matters. Placeholders are values that nobody has and that no matcher finds again:
+A replacement depends only on the value, so that equal values stay equal and the order of documents does not matter.
+Placeholders are values that belong to nobody and that no matcher finds again:
 
 - `email`: `user0000@example.com` to `user9999@example.com` (RFC 2606);
 - `ip`: an address of the three documentation networks (RFC 5737), or of 2001:db8:: (RFC 3849);
@@ -30,82 +30,82 @@ DOCUMENTATION_NETWORKS = ("192.0.2", "198.51.100", "203.0.113")
 """RFC 5737: TEST-NET-1 to 3; 254 hosts each."""
 
 Found = tuple[int, int, PiiKind]
-"""Bytes `begin` up to `end` of a text, and what they are."""
+"""Start and end of a byte range in a text, and its kind."""
 
 
 def mask(texts: pa.Array, options: Mask) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """The edits that replace the personal data of n texts.
+    """Edits that replace the personal data of n texts.
 
     Returns:
-        edits (EDITS_TYPE); per text and rule of `rules` how many values are replaced, and their bytes: two int64
-        arrays of shape (n, rules).
+        edits (EDITS_TYPE); per text and rule of `rules` the number of replaced values, and their bytes: two int64 arrays
+        of shape (n, rules).
     """
     data, offsets = text_buffers(texts)
-    wanted = np.array([kind in options.kinds for kind in KINDS], bool)
-    rows, firsts = find_anchors(data, offsets, wanted)
+    is_masked = np.array([kind in options.kinds for kind in KINDS], bool)
+    rows, firsts = find_anchors(data, offsets, is_masked)
     anchors, bounds = rows[:, :2].tolist(), firsts.tolist()
     edits: list[Sequence[Edit]] = []
     counts, sizes = np.zeros((len(texts), len(KINDS)), np.int64), np.zeros((len(texts), len(KINDS)), np.int64)
     for number in range(len(texts)):
-        of_text = anchors[bounds[number] : bounds[number + 1]]
-        if not of_text:
+        text_anchors = anchors[bounds[number] : bounds[number + 1]]
+        if not text_anchors:
             edits.append(())
             continue
         text = data[offsets[number] : offsets[number + 1]].tobytes()
-        found = find_pii(text, of_text)
-        edits.append([(begin, end, replacement(text[begin:end], kind, options.style)) for begin, end, kind in found])
-        for begin, end, kind in found:
+        spans = find_pii(text, text_anchors)
+        edits.append([(begin, end, replacement(text[begin:end], kind, options.style)) for begin, end, kind in spans])
+        for begin, end, kind in spans:
             counts[number, KINDS.index(kind)] += 1
             sizes[number, KINDS.index(kind)] += end - begin
-    return edits_array(edits), counts[:, wanted], sizes[:, wanted]
+    return edits_array(edits), counts[:, is_masked], sizes[:, is_masked]
 
 
 def rules(options: Mask) -> tuple[str, ...]:
-    """The names of what is masked: `mask_email` and so on, in the order of KINDS."""
+    """Names of the masked kinds: `mask_email` and so on, in the order of KINDS."""
     return tuple(f"mask_{kind}" for kind in KINDS if kind in options.kinds)
 
 
 def find_pii(text: bytes, anchors: Sequence[Sequence[int]]) -> list[Found]:
-    """The personal data at some places of a text, ascending and disjoint.
+    """Personal data at the anchors of a text, ascending and disjoint.
 
-    Where two overlap, that of the kind which comes first in KINDS stays; of one kind, the one that begins first.
+    If two spans overlap, the one whose kind comes first in KINDS is kept; of one kind, the one that begins first.
 
     Args:
         text: UTF-8.
-        anchors: (place, number of the kind), as `find_anchors` has them.
+        anchors: (place, number of the kind), from `find_anchors`.
     """
-    taken: list[Found] = []
+    accepted: list[Found] = []
     for number, kind in enumerate(KINDS):
-        last, spans = 0, []
-        for at in (place for place, of_kind in anchors if of_kind == number):
-            span = MATCHERS[kind](text, at)
-            if span is not None and span[0] >= last:
+        last_end, spans = 0, []
+        for anchor in (place for place, anchor_kind in anchors if anchor_kind == number):
+            span = MATCHERS[kind](text, anchor)
+            if span is not None and span[0] >= last_end:
                 spans.append((*span, kind))
-                last = span[1]
-        taken = _merge(taken, spans)
-    return taken
+                last_end = span[1]
+        accepted = _merge(accepted, spans)
+    return accepted
 
 
-def _merge(taken: list[Found], spans: list[Found]) -> list[Found]:
-    """Both, sorted, without the spans that overlap one that is taken."""
-    if not taken or not spans:
-        return taken or spans
-    free, at = [], 0
+def _merge(accepted: list[Found], spans: list[Found]) -> list[Found]:
+    """Merge sorted spans, without those in `spans` that overlap an accepted one."""
+    if not accepted or not spans:
+        return accepted or spans
+    free, index = [], 0
     for span in spans:
-        while at < len(taken) and taken[at][1] <= span[0]:
-            at += 1
-        if at == len(taken) or span[1] <= taken[at][0]:
+        while index < len(accepted) and accepted[index][1] <= span[0]:
+            index += 1
+        if index == len(accepted) or span[1] <= accepted[index][0]:
             free.append(span)
-    return sorted([*taken, *free])
+    return sorted([*accepted, *free])
 
 
 def replacement(value: bytes, kind: PiiKind, style: Literal["placeholder", "tag"]) -> str:
-    """What takes the place of a value."""
+    """Replacement of a value."""
     return f"<{kind.upper()}>" if style == "tag" else placeholder(value.decode("utf-8"), kind)
 
 
 def placeholder(value: str, kind: PiiKind) -> str:
-    """A value of the same kind that nobody has, chosen by the hash of this one, whose spelling does not matter."""
+    """Unassigned value of the same kind, chosen by a hash of the value that ignores its spelling."""
     if kind == "email":
         return f"user{_choose(value.lower(), kind, 10_000):04d}@example.com"
     if kind == "ip":

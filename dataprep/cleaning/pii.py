@@ -1,34 +1,34 @@
-"""What counts as personal data: matchers of addresses and numbers, and where in a text they have to look.
+"""Definitions of personal data: matchers of addresses and numbers, and the places in a text where they look.
 
-A matcher gets a text as UTF-8 bytes and a place in it, and says which bytes around that place are personal data, if
-any. Every pattern has bounded repetitions, so a matcher's cost has a bound whatever the text.
+A matcher takes a text as UTF-8 bytes and a place in it, and returns the range of personal data at that place, or None.
+All repetitions in the patterns are bounded, so the cost of a matcher is bounded for every text.
 
-- `email` (place: the `@`): a local part of at most 64 bytes (RFC 5321) of letters, digits and `._%+'-`, Latin letters
-  with marks included, without a dot at its ends or two in a row; and a domain name that ends in a top level of the
-  public suffix list. The reserved domains of RFC 2606 are nobody's; `git@host:path` is not a mail address.
-- `ip` (place: the first digit): what `ipaddress` reads as an address and calls global; IPv6 written from its first
-  group of four digits on (2000::/3, all that is assigned so far). Networks (`.0` or `::` at the end) stay, and so does
-  what is rather a version: four numbers that are part of a longer name, that follow a word such as `version` or
-  `section`, or of which three are below 10.
+- `email` (place: the `@`): a local part of at most 64 bytes (RFC 5321) of letters, digits and `._%+'-`, including Latin
+  letters with diacritics, without a dot at its ends or two in a row; and a domain name that ends in a top level of the
+  public suffix list. The reserved domains of RFC 2606 are excluded; `git@host:path` is not a mail address.
+- `ip` (place: the first digit): an address that `ipaddress` parses and calls global; IPv6 starting with a group of four
+  digits (2000::/3, the only assigned range so far). Networks (`.0` or `::` at the end) stay, as do probable versions:
+  four numbers that are part of a longer name, that follow a word such as `version` or `section`, or of which three are
+  below 10.
 
-- `iban` (place: its first letter): a country's code, two check digits and as many letters and digits as that country
-  has (ISO 13616, the registry of SWIFT), in capitals, alone or in groups with single spaces or hyphens; the remainder
+- `iban` (place: its first letter): a country's code, two check digits and the country's number of letters and digits
+  (ISO 13616, the registry of SWIFT), in capitals, contiguous or in groups with single spaces or hyphens; the remainder
   modulo 97 is 1.
-- `card` (place: its first digit): 13 to 19 digits, alone or in the groups that cards show, one separator throughout;
-  an issuer's prefix and length (ISO/IEC 7812); Luhn's check digit.
+- `card` (place: its first digit): 13 to 19 digits, contiguous or in the groups printed on cards, with one separator
+  throughout; an issuer's prefix and length (ISO/IEC 7812); Luhn's check digit.
 - `phone` (place: its first digit, `+` or `(`), one of
-  - `+`, an assigned country code and 8 to 15 digits in all (E.164); for +1 a North American number;
+  - `+`, an assigned country code and 8 to 15 digits in total (E.164); for +1 a North American number;
   - a North American number as `(212) 555-2368`, `212-555-2368` or `212.555.2368`, with or without a 1 before it;
     area and exchange begin with 2 to 9 and do not end in 11;
-  - a British or an Australian number with its area code, in the groups that these are written in: `020 7123 4567`,
-    `(0161) 234 5678`, `01234 567890`, `07911 123456`, `(02) 9123 4567`, `0412 345 678`;
+  - a British or an Australian number with its area code, in the usual groups: `020 7123 4567`, `(0161) 234 5678`,
+    `01234 567890`, `07911 123456`, `(02) 9123 4567`, `0412 345 678`;
   - 7 to 13 digits in any grouping right after a word such as `tel`, `phone`, `fax` or `mobile` (PHONE_WORDS), unless
     they are written like a date; after `call`, a North American number with spaces too.
 
-  Numbers 555-0100 to 555-0199 are nobody's, and stay; so do British and Australian ones that
-  are kept for films, unless such a word stands before them.
+  Numbers 555-0100 to 555-0199 are fictitious and stay; so do British and Australian numbers reserved for films, unless
+  one of these words precedes them.
 
-A matcher finds nothing at any other place: the pass may find too many, never too few.
+A matcher matches only at these places: `find_anchors` may return too many places, never too few.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from gristmill.dataprep.text.kernels import kernel
 from gristmill.mixtures.steps.clean import PiiKind
 
 Span = tuple[int, int]
-"""Bytes `begin` up to `end` of a text."""
+"""Start and end of a byte range in a text."""
 Match = Callable[[bytes, int], Span | None]
 
 LOCAL_PART_BYTES = 64
 """RFC 5321, section 4.5.3.1.1."""
 CONTEXT_BYTES = 40
-"""How far before a number its meaning is looked for."""
+"""Bytes before a number that are searched for its context."""
 RESERVED_DOMAINS = (b"example.com", b"example.net", b"example.org")
 """RFC 2606, section 3."""
 REPOSITORY_USERS = (b"git", b"hg", b"svn", b"bzr")
-"""Users of hosts of code, the same for everybody: `git@github.com:me/it.git`, `git@github.com` alone."""
+"""Shared users of code hosts: `git@github.com:me/it.git`, `git@github.com` alone."""
 LEAST_OF_AN_ADDRESS = 10
-"""Four numbers of which three are less are taken for a version: one address in five thousand is like that."""
+"""Numbers below this are small: three small ones of four make a version; one address in five thousand is like that."""
 NUMBERED = (
     "version",
     "versions",
@@ -97,7 +97,7 @@ NUMBERED = (
     "item",
     "oid",
 )
-"""Words that are followed by numbers with dots that are not addresses."""
+"""Words before dotted numbers that are not addresses."""
 
 _SSH = b"ssh://"
 _LATIN = rb"[\xc3-\xc9][\x80-\xbf]"  # U+00C0 to U+027F
@@ -112,7 +112,7 @@ _WORD = re.compile(rb"\w")
 
 
 def email(text: bytes, at: int) -> Span | None:
-    """The mail address around an `@`."""
+    """Span of the mail address around the `@` at `at`, or None."""
     if text[at : at + 1] != b"@":
         return None
     local = _LOCAL.search(text[max(0, at - LOCAL_PART_BYTES - 1) : at])
@@ -129,7 +129,7 @@ def email(text: bytes, at: int) -> Span | None:
 
 
 def _with_known_top(domain: bytes) -> bytes:
-    """A domain without the labels behind its last top level; empty where no two labels are left."""
+    """Remove the labels behind a domain's last top level; empty if fewer than two labels remain."""
     labels = domain.split(b".")
     while len(labels) > 1 and labels[-1].decode("utf-8", "replace").lower() not in top_levels():
         labels.pop()
@@ -138,7 +138,7 @@ def _with_known_top(domain: bytes) -> bytes:
 
 @lru_cache(maxsize=1)
 def top_levels() -> frozenset[str]:
-    """Every top-level domain of the public suffix list that the package `tld` carries, in Unicode and in ASCII."""
+    """Top-level domains of the public suffix list in the package `tld`, in Unicode and in ASCII."""
     import idna
     from tld.utils import get_tld_names
 
@@ -148,15 +148,15 @@ def top_levels() -> frozenset[str]:
 
 
 def ip(text: bytes, at: int) -> Span | None:
-    """The public IP address that begins at a place."""
+    """Span of the public IP address that begins at `at`, or None."""
     return _ipv4(text, at) or _ipv6(text, at)
 
 
 def _ipv4(text: bytes, at: int) -> Span | None:
-    found = _IPV4.match(text, at)
-    if found is None or not _may_begin(text, at):
+    match = _IPV4.match(text, at)
+    if match is None or not _may_begin(text, at):
         return None
-    address = _read(found[0])
+    address = _read(match[0])
     if address is None or not address.is_global or address.is_multicast:
         return None
     small = sum(number < LEAST_OF_AN_ADDRESS for number in address.packed)
@@ -164,11 +164,11 @@ def _ipv4(text: bytes, at: int) -> Span | None:
         return None
     if _NUMBERED.search(text[max(0, at - CONTEXT_BYTES) : at]):
         return None
-    return found.span()
+    return match.span()
 
 
 def _may_begin(text: bytes, at: int) -> bool:
-    """Not inside a name; behind a slash or hyphen only in a URL or a range."""
+    """Return True if an address may begin at `at`: not within a name; after a slash or hyphen only in a URL or range."""
     before, second = text[max(0, at - 1) : at], text[max(0, at - 2) : max(0, at - 1)]
     if before == b"/":
         return not _WORD.match(second)
@@ -178,21 +178,21 @@ def _may_begin(text: bytes, at: int) -> bool:
 
 
 def _ipv6(text: bytes, at: int) -> Span | None:
-    found = _IPV6.match(text, at)
+    match = _IPV6.match(text, at)
     before = text[max(0, at - 1) : at]
-    if found is None or before in (b":", b".", b"-") or _WORD.match(before):
+    if match is None or before in (b":", b".", b"-") or _WORD.match(before):
         return None
-    written = found[0]
-    if written.endswith(b"::"):
+    address_text = match[0]
+    if address_text.endswith(b"::"):
         return None
-    written = written.removesuffix(b":")
-    address = _read(written)
-    return (at, at + len(written)) if address is not None and address.is_global else None
+    address_text = address_text.removesuffix(b":")
+    address = _read(address_text)
+    return (at, at + len(address_text)) if address is not None and address.is_global else None
 
 
-def _read(written: bytes) -> IPv4Address | IPv6Address | None:
+def _read(address_text: bytes) -> IPv4Address | IPv6Address | None:
     try:
-        return ip_address(written.decode("ascii"))
+        return ip_address(address_text.decode("ascii"))
     except ValueError:
         return None
 
@@ -324,7 +324,7 @@ COUNTRY_CODES = frozenset(
     "685 686 687 688 689 690 691 692 850 852 853 855 856 880 886 960 961 962 963 964 965 966 967 968 970 971 "
     "972 973 974 975 976 977 992 993 994 995 996 998".split()
 )
-"""The country codes that are assigned (ITU-T E.164, list of assigned codes)."""
+"""Assigned country codes (ITU-T E.164, list of assigned codes)."""
 PHONE_WORDS = (
     "telephone",
     "phone",
@@ -369,7 +369,7 @@ PHONE_WORDS = (
     "☎",
     "📞",
 )
-"""Words and signs that a telephone number follows, in the languages that most web text is written in."""
+"""Words and signs before telephone numbers, in the most frequent languages of web text."""
 CALL_WORDS = ("call", "dial", "text", "ring")
 
 _GAP = rb"(?:[ .()/-]|\xc2\xa0){0,3}"
@@ -383,7 +383,7 @@ _AREA = rb"(?:\(%s\)" + _SPACE + rb"?|%s" + _SPACE + rb")"
 
 
 def _area(digits: bytes) -> bytes:
-    """An area code in brackets, or with a space or hyphen behind it."""
+    """Pattern of an area code in parentheses, or followed by a space or hyphen."""
     return _AREA % (digits, digits)
 
 
@@ -409,7 +409,7 @@ _NATIONAL = re.compile(
 _FILM_NUMBERS = re.compile(
     rb"02079460\d{3}|0(?:11\d|1\d1)4960\d{3}|01632960\d{3}|07700900\d{3}|0[2378](?:5550|7010)\d{4}|0491570\d{3}"
 )
-"""Numbers for use in drama: Ofcom's list, and ACMA's."""
+"""Numbers reserved for drama by Ofcom and ACMA."""
 _SPACED = re.compile(rb"(?:1 )?(\d{3}) (\d{3}) (\d{4})" + _AFTER)
 _ANY_GROUPS = re.compile(rb"\(?\d(?:" + _GAP + rb"\d){6,12}" + _AFTER + rb"(?!" + _GAP + rb"\d)")
 _DATE = re.compile(
@@ -421,8 +421,8 @@ _LINK = rb"(?:[\s.:#|*)>\"'-]|\xef\xbc\x9a|\xc2\xa0){0,4}" + (
 
 
 def _after_words(words: tuple[str, ...]) -> re.Pattern[bytes]:
-    known = "|".join(sorted({form for word in words for form in (word, word.upper(), word.capitalize())}))
-    return re.compile(rb"(?<![A-Za-z])(?:" + known.encode() + rb")" + _LINK)
+    forms = "|".join(sorted({form for word in words for form in (word, word.upper(), word.capitalize())}))
+    return re.compile(rb"(?<![A-Za-z])(?:" + forms.encode() + rb")" + _LINK)
 
 
 _PHONE_WORDS, _CALL_WORDS = _after_words(PHONE_WORDS), _after_words((*PHONE_WORDS, *CALL_WORDS))
@@ -437,30 +437,30 @@ _NOT_DIGITS = re.compile(rb"\D+")
 
 
 def digits_of(written: bytes) -> bytes:
-    """The digits of a number, without what groups them."""
+    """Digits of a number, without separators."""
     return _NOT_DIGITS.sub(b"", written)
 
 
 def iban(text: bytes, at: int) -> Span | None:
-    """The IBAN that begins at a place."""
+    """Span of the IBAN that begins at `at`, or None."""
     pattern = _IBANS.get(text[at : at + 2])
-    found = None if pattern is None or _WORD.match(text[max(0, at - 1) : at]) else pattern.match(text, at)
-    if found is None:
+    match = None if pattern is None or _WORD.match(text[max(0, at - 1) : at]) else pattern.match(text, at)
+    if match is None:
         return None
-    compact = re.sub(rb"[^0-9A-Z]", b"", found[0])
+    compact = re.sub(rb"[^0-9A-Z]", b"", match[0])
     rotated = compact[4:] + compact[:4]
     number = int("".join(str(int(chr(byte), 36)) for byte in rotated))
-    return found.span() if number % 97 == 1 else None
+    return match.span() if number % 97 == 1 else None
 
 
 def card(text: bytes, at: int) -> Span | None:
-    """The payment card number that begins at a place."""
-    found = _CARD.match(text, at)
+    """Span of the payment card number that begins at `at`, or None."""
+    match = _CARD.match(text, at)
     before = text[max(0, at - 1) : at]
-    if found is None or _WORD.match(before) or before in (b".", b",", b"-", b"/", b"+", b"#"):
+    if match is None or _WORD.match(before) or before in (b".", b",", b"-", b"/", b"+", b"#"):
         return None
-    digits = digits_of(found[0])
-    return found.span() if _is_issued(digits) and luhn(digits) else None
+    digits = digits_of(match[0])
+    return match.span() if _is_issued(digits) and luhn(digits) else None
 
 
 def _is_issued(digits: bytes) -> bool:
@@ -471,36 +471,41 @@ def _is_issued(digits: bytes) -> bool:
 
 
 def luhn(digits: bytes) -> bool:
-    """Whether the last digit is the check digit of those before it (ISO/IEC 7812-1, annex B)."""
+    """Return True if the last digit is the check digit of those before it (ISO/IEC 7812-1, annex B)."""
     total = 0
-    for place, byte in enumerate(reversed(digits)):
+    for index, byte in enumerate(reversed(digits)):
         digit = byte - 0x30
-        total += digit if place % 2 == 0 else digit * 2 - 9 * (digit > 4)
+        total += digit if index % 2 == 0 else digit * 2 - 9 * (digit > 4)
     return total % 10 == 0
 
 
 def phone(text: bytes, at: int) -> Span | None:
-    """The telephone number that begins at a place."""
+    """Span of the telephone number that begins at `at`, or None."""
     before = text[max(0, at - 1) : at]
-    if _WORD.match(before) or before in tuple(b"._,/-+#=$@%&\\~^"[place : place + 1] for place in range(15)):
+    if _WORD.match(before) or before in tuple(b"._,/-+#=$@%&\\~^"[index : index + 1] for index in range(15)):
         return None
     if text[at : at + 1] == b"+":
-        found = _NORTH_AMERICAN.match(text, at) or _INTERNATIONAL.match(text, at)
-        return found.span() if found is not None and _is_international(digits_of(found[0])) else None
-    found = _NORTH_AMERICAN.match(text, at)
-    if found is not None and is_north_american(digits_of(found[0])):
-        return found.span()
-    found = _NATIONAL.match(text, at)
-    if found is not None and not _FILM_NUMBERS.fullmatch(digits_of(found[0])):
-        return found.span()
+        match = _NORTH_AMERICAN.match(text, at) or _INTERNATIONAL.match(text, at)
+        return match.span() if match is not None and _is_international(digits_of(match[0])) else None
+    match = _NORTH_AMERICAN.match(text, at)
+    if match is not None and is_north_american(digits_of(match[0])):
+        return match.span()
+    match = _NATIONAL.match(text, at)
+    if match is not None and not _FILM_NUMBERS.fullmatch(digits_of(match[0])):
+        return match.span()
     context = text[max(0, at - CONTEXT_BYTES) : at]
-    found = _SPACED.match(text, at)
-    if found is not None and is_north_american(digits_of(found[0])) and _CALL_WORDS.search(context):
-        return found.span()
-    found = _ANY_GROUPS.match(text, at)
-    if found is None or _DATE.match(text, at) or _is_fiction(digits_of(found[0])) or not _PHONE_WORDS.search(context):
+    match = _SPACED.match(text, at)
+    if match is not None and is_north_american(digits_of(match[0])) and _CALL_WORDS.search(context):
+        return match.span()
+    match = _ANY_GROUPS.match(text, at)
+    if (
+        match is None
+        or _DATE.match(text, at)
+        or _is_fictitious(digits_of(match[0]))
+        or not _PHONE_WORDS.search(context)
+    ):
         return None
-    return found.span()
+    return match.span()
 
 
 def _is_international(digits: bytes) -> bool:
@@ -510,25 +515,25 @@ def _is_international(digits: bytes) -> bool:
 
 
 def is_north_american(digits: bytes) -> bool:
-    """Whether 10 digits, or 11 with a 1 before them, are a number of the plan (NANPA) that somebody can have."""
+    """Return True if 10 digits, or 11 with a leading 1, are an assignable number of the plan (NANPA)."""
     digits = digits[1:] if len(digits) == 11 and digits.startswith(b"1") else digits
-    if len(digits) != 10 or _is_fiction(digits):
+    if len(digits) != 10 or _is_fictitious(digits):
         return False
     area, exchange = digits[:3], digits[3:6]
     return all(part[0] >= 0x32 and not part.endswith(b"11") for part in (area, exchange))
 
 
-def _is_fiction(digits: bytes) -> bool:
-    """555-0100 to 555-0199, which NANPA keeps for films and examples."""
+def _is_fictitious(digits: bytes) -> bool:
+    """Return True for 555-0100 to 555-0199, which NANPA reserves for films and examples."""
     return len(digits) >= 7 and digits[-7:-2] == b"55501"
 
 
 KINDS: tuple[PiiKind, ...] = ("email", "iban", "card", "ip", "phone")
-"""The kinds in the order in which they claim bytes; their numbers are those of the anchors."""
+"""Kinds in order of precedence; anchors identify them by index."""
 EMAIL, IBAN, CARD, IP, PHONE = range(len(KINDS))
 LEAST_CARD_DIGITS, LEAST_PHONE_DIGITS = 13, 7
 MOST_GAP = 3
-"""Bytes, or no-break spaces, between two digits of a telephone number."""
+"""Most separators, of one byte or no-break spaces, between two digits of a telephone number."""
 
 
 @kernel
@@ -536,7 +541,7 @@ def find_anchors(data: np.ndarray, offsets: np.ndarray, wanted: np.ndarray) -> t
     """Find the places of n texts where personal data may be.
 
     Args:
-        wanted: bool per kind.
+        wanted: bool per kind, True for kinds to find.
 
     Returns:
         rows of place (byte within the text), kind and 0, ascending in each text; and per text its first row (int64 of
@@ -549,7 +554,7 @@ def find_anchors(data: np.ndarray, offsets: np.ndarray, wanted: np.ndarray) -> t
         begin, end = offsets[text], offsets[text + 1]
         for at in range(begin, end):
             byte = data[at]
-            if byte >= 0x5B or byte < 0x28:  # most of every text: lower-case letters, spaces, what is not ASCII
+            if byte >= 0x5B or byte < 0x28:  # most of every text: lower-case letters, spaces, non-ASCII
                 continue
             if byte == 0x40:
                 if wanted[EMAIL] and at > begin and at + 1 < end and data[at - 1] > 0x20 and data[at + 1] >= 0x30:
@@ -565,14 +570,14 @@ def find_anchors(data: np.ndarray, offsets: np.ndarray, wanted: np.ndarray) -> t
                 if not wanted[kind]:
                     continue
                 if kind == IBAN:
-                    found = byte >= 0x41 and _begins_iban(data, at, end)
+                    is_anchor = byte >= 0x41 and _begins_iban(data, at, end)
                 elif kind == CARD:
-                    found = digit and _digits_from(data, at, end, 1, False) >= LEAST_CARD_DIGITS
+                    is_anchor = digit and _digits_from(data, at, end, 1, False) >= LEAST_CARD_DIGITS
                 elif kind == IP:
-                    found = digit and (_begins_ipv4(data, at, end) or _begins_ipv6(data, at, end))
+                    is_anchor = digit and (_begins_ipv4(data, at, end) or _begins_ipv6(data, at, end))
                 else:
-                    found = byte < 0x41 and _digits_from(data, at, end, MOST_GAP, True) >= LEAST_PHONE_DIGITS
-                if found:
+                    is_anchor = byte < 0x41 and _digits_from(data, at, end, MOST_GAP, True) >= LEAST_PHONE_DIGITS
+                if is_anchor:
                     rows = push(rows, count, at - begin, kind, 0)
                     count += 1
         firsts[text + 1] = count
@@ -581,13 +586,13 @@ def find_anchors(data: np.ndarray, offsets: np.ndarray, wanted: np.ndarray) -> t
 
 @kernel
 def is_digit(byte: int) -> bool:
-    """Whether a byte is an ASCII digit."""
+    """Return True for an ASCII digit."""
     return 0x30 <= byte <= 0x39
 
 
 @kernel
 def is_alphanumeric(byte: int) -> bool:
-    """Whether a byte is an ASCII letter, digit or underscore."""
+    """Return True for an ASCII letter, digit or underscore."""
     return is_digit(byte) or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F
 
 
@@ -598,7 +603,7 @@ def _begins_iban(data: np.ndarray, at: int, end: int) -> bool:
 
 @kernel
 def _begins_ipv4(data: np.ndarray, at: int, end: int) -> bool:
-    """Whether up to three digits and a dot are there three times, and a digit after them."""
+    """Return True if up to three digits and a dot occur three times, followed by a digit."""
     for _ in range(3):
         digits = 0
         while at < end and is_digit(data[at]) and digits < 3:
@@ -616,15 +621,15 @@ def _begins_ipv6(data: np.ndarray, at: int, end: int) -> bool:
 
 @kernel
 def _digits_from(data: np.ndarray, at: int, end: int, gap: int, marks: bool) -> int:
-    """How many digits come one after the other with at most so many separators between two, up to 13.
+    """Number of digits in a row with at most `gap` separators between two, counted up to 13.
 
     Separators are space, no-break space and `-`, and with `marks` also `.`, `/`, `+` and parentheses.
     """
-    digits, between = 0, 0
+    digits, separators = 0, 0
     while at < end and digits < LEAST_CARD_DIGITS:
         byte = data[at]
         if is_digit(byte):
-            digits, between = digits + 1, 0
+            digits, separators = digits + 1, 0
             at += 1
             continue
         width = 0
@@ -632,8 +637,8 @@ def _digits_from(data: np.ndarray, at: int, end: int, gap: int, marks: bool) -> 
             width = 1
         elif byte == 0xC2 and at + 1 < end and data[at + 1] == 0xA0:
             width = 2
-        between += 1
-        if width == 0 or (between > gap and digits):
+        separators += 1
+        if width == 0 or (separators > gap and digits):
             break
         at += width
     return digits

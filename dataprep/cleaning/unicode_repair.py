@@ -1,9 +1,8 @@
-"""Repair of Unicode, as edits of the characters that change.
+"""Repair of Unicode, as edits of the changed characters.
 
-`fix_unicode` is `ftfy.fix_text` (Speer 2019) as FineWeb-2 sets it up (datatrove, `pipeline/formatters/ftfy.py`): what
-went wrong with the encoding is repaired, what is a matter of form stays. ftfy works line by line; lines that it cannot
-change (printable ASCII without `&`) are not given to it. `normalise` is a Unicode normalisation form (UAX 15), which
-never reaches across a newline.
+`fix_unicode` is `ftfy.fix_text` (Speer 2019) with FineWeb-2's settings (datatrove, `pipeline/formatters/ftfy.py`):
+encoding errors are repaired, typographic variants stay. ftfy works line by line; lines that it cannot change (printable
+ASCII without `&`) skip it. `normalise` is a Unicode normalisation form (UAX 15), which never crosses a newline.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines
 
 Repair = Callable[[str, bool], str]
-"""(line with its newline, whether a `<` came before it in the text) -> the line as it should be."""
+"""(line with its newline, True after a `<` in an earlier line of the text) -> the repaired line."""
 
 
 @lru_cache(maxsize=1)
 def ftfy_config() -> Any:
-    """How ftfy is set up: FineWeb-2's options."""
+    """Configuration of ftfy: FineWeb-2's options."""
     from ftfy import TextFixerConfig
 
     return TextFixerConfig(
@@ -49,11 +48,11 @@ def ftfy_config() -> Any:
 
 
 def fix_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """The edits after which each text is `ftfy.fix_text` of it; and as `repair_lines`."""
+    """Edits that turn each text into its `ftfy.fix_text`; returns as `repair_lines`."""
     import ftfy
 
     config = ftfy_config()
-    # ftfy takes a text with a `<` for HTML, whose entities have to stay from there on.
+    # ftfy takes a text with a `<` for HTML, whose entities must stay from there on.
     in_html = config._replace(unescape_html=False)
     return repair_lines(
         texts, lambda line, html: ftfy.fix_text(line, in_html if html else config), 0x20, 0x7E, ord("&")
@@ -61,24 +60,24 @@ def fix_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
 
 
 def normalise(texts: pa.Array, form: Literal["NFC", "NFKC"]) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """The edits after which each text is in a normalisation form; and as `repair_lines`."""
+    """Edits that turn each text into a normalisation form; returns as `repair_lines`."""
     return repair_lines(texts, lambda line, html: unicodedata.normalize(form, line), 0x00, 0x7F, -1)
 
 
 def repair_lines(
     texts: pa.Array, repair: Repair, first_plain: int, last_plain: int, special: int
 ) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """The edits that a function of single lines makes of n texts.
+    """Edits of n texts by a function of single lines.
 
     Args:
         texts: n strings.
-        repair: must leave every line of plain bytes as it is.
-        first_plain, last_plain: the range of plain bytes; a newline is one in any case.
+        repair: must leave every line of plain bytes unchanged.
+        first_plain, last_plain: range of plain bytes; newlines are always plain.
         special: a byte in that range that is not plain; -1 for none.
 
     Returns:
-        edits (EDITS_TYPE), one for each line that changes, without the characters at its ends that stay; per text the
-        number of those lines, and the bytes that are replaced (int64 of shape (n,)).
+        edits (EDITS_TYPE), one per changed line, without the unchanged characters at its ends; per text the number of
+        these lines, and of replaced bytes (int64 of shape (n,)).
     """
     data, offsets = text_buffers(texts)
     begins, ends, firsts, html = _lines_to_repair(data, offsets, first_plain, last_plain, special)
@@ -86,8 +85,8 @@ def repair_lines(
     for text in range(len(offsets) - 1):
         lines = range(firsts[text], firsts[text + 1])
         edits.append(list(_repairs(data, lines, begins, ends, html, int(offsets[text]), repair)))
-    counts = np.array([len(of_one) for of_one in edits], np.int64)
-    sizes = np.array([sum(end - begin for begin, end, _ in of_one) for of_one in edits], np.int64)
+    counts = np.array([len(text_edits) for text_edits in edits], np.int64)
+    sizes = np.array([sum(end - begin for begin, end, _ in text_edits) for text_edits in edits], np.int64)
     return edits_array(edits), counts, sizes
 
 
@@ -99,17 +98,17 @@ def _repairs(
         line = data[begin:end].tobytes().decode("utf-8")
         repaired = repair(line, bool(html[number]))
         if repaired != line:
-            first, last, new = difference(line, repaired)
-            at = begin - base + len(line[:first].encode("utf-8"))
-            yield at, at + len(line[first:last].encode("utf-8")), new
+            first, last, replacement = difference(line, repaired)
+            edit_begin = begin - base + len(line[:first].encode("utf-8"))
+            yield edit_begin, edit_begin + len(line[first:last].encode("utf-8")), replacement
 
 
 def difference(old: str, new: str) -> tuple[int, int, str]:
-    """Which characters of `old` have to be replaced, and by what, to get `new`; common ends aside."""
+    """Range of characters in `old` to replace, and the replacement, to get `new`; common ends are excluded."""
     shorter = min(len(old), len(new))
-    first = next((at for at in range(shorter) if old[at] != new[at]), shorter)
-    rest = shorter - first
-    tail = next((at for at in range(rest) if old[-1 - at] != new[-1 - at]), rest)
+    first = next((index for index in range(shorter) if old[index] != new[index]), shorter)
+    remaining = shorter - first
+    tail = next((index for index in range(remaining) if old[-1 - index] != new[-1 - index]), remaining)
     return first, len(old) - tail, new[first : len(new) - tail]
 
 
@@ -117,25 +116,25 @@ def difference(old: str, new: str) -> tuple[int, int, str]:
 def _lines_to_repair(
     data: np.ndarray, offsets: np.ndarray, first_plain: int, last_plain: int, special: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Lines with a byte that is not plain: begin, end (after the newline), per text the first, and whether HTML."""
+    """Lines with a byte that is not plain: begin, end (after the newline), per text the first, and HTML flags."""
     number = len(offsets) - 1
     firsts = np.zeros(number + 1, np.int64)
     begins, ends, html = np.empty(64, np.int64), np.empty(64, np.int64), np.empty(64, np.bool_)
     count = 0
     for text in range(number):
-        begin, seen = offsets[text], False
+        begin, is_html = offsets[text], False
         while begin < offsets[text + 1]:
             end = min(skip_to_newlines(data, begin, offsets[text + 1], 1) + 1, offsets[text + 1])
-            plain, opens = True, False
+            is_plain, opens = True, False
             for byte in data[begin:end]:
-                plain &= byte == 0x0A or (first_plain <= byte <= last_plain and byte != special)
+                is_plain &= byte == 0x0A or (first_plain <= byte <= last_plain and byte != special)
                 opens |= byte == 0x3C
-            if not plain:
+            if not is_plain:
                 if count == len(begins):
                     begins, ends, html = _double(begins), _double(ends), _double(html)
-                begins[count], ends[count], html[count] = begin, end, seen
+                begins[count], ends[count], html[count] = begin, end, is_html
                 count += 1
-            seen |= opens
+            is_html |= opens
             begin = end
         firsts[text + 1] = count
     return begins[:count], ends[:count], firsts, html[:count]
@@ -143,6 +142,6 @@ def _lines_to_repair(
 
 @kernel
 def _double(values: np.ndarray) -> np.ndarray:
-    more = np.empty(2 * len(values), values.dtype)
-    more[: len(values)] = values
-    return more
+    larger = np.empty(2 * len(values), values.dtype)
+    larger[: len(values)] = values
+    return larger

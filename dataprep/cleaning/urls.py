@@ -1,9 +1,9 @@
-"""URLs of documents: one spelling per page, the domain that somebody registered, and where a document's URL is kept.
+"""URLs of documents: normalisation, registered domains, and the URL in a document's metadata.
 
-`normalise_url` joins what three sources do to tell pages apart. C4 (tensorflow/datasets, `c4_utils.py`,
-`normalize_url`) removes the scheme, `www.`, queries that begin with `utm_`, `ref` or `feed`, and trailing slashes;
-RefinedWeb (Penedo et al. 2023, appendix G.1) compares URLs after such a normalisation to see a page once over all
-dumps; RFC 3986 section 6.2.2 says which spellings of the rest are equivalent.
+`normalise_url` combines three sources that identify pages. C4 (tensorflow/datasets, `c4_utils.py`, `normalize_url`)
+removes the scheme, `www.`, queries that begin with `utm_`, `ref` or `feed`, and trailing slashes; RefinedWeb (Penedo et
+al. 2023, appendix G.1) compares URLs after such a normalisation to deduplicate pages over all dumps; RFC 3986 section
+6.2.2 defines the equivalent spellings of the other parts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from urllib.parse import quote
 import pyarrow as pa
 
 TRACKING_PREFIXES = ("utm_", "mtm_", "pk_", "hsa_")
-"""How the parameters of Google's, Matomo's and HubSpot's campaign links begin (`utm_` is C4's)."""
+"""Prefixes of the parameters in Google's, Matomo's and HubSpot's campaign links (`utm_` is C4's)."""
 TRACKING_PARAMETERS = frozenset(
     {
         "ref",
         "ref_src",
         "ref_url",
         "referrer",
-        "feed",  # C4 cuts the query where `ref` or `feed` begins it
+        "feed",  # C4 cuts queries that begin with `ref` or `feed`
         "fbclid",
         "gclid",
         "gclsrc",
@@ -53,7 +53,7 @@ TRACKING_PARAMETERS = frozenset(
         "__s",
     }
 )
-"""Parameters that name the click and not the page (those that Firefox and Brave strip, and C4's two)."""
+"""Parameters that identify the click, not the page (those that Firefox and Brave strip, and C4's two)."""
 
 _WEB = re.compile(r"(?:(?:https?:)?//+)+", re.IGNORECASE)
 _OTHER_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
@@ -63,51 +63,51 @@ _DEFAULT_PORTS = re.compile(r"(?::(?:80|443)?)+$")
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})?")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _KEPT = "%!$&'()*+,;=:@/?"
-"""RFC 3986's reserved characters that may stand in a path or query; all others but the unreserved are escaped."""
+"""RFC 3986's reserved characters that are allowed in a path or query; others, except unreserved, are escaped."""
 _TRIMMED = "".join(map(chr, range(0x21))) + "\x7f\u00a0\ufeff"
 
 
 def normalise_url(url: str) -> str:
-    """The one spelling of a page's URL, without its scheme: `http://WWW.a.org:80/x/?utm_source=y#z` is `a.org/x`.
+    """Normalise a page's URL and remove its scheme: `http://WWW.a.org:80/x/?utm_source=y#z` becomes `a.org/x`.
 
     In this order:
 
-    - what surrounds it (spaces, control characters) and the fragment go;
-    - `http://`, `https://` and `//` go, however often; another scheme stays, in lower case;
-    - user and password go; the host gets lower case and the ASCII form of IDNA (UTS 46), and loses a trailing dot
-      and every leading `www.` that is followed by a name with a dot;
-    - the ports 80 and 443 and an empty one go;
-    - in path and query, escapes of unreserved characters are undone, all others get upper-case digits, and whatever
-      may not stand in a URL is escaped, non-ASCII characters as UTF-8;
-    - trailing slashes of the path go;
-    - parameters that are empty or tracking (TRACKING_PREFIXES, TRACKING_PARAMETERS, in any case) go, and the others
-      are sorted by name, those of one name in their order.
+    - surrounding spaces and control characters, and the fragment, are removed;
+    - `http://`, `https://` and `//` are removed, even if repeated; another scheme stays, in lower case;
+    - user and password are removed; the host is converted to lower case and the ASCII form of IDNA (UTS 46), without a
+      trailing dot and without every leading `www.` that is followed by a name with a dot;
+    - the ports 80 and 443 and an empty port are removed;
+    - in path and query, escapes of unreserved characters are decoded, all others get upper-case digits, and characters
+      not allowed in a URL are escaped, non-ASCII characters as UTF-8;
+    - trailing slashes of the path are removed;
+    - empty and tracking parameters (TRACKING_PREFIXES, TRACKING_PARAMETERS, ignoring case) are removed, and the others
+      are sorted by name; parameters of one name keep their order.
 
-    Idempotent. A string that has no host (`mailto:x`, `/path`) comes back trimmed and otherwise as it was.
+    Idempotent. A string without a host (`mailto:x`, `/path`) is only trimmed.
     """
     url = url.strip(_TRIMMED)
-    rest, scheme = url, ""
-    if web := _WEB.match(url):
-        rest = url[web.end() :]
-    elif other := _OTHER_SCHEME.match(url):
-        rest, scheme = url[other.end() :], other[0].lower()
-    parts = _PARTS.match(rest)
+    without_scheme, scheme = url, ""
+    if web_match := _WEB.match(url):
+        without_scheme = url[web_match.end() :]
+    elif scheme_match := _OTHER_SCHEME.match(url):
+        without_scheme, scheme = url[scheme_match.end() :], scheme_match[0].lower()
+    parts = _PARTS.match(without_scheme)
     assert parts is not None  # it matches every string
     authority, path, query = parts[1], parts[2], parts[3]
-    if rest is not url:
+    if without_scheme is not url:
         authority = authority.rpartition("@")[2]
-    place = _AUTHORITY.fullmatch(authority)
-    host = "" if place is None else normalise_host(place[1])
-    if place is None or not host:
+    authority_match = _AUTHORITY.fullmatch(authority)
+    host = "" if authority_match is None else normalise_host(authority_match[1])
+    if authority_match is None or not host:
         return url
-    port = _DEFAULT_PORTS.sub("", place[2])
+    port = _DEFAULT_PORTS.sub("", authority_match[2])
     path = _normalise_escapes(path).rstrip("/")
     query = _normalise_query(query or "")
     return f"{scheme}{host}{port}{path}{query}"
 
 
 def normalise_host(host: str) -> str:
-    """A host in lower case and ASCII (IDNA's A-labels by UTS 46), without a trailing dot or leading `www.`."""
+    """Convert a host to lower case and ASCII (IDNA's A-labels by UTS 46), without trailing dot or leading `www.`."""
     host = host.lower()
     if not host.isascii():
         host = _ascii_host(host)
@@ -123,7 +123,7 @@ def _ascii_host(host: str) -> str:
     try:
         return idna.encode(host, uts46=True).decode("ascii")
     except (idna.IDNAError, UnicodeError):
-        return host  # no name that IDNA knows; it is compared as it stands
+        return host  # not a valid IDNA name; compared unchanged
 
 
 def _normalise_query(query: str) -> str:
@@ -138,7 +138,7 @@ def _normalise_query(query: str) -> str:
 
 
 def _normalise_escapes(text: str) -> str:
-    """RFC 3986 section 6.2.2: a stray `%` is escaped itself, so that a second time changes nothing."""
+    """Normalise escapes by RFC 3986 section 6.2.2; a stray `%` is escaped, so that the function is idempotent."""
     if "%" in text:
         text = _ESCAPE.sub(_normalise_escape, text)
     return quote(text, safe=_KEPT, errors="surrogatepass")
@@ -153,36 +153,35 @@ def _normalise_escape(match: re.Match[str]) -> str:
 
 
 def url_host(url: str) -> str:
-    """The normalised host of a URL without its port; empty where it has none."""
+    """Normalised host of a URL without its port; empty if it has none."""
     normalised = normalise_url(url)
-    other = _OTHER_SCHEME.match(normalised)
-    authority = re.split(r"[/?#]", normalised[other.end() :] if other else normalised, maxsplit=1)[0]
-    place = _AUTHORITY.fullmatch(authority)
-    return "" if place is None else place[1]
+    scheme_match = _OTHER_SCHEME.match(normalised)
+    authority = re.split(r"[/?#]", normalised[scheme_match.end() :] if scheme_match else normalised, maxsplit=1)[0]
+    authority_match = _AUTHORITY.fullmatch(authority)
+    return "" if authority_match is None else authority_match[1]
 
 
 @lru_cache(maxsize=100_000)
 def registered_domain(host: str) -> str:
-    """The domain that somebody registered: `news.bbc.co.uk` belongs to `bbc.co.uk`.
+    """Registered domain of a host: `bbc.co.uk` for `news.bbc.co.uk`.
 
-    By the public suffix list that the package `tld` carries (no network), its private part included: each
-    `somebody.github.io` is a domain of its own. A host that is an address, has an unknown top level or is itself a
-    public suffix stands for itself.
+    Uses the public suffix list of the package `tld` (no network), including its private part: each `somebody.github.io` is
+    a domain of its own. A host that is an address, has an unknown top level or is a public suffix is returned unchanged.
 
     Args:
-        host: as `normalise_host` or `url_host` gives it.
+        host: from `normalise_host` or `url_host`.
     """
     from tld import get_fld
 
     unicode_host = _unicode_host(host) if "xn--" in host else host
-    found = None if host.startswith("[") else get_fld(f"//{unicode_host}", fail_silently=True)
-    if found is None:
+    domain = None if host.startswith("[") else get_fld(f"//{unicode_host}", fail_silently=True)
+    if domain is None:
         return host
-    return host if found == unicode_host else ".".join(host.split(".")[-len(found.split(".")) :])
+    return host if domain == unicode_host else ".".join(host.split(".")[-len(domain.split(".")) :])
 
 
 def _unicode_host(host: str) -> str:
-    """The list has internationalised suffixes in Unicode."""
+    """Decode a host's A-labels: the list has internationalised suffixes in Unicode."""
     import idna
 
     try:
@@ -192,7 +191,7 @@ def _unicode_host(host: str) -> str:
 
 
 def document_urls(documents: pa.Table) -> list[str | None]:
-    """Each document's URL: the string `url` of its metadata, else its locator if that begins with http(s)://.
+    """URL of each document: the string `url` of its metadata, else its locator if that begins with http(s)://.
 
     Args:
         documents: a shard with at least `locator` and `metadata`.
