@@ -1,6 +1,6 @@
-"""A text that is too long for one document, cut into its chapters or into runs of paragraphs.
+"""Splits a text that is too long for one document into its chapters or into runs of paragraphs.
 
-A cut is before a line, never inside of one, and loses nothing: the parts of a text, joined, are the text.
+Splits are before lines and lossless: the joined parts of a text are the text.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 LEAST_CHAPTER = 500
-"""Characters: a heading nearer than that to the one before (`CHAPTER I` below `PART I`, a table of contents) begins
-nothing of its own."""
+"""Shortest chapter in characters: headings closer together (`CHAPTER I` after `PART I`, a table of contents) do not
+start a chapter."""
 LONGEST_HEADING = 80
 _UNIT = (
     r"chapter|book|part|canto|act|scene|letter|volume|section|stave|kapitel|buch|teil|band|chapitre|livre|partie|"
@@ -38,20 +38,21 @@ _BLANK_LINES = re.compile(r"(?:[ \t]*\r?\n){2,}[ \t]*(?=\S)|\A\s*(?=\S)")
 
 
 def chapters(text: str) -> list[str]:
-    """The chapters of a text, what stands before the first one as the first part; [text] where it has no headings.
+    """Chapters of a text, with the text before the first one as the first part; [text] if it has no headings.
 
-    A heading is a short line after a blank one: a word for a part with a number (`Chapter IV`, `BOOK THE FIRST`,
-    `Erstes Kapitel`, `第三回`), a Roman number alone, `Prologue` and its kind, or one of Markdown. It begins a
-    chapter where it is LEAST_CHAPTER characters or more behind the heading before and ahead of the end.
+    A heading is a short line after a blank one: a unit with a number (`Chapter IV`, `BOOK THE FIRST`, `Erstes Kapitel`,
+    `第三回`), a Roman number alone, `Prologue` and similar words, or a Markdown heading. It starts a chapter if it is at
+    least LEAST_CHAPTER characters after the previous heading and before the end.
     """
-    found = [start for start in _paragraph_starts(text) if _is_heading(text, start)]
-    apart = [start for before, start in pairwise([-LEAST_CHAPTER, *found]) if start - before >= LEAST_CHAPTER]
-    return _cut(text, [start for start in apart if len(text) - start >= LEAST_CHAPTER])
+    headings = [start for start in _paragraph_starts(text) if _is_heading(text, start)]
+    starts = [start for before, start in pairwise([-LEAST_CHAPTER, *headings]) if start - before >= LEAST_CHAPTER]
+    return _cut(text, [start for start in starts if len(text) - start >= LEAST_CHAPTER])
 
 
 def paragraph_runs(text: str, characters: int) -> list[str]:
-    """Runs of whole paragraphs of at least so many characters each; the rest, where it has fewer than half, is the
-    last run's."""
+    """Runs of complete paragraphs of at least `characters` each; a remainder of less than half is added to the last
+    run.
+    """
     begins, begin = [], 0
     for start in _paragraph_starts(text):
         if start - begin >= characters:
@@ -63,14 +64,14 @@ def paragraph_runs(text: str, characters: int) -> list[str]:
 
 
 def heading_of(chapter: str) -> str | None:
-    """The line by which a chapter begins, without the spaces around it; None where that is no heading."""
+    """Heading at the start of a chapter, stripped; None if there is none."""
     start = next(_paragraph_starts(chapter), None)
     return _line(chapter, start) if start is not None and _is_heading(chapter, start) else None
 
 
 def _paragraph_starts(text: str) -> Iterator[int]:
-    """Where a line begins that stands after a blank one, or first."""
-    return (found.end() for found in _BLANK_LINES.finditer(text))
+    """Starts of the first line, and of lines after blank ones."""
+    return (blank_lines.end() for blank_lines in _BLANK_LINES.finditer(text))
 
 
 def _line(text: str, start: int) -> str:
@@ -86,7 +87,7 @@ def _is_heading(text: str, start: int) -> bool:
 
 
 def _cut(text: str, begins: Sequence[int]) -> list[str]:
-    """The parts between some places; what is nothing but space before the first belongs to it."""
+    """Parts between the given starts; leading white space belongs to the first part."""
     first = len(text) - len(text.lstrip())
     places = [begin for begin in begins if begin > first]
     return [text[start:end] for start, end in pairwise([0, *places, len(text)])]

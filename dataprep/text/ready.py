@@ -1,7 +1,6 @@
-"""Importing this makes ready what nearly every step takes its first moments for: numba, which takes a third of a second
-before it loads a kernel, and the tables of all code points, a fifth.
+"""Preloads numba, which takes a third of a second before it loads a kernel, and the tables of all code points, a fifth.
 
-It is for processes that others are forked from.
+Imported by processes that are forked.
 """
 
 from gristmill.dataprep.text.kernels import kernel

@@ -1,7 +1,7 @@
-"""What the kernels know about Unicode: a set of flags and one lower-case form per code point.
+"""Unicode tables for kernels: a set of flags and a lower-case form per code point.
 
-The tables are made from Python's own `str` methods, so a kernel that looks a code point up agrees with Python of
-the same version (`unicodedata.unidata_version`) on every one of them.
+The tables are built with Python's `str` methods, so a kernel agrees with Python of the same version
+(`unicodedata.unidata_version`) on every code point.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gristmill.dataprep.text.kernels import inner_kernel
 
 
 def ranges(listed: str) -> Iterator[tuple[int, int]]:
-    """First and last code point of each range of a listed set, ascending."""
+    """First and last code point of each range in a listed set, ascending."""
     for item in listed.split():
         first, _, last = item.partition("-")
         yield int(first, 16), int(last or first, 16)
@@ -33,8 +33,8 @@ FF05 FF08-FF09 FF0C FF0E FF11 FF1A-FF1B FF1F FF5E FF61 10A56-10A57 10F55-10F59 1
 11641-11642 1173C-1173E 11944 11946 11A42-11A43 11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F 16AF5
 16B37-16B38 16B44 16E98 1BC9F 1DA88
 """
-"""What does not make a token a word for datatrove 0.10 (`PUNCTUATION_SET` of utils/text.py): 281 code points, with
-most ASCII control characters (not the tab and the line feed) and the full-width digit one, and without `‘`."""
+"""Code points that do not make a token a word in datatrove 0.10 (`PUNCTUATION_SET` of utils/text.py): 281 code points,
+with most ASCII control characters (not the tab and the line feed) and the full-width digit one, and without `‘`."""
 
 ALPHABETIC_BEYOND_LETTERS = """
 345 363-36F 5B0-5BD 5BF 5C1-5C2 5C4-5C5 5C7 610-61A 64B-657 659-65F 670 6D6-6DC 6E1-6E4 6E7-6E8 6ED 711 730-73F
@@ -58,9 +58,10 @@ AAB2-AAB4 AAB7-AAB8 AABE AAEB-AAEF AAF5 ABE3-ABEA FB1E 10140-10174 10341 1034A 1
 11D93-11D96 11EF3-11EF6 12400-1246E 16F4F 16F51-16F87 16F8F-16F92 16FF0-16FF1 1BC9E 1E000-1E006 1E008-1E018
 1E01B-1E021 1E023-1E024 1E026-1E02A 1E947 1F130-1F149 1F150-1F169 1F170-1F189
 """
-"""What Unicode calls alphabetic and `str.isalpha()` does not: Roman numerals, circled letters, and the vowel signs and
-other marks that are part of letters (property Alphabetic without the categories L* in DerivedCoreProperties.txt of
-Unicode 14.0, the version of Python 3.11). POSIX classes such as `[[:alpha:]]` of the package `regex` include them."""
+"""Code points that are Alphabetic in Unicode but not for `str.isalpha()`: Roman numerals, circled letters, and the
+vowel signs and other marks that are part of letters (property Alphabetic without the categories L* in
+DerivedCoreProperties.txt of Unicode 14.0, the version of Python 3.11). POSIX classes such as `[[:alpha:]]` of the
+package `regex` include them."""
 
 
 CODE_POINTS = 0x110000
@@ -70,9 +71,9 @@ SPACE = np.uint16(1)
 ALPHABETIC = np.uint16(2)
 """Flag: `str.isalpha()`."""
 WORD = np.uint16(4)
-"""Flag: `str.isalnum()` or the underscore; what `\\w` means in a regular expression."""
+r"""Flag: `str.isalnum()` or the underscore, like `\w` in a regular expression."""
 ALONE = np.uint16(8)
-"""Flag: belongs to a script that is written without spaces, so that each code point counts as a word."""
+"""Flag: of a script that is written without spaces, so that each code point counts as a word."""
 LATIN = np.uint16(16)
 """Flag: an ASCII letter, `[a-zA-Z]`."""
 ALPHABETIC_PROPERTY = np.uint16(32)
@@ -82,7 +83,7 @@ CONTENT = np.uint16(64)
 SYMBOL = np.uint16(128)
 """Flag: `#` or `…`."""
 MARK = np.uint16(256)
-"""Flag: a combining mark (categories Mn and Mc) or a joiner, which goes with the code point before it."""
+"""Flag: a combining mark (categories Mn and Mc) or a joiner, which belongs to the code point before it."""
 
 UNSPACED_RANGES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
@@ -95,7 +96,7 @@ UNSPACED_RANGES = (
     (0xF900, 0xFAFF),  # Han compatibility forms
     (0x20000, 0x3FFFF),  # Han extensions B and later
 )
-"""Blocks of the Unicode standard whose scripts put no spaces between words."""
+"""Blocks of scripts without spaces between words, from the Unicode standard."""
 
 INVISIBLE_RANGES = (
     (0xAD, 0xAD),  # soft hyphen
@@ -113,14 +114,15 @@ INVISIBLE_RANGES = (
 """Default_Ignorable_Code_Point of Unicode 14.0 (DerivedCoreProperties.txt), without the Hangul fillers, which are
 letters, and the controls of musical notation and shorthand."""
 NOTHING = np.uint32(0xFFFFFFFF)
-"""What `lower_case_seen` has for an invisible code point; no code point is as large."""
+"""Value of `lower_case_seen` for invisible code points; larger than any code point."""
 
 JOINERS = (0x200C, 0x200D)
 """Zero-width non-joiner and joiner."""
 ASSIGNED = ((0x0, 0x323B0), (0xE0000, 0xE01F0))
-"""Outside of these ranges Unicode has private use and code points that mean nothing: no method of `str` holds."""
+"""Ranges outside of which Unicode only has private-use and unassigned code points, for which no method of `str` is
+true."""
 Flag = np.unsignedinteger[Any]
-"""A number with one bit set."""
+"""A number with a single set bit."""
 
 
 def flag_code_points(
@@ -128,11 +130,11 @@ def flag_code_points(
     told: Iterable[tuple[Flag, Callable[[str], bool]]],
     listed: Iterable[tuple[Flag, Iterable[tuple[int, int]]]],
 ) -> np.ndarray:
-    """Flags of every code point: an array of a kind of unsigned number, of shape (CODE_POINTS,).
+    """Flags of every code point: an array of unsigned integers, of shape (CODE_POINTS,).
 
     Args:
-        told: flags, and the function that says of a character whether it has it; none has it outside of ASSIGNED.
-        listed: flags, and the first and last code points of the ranges that have it.
+        told: flags, each with its predicate on characters; not set outside of ASSIGNED.
+        listed: flags, each with the first and last code points of its ranges.
     """
     flags = np.zeros(CODE_POINTS, kind)
     told = list(told)
@@ -173,7 +175,7 @@ def code_point_flags() -> np.ndarray:
 
 
 def single(characters: str) -> list[tuple[int, int]]:
-    """Some characters as ranges of one code point each."""
+    """Characters as ranges of one code point each."""
     return [(ord(character), ord(character)) for character in characters]
 
 
@@ -185,13 +187,13 @@ def _is_mark(character: str) -> bool:
 def lower_case() -> np.ndarray:
     """Lower-case code point of every code point: uint32 of shape (CODE_POINTS,).
 
-    The only one whose lower case is two code points (U+0130) stands for itself. Python lowers all others in one go but
-    the sigma (U+03A3), whose lower case depends on what stands around it.
+    U+0130, the only one whose lower case is two code points, maps to itself. All others are lowered in one call except
+    the sigma (U+03A3), whose lower case depends on its context.
     """
     lowered = np.arange(CODE_POINTS, dtype=np.uint32)
-    others = np.delete(lowered, [0x130, 0x3A3])
-    text = others.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass").lower()
-    lowered[others] = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    code_points = np.delete(lowered, [0x130, 0x3A3])
+    text = code_points.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass").lower()
+    lowered[code_points] = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     lowered[0x3A3] = ord("\u03a3".lower())
     return lowered
 
@@ -207,10 +209,10 @@ def lower_case_seen() -> np.ndarray:
 
 @inner_kernel
 def decode(data: np.ndarray, at: int) -> tuple[int, int]:
-    """Read the code point that begins at a byte of valid UTF-8.
+    """Decode the code point that starts at a byte of valid UTF-8.
 
     Returns:
-        the code point, and the number of bytes that it takes (RFC 3629, section 3).
+        the code point, and its number of bytes (RFC 3629, section 3).
     """
     place = np.uint64(at)  # unsigned: no index counts from the end
     lead = int(data[place])

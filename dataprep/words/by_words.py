@@ -1,8 +1,8 @@
-"""Which documents have the words of a question: BM25 over the stored texts, read part by part, without an index.
+"""Word search: BM25 over the stored texts, read in parts, without an index.
 
-BM25 as Robertson and Zaragoza (2009) give it, with Lucene's idf, which is never negative, and its k1 and b. The length
-of a document is that of its text in bytes, in units of the mean. Every text is looked at once, by Arrow's kernels; how
-rare a word is, is known at the end, so until then the counts of the best CANDIDATES are kept.
+BM25 of Robertson and Zaragoza (2009), with Lucene's non-negative idf, k1 and b. The length of a document is that of its
+text in bytes, relative to the mean. Each text is read once, by Arrow's kernels. The idf is known at the end only, so
+until then the counts of the best CANDIDATES are kept.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from gristmill.mixtures.sources import INGEST
 
 K1, B = 1.2, 0.75
 MOST_TERMS = 32
-"""Terms of a question that are looked for."""
+"""Largest number of search terms of a question."""
 CANDIDATES = 100_000
-"""Documents that are kept between parts, the best by what is known by then: 24 bytes of each, and 8 for each term. With
-as many hits or fewer nothing is let go of."""
+"""Documents kept between parts, the best by the counts so far: 24 bytes each, and 8 per term. With as many hits or
+fewer the result is exact."""
 OF_WORD, NOT_OF_WORD = r"[\pL\pM\pN_]", r"[^\pL\pM\pN_]"
 QUOTED = re.compile(r'"([^"]*)"')
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
-"""Scripts that put no space between words: Thai, Lao, Burmese, Khmer, kana, Han. Pairs of characters are looked for, as
-Lucene's CJKAnalyzer does."""
+"""Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han. Searched by pairs of characters, like
+Lucene's CJKAnalyzer."""
 
 
 @dataclass(frozen=True)
 class WordHit:
-    """A document that has some of the words: its shard and row, and its score."""
+    """A document that has some of the words: shard, row and score."""
 
     shard: str
     row: int
@@ -44,12 +44,12 @@ class WordHit:
 
 @dataclass(frozen=True)
 class WordSearch:
-    """What a search by words has found.
+    """Result of a word search.
 
     Attributes:
-        hits: the largest scores first.
-        matching: documents that have a term.
-        documents: that were looked at, of `of`.
+        hits: sorted by descending score.
+        matching: number of documents that have a term.
+        documents: number of documents searched, of `of`.
     """
 
     hits: list[WordHit]
@@ -59,23 +59,22 @@ class WordSearch:
 
 
 def terms_of(question: str) -> list[str]:
-    """What is looked for, in small letters, each once: words, what stands between quotes as it is (its words one after
-    another), and of scripts without spaces pairs of characters."""
-    quoted = [_as_words(one) for one in QUOTED.findall(question)]
-    found = [one for one in quoted if one] + all_terms(QUOTED.sub(" ", question))
-    return list(dict.fromkeys(found))[:MOST_TERMS]
+    """Distinct search terms in lower case: words, quoted phrases, and pairs of characters for scripts without spaces."""
+    phrases = [_as_words(phrase) for phrase in QUOTED.findall(question)]
+    terms = [phrase for phrase in phrases if phrase] + all_terms(QUOTED.sub(" ", question))
+    return list(dict.fromkeys(terms))[:MOST_TERMS]
 
 
 def all_terms(text: str) -> list[str]:
-    """Every word of a text in small letters, and of scripts without spaces every pair of characters."""
-    found: list[str] = []
+    """All words of a text in lower case, and all pairs of characters for scripts without spaces."""
+    terms: list[str] = []
     for word in _as_words(text).split():
-        at = 0
+        begin = 0
         for run in UNSPACED.finditer(word):
-            found += [word[at : run.start()], *_pairs(run[0])]
-            at = run.end()
-        found.append(word[at:])
-    return [one for one in found if one]
+            terms += [word[begin : run.start()], *_pairs(run[0])]
+            begin = run.end()
+        terms.append(word[begin:])
+    return [term for term in terms if term]
 
 
 def _as_words(text: str) -> str:
@@ -84,32 +83,32 @@ def _as_words(text: str) -> str:
 
 
 def _pairs(run: str) -> list[str]:
-    return [run] if len(run) == 1 else [run[at : at + 2] for at in range(len(run) - 1)]
+    return [run] if len(run) == 1 else [run[begin : begin + 2] for begin in range(len(run) - 1)]
 
 
 def search_words(corpus: Corpus, terms: Sequence[str], most: int, most_bytes: int | None = None) -> WordSearch:
-    """The documents with the largest scores, whether they were kept or not; equal ones in the order of the corpus.
+    """Documents with the largest scores, kept or dropped; ties are in the order of the corpus.
 
     Args:
-        corpus: the documents; their texts have the edits of all steps.
+        corpus: documents, searched with the edits of all steps.
         terms: see `terms_of`.
-        most: documents.
-        most_bytes: of texts that are looked at; all if absent.
+        most: number of documents.
+        most_bytes: bytes of text to search; all if None.
     """
     sizes = [_rows_of(corpus, shard) for shard in corpus.shards]
     counts = np.zeros(len(terms), np.int64)
     kept = np.zeros((0, 3 + len(terms)), np.int64)
-    """Number of the shard, row, bytes, and how often each term comes."""
+    """Number of the shard, row, bytes, and count of each term."""
     documents = bytes_ = matching = 0
     for number, row, texts in _parts(corpus, sizes):
         lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        often = count_terms(texts, terms)
+        frequencies = count_terms(texts, terms)
         documents, bytes_ = documents + len(texts), bytes_ + int(lengths.sum())
-        counts += (often > 0).sum(axis=0)
-        rows = np.flatnonzero(often.any(axis=1))
+        counts += (frequencies > 0).sum(axis=0)
+        rows = np.flatnonzero(frequencies.any(axis=1))
         matching += len(rows)
         kept = np.concatenate(
-            [kept, np.column_stack([np.full(len(rows), number), row + rows, lengths[rows], often[rows]])]
+            [kept, np.column_stack([np.full(len(rows), number), row + rows, lengths[rows], frequencies[rows]])]
         )
         if len(kept) > CANDIDATES:
             kept = kept[_best(_scores(kept, counts, documents, bytes_), CANDIDATES)]
@@ -117,57 +116,61 @@ def search_words(corpus: Corpus, terms: Sequence[str], most: int, most_bytes: in
             break
     scores = _scores(kept, counts, documents, bytes_)
     hits = [
-        WordHit(corpus.shards[kept[one, 0]], int(kept[one, 1]), float(scores[one]))
-        for one in _best(scores, most).tolist()
+        WordHit(corpus.shards[kept[place, 0]], int(kept[place, 1]), float(scores[place]))
+        for place in _best(scores, most).tolist()
     ]
     return WordSearch(hits, matching, documents, sum(sizes))
 
 
 def _best(scores: np.ndarray, most: int) -> np.ndarray:
-    """The places of the largest scores, the largest first."""
+    """Positions of the largest scores, largest first."""
     return np.argsort(-scores, kind="stable")[:most]
 
 
 def _scores(kept: np.ndarray, counts: np.ndarray, documents: int, bytes_: int) -> np.ndarray:
-    """BM25 of some documents: float64 of shape (n,)."""
+    """BM25 scores: float64 of shape (n,)."""
     idf = np.log1p((documents - counts + 0.5) / (counts + 0.5))
-    often = kept[:, 3:].astype(np.float64)
+    frequencies = kept[:, 3:].astype(np.float64)
     length = kept[:, 2] / max(bytes_ / max(documents, 1), 1.0)
-    found: np.ndarray = (idf * often * (K1 + 1) / (often + K1 * (1 - B + B * length)[:, None])).sum(axis=1)
-    return found
+    scores: np.ndarray = (idf * frequencies * (K1 + 1) / (frequencies + K1 * (1 - B + B * length)[:, None])).sum(axis=1)
+    return scores
 
 
 def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.ndarray:
-    """How often each of k terms comes in each of n texts, in capitals or not: int64 of shape (n, k).
+    """Count k terms in n texts, ignoring case: int64 of shape (n, k).
 
-    A term is found between what is no letter, mark, number or underscore; one of a script without spaces anywhere.
+    A term matches between characters that are not letters, marks, numbers or underscores; a term of a script without
+    spaces matches anywhere.
     """
-    found = np.zeros((len(texts), len(terms)), np.int64)
+    counts = np.zeros((len(texts), len(terms)), np.int64)
     lowered = pc.utf8_lower(texts)
     for place, term in enumerate(terms):
         anywhere = UNSPACED.fullmatch(term) is not None
-        # What has the letters of the first word at all is few of the texts, and cheaply known.
+        # A cheap substring match of the first word rules out most texts.
         rows = np.flatnonzero(pc.match_substring(lowered, term.split(" ")[0]).to_numpy(zero_copy_only=False))
-        some = lowered.take(pa.array(rows))
+        candidates = lowered.take(pa.array(rows))
         if not anywhere and " " not in term:
-            # Where a word begins like it, less where that word goes on: no match takes the border that the next needs.
+            # Prefix matches minus those within a longer word: matches do not consume the boundary that the next one needs.
             begins = f"(?:^|{NOT_OF_WORD}){re.escape(term)}"
-            found[rows, place] = _count(some, begins) - _count(some, begins + OF_WORD)
+            counts[rows, place] = _count(candidates, begins) - _count(candidates, begins + OF_WORD)
             continue
         if not anywhere:
-            # Two blanks between words, so that each has its own on either side.
-            some = pc.replace_substring_regex(some, f"{NOT_OF_WORD}+", "  ")
-            some = pc.binary_join_element_wise(
-                pa.scalar("", some.type), some, pa.scalar("", some.type), pa.scalar(" ", some.type)
+            # Two spaces between words, so that each has its own on both sides.
+            candidates = pc.replace_substring_regex(candidates, f"{NOT_OF_WORD}+", "  ")
+            candidates = pc.binary_join_element_wise(
+                pa.scalar("", candidates.type),
+                candidates,
+                pa.scalar("", candidates.type),
+                pa.scalar(" ", candidates.type),
             )
             term = " " + term.replace(" ", "  ") + " "
-        found[rows, place] = pc.count_substring(some, term).to_numpy(zero_copy_only=False)
-    return found
+        counts[rows, place] = pc.count_substring(candidates, term).to_numpy(zero_copy_only=False)
+    return counts
 
 
 def _count(texts: pa.Array | pa.ChunkedArray, pattern: str) -> np.ndarray:
-    found: np.ndarray = pc.count_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
-    return found
+    counts: np.ndarray = pc.count_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+    return counts
 
 
 def _rows_of(corpus: Corpus, shard: str) -> int:
@@ -176,7 +179,7 @@ def _rows_of(corpus: Corpus, shard: str) -> int:
 
 
 def _parts(corpus: Corpus, sizes: Sequence[int]) -> Iterator[tuple[int, int, pa.ChunkedArray]]:
-    """The texts of all documents: number of the shard, row of the first, and those of a row group."""
+    """Yield the texts of all documents by row group: number of the shard, first row, and the texts."""
     for number, (shard, size) in enumerate(zip(corpus.shards, sizes, strict=True)):
         for row in range(0, size, ROW_GROUP_ROWS):
             rows = range(row, min(row + ROW_GROUP_ROWS, size))

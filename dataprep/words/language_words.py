@@ -1,14 +1,14 @@
-"""Words by the tokenizer that datatrove assigns to a language, as FineWeb-2 counted them (Penedo et al. 2025).
+"""Words by the tokenizer that datatrove assigns to a language, as counted for FineWeb-2 (Penedo et al. 2025).
 
-datatrove (`utils/word_tokenizers.py`, `assets/tokenizer_assignment.csv`, which was made for FineWeb-2) has a tokenizer
-for about 2,000 languages and scripts: spaCy's for the language or a related one for nine in ten of them; PyThaiNLP for
-Thai, jieba for Chinese, SudachiPy for Japanese, Kiwi for Korean, IndicNLP, Stanza and others. The rules of spaCy take
-each run between whitespace apart on its own, so that a run is given to them once; the others cut whole texts, at their
-own speed.
+datatrove (`utils/word_tokenizers.py`, `assets/tokenizer_assignment.csv`, made for FineWeb-2) has a tokenizer for about
+2,000 languages and scripts: for nine in ten of them spaCy's for the language or a related one; PyThaiNLP for Thai,
+jieba for Chinese, SudachiPy for Japanese, Kiwi for Korean, IndicNLP, Stanza and others. spaCy's rules split each run
+between whitespace independently, so that each distinct run is split once; the other tokenizers split complete texts, at
+their own speed.
 
-A language that has no tokenizer there is cut by spaCy's rules for all languages (`xx`); of a text whose language is
-not known English is assumed. Of the 1,900 labels of FineWeb-2 two (`azj_Latn`, `ayr_Latn`) get another tokenizer than
-there, since datatrove has one more for the macrolanguage, whose code the column `language` has.
+A language without an assigned tokenizer is split by spaCy's rules for all languages (`xx`); a text of unknown language
+is treated as English. Of the 1,900 labels of FineWeb-2 two (`azj_Latn`, `ayr_Latn`) get another tokenizer than there,
+since datatrove also has one for the macrolanguage, whose code is in the column `language`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gristmill.dataprep.words.word_cuts import Words, describe_words
 from gristmill.mixtures.steps.rules import Rules
 
 REMEMBERED_TEXTS = 1000
-"""Texts whose words are remembered, since several rule sets ask for those of the same batch."""
+"""Texts with cached words, since several rule sets need those of the same batch."""
 DEFAULT_LANGUAGE = "en"
 ANY_LANGUAGE = "xx"
-"""spaCy's rules that hold for all languages."""
+"""spaCy's rules for all languages."""
 
 
 class NoTokenizerError(RuntimeError):
@@ -41,12 +41,12 @@ class NoTokenizerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of one or several languages.
+    """Tokenizer of one or several languages.
 
     Attributes:
         cut: text -> words.
-        of_runs: a tokenizer of spaCy's that can be given the runs between whitespace one by one, or None.
-        lengths: what is known of runs.
+        of_runs: spaCy's tokenizer, if it splits each run between whitespace independently, or None.
+        lengths: cache of runs.
     """
 
     cut: Callable[[str], list[str]]
@@ -55,7 +55,7 @@ class Tokenizer:
 
 
 def language_names(rows: pa.Table) -> list[str | None]:
-    """The language of each row with its script, where one was measured: `zh_Hans`."""
+    """Measured language of each row with its script: `zh_Hans`."""
     scripts = rows["script"].to_pylist()
     return [
         f"{code}_{script}" if code and script else code
@@ -64,10 +64,10 @@ def language_names(rows: pa.Table) -> list[str | None]:
 
 
 def load_words(rules: Rules, language: str | None) -> None:
-    """Load what `words: exact` and `words: language` need of some rules, before threads ask for it at once.
+    """Preload the tokenizers for `words: exact` and `words: language` before threads use them.
 
     Args:
-        language: that of the texts; None where they have several.
+        language: of the texts; None if they have several.
 
     Raises:
         NoSpacyError, NoTokenizerError: a library is not installed.
@@ -76,29 +76,29 @@ def load_words(rules: Rules, language: str | None) -> None:
         if section is not None and section.words == "exact":
             load_tokenizer()
         elif section is not None and section.words == "language":
-            own = getattr(section, "language", "auto")
-            tokenizer_of(language if own == "auto" else own)
+            rule_language = getattr(section, "language", "auto")
+            tokenizer_of(language if rule_language == "auto" else rule_language)
 
 
 class CutTexts(NamedTuple):
     """n texts and their words."""
 
     data: np.ndarray
-    """uint8, read-only: the texts, and behind them the words that a tokenizer gives as strings."""
+    """uint8, read-only: the texts, followed by the words of tokenizers that return strings."""
     offsets: np.ndarray
-    """int64 of shape (n + 1,), read-only: which bytes are a text's."""
+    """int64 of shape (n + 1,), read-only: bounds of the texts."""
     words: Words
-    """In any order of the texts."""
+    """In any order of texts."""
     places: np.ndarray
-    """int64 of shape (n,): the place of each text among those of `words`."""
+    """int64 of shape (n,): position of each text in `words`."""
 
 
 def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[str | None]) -> CutTexts:
-    """Cut n texts into words, each by the tokenizer of its language.
+    """Split n texts into words, each by the tokenizer of its language.
 
     Args:
         data, offsets: the texts (`text_buffers.text_buffers`).
-        languages: one per text, with or without a script; None where it is not known.
+        languages: one per text, with or without a script; None if unknown.
 
     Raises:
         NoTokenizerError: a library is not installed.
@@ -109,9 +109,9 @@ def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[st
         groups.setdefault(language, []).append(text)
     parts, added, size = [], [data], len(data)
     for language, texts in groups.items():
-        tokenizer, which = tokenizer_of(language), np.array(texts, np.int64)
+        tokenizer, text_numbers = tokenizer_of(language), np.array(texts, np.int64)
         if tokenizer.of_runs is not None:
-            parts.append(words_of_runs(data, offsets, which, tokenizer.of_runs, tokenizer.lengths))
+            parts.append(words_of_runs(data, offsets, text_numbers, tokenizer.of_runs, tokenizer.lengths))
             continue
         for text in texts:
             words, lengths = _cut(language, data[offsets[text] : offsets[text + 1]].tobytes())
@@ -129,10 +129,10 @@ def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[st
             size += len(words)
     places = np.empty(len(languages), np.int64)
     places[[text for texts in groups.values() for text in texts]] = np.arange(len(languages))
-    whole = data if len(added) == 1 else np.concatenate(added)
-    for array in (whole, offsets):
+    buffer = data if len(added) == 1 else np.concatenate(added)
+    for array in (buffer, offsets):
         array.flags.writeable = False
-    return CutTexts(whole, offsets, _concatenate(parts), places)
+    return CutTexts(buffer, offsets, _concatenate(parts), places)
 
 
 def _concatenate(parts: Sequence[Words]) -> Words:
@@ -143,12 +143,12 @@ def _concatenate(parts: Sequence[Words]) -> Words:
 
 
 _cutting = Lock()
-"""spaCy's languages have one memory for all threads."""
+"""Lock for spaCy's languages, which share memory between threads."""
 
 
 @lru_cache(maxsize=REMEMBERED_TEXTS)
 def _cut(language: str | None, text: bytes) -> tuple[bytes, np.ndarray]:
-    """The words of a text back to back, and the bytes of each."""
+    """Words of a text, concatenated, and the bytes of each."""
     tokenizer = tokenizer_of(language)
     with _cutting:
         words = [word.encode() for word in tokenizer.cut(text.decode())]
@@ -157,18 +157,18 @@ def _cut(language: str | None, text: bytes) -> tuple[bytes, np.ndarray]:
 
 @lru_cache(maxsize=10_000)
 def tokenizer_of(language: str | None) -> Tokenizer:
-    """The tokenizer of a language, with or without a script; English where it is None.
+    """Tokenizer of a language, with or without a script; of English for None.
 
     Raises:
-        NoTokenizerError: datatrove, or the library that it takes for the language, is not installed.
+        NoTokenizerError: datatrove, or its library for the language, is not installed.
     """
-    named = parse_label(language or DEFAULT_LANGUAGE)
+    label = parse_label(language or DEFAULT_LANGUAGE)
     try:
         from datatrove.utils.word_tokenizers import load_tokenizer_assignments
     except ImportError as error:
-        raise _missing(named.code, "datatrove", error) from error
+        raise _missing(label.code, "datatrove", error) from error
     assigned = load_tokenizer_assignments()
-    name = next((name for name in (str(named), named.code) if name in assigned), None)
+    name = next((name for name in (str(label), label.code) if name in assigned), None)
     return _load(name)
 
 
@@ -177,17 +177,17 @@ def _load(name: str | None) -> Tokenizer:
     from datatrove.utils.word_tokenizers import SpaCyTokenizer, WhitespaceTokenizer, load_word_tokenizer
 
     try:
-        found = SpaCyTokenizer(ANY_LANGUAGE) if name is None else load_word_tokenizer(name)
-        if type(found) is WhitespaceTokenizer:
-            found = SpaCyTokenizer(ANY_LANGUAGE)  # which it calls for words
-        found.word_tokenize("a")  # loads what it needs
+        tokenizer = SpaCyTokenizer(ANY_LANGUAGE) if name is None else load_word_tokenizer(name)
+        if type(tokenizer) is WhitespaceTokenizer:
+            tokenizer = SpaCyTokenizer(ANY_LANGUAGE)  # its tokenizer for words
+        tokenizer.word_tokenize("a")  # loads its resources
     except ImportError as error:
         raise _missing(name or ANY_LANGUAGE, getattr(error, "name", None) or "a package", error) from error
-    return Tokenizer(found.word_tokenize, _of_runs(found))
+    return Tokenizer(tokenizer.word_tokenize, _of_runs(tokenizer))
 
 
 def _of_runs(tokenizer: Any) -> Any:
-    """spaCy's own tokenizer inside of datatrove's, if it looks at each run between whitespace alone; else None."""
+    """spaCy's tokenizer inside datatrove's, if it splits each run between whitespace independently; else None."""
     from spacy.tokenizer import Tokenizer as ByRules
 
     inner = getattr(getattr(tokenizer, "tokenizer", None), "tokenizer", None)
@@ -197,8 +197,8 @@ def _of_runs(tokenizer: Any) -> Any:
 
 
 def _missing(language: str, package: str, error: ImportError) -> NoTokenizerError:
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     return NoTokenizerError(
         f"words: language cuts texts in {language!r} by a tokenizer of datatrove's that needs {package}, which is not "
-        f"installed ({said}); install it, or gristmill[languages], or leave `words` out for this language"
+        f"installed ({message}); install it, or gristmill[languages], or leave `words` out for this language"
     )

@@ -1,8 +1,8 @@
-"""Words with their punctuation marks taken off, close to what spaCy's rules for English give.
+"""Words with their punctuation split off, an approximation of spaCy's rules for English.
 
-spaCy takes each run without whitespace apart by prefixes, suffixes and infixes, and by a list of 1,300 exceptions.
-Here are the former, and of the latter abbreviations and emoticons (WHOLE): without these every `e.g.` would have a mark
-more than spaCy's, and all verdicts that differ would drop.
+spaCy splits each run without whitespace by prefixes, suffixes and infixes, and by a list of 1,300 exceptions. This
+module has the former, and of the latter abbreviations and emoticons (WHOLE): without these every `e.g.` would have one
+mark more than in spaCy, and all verdicts that differ would be drops.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gristmill.dataprep.text.unicode_tables import ALPHABETIC, MARK, SPACE, WORD
 from gristmill.dataprep.words.word_cuts import Words
 
 JOINED_AT_BEGIN = tuple(map(ord, "-/\\@^~|."))
-"""Marks that open a word and stay with it: they are in none of spaCy's prefixes."""
+"""Marks that stay with the word after them: not among spaCy's prefixes."""
 JOINED_AT_END = tuple(map(ord, "-/\\@^~|=+%$€£¥"))
-"""Marks that close a word and stay with it: they are in none of spaCy's suffixes, or after a digit only."""
+"""Marks that stay with the word before them: not among spaCy's suffixes, or only after a digit."""
 AFTER_DIGITS = tuple(map(ord, "+%$€£¥"))
-"""Those of them that do not stay with a digit."""
+"""Marks of JOINED_AT_END that are split from a digit."""
 UNDERSCORE = 0x5F
 HYPHENS = tuple(map(ord, "-–—~"))
 SCHEME_MARKS = tuple(map(ord, "+-."))
@@ -36,7 +36,7 @@ WHOLE = tuple(
         "Mich. Minn. Miss. Mo. Mont. Mr. Mrs. Ms. Mt. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Nov. Oct. Okla. Ore. "
         "Pa. Ph.D. Prof. Rep. Rev. S.C. Sen. Sep. Sept. St. Tenn. Va. Wash. Wis. a.m. co. e.g. i.e. p.m. v.s. vs. "
         "a. b. c. d. e. f. g. h. i. j. k. l. m. n. o. p. q. r. s. t. u. v. w. x. y. z. and/or w/o "
-        # words that have lost a piece
+        # clipped words
         "'s 'S 'd 'em 'cause 'bout ol' Ol' "
         # emoticons and doubled marks
         "'' (*_*) (-: (-; (-_-) (._.) (: (; (= (>_<) (^_^) )-: ): -_- -__- ._. :'( :') :'-( :'-) :( :(( :((( :() :) :)) "
@@ -44,10 +44,10 @@ WHOLE = tuple(
         '>.> >:( @_@ [-: [: [= \\") ]= ^_^ ^__^ ^___^'
     ).split()
 )
-"""Exceptions of spaCy 3.8 that stay one word: those of at most eight characters of ASCII (`lang/en` and `lang`,
-tokenizer_exceptions.py). Their case counts."""
+"""Exceptions of spaCy 3.8 that stay one word: those of at most eight ASCII characters (`lang/en` and `lang`,
+tokenizer_exceptions.py). Case-sensitive."""
 UNITS = tuple("km m dm cm mm ha nm yd in ft kg g mg t lb oz mph hPa Pa mbar mb MB kb KB gb GB tb TB T G M K".split())
-"""Units that are a word of their own behind a digit (spaCy's `char_classes.py`, those of ASCII letters)."""
+"""Units that are separate words after a digit (spaCy's `char_classes.py`, those of ASCII letters)."""
 LONGEST_WHOLE = 8
 _WHOLE = np.sort(np.array([int.from_bytes(word.encode(), "big") for word in WHOLE], np.uint64))
 _UNITS = np.sort(np.array([int.from_bytes(unit.encode(), "big") for unit in UNITS], np.uint64))
@@ -55,28 +55,28 @@ _LONGEST_UNIT = max(map(len, UNITS))
 _PAIRS = np.zeros((128, 128), np.bool_)
 for _first, _second in ((word[0], word[1]) for word in WHOLE if not (word[0].isalnum() or word[1].isalnum())):
     _PAIRS[ord(_first), ord(_second)] = True
-"""Two marks that some emoticon begins with."""
+"""Pairs of marks at the start of an emoticon."""
 NEVER_BEFORE_STOP = tuple(map(ord, "/\\@^~|=$€£¥"))
-"""A full stop behind one of these stays with it: it is none of those that spaCy's suffix asks for."""
+"""Marks that keep a full stop after them: spaCy's suffix does not match after them."""
 
 PLAIN, BLANK, OPENING, CLOSING, STOP = (np.uint16(1 << bit) for bit in (11, 12, 13, 14, 15))
-"""What a byte of ASCII is in a run, beside the flags of its code point: a letter or digit, the end, a mark that is
-always a word of its own where it opens the run or where it closes it, a full stop."""
+"""Roles of an ASCII byte in a run, beside the flags of its code point: a letter or digit, the end of the run, a mark
+that is always a separate word at the start or at the end of the run, a full stop."""
 FLAGS = np.uint16(0x07FF)
 ZERO, ONE, EIGHT = np.uint64(0), np.uint64(1), np.uint64(8)
 LETTER, DIGIT = ord("a"), ord("0")
-"""All letters of ASCII have the same flags, and so do all digits."""
+"""Examples: all ASCII letters have the same flags, and so do all digits."""
 
 
 @kernel
 def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
-    """Cut some texts at whitespace and take the marks off; the arguments are those of `word_cuts.whitespace_words`."""
+    """Split texts at whitespace and split off punctuation; the arguments are those of `word_cuts.whitespace_words`."""
     most, longest = 0, 0
     for text in which:
         most += offsets[text + 1] - offsets[text]
         longest = max(longest, offsets[text + 1] - offsets[text])
     starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
-    chars, seen = np.empty(most, np.int32), np.empty(most, np.uint16)
+    chars, flag_unions = np.empty(most, np.int32), np.empty(most, np.uint16)
     codes, positions = np.empty(longest, np.int32), np.empty(longest + 1, np.int64)
     cuts = np.empty(longest + 1, np.bool_)
     word_offsets = np.zeros(len(which) + 1, np.int64)
@@ -85,10 +85,10 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
     for number in range(len(which)):
         at, end = offsets[which[number]], offsets[which[number] + 1]
         while at < end:
-            at, count = _simple_runs(data, at, end, roles, starts, ends, chars, seen, count)
+            at, count = _simple_runs(data, at, end, roles, starts, ends, chars, flag_unions, count)
             if at == end:
                 break
-            begin, length, found, plain = at, 0, np.uint16(0), True
+            begin, length, flag_union, plain = at, 0, np.uint16(0), True
             while at < end:
                 code, width = int(data[at]), 1
                 if code >= 0x80:
@@ -96,25 +96,27 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
                 flag = flags[code]
                 if flag & SPACE != 0:
                     break
-                found |= flag
+                flag_union |= flag
                 plain &= flag & (WORD | MARK) != 0 and code != UNDERSCORE
                 at, length = at + width, length + 1
-            odd = length > 0 and ((length == 6 and _spells_cannot(data, begin)) or _may_have_unit(data, begin, at))
-            if plain and length > 0 and not odd:
-                starts[count], ends[count], chars[count], seen[count] = begin, at, length, found
+            is_exception = length > 0 and (
+                (length == 6 and _spells_cannot(data, begin)) or _may_have_unit(data, begin, at)
+            )
+            if plain and length > 0 and not is_exception:
+                starts[count], ends[count], chars[count], flag_unions[count] = begin, at, length, flag_union
                 count += 1
             elif length > 0:
                 _decode_run(data, begin, at, codes, positions)
                 take_apart(codes[:length], flags, cuts)
-                count = _emit(codes, positions, cuts, length, flags, starts, ends, chars, seen, count)
+                count = _emit(codes, positions, cuts, length, flags, starts, ends, chars, flag_unions, count)
             at += width
         word_offsets[number + 1] = count
-    return Words(word_offsets, starts[:count], ends[:count], chars[:count], seen[:count])
+    return Words(word_offsets, starts[:count], ends[:count], chars[:count], flag_unions[:count])
 
 
 @kernel
 def _ascii_roles(flags: np.ndarray) -> np.ndarray:
-    """The flags of every byte with what it is in a run of ASCII: uint16 of shape (256,); no role for other bytes."""
+    """Flags and roles of every byte: uint16 of shape (256,); no role for bytes beyond ASCII."""
     roles = np.zeros(256, np.uint16)
     for code in range(128):
         roles[code] = flags[code]
@@ -139,16 +141,15 @@ def _simple_runs(
     starts: np.ndarray,
     ends: np.ndarray,
     chars: np.ndarray,
-    seen: np.ndarray,
+    flag_unions: np.ndarray,
     count: int,
 ) -> tuple[np.int64, np.int64]:
-    """Write the words of all runs from here on that are letters and digits of ASCII with marks around them.
+    """Write the words of leading runs that are ASCII letters and digits with marks around them.
 
-    These are nearly all runs of English, and `take_apart` does with them what needs no second look: each mark is a
-    word, and so is what is left in the middle.
+    Nearly all English runs are such. Their words are the single marks and the part in the middle, as in `take_apart`.
 
     Returns:
-        where the first other run begins, or the end; and the number of words by now.
+        start of the first other run, or the end; and the number of words so far.
     """
     place, stop, word = np.uint64(at), np.uint64(end), np.uint64(count)
     while place < stop:
@@ -157,34 +158,34 @@ def _simple_runs(
             place += ONE
             continue
         run, first = place, word
-        last = 0  # the mark before, or none
+        last_mark = 0  # the previous mark, or 0
         while role & OPENING != 0:
-            if last and _PAIRS[last, data[place]]:
+            if last_mark and _PAIRS[last_mark, data[place]]:
                 return np.int64(run), np.int64(first)
-            last = data[place]
-            starts[word], ends[word], chars[word], seen[word] = place, place + ONE, 1, role & FLAGS
+            last_mark = data[place]
+            starts[word], ends[word], chars[word], flag_unions[word] = place, place + ONE, 1, role & FLAGS
             place, word = place + ONE, word + ONE
             role = roles[data[place]] if place < stop else BLANK
         begin = place
-        place, found = _plain_bytes(data, place, stop, roles)
+        place, flag_union = _plain_bytes(data, place, stop, roles)
         length = place - begin
         if length == ZERO:
             return np.int64(run), np.int64(first)
         role = roles[data[place]] if place < stop else BLANK
-        starts[word], ends[word], chars[word], seen[word] = begin, place, length, found
+        starts[word], ends[word], chars[word], flag_unions[word] = begin, place, length, flag_union
         word += ONE
         marked = role & STOP != 0 or (role & CLOSING != 0 and data[place] == APOSTROPHE)
         joined = (marked and _is_whole(data, begin, place + ONE)) or (
-            last == APOSTROPHE and _is_whole(data, begin - ONE, place)
+            last_mark == APOSTROPHE and _is_whole(data, begin - ONE, place)
         )
         if joined or _may_have_unit(data, begin, place):
             return np.int64(run), np.int64(first)
-        last = 0
+        last_mark = 0
         while role & CLOSING != 0 or (role & STOP != 0 and _is_single_stop(data, place, stop)):
-            if last and _PAIRS[last, data[place]]:
+            if last_mark and _PAIRS[last_mark, data[place]]:
                 return np.int64(run), np.int64(first)
-            last = data[place]
-            starts[word], ends[word], chars[word], seen[word] = place, place + ONE, 1, role & FLAGS
+            last_mark = data[place]
+            starts[word], ends[word], chars[word], flag_unions[word] = place, place + ONE, 1, role & FLAGS
             place, word = place + ONE, word + ONE
             role = roles[data[place]] if place < stop else BLANK
         if role & BLANK == 0 or (length == np.uint64(6) and _begins_cannot(data, begin)):
@@ -194,29 +195,31 @@ def _simple_runs(
 
 @kernel
 def _may_have_unit(data: np.ndarray, begin: int, end: int) -> bool:
-    """Whether bytes begin with a digit and end in a letter of ASCII."""
+    """True if bytes start with a digit and end with an ASCII letter."""
     return _is_digit(data[begin]) and 0x61 <= data[end - 1] | 0x20 <= 0x7A
 
 
 @kernel
 def _plain_bytes(data: np.ndarray, place: np.uint64, stop: np.uint64, roles: np.ndarray) -> tuple[np.uint64, np.uint16]:
-    """Where the letters and digits of ASCII from here on end, and the flags that they have together."""
+    """End of the ASCII letters and digits from `place` on, and the union of their flags."""
     letters, digits = ZERO, ZERO
     while place + EIGHT <= stop:
         eight = load64(data, place)
         letter, digit = letters_of(eight), digits_of(eight)
-        others = ~(letter | digit) & HIGH_BITS
-        if others != 0:
-            before = (others & (~others + ONE)) - ONE
+        other_bytes = ~(letter | digit) & HIGH_BITS
+        if other_bytes != 0:
+            before = (other_bytes & (~other_bytes + ONE)) - ONE
             letters, digits = letters | letter & before, digits | digit & before
-            place += first_of(others)
+            place += first_of(other_bytes)
             break
         letters, digits, place = letters | letter, digits | digit, place + EIGHT
-    found = (roles[LETTER] & FLAGS if letters else np.uint16(0)) | (roles[DIGIT] & FLAGS if digits else np.uint16(0))
+    flag_union = (roles[LETTER] & FLAGS if letters else np.uint16(0)) | (
+        roles[DIGIT] & FLAGS if digits else np.uint16(0)
+    )
     while place < stop and roles[data[place]] & PLAIN != 0:  # the last seven bytes of a text
-        found |= roles[data[place]] & FLAGS
+        flag_union |= roles[data[place]] & FLAGS
         place += ONE
-    return place, found
+    return place, flag_union
 
 
 @kernel
@@ -229,9 +232,9 @@ def _begins_cannot(data: np.ndarray, begin: int) -> bool:
 
 @kernel
 def _is_single_stop(data: np.ndarray, place: int, end: int) -> bool:
-    """Whether the full stop here, which is not the first of its run, is not part of an ellipsis or of initials."""
-    before = data[place - ONE]
-    if before == FULL_STOP or _is_capital(before):
+    """True if a full stop, not the first byte of its run, is not part of an ellipsis or of initials."""
+    previous = data[place - ONE]
+    if previous == FULL_STOP or _is_capital(previous):
         return False
     return place + ONE == end or data[place + ONE] != FULL_STOP
 
@@ -256,49 +259,49 @@ def _emit(
     starts: np.ndarray,
     ends: np.ndarray,
     chars: np.ndarray,
-    seen: np.ndarray,
+    flag_unions: np.ndarray,
     count: int,
 ) -> int:
-    first, found = 0, np.uint16(0)
+    first, flag_union = 0, np.uint16(0)
     for step in range(length):
-        found |= flags[codes[step]]
+        flag_union |= flags[codes[step]]
         if cuts[step + 1]:
             starts[count], ends[count] = positions[first], positions[step + 1]
-            chars[count], seen[count] = step + 1 - first, found
-            count, first, found = count + 1, step + 1, np.uint16(0)
+            chars[count], flag_unions[count] = step + 1 - first, flag_union
+            count, first, flag_union = count + 1, step + 1, np.uint16(0)
     return count
 
 
 @kernel
 def take_apart(codes: np.ndarray, flags: np.ndarray, cuts: np.ndarray) -> None:
-    """Mark where the words of a run without whitespace begin.
+    """Mark the starts of the words in a run without whitespace.
 
-    From both ends inwards each mark is a word of its own, dots in a row are one, and `'s` at the end is one. A single
-    dot at the end stays with an initial (`J.`, `U.S.`). A unit behind
-    a digit is a word. What is left in the middle, unless it is an address, loses a contraction (n't, 're, 've,
-    'll, 'd, 'm; `cannot` becomes two words) and is cut around commas between letters, around hyphens and
-    `:<>=/` before a letter, around dots in a row, ellipses, and a dot between a small and a capital letter.
+    From both ends inwards each mark is a separate word, a row of dots is one word, and a final `'s` is one word. A
+    single final dot stays with an initial (`J.`, `U.S.`). A unit after a digit is a word. Unless it is an address, the
+    middle loses a contraction (n't, 're, 've, 'll, 'd, 'm; `cannot` becomes two words) and is split around commas
+    between letters, around hyphens and `:<>=/` before a letter, around rows of dots, ellipses, and a dot between a
+    lower-case and a capital letter.
 
-    What is in WHOLE stays one word, where it is left between marks and where several words come to it.
+    Entries of WHOLE stay one word, both between marks and if several words add up to one.
 
     Args:
-        codes: int32 code points, n of them, none of them whitespace.
-        cuts: bool, n + 1 of them or more; becomes true where a word begins and at the end, false between.
+        codes: int32 code points of shape (n,), without whitespace.
+        cuts: output: bool of shape (n + 1 or more,); True at the start of each word and at the end.
     """
     cuts[: len(codes)] = False
     cuts[0] = cuts[len(codes)] = True
     low, high = 0, len(codes)
     while low < high and not _is_whole(codes, low, high):
-        taken = _taken_at_begin(codes, low, high, flags)
-        if taken == 0:
+        length = _taken_at_begin(codes, low, high, flags)
+        if length == 0:
             break
-        low += taken
+        low += length
         cuts[low] = True
     while low < high and not _is_whole(codes, low, high):
-        taken = _taken_at_end(codes, low, high, flags)
-        if taken == 0:
+        length = _taken_at_end(codes, low, high, flags)
+        if length == 0:
             break
-        high -= taken
+        high -= length
         cuts[high] = True
     if not (_is_whole(codes, low, high) or _is_address(codes, low, high, flags)):
         _take_apart_middle(codes, low, high, flags, cuts)
@@ -311,15 +314,15 @@ def _take_apart_middle(codes: np.ndarray, low: int, high: int, flags: np.ndarray
     cuts[core] = True
     step = low + 1
     while step < core - 1:
-        taken = _taken_inside(codes, step, core, flags)
-        if taken > 0:
-            cuts[step] = cuts[step + taken] = True
-        step += max(taken, 1)
+        length = _taken_inside(codes, step, core, flags)
+        if length > 0:
+            cuts[step] = cuts[step + length] = True
+        step += max(length, 1)
 
 
 @kernel
 def _is_whole(codes: np.ndarray, low: int, high: int) -> bool:
-    """Whether code points (or bytes of ASCII) are in WHOLE."""
+    """True if code points (or ASCII bytes) are in WHOLE."""
     if high - low > LONGEST_WHOLE or high - low < 2:
         return False
     packed = ZERO
@@ -333,7 +336,7 @@ def _is_whole(codes: np.ndarray, low: int, high: int) -> bool:
 
 @kernel
 def _join_whole(codes: np.ndarray, cuts: np.ndarray) -> None:
-    """Join neighbouring words that are one of WHOLE together; the longest from each place on, from left to right."""
+    """Join adjacent words that add up to an entry of WHOLE; longest match first, from left to right."""
     begin = 0
     while begin < len(codes) - 1:
         joined = 0
@@ -350,7 +353,7 @@ def _join_whole(codes: np.ndarray, cuts: np.ndarray) -> None:
 
 @kernel
 def _repeats(codes: np.ndarray, begin: int, end: int) -> bool:
-    """Whether two equal marks are part of a longer row of them, most of which spaCy leaves apart."""
+    """True if two equal marks are part of a longer row of them; spaCy leaves most of these split."""
     mark = codes[begin]
     if end - begin != 2 or mark != codes[begin + 1]:
         return False
@@ -409,7 +412,7 @@ def _taken_at_end(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -> 
 
 @kernel
 def _unit(codes: np.ndarray, low: int, high: int) -> int:
-    """How many letters at the end are a unit behind a digit, or 0."""
+    """Number of letters at the end that are a unit after a digit, or 0."""
     length, packed = 0, ZERO
     while length <= _LONGEST_UNIT and high - length > low and 0x61 <= codes[high - length - 1] | 0x20 <= 0x7A:
         packed |= np.uint64(codes[high - length - 1]) << np.uint64(8 * length)
@@ -422,22 +425,24 @@ def _unit(codes: np.ndarray, low: int, high: int) -> int:
 
 @kernel
 def _is_address(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -> bool:
-    """Whether code points are an address of the web or of mail: a host, what may stand before it, a path behind it."""
+    """True if code points are a web or mail address: a host, with an optional scheme or user, and an optional path."""
     if _is_host(codes, low, high):
         return True
-    scheme = low  # where the characters that a scheme may have end
+    scheme = low  # end of the characters allowed in a scheme
     while scheme < high and (flags[codes[scheme]] & WORD != 0 or codes[scheme] in SCHEME_MARKS):
         scheme += 1
-    found = low + 2 <= scheme < high - 3 and codes[scheme] == 0x3A and _is_host(codes, scheme + 3, high)
-    found &= codes[min(scheme + 1, high - 1)] == codes[min(scheme + 2, high - 1)] == 0x2F
+    is_match = low + 2 <= scheme < high - 3 and codes[scheme] == 0x3A and _is_host(codes, scheme + 3, high)
+    is_match &= codes[min(scheme + 1, high - 1)] == codes[min(scheme + 2, high - 1)] == 0x2F
     for step in range(low + 1, high - 1):
-        found |= codes[step] == 0x40 and _is_host(codes, step + 1, high)
-    return bool(found)
+        is_match |= codes[step] == 0x40 and _is_host(codes, step + 1, high)
+    return bool(is_match)
 
 
 @kernel
 def _is_host(codes: np.ndarray, low: int, high: int) -> bool:
-    """Whether code points are names between dots, the last one of small letters alone, and a path or nothing behind."""
+    """True if code points are names between dots, the last one of lower-case letters only, with an optional port and
+    path.
+    """
     dots, name, letters = 0, 0, True
     at = low
     while at < high:

@@ -1,8 +1,8 @@
-"""Importing this makes spaCy's tokeniser ready, where spaCy is installed; half a second (see `text/ready.py`)."""
+"""Preloads spaCy's tokenizer if spaCy is installed; half a second (see `text/ready.py`)."""
 
 from contextlib import suppress
 
 from gristmill.dataprep.words.spacy_words import NoSpacyError, load_tokenizer
 
-with suppress(NoSpacyError):  # the step says so, in its own process
+with suppress(NoSpacyError):  # the step reports it, in its own process
     load_tokenizer()

@@ -1,10 +1,10 @@
-"""The words of spaCy's tokenisers, which take each run between whitespace apart on its own.
+"""Words of spaCy's tokenizers, which split each run between whitespace independently.
 
-Nearly all runs of English are letters or digits alone, such between marks (`"yes,"`), or letters around hyphens. Where
-none of spaCy's 1,300 exceptions may be meant, these are cut here: spaCy's prefixes and suffixes take such marks off one
-by one, its infixes are the hyphens, and no rule parts letters from letters; an exception is looked for in a run as it
-is, in what is left of it, and at last in neighbouring words (`(him):` has a `):`), so here in all neighbours. Every
-other run is given to spaCy once: text repeats its runs (Zipf's law), so that nearly all are looked up.
+Nearly all English runs are only letters or digits, possibly between marks (`"yes,"`), or letters around hyphens. Unless
+one of spaCy's 1,300 exceptions may apply, these are split here: spaCy's prefixes and suffixes take such marks off one
+by one, its infixes are the hyphens, and no rule splits between letters. An exception is searched in the run, in the
+rest without affixes, and finally in adjacent words (`(him):` has a `):`), so here in all sequences of adjacent words.
+Other runs are passed to spaCy once: runs repeat (Zipf's law), so that nearly all are looked up.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gristmill.dataprep.text.unicode_tables import code_point_flags, decode
 from gristmill.dataprep.words.word_cuts import Words, whitespace_words
 
 REMEMBERED_RUNS = 1_000_000
-"""How many different runs a process remembers, some 100 MB; then it starts over."""
+"""Largest number of runs in the cache of a process, some 100 MB; then it is cleared."""
 
 BETWEEN_RUNS = "\n"
-"""A word of its own for spaCy, which looks for no exception across it, as it does across a space."""
+"""Separator that is a word for spaCy, which searches no exception across it, unlike across a space."""
 
 Lengths = dict[bytes, list[int]]
-"""Run -> byte lengths of its words, which a function of the run alone computes."""
+"""Run -> byte lengths of its words, a pure function of the run."""
 _lengths_of: Lengths = {}
-"""Of the English tokeniser."""
+"""Cache of the English tokenizer."""
 
 OTHER, LOWER, UPPER, DIGIT, HYPHEN, QUOTE, OPENING, CLOSING, MARK, STOP = range(10)
-"""What a byte is."""
+"""Kinds of bytes."""
 KINDS = {
     LOWER: "abcdefghijklmnopqrstuvwxyz",
     UPPER: "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
@@ -48,7 +48,7 @@ KINDS = {
     STOP: ".",
 }
 MOST_WORDS, MOST_HYPHENS = 8, 2
-"""Of a run that is cut here: its words, and hyphens side by side."""
+"""Limits of a run split here: its words, and adjacent hyphens."""
 EXCEPTION_BITS = 18
 
 
@@ -58,7 +58,7 @@ class NoSpacyError(RuntimeError):
 
 @lru_cache(maxsize=1)
 def load_tokenizer() -> Any:
-    """spaCy's tokeniser for English, without a model.
+    """spaCy's English tokenizer, without a model.
 
     Raises:
         NoSpacyError: the package spacy is not installed.
@@ -72,13 +72,13 @@ def load_tokenizer() -> Any:
             "`words` out to use gristmill's own rule"
         ) from error
     tokenizer = spacy.blank("en").tokenizer
-    tokenizer.vocab.lex_attr_getters = {}  # shapes and the like of every new word, two fifths of its time
+    tokenizer.vocab.lex_attr_getters = {}  # shapes and other attributes of new words take two fifths of the time
     return tokenizer
 
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Within it torch is not found: spaCy's models would use it, its rules do not, and it takes longer than all else."""
+    """Hide torch in a block: spaCy's models would use it, its rules do not, and its import takes longest."""
     if "torch" in sys.modules:
         yield
         return
@@ -90,7 +90,7 @@ def _without_torch() -> Iterator[None]:
 
 
 def spacy_words(data: np.ndarray, offsets: np.ndarray) -> Words:
-    """Cut n texts into spaCy's English words.
+    """Split n texts into spaCy's English words.
 
     Args:
         data, offsets: the texts (`text_buffers.text_buffers`).
@@ -107,22 +107,22 @@ def spacy_words(data: np.ndarray, offsets: np.ndarray) -> Words:
 def words_of_runs(
     data: np.ndarray, offsets: np.ndarray, which: np.ndarray, tokenizer: Any, lengths_of: Lengths
 ) -> Words:
-    """Cut some texts by a tokeniser that takes each run between whitespace apart on its own.
+    """Split texts by a tokenizer that splits each run between whitespace independently.
 
     Args:
         data, offsets: the texts.
-        which: int64, the numbers of the texts to cut.
+        which: int64, numbers of the texts to split.
         tokenizer: called with a run; its tokens have a `text`.
-        lengths_of: what is known of runs, which grows.
+        lengths_of: cache of runs, which is extended.
     """
     runs = whitespace_words(data, offsets, code_point_flags(), which)
     return _cut_runs(data, runs, np.zeros(len(runs.starts), np.uint8), tokenizer, lengths_of)
 
 
 def _cut_runs(data: np.ndarray, runs: Words, sizes: np.ndarray, tokenizer: Any, lengths_of: Lengths) -> Words:
-    odd = np.flatnonzero(sizes == 0)
-    numbers, _ = number_spans(data, runs.starts[odd], runs.ends[odd])
-    firsts = odd[np.unique(numbers, return_index=True)[1]]
+    complex_runs = np.flatnonzero(sizes == 0)
+    numbers, _ = number_spans(data, runs.starts[complex_runs], runs.ends[complex_runs])
+    firsts = complex_runs[np.unique(numbers, return_index=True)[1]]
     places = zip(runs.starts[firsts].tolist(), runs.ends[firsts].tolist(), strict=True)
     lengths = _word_lengths(tokenizer, [data[begin:end].tobytes() for begin, end in places], lengths_of)
     bounds = np.cumsum([0, *map(len, lengths)]).astype(np.int64)
@@ -131,22 +131,22 @@ def _cut_runs(data: np.ndarray, runs: Words, sizes: np.ndarray, tokenizer: Any, 
 
 
 def _word_lengths(tokenizer: Any, runs: Sequence[bytes], lengths_of: Lengths) -> list[list[int]]:
-    """Of each run; all that are not known are cut in one call."""
-    known = [lengths_of.get(run) for run in runs]
-    unknown = [run for run, lengths in zip(runs, known, strict=True) if lengths is None]
+    """Lengths of each run's words; unknown runs are split in one call."""
+    cached = [lengths_of.get(run) for run in runs]
+    unknown = [run for run, lengths in zip(runs, cached, strict=True) if lengths is None]
     if not unknown:
-        return known  # type: ignore[return-value]
+        return cached  # type: ignore[return-value]
     cut: list[list[int]] = [[]]
     for token in tokenizer(BETWEEN_RUNS.join(run.decode() for run in unknown)):
         if token.text == BETWEEN_RUNS:
             cut.append([])
         else:
             cut[-1].append(len(token.text.encode()))
-    found = dict(zip(unknown, cut, strict=True))
-    if len(lengths_of) + len(found) > REMEMBERED_RUNS:
+    new_lengths = dict(zip(unknown, cut, strict=True))
+    if len(lengths_of) + len(new_lengths) > REMEMBERED_RUNS:
         lengths_of.clear()
-    lengths_of.update(found)
-    return [found[run] if lengths is None else lengths for run, lengths in zip(runs, known, strict=True)]
+    lengths_of.update(new_lengths)
+    return [new_lengths[run] if lengths is None else lengths for run, lengths in zip(runs, cached, strict=True)]
 
 
 @lru_cache(maxsize=1)
@@ -159,9 +159,9 @@ def _byte_kinds() -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _exceptions(tokenizer: Any) -> np.ndarray:
-    """What the tokeniser has listed, by a few bits of each hash: bool of shape (2^EXCEPTION_BITS,).
+    """Bloom filter of the tokenizer's exceptions, with one hash: bool of shape (2^EXCEPTION_BITS,).
 
-    So a word that is not listed may seem to be.
+    Other words may seem to be exceptions.
     """
     marked = np.zeros(1 << EXCEPTION_BITS, np.bool_)
     for word in tokenizer.rules:
@@ -179,35 +179,35 @@ def _few_bits(data: np.ndarray, begin: int, end: int) -> int:
 def count_simple_words(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray, kinds: np.ndarray, exceptions: np.ndarray
 ) -> np.ndarray:
-    """Which runs need no tokeniser.
+    """Count the words of runs that need no tokenizer.
 
     Args:
         data, starts, ends: the runs.
         kinds: of bytes, of shape (256,).
-        exceptions: what the tokeniser has listed (`_exceptions`).
+        exceptions: of the tokenizer (`_exceptions`).
 
     Returns:
-        uint8, one per run: its words, of which each is letters, digits, hyphens side by side, or one mark; 0 where the
-        tokeniser has to be asked.
+        uint8, one per run: its number of words, each of them letters, digits, adjacent hyphens, or one mark; 0 if the
+        run needs the tokenizer.
     """
-    found = np.zeros(len(starts), np.uint8)
+    word_counts = np.zeros(len(starts), np.uint8)
     cuts = np.empty(MOST_WORDS + 1, np.int64)
     for run in range(len(starts)):
         words = _cut_simple(data, starts[run], ends[run], kinds, cuts)
         if _is_simple(data, kinds, cuts, words) and not _may_have_exception(data, cuts, words, exceptions):
-            found[run] = words
-    return found
+            word_counts[run] = words
+    return word_counts
 
 
 @kernel
 def _cut_simple(data: np.ndarray, begin: int, end: int, kinds: np.ndarray, cuts: np.ndarray) -> int:
-    """Cut a run into letters, digits, hyphens side by side, and single marks.
+    """Split a run into letters, digits, adjacent hyphens, and single marks.
 
     Args:
-        cuts: receives where each word begins, and where the last ends.
+        cuts: output: start of each word, and the end of the last.
 
     Returns:
-        the number of words; 0 where they are too many, or a byte is of no kind.
+        the number of words; 0 if there are too many, or a byte of kind OTHER.
     """
     words, last = 0, OTHER
     for at in range(begin, end):
@@ -227,10 +227,10 @@ def _cut_simple(data: np.ndarray, begin: int, end: int, kinds: np.ndarray, cuts:
 
 @kernel
 def _is_simple(data: np.ndarray, kinds: np.ndarray, cuts: np.ndarray, words: int) -> bool:
-    """Whether a run is marks, then digits or letters with hyphens between them, then marks that come off one by one.
+    """True for marks, then digits or letters with hyphens between them, then marks that come off one by one.
 
-    A full stop comes off digits, off letters of which the last two are small, and off a quote or bracket; behind others
-    it may stay.
+    A full stop comes off digits, off letters of which the last two are lower-case, and off a quote or bracket; it may
+    stay after others.
     """
     word = 0
     while word < words and (kinds[data[cuts[word]]] == QUOTE or kinds[data[cuts[word]]] == OPENING):
@@ -255,7 +255,7 @@ def _is_simple(data: np.ndarray, kinds: np.ndarray, cuts: np.ndarray, words: int
 
 @kernel
 def _may_have_exception(data: np.ndarray, cuts: np.ndarray, words: int, exceptions: np.ndarray) -> bool:
-    """Whether any neighbouring words may be listed together."""
+    """True if any sequence of adjacent words may be an exception."""
     for first in range(words):
         for last in range(first + 1, words + 1):
             if exceptions[_few_bits(data, cuts[first], cuts[last])]:
@@ -274,42 +274,42 @@ def _lay_out(
     bounds: np.ndarray,
     lengths: np.ndarray,
 ) -> Words:
-    """The words of all runs: of simple ones by the kinds of their bytes, of odd ones by the lengths of the words."""
-    total, odd = 0, 0
+    """Words of all runs: of simple ones by the kinds of their bytes, of complex ones by the lengths of their words."""
+    total, complex_run = 0, 0
     for size in sizes:
         total += int(size)
         if size == 0:
-            total += bounds[numbers[odd] + 1] - bounds[numbers[odd]]
-            odd += 1
+            total += bounds[numbers[complex_run] + 1] - bounds[numbers[complex_run]]
+            complex_run += 1
     starts, ends = np.empty(total, np.int64), np.empty(total, np.int64)
-    chars, seen = np.empty(total, np.int32), np.empty(total, np.uint16)
+    chars, flag_unions = np.empty(total, np.int32), np.empty(total, np.uint16)
     word_offsets = np.zeros(len(runs.offsets), np.int64)
     cuts = np.empty(MOST_WORDS + 1, np.int64)
-    count, odd = 0, 0
+    count, complex_run = 0, 0
     for text in range(len(runs.offsets) - 1):
         for run in range(runs.offsets[text], runs.offsets[text + 1]):
             at, end = runs.starts[run], runs.ends[run]
             if sizes[run] == 1:
-                starts[count], ends[count], chars[count], seen[count] = at, end, runs.chars[run], runs.seen[run]
+                starts[count], ends[count], chars[count], flag_unions[count] = at, end, runs.chars[run], runs.seen[run]
                 count += 1
                 continue
             if sizes[run] > 0:
                 for word in range(_cut_simple(data, at, end, kinds, cuts)):
                     starts[count], ends[count] = cuts[word], cuts[word + 1]
-                    chars[count], seen[count] = cuts[word + 1] - cuts[word], flags[data[cuts[word]]]
+                    chars[count], flag_unions[count] = cuts[word + 1] - cuts[word], flags[data[cuts[word]]]
                     count += 1
                 continue
-            for word in range(bounds[numbers[odd]], bounds[numbers[odd] + 1]):
+            for word in range(bounds[numbers[complex_run]], bounds[numbers[complex_run] + 1]):
                 starts[count], ends[count] = at, at + lengths[word]
-                length, found = 0, np.uint16(0)
+                length, flag_union = 0, np.uint16(0)
                 while at < ends[count]:
                     code, width = int(data[at]), 1
                     if code >= 0x80:
                         code, width = decode(data, at)
-                    found |= flags[code]
+                    flag_union |= flags[code]
                     length, at = length + 1, at + width
-                chars[count], seen[count] = length, found
+                chars[count], flag_unions[count] = length, flag_union
                 count += 1
-            odd += 1
+            complex_run += 1
         word_offsets[text + 1] = count
-    return Words(word_offsets, starts, ends, chars, seen)
+    return Words(word_offsets, starts, ends, chars, flag_unions)

@@ -1,12 +1,13 @@
-"""Words by Unicode's rules for word boundaries (UAX #29, Unicode 16.0), of which those that begin with a letter or digit
-count: the n-grams of DCLM's rules consist of them (`split_words(model="uniseg", ignore_punctuation=True)` of
+"""Words by Unicode's word boundary rules (UAX #29, Unicode 16.0), counting those that start with a letter or digit.
+
+The n-grams of DCLM's rules consist of them (`split_words(model="uniseg", ignore_punctuation=True)` of
 mlfoundations/dclm, baselines/mappers/core_utils.py, with uniseg 0.10).
 
-A boundary lies between any two code points that no rule joins. Letters, digits, Katakana and `_` join with their like
-(WB5, WB8 to WB10, WB13); an apostrophe, full stop or colon joins two letters (WB6, WB7), an apostrophe, full stop,
-comma or semicolon two digits (WB11, WB12); marks and joiners belong to what precedes them (WB4). So `can't`, `3.14` and
-`snake_case` are one word, `well-known` is two, and `_private` does not count. Each code point of Han, Hiragana, Thai and
-so on is a word.
+There is a boundary between any two code points that no rule joins. Letters, digits, Katakana and `_` join with their
+kind (WB5, WB8 to WB10, WB13); an apostrophe, full stop or colon joins two letters (WB6, WB7), an apostrophe, full stop,
+comma or semicolon two digits (WB11, WB12); marks and joiners belong to the code point before them (WB4). So `can't`,
+`3.14` and `snake_case` are one word, `well-known` is two, and `_private` does not count. Each code point of Han,
+Hiragana, Thai and so on is a word.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ WORD_BREAK = {
     """,
     "ExtendNumLet": "5F 202F 203F-2040 2054 FE33-FE34 FE4D-FE4F FF3F",
 }
-"""Word_Break value -> its code points (WordBreakProperty.txt of Unicode 16.0). Values that join nothing with letters or
-digits (Regional_Indicator, WSegSpace) are left out, and so is Other."""
+"""Word_Break value -> its code points (WordBreakProperty.txt of Unicode 16.0). Values that do not join with letters or
+digits (Regional_Indicator, WSegSpace) are omitted, and so is Other."""
 EXTENDED_PICTOGRAPHIC = """
     A9 AE 203C 2049 2122 2139 2194-2199 21A9-21AA 231A-231B 2328 2388 23CF 23E9-23F3 23F8-23FA 24C2 25AA-25AB 25B6
     25C0 25FB-25FE 2600-2605 2607-2612 2614-2685 2690-2705 2708-2712 2714 2716 271D 2721 2728 2733-2734 2744 2747
@@ -149,7 +150,7 @@ EXTENDED_PICTOGRAPHIC = """
     1F22F 1F232-1F23A 1F23C-1F23F 1F249-1F3FA 1F400-1F53D 1F546-1F64F 1F680-1F6FF 1F774-1F77F 1F7D5-1F7FF
     1F80C-1F80F 1F848-1F84F 1F85A-1F85F 1F888-1F88F 1F8AE-1F8FF 1F90C-1F93A 1F93C-1F945 1F947-1FAFF 1FC00-1FFFD
 """
-"""Code points of the property (emoji-data.txt of Unicode 16.0)."""
+"""Code points of the property Extended_Pictographic (emoji-data.txt of Unicode 16.0)."""
 
 (
     OTHER,
@@ -172,7 +173,7 @@ EXTENDED_PICTOGRAPHIC = """
 ) = range(len(WORD_BREAK) + 1)
 """The values as numbers; those of WORD_BREAK count from 1 in its order."""
 PICTOGRAPHIC = 0x80
-"""Flag beside the value: Extended_Pictographic."""
+"""Flag added to the value: Extended_Pictographic."""
 UNDERSCORE = ord("_")
 ASCII_LETTER, ASCII_DIGIT, ASCII_UNDERSCORE = 1, 2, 3
 JOINS_LETTERS, JOINS_DIGITS = 4, 8
@@ -204,10 +205,10 @@ def _ascii_kinds() -> np.ndarray:
 
 
 def segmented_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
-    """Cut some texts into words; the arguments are those of `word_cuts.whitespace_words`.
+    """Split texts into words; the arguments are those of `word_cuts.whitespace_words`.
 
     Returns:
-        words whose `seen` is zero: n-grams do not ask for it.
+        words with `seen` zero, as n-grams do not need it.
     """
     return Words(*_segmented_words(data, offsets, flags, which, word_breaks(), _ascii_kinds()))
 
@@ -244,7 +245,7 @@ def _segmented_words(
 
 @inner_kernel
 def _ascii_word_end(data: np.ndarray, at: int, end: int, kinds: np.ndarray) -> int:
-    """End of the segment that begins at a byte of ASCII, as far as the bytes after it are ASCII too."""
+    """End of the segment that starts at an ASCII byte, as far as the following bytes are ASCII."""
     kind = kinds[data[at]]
     if not 0 < kind <= ASCII_UNDERSCORE:
         return at + 1
@@ -258,7 +259,7 @@ def _ascii_word_end(data: np.ndarray, at: int, end: int, kinds: np.ndarray) -> i
         if kinds[data[at]] & joins == 0:
             return at
         if data[at + 1] >= 0x80:
-            return at + 1  # whether the mark joins is decided by the code point after it
+            return at + 1  # the code point after the mark decides if it joins
         if kinds[data[at + 1]] != kind:
             return at
         at += 1
@@ -266,7 +267,7 @@ def _ascii_word_end(data: np.ndarray, at: int, end: int, kinds: np.ndarray) -> i
 
 @kernel
 def _segment_end(data: np.ndarray, at: int, end: int, breaks: np.ndarray) -> tuple[int, int]:
-    """End of the segment that begins at a byte, and its code points."""
+    """End of the segment that starts at a byte, and its number of code points."""
     code, width = decode(data, at)
     last = breaks[code] & ~np.uint8(PICTOGRAPHIC)
     at, chars, after_joiner, bridged = at + width, 1, last == ZWJ, False
@@ -288,7 +289,7 @@ def _segment_end(data: np.ndarray, at: int, end: int, breaks: np.ndarray) -> tup
 
 @inner_kernel
 def _bridges(data: np.ndarray, at: int, end: int, breaks: np.ndarray, last: int, value: int) -> bool:
-    """Whether a mark joins what stands on both sides of it; `at` is the byte after it."""
+    """True if a mark joins the code points on both sides; `at` is the byte after it."""
     if not SINGLE_QUOTE <= value <= MIDNUM:
         return False
     following = OTHER
@@ -312,7 +313,7 @@ def _is_letter(value: int) -> bool:
 
 @inner_kernel
 def _joins(last: int, value: int) -> bool:
-    """Whether two neighbours belong together whatever stands around them."""
+    """True if two adjacent values join in any context."""
     if value == EXTENDNUMLET:  # WB13a
         return _is_letter(last) or last in (NUMERIC, KATAKANA, EXTENDNUMLET)
     if last == EXTENDNUMLET:  # WB13b

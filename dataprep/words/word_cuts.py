@@ -1,17 +1,17 @@
-"""How texts are cut into words. Numba kernels over UTF-8 bytes.
+r"""Splitting of texts into words. Numba kernels over UTF-8 bytes.
 
 - `whitespace_words`: maximal runs of code points that are not whitespace (`str.split()`).
-- `unspaced_words`: the same, but within such a run a new word begins before each letter or digit that belongs to a
-  script without spaces (`unicode_tables.UNSPACED_RANGES`), or that follows one that does. Punctuation and combining
-  marks go with the word before them; what opens a run goes with the word after it. So `東京、Tokyo「都」` is
+- `unspaced_words`: the same, but within such a run a new word starts before each letter or digit that belongs to a
+  script without spaces (`unicode_tables.UNSPACED_RANGES`), or that follows one. Punctuation and combining marks belong
+  to the word before them; at the start of a run they belong to the word after them. So `東京、Tokyo「都」` is
   東 / 京、 / Tokyo「 / 都」.
-- `word_punct_words`: maximal runs of letters, digits and underscores, and maximal runs of what is neither that nor
-  whitespace: `\\w+|[^\\w\\s]+`, NLTK's WordPunctTokenizer.
-- `punctuated_words` (`punctuated_words.py`): what spaCy's rules for English come to.
-- `spacy_words` (`spacy_words.py`): those of spaCy's blank English tokeniser.
-- `language_words` (`language_words.py`): those of the tokeniser that datatrove assigns to each text's language.
+- `word_punct_words`: maximal runs of letters, digits and underscores, and maximal runs of other code points that are
+  not whitespace: `\w+|[^\w\s]+`, NLTK's WordPunctTokenizer.
+- `punctuated_words` (`punctuated_words.py`): an approximation of spaCy's rules for English.
+- `spacy_words` (`spacy_words.py`): spaCy's blank English tokenizer.
+- `language_words` (`language_words.py`): the tokenizer that datatrove assigns to each text's language.
 
-All take the texts that they shall cut by their numbers, and take time linear in the bytes.
+All take the numbers of the texts to split, and take time linear in the bytes.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.unicode_tables import ALONE, SPACE, WORD, decode
 
 FIRST_EASTERN = 0x3040
-"""Among scripts without spaces, Han and Kana begin here, and the others lie below."""
+"""First code point of Han and Kana; other scripts without spaces are below it."""
 
 
 class Words(NamedTuple):
-    """The words of m texts."""
+    """Words of m texts."""
 
     offsets: np.ndarray
-    """int64 of shape (m + 1,): which words are whose."""
+    """int64 of shape (m + 1,): bounds of each text's words."""
     starts: np.ndarray
-    """int64, the byte position where each word begins."""
+    """int64, byte position of each word's start."""
     ends: np.ndarray
-    """int64, the byte position where it ends."""
+    """int64, byte position of each word's end."""
     chars: np.ndarray
-    """int32, its code points."""
+    """int32, code points of each word."""
     seen: np.ndarray
-    """uint16, the flags that any of its code points has."""
+    """uint16, union of the flags of each word's code points."""
 
 
 @kernel
 def whitespace_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
-    """Cut some texts at whitespace.
+    """Split texts at whitespace.
 
     Args:
         data, offsets: the texts (`text_buffers.text_buffers`).
         flags: `unicode_tables.code_point_flags()`.
-        which: int64, the numbers of the texts to cut.
+        which: int64, numbers of the texts to split.
     """
     most = 0
     for text in which:
         most += (offsets[text + 1] - offsets[text]) // 2 + 1
     starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
-    chars, seen = np.empty(most, np.int32), np.empty(most, np.uint16)
+    chars, flag_unions = np.empty(most, np.int32), np.empty(most, np.uint16)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     count = 0
     for number in range(len(which)):
         at, end = offsets[which[number]], offsets[which[number] + 1]
-        length, found = 0, np.uint16(0)
+        length, flag_union = 0, np.uint16(0)
         while at < end:
             code, width = int(data[at]), 1
             if code >= 0x80:
@@ -68,42 +68,42 @@ def whitespace_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
             flag = flags[code]
             if flag & SPACE == 0:
                 if length == 0:
-                    starts[count], found = at, np.uint16(0)
+                    starts[count], flag_union = at, np.uint16(0)
                 length += 1
-                found |= flag
+                flag_union |= flag
             elif length > 0:
-                ends[count], chars[count], seen[count] = at, length, found
+                ends[count], chars[count], flag_unions[count] = at, length, flag_union
                 count, length = count + 1, 0
             at += width
         if length > 0:
-            ends[count], chars[count], seen[count] = end, length, found
+            ends[count], chars[count], flag_unions[count] = end, length, flag_union
             count += 1
         word_offsets[number + 1] = count
-    return Words(word_offsets, starts[:count], ends[:count], chars[:count], seen[:count])
+    return Words(word_offsets, starts[:count], ends[:count], chars[:count], flag_unions[:count])
 
 
 @kernel
 def describe_words(
     data: np.ndarray, flags: np.ndarray, offsets: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> Words:
-    """Words that somebody else found, with their code points and flags."""
-    chars, seen = np.empty(len(starts), np.int32), np.empty(len(starts), np.uint16)
+    """Add code points and flags to words found elsewhere."""
+    chars, flag_unions = np.empty(len(starts), np.int32), np.empty(len(starts), np.uint16)
     for word in range(len(starts)):
-        length, found, at = 0, np.uint16(0), starts[word]
+        length, flag_union, at = 0, np.uint16(0), starts[word]
         while at < ends[word]:
             code, width = int(data[at]), 1
             if code >= 0x80:
                 code, width = decode(data, at)
-            found |= flags[code]
+            flag_union |= flags[code]
             length += 1
             at += width
-        chars[word], seen[word] = length, found
-    return Words(offsets, starts, ends, chars, seen)
+        chars[word], flag_unions[word] = length, flag_union
+    return Words(offsets, starts, ends, chars, flag_unions)
 
 
 @kernel
 def unspaced_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
-    """Cut some texts at whitespace and between the characters of scripts without spaces."""
+    """Split texts at whitespace and between the characters of scripts without spaces."""
     most = 0
     for text in which:
         most += offsets[text + 1] - offsets[text]
@@ -139,7 +139,7 @@ def unspaced_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, whi
 
 @kernel
 def word_punct_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
-    """Cut some texts into runs of letters, digits and underscores, and runs of marks."""
+    """Split texts into runs of letters, digits and underscores, and runs of punctuation."""
     most = 0
     for text in which:
         most += offsets[text + 1] - offsets[text]
@@ -154,14 +154,14 @@ def word_punct_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
             if code >= 0x80:
                 code, width = decode(data, at)
             flag = flags[code]
-            now = 0 if flag & SPACE != 0 else (1 if flag & WORD != 0 else 2)
-            if now != kind:
+            code_kind = 0 if flag & SPACE != 0 else (1 if flag & WORD != 0 else 2)
+            if code_kind != kind:
                 if kind != 0:
                     ends[count] = at
                     count += 1
-                if now != 0:
+                if code_kind != 0:
                     starts[count] = at
-                kind = now
+                kind = code_kind
             at += width
         if kind != 0:
             ends[count] = end
@@ -172,11 +172,11 @@ def word_punct_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
 
 @kernel
 def characters_per_word(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """How many characters of scripts without spaces make up about one word of another script.
+    """Number of characters of scripts without spaces per word of another script, by text.
 
-    It is 1 where at most half of a text's letters and digits are of such scripts; otherwise 2 where most of those are
-    Han or Kana, and 3 where they are Thai, Lao, Khmer or Burmese, in which a word has more of them. Measured on the
-    Universal Declaration of Human Rights: with these numbers its n-grams repeat about as often as in English.
+    It is 1 if at most half of a text's letters and digits are of such scripts; otherwise 2 if most of those are Han or
+    Kana, and 3 if they are Thai, Lao, Khmer or Burmese, whose words are longer. Measured on the Universal Declaration
+    of Human Rights: with these numbers its n-grams repeat about as often as in English.
 
     Returns:
         uint8, one per text of `which`.

@@ -1,4 +1,4 @@
-"""An index of the words of some texts in memory, for many questions: BM25 as `by_words.py` has it, without its scan."""
+"""In-memory word index of texts, for many queries: BM25 as in `by_words.py`, without its scan."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from gristmill.dataprep.words.by_words import K1, B, all_terms, terms_of
 
 
 class WordIndex:
-    """Finds which of some texts have the words of a question.
+    """Index of the words of texts.
 
-    Memory: the texts, and 8 bytes for each word of each text, counted once a text.
+    Memory: the texts, and 8 bytes per distinct word of each text.
 
     Args:
-        texts: in their order.
+        texts: in order.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = list(texts)
         lengths = np.array([len(text.encode()) for text in self.texts], np.float64)
         self._length = lengths / max(lengths.mean() if len(lengths) else 0.0, 1.0)
-        found: dict[str, tuple[list[int], list[int]]] = {}
+        postings: dict[str, tuple[list[int], list[int]]] = {}
         for number, text in enumerate(self.texts):
-            for term, often in Counter(all_terms(text)).items():
-                places, counts = found.setdefault(term, ([], []))
+            for term, frequency in Counter(all_terms(text)).items():
+                places, counts = postings.setdefault(term, ([], []))
                 places.append(number)
-                counts.append(often)
+                counts.append(frequency)
         self._found = {
-            term: (np.array(places, np.int32), np.array(counts, np.int32)) for term, (places, counts) in found.items()
+            term: (np.array(places, np.int32), np.array(counts, np.int32))
+            for term, (places, counts) in postings.items()
         }
 
     def search(self, question: str, most: int) -> list[tuple[int, float]]:
-        """The places of the best texts with their scores, the best first, equal ones in their order; none without a
-        word of the question."""
+        """Positions and scores of the best texts, best first, ties in order; only texts with a word of the question."""
         scores = np.zeros(len(self.texts))
         for term in self.terms(question):
             if term not in self._found:
@@ -44,9 +44,9 @@ class WordIndex:
             idf = np.log1p((len(self.texts) - len(places) + 0.5) / (len(places) + 0.5))
             scores[places] += idf * counts * (K1 + 1) / (counts + K1 * (1 - B + B * self._length[places]))
         best = np.argsort(-scores, kind="stable")[:most]
-        return [(int(one), float(scores[one])) for one in best if scores[one] > 0.0]
+        return [(int(place), float(scores[place])) for place in best if scores[place] > 0.0]
 
     @staticmethod
     def terms(question: str) -> Sequence[str]:
-        """What is looked for; quotes mean nothing here, for the index knows single words."""
+        """Search terms of a question; quotes are ignored, as the index has single words only."""
         return terms_of(question.replace('"', " "))
