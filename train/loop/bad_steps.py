@@ -1,4 +1,4 @@
-"""Asking the device which steps were bad, and writing down what those had read."""
+"""Detection of bad steps on the host, and the records of what they read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gristmill.train.loop.state import LoopState, Seen
 from gristmill.train.parallel.world import World
 
 Decode = Callable[[Sequence[int]], str]
-"""From token ids to text."""
+"""Function from token ids to text."""
 Known = Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]]
-"""From documents' hexadecimal ids to what is known of each: where it is from, and how it was judged."""
+"""Function from hexadecimal document ids to the origin and quality of each document."""
 
 
 def look_at_device(
@@ -37,66 +37,70 @@ def look_at_device(
     context: Context,
     record: Record | None,
 ) -> None:
-    """Take note of the steps since the last look; every rank calls this together.
+    """Read the flags of the steps since the last call from the device, and record bad steps; a collective.
 
     Args:
-        progress: its `seen` steps are judged, and forgotten.
-        objective, plan: what the steps had read.
-        rollback_after: bad steps in a row that make a rollback due.
-        decode: for the text in loss-spike reports.
-        known: for where their documents are from, and how they were judged.
+        progress: its `seen` steps are judged and cleared.
+        objective, plan: the source of the rows of each step.
+        rollback_after: consecutive bad steps that trigger a rollback.
+        decode: for the text in loss-spike reports; None omits it.
+        known: for the origin and quality of documents in the reports; None omits them.
         world: the processes.
-        context: where loss-spike reports lie, and warnings go.
-        record: of the first rank.
+        context: receives loss-spike reports and warnings.
+        record: of the first rank; None elsewhere.
     """
-    seen = list(progress.seen)
+    pending = list(progress.seen)
     progress.seen.clear()
-    if not seen:
+    if not pending:
         return
-    flags = torch.stack([torch.stack((one.bad, one.overflow)) for one in seen]).tolist()
-    for one, (bad, overflow) in zip(seen, flags, strict=True):
+    flags = torch.stack([torch.stack((step_flags.bad, step_flags.overflow)) for step_flags in pending]).tolist()
+    for step_flags, (bad, overflow) in zip(pending, flags, strict=True):
         if overflow:
             progress.overflows += 1
             continue
-        progress.streak = progress.streak.after(one.step, bad, rollback_after)
+        progress.streak = progress.streak.after(step_flags.step, bad, rollback_after)
         if not bad:
             continue
         progress.skipped += 1
-        rows = plan.rows(objective.order, one.step - 1)
-        row_losses = gather_row_losses(one.row_losses, len(rows), world)
+        rows = plan.rows(objective.order, step_flags.step - 1)
+        row_losses = gather_row_losses(step_flags.row_losses, len(rows), world)
         if record is None:
             continue
-        figures = {"step": one.step, "loss": finite(one.loss), "grad_norm": finite(one.norm)}
+        figures = {"step": step_flags.step, "loss": finite(step_flags.loss), "grad_norm": finite(step_flags.norm)}
         record.skipped({**figures, "rollbacks": progress.rollbacks, "rows": rows.tolist(), **objective.describe(rows)})
         documents = _readable(objective.blame(rows, row_losses), decode)
-        found = examine({**figures, **_window(one)}, with_known(documents, known, context))
-        write_spike_report(context.work / AUTOPSIES, found, progress.rollbacks)
+        report = examine({**figures, **_window(step_flags)}, with_known(documents, known, context))
+        write_spike_report(context.work / AUTOPSIES, report, progress.rollbacks)
         context.warn(
-            f"step {one.step} was skipped: loss {float(one.loss):.4g}, gradient norm {float(one.norm):.4g}; "
+            f"step {step_flags.step} was skipped: loss {float(step_flags.loss):.4g}, gradient norm {float(step_flags.norm):.4g}; "
             f"what it read is in skipped_steps.jsonl, ordered by loss in {AUTOPSIES}"
         )
 
 
 def gather_row_losses(parts: Sequence[Tensor], rows: int, world: World) -> np.ndarray:
-    """The losses within all rows of a batch, from every rank's micro-batches (float32, shape (rows, k)).
+    """Losses of all rows of a batch, from the micro-batches of every rank (float32, shape (rows, k)).
 
-    A share's micro-batches hold every data_size-th row, cut rows side by side; an empty one holds a row that does not
-    count. Parts may have different k: what is not there is UNTRAINED.
+    The micro-batches of a rank hold every data_size-th row, the shorter rows of a row side by side; an empty
+    micro-batch holds a padding row, which is ignored. Parts may differ in k and are padded with UNTRAINED.
     """
-    own = [part.float().cpu().numpy() for part in parts]
-    everybody: list[Any] = [(world.data_rank, own)]
+    local_losses = [part.float().cpu().numpy() for part in parts]
+    gathered: list[Any] = [(world.data_rank, local_losses)]
     if world.size > 1:
-        everybody = [None] * world.size
-        dist.all_gather_object(everybody, (world.data_rank, own))
-    shares = {rank: _rows_of_share(share, len(range(rank, rows, world.data_size))) for rank, share in everybody}
-    whole = np.full((rows, max(share.shape[1] for share in shares.values())), UNTRAINED, dtype=np.float32)
-    for rank, share in shares.items():
-        whole[rank :: world.data_size, : share.shape[1]] = share
-    return whole
+        gathered = [None] * world.size
+        dist.all_gather_object(gathered, (world.data_rank, local_losses))
+    losses_by_rank = {
+        rank: _rows_of_share(rank_losses, len(range(rank, rows, world.data_size))) for rank, rank_losses in gathered
+    }
+    row_losses = np.full(
+        (rows, max(rank_losses.shape[1] for rank_losses in losses_by_rank.values())), UNTRAINED, dtype=np.float32
+    )
+    for rank, rank_losses in losses_by_rank.items():
+        row_losses[rank :: world.data_size, : rank_losses.shape[1]] = rank_losses
+    return row_losses
 
 
 def _rows_of_share(parts: Sequence[np.ndarray], count: int) -> np.ndarray:
-    """One rank's rows (count, k) from its micro-batches."""
+    """Row losses (count, k) of one rank, from its micro-batches."""
     if count == 0:
         return np.empty((0, 1), dtype=np.float32)
     longest = max(part.shape[1] for part in parts)
@@ -104,44 +108,44 @@ def _rows_of_share(parts: Sequence[np.ndarray], count: int) -> np.ndarray:
     return np.concatenate(padded)[:count]
 
 
-def _window(one: Seen) -> dict[str, float | None]:
-    return {"mean": finite(one.mean), "deviation": finite(one.deviation)}
+def _window(step: Seen) -> dict[str, float | None]:
+    return {"mean": finite(step.mean), "deviation": finite(step.deviation)}
 
 
 def _readable(documents: Sequence[dict[str, Any]], decode: Decode | None) -> list[dict[str, Any]]:
-    """The documents with the beginning of their text in place of its tokens."""
+    """Documents with the decoded text of their `head` tokens."""
     return [
         {
-            **{key: value for key, value in one.items() if key != "head"},
-            **({"text": decode(one["head"])} if decode is not None and "head" in one else {}),
+            **{key: value for key, value in document.items() if key != "head"},
+            **({"text": decode(document["head"])} if decode is not None and "head" in document else {}),
         }
-        for one in documents
+        for document in documents
     ]
 
 
 def with_known(documents: Sequence[dict[str, Any]], known: Known | None, context: Context) -> Sequence[dict[str, Any]]:
-    """The documents with what is known of each; without, and with a warning, where that cannot be read."""
+    """Documents with their origin and quality; unchanged, with a warning, if those cannot be read."""
     if known is None:
         return documents
     try:
-        found = known(sorted({one["id"] for one in documents}))
+        details = known(sorted({document["id"] for document in documents}))
     except (OSError, ValueError, RuntimeError) as error:
-        # A training does not end for what only people read.
+        # A report is no reason to end a training.
         context.warn(
             f"the loss-spike report does not say where its documents are from and how they were judged: {error}"
         )
         return documents
-    return [{**one, **found.get(one["id"], {})} for one in documents]
+    return [{**document, **details.get(document["id"], {})} for document in documents]
 
 
 def finite(value: Tensor | float) -> float | None:
-    """A number that JSON can hold."""
+    """A finite float for JSON; None for NaN and Inf."""
     number = float(value)
     return number if math.isfinite(number) else None
 
 
 def decoder(tokenizer: Path) -> Callable[[Sequence[int]], str]:
-    """From token ids to text; the tokenizer is read when it is first needed."""
+    """Function from token ids to text; the tokenizer is loaded on first use."""
 
     def decode(ids: Sequence[int]) -> str:
         from gristmill.tokenize.encoding.tokenizer import load

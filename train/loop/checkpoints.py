@@ -1,18 +1,17 @@
-"""Saving and finding the state of a training: valid only with a marker that is written last.
+"""Checkpoints of a training, each valid only with a marker that is written last.
 
-    checkpoints/step-00000100/    what torch.distributed.checkpoint writes; loads at any world size
-        complete.json             the step, the loop's plain state, and every other file's size and SHA-256
+    checkpoints/step-00000100/    written by torch.distributed.checkpoint; loads at any world size
+        complete.json             the step, the loop's plain state, size and SHA-256 of every other file
 
-A save returns when the state is copied; a thread writes while the training continues, and is joined before the
-next save, before a load and at the end. Where each host of a training has a folder of its own, it sends what its ranks
-have written to the store, and the first rank writes the marker when all have; what a host lacks is fetched before a
-load. A checkpoint without its marker, or whose files are not those that the marker names, is torn: it is ignored, and
-removed when the training resumes. Contents are compared with their checksums before
-they are loaded; where they differ the next older checkpoint is taken. The marker is removed first when an old
-checkpoint is deleted.
+A save returns when the state is copied. A thread writes while the training continues, and is joined before the next
+save, before a load and at the end. If each host has a folder of its own, it uploads the files of its ranks to the
+store, the first rank writes the marker after all uploads, and missing files are fetched before a load. A checkpoint
+without its marker, or whose files differ from those of the marker, is torn: it is ignored, and removed when the
+training resumes. Checksums are compared before a load; if they differ, the next older checkpoint is taken. The marker
+is removed first when an old checkpoint is deleted.
 
-Nothing in a training draws from a global random generator, so none has a state to save: weights are drawn by name,
-rows by (seed, position).
+Trainings use no global random generator, so there is no generator state to save: weights are initialised by name, rows
+are drawn by (seed, position).
 """
 
 from __future__ import annotations
@@ -40,27 +39,27 @@ from gristmill.train.optim.optimizer import has_plain_state
 from gristmill.train.parallel.world import World, agree, exchange_timeout
 
 CHECKPOINTS = "checkpoints"
-"""The folder of all checkpoints, among a training's working files."""
+"""Folder of all checkpoints in the working folder of a training."""
 MARKER = "complete.json"
 ELSEWHERE = "elsewhere"
-"""Under this name a marker has the files that other hosts have written, in folders of their own."""
+"""Key of a marker for files that other hosts wrote to folders of their own."""
 PREFIX = "step-"
 MEASURING = ("noise_scale",)
-"""Parts of the loop's state that only measure: a checkpoint of a training that did not measure lacks them."""
+"""Measurements in the loop's state, missing in checkpoints of trainings that did not measure."""
 FULL_DISK_BYTES = 1 << 20
-"""Free space below which a write that failed is taken to have filled the disk."""
+"""Free space below which a failed write is reported as a full disk."""
 ROLLBACK_POINTS = 2
-"""Checkpoints to roll back to that are kept: spikes may begin right after the newest one."""
+"""Number of rollback targets to keep: a spike may begin right after the newest one."""
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """Which complete checkpoints stay.
+    """Retention policy of complete checkpoints.
 
     Attributes:
-        newest: so many of the newest ones.
-        permanent_every: those of steps that are multiples of this.
-        rollback_every: the newest two of steps that are multiples of this.
+        newest: number of newest checkpoints to keep.
+        permanent_every: keep the checkpoints of all steps that are multiples of this.
+        rollback_every: keep the newest two checkpoints of steps that are multiples of this.
     """
 
     newest: int = 2
@@ -69,16 +68,16 @@ class Keeping:
 
 
 class Checkpoints:
-    """The checkpoints of one training. Every rank makes one, and calls each method together with the others.
+    """Checkpoints of one training. Every rank creates one, and each method is a collective.
 
     Args:
-        folder: holds all checkpoints; may not exist.
-        model, optimizers: sharded; each rank writes its part, and fills it in place at whatever world size.
+        folder: of all checkpoints; it need not exist.
+        model, optimizers: sharded; each rank saves its shard, and loads it in place at any world size.
         world: the processes.
-        keeping: which ones stay.
-        warn: gets what a person should know.
-        following: the store that follows the folder, on the first of the ranks that write into it.
-        apart: whether each host has a folder of its own.
+        keeping: retention policy.
+        warn: receives warnings.
+        following: store that follows the folder, on the first of the ranks that write to it.
+        apart: true if each host has a folder of its own.
     """
 
     def __init__(
@@ -95,19 +94,19 @@ class Checkpoints:
         self.folder, self._following, self._apart = folder, following, apart
         self._is_first_here = following is not None if apart else world.is_first
         self._model, self._optimizers, self._world, self._keeping, self._warn = model, optimizers, world, keeping, warn
-        # The thread that writes must not meet the training's own collectives.
+        # Collectives of the writing thread must not mix with those of the training.
         self._group = dist.new_group(backend="gloo", timeout=exchange_timeout())
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._stager = pinning_stager(world.device)
         self._pending: Future[None] | None = None
 
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> None:
-        """Copy the state now and write it in a thread; delete outdated checkpoints when it is written.
+        """Copy the state and write it in a thread, which then deletes outdated checkpoints.
 
         Args:
             step: optimizer steps done.
-            tensors: further tensors, nested; plain ones are the same on every rank.
-            state: further JSON, the same on every rank.
+            tensors: further tensors, nested; plain tensors are equal on every rank.
+            state: further JSON, equal on every rank.
         """
         from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
@@ -117,20 +116,20 @@ class Checkpoints:
             remove_checkpoint(target)
             target.mkdir(parents=True)
         _wait_for_all(self._world)
-        # Quantised moments cannot be copied to staging buffers: those are written before this returns.
+        # Quantised moments cannot be copied to staging buffers and are written synchronously.
         write = partial(async_save, async_stager=self._stager) if all(map(has_plain_state, self._optimizers)) else save
         with own_errors(target):
             written = write(self._state(tensors, self._with_moments()), checkpoint_id=target, process_group=self._group)
         self._pending = self._thread.submit(self._commit, written, target, step, state)
 
     def join(self) -> None:
-        """Wait until the last save is complete; raises what it raised."""
+        """Wait until the last save is complete, and raise its error."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
 
     def close(self) -> None:
-        """Wait for the last save, and let its thread go; nothing the second time."""
+        """Wait for the last save and release its thread; idempotent."""
         self.join()
         self._thread.shutdown()
         if self._stager is not None:
@@ -140,14 +139,14 @@ class Checkpoints:
     def load_newest(
         self, tensors: dict[str, Any], is_given_up: Callable[[int, dict[str, Any]], bool] = lambda step, state: False
     ) -> tuple[int, dict[str, Any]] | None:
-        """Continue from the newest checkpoint whose contents are sound, and remove torn ones.
+        """Load the newest checkpoint with correct checksums, and remove torn ones.
 
         Args:
-            tensors: filled in place.
-            is_given_up: from a step and its plain state to whether that checkpoint is to be removed too.
+            tensors: loaded in place.
+            is_given_up: predicate of a step and its plain state; checkpoints for which it is true are removed.
 
         Returns:
-            steps done and the loop's plain state, or None where there is no complete checkpoint.
+            steps done and the loop's plain state, or None without a complete checkpoint.
         """
         self.join()
         if self._world.is_first:
@@ -156,7 +155,7 @@ class Checkpoints:
         return None if step is None else (step, self.load(step, tensors))
 
     def load(self, step: int, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Go to the complete checkpoint of one step; returns the loop's plain state."""
+        """Load the complete checkpoint of a step; returns the loop's plain state."""
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
@@ -181,30 +180,30 @@ class Checkpoints:
         )
         with own_errors():
             dcp.load(state, checkpoint_id=target, planner=SafePlanner())  # type: ignore[attr-defined]
-        # All tensors were filled in place. Moments on the host stay as they are: PyTorch would take them to the device.
+        # All tensors were loaded in place. Offloaded moments stay out: PyTorch would move them to the device.
         set_state_dict(
             self._model,
-            [one for one in optimizers if not is_offloaded(one)],
+            [optimizer for optimizer in optimizers if not is_offloaded(optimizer)],
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
             options=StateDictOptions(strict=True),
         )
         if not optimizers:
-            for one in self._optimizers:
-                one.state.clear()
+            for optimizer in self._optimizers:
+                optimizer.state.clear()
         marker = agree(read_json(target / MARKER) if self._world.is_first else None, self._world)
-        found: dict[str, Any] = marker["state"]
-        return found
+        plain_state: dict[str, Any] = marker["state"]
+        return plain_state
 
     def remove(self, unwanted: Callable[[int, dict[str, Any]], bool]) -> None:
-        """Delete complete checkpoints by their step and plain state; on the first rank alone."""
+        """Delete complete checkpoints by a predicate of step and plain state; on the first rank only."""
         for step in complete_steps(self.folder):
             if unwanted(step, read_json(step_folder(self.folder, step) / MARKER)["state"]):
                 remove_checkpoint(step_folder(self.folder, step))
 
     def _with_moments(self) -> list[torch.optim.Optimizer]:
-        """The optimizers that have moments: of one without any PyTorch would make some by a step that counts."""
-        return [one for one in self._optimizers if any(one.state.values())]
+        """Optimizers that have moments: PyTorch creates missing moments by taking a real step."""
+        return [optimizer for optimizer in self._optimizers if any(optimizer.state.values())]
 
     def _state(self, tensors: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -214,7 +213,7 @@ class Checkpoints:
         return {"model": weights, "optimizer": moments, "loop": tensors}
 
     def _commit(self, written: Any, target: Path, step: int, state: dict[str, Any]) -> None:
-        """Once every rank has written its part: checksums, the marker, and room for the next ones."""
+        """Write checksums and the marker after all ranks have written, and delete outdated checkpoints."""
         if isinstance(written, Future):
             with own_errors(target):
                 written.result()
@@ -232,26 +231,26 @@ class Checkpoints:
             self._following.saved(target, elsewhere)
 
     def _of_all_hosts(self, target: Path) -> dict[str, dict[str, Any]]:
-        """Send what this host has written; returns all hosts' files with their checksums, once the store has them.
+        """Upload the files of this host; returns the checksums of all hosts' files after all uploads.
 
         Raises:
-            OSError: on every rank, where one host could not send its own.
+            OSError: on every rank, if an upload failed on any host.
         """
-        own: dict[str, dict[str, Any]] = {}
-        trouble = None
+        local_files: dict[str, dict[str, Any]] = {}
+        failure = None
         if self._following is not None:
             try:
-                own = checksums(target)
+                local_files = checksums(target)
                 self._following.add(target)
-            except Exception as error:  # noqa: BLE001 - it is raised on every rank
-                trouble = f"{socket.gethostname()}: {error}"
-        told: list[Any] = [None] * self._world.size
-        dist.all_gather_object(told, (own, trouble), group=self._group)
-        if troubles := [one for _, one in told if one is not None]:
-            raise OSError(f"{target.name} is not saved: {troubles[0]}")
+            except Exception as error:  # noqa: BLE001 - raised on every rank
+                failure = f"{socket.gethostname()}: {error}"
+        gathered: list[Any] = [None] * self._world.size
+        dist.all_gather_object(gathered, (local_files, failure), group=self._group)
+        if failures := [failure_of_rank for _, failure_of_rank in gathered if failure_of_rank is not None]:
+            raise OSError(f"{target.name} is not saved: {failures[0]}")
         if self._is_first_here and not self._world.is_first:
             shutil.rmtree(self.folder, ignore_errors=True)
-        return {name: entry for files, _ in told for name, entry in sorted(files.items())}
+        return {name: entry for files, _ in gathered for name, entry in sorted(files.items())}
 
     def _newest_sound(self) -> int | None:
         for checkpoint in _all_checkpoints(self.folder):
@@ -271,11 +270,10 @@ class Checkpoints:
 
 @contextmanager
 def own_errors(target: Path | None = None) -> Iterator[None]:
-    """Raise what a rank raised, where torch wraps all ranks' errors in a CheckpointException, which is no Exception.
+    """Raise the error of a rank, which torch wraps in a CheckpointException (a BaseException).
 
     Args:
-        target: the checkpoint that is being written. torch's writer ends on a full disk with a sentence about positions
-            in its file.
+        target: checkpoint that is being written. On a full disk torch's writer reports file positions instead.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -289,10 +287,10 @@ def own_errors(target: Path | None = None) -> Iterator[None]:
 
 
 def pinning_stager(device: torch.device) -> Any:
-    """What copies a GPU's state to page-locked memory, at the full speed of the bus; the memory is kept between saves.
+    """Stager that copies the state of a GPU to page-locked memory, which is reused between saves.
 
-    The training waits for the copy, so that no update can change what is being saved. None on a CPU, where
-    torch.distributed.checkpoint's own plain copy does.
+    The training waits for the copy, so that no update changes the state that is being saved. None on a CPU, where
+    torch.distributed.checkpoint copies by itself.
     """
     if device.type != "cuda":
         return None
@@ -306,17 +304,17 @@ def pinning_stager(device: torch.device) -> Any:
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Folder of the checkpoint of a step."""
     return folder / f"{PREFIX}{step:08d}"
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Steps of which there is a complete checkpoint, ascending."""
+    """Steps with a complete checkpoint, ascending."""
     return sorted(int(path.name.removeprefix(PREFIX)) for path in _all_checkpoints(folder) if is_complete(path))
 
 
 def outdated(steps: Sequence[int], keeping: Keeping) -> list[int]:
-    """Those of the complete checkpoints (ascending) that nothing keeps any longer."""
+    """Steps of complete checkpoints (ascending) that the retention policy does not keep."""
     kept = set(steps[-keeping.newest :])
     if keeping.permanent_every is not None:
         kept |= {step for step in steps if step % keeping.permanent_every == 0}
@@ -326,20 +324,22 @@ def outdated(steps: Sequence[int], keeping: Keeping) -> list[int]:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether the marker is there and names exactly the files that are, with their sizes.
+    """Return True if the marker exists and lists exactly the existing files, with their sizes.
 
-    Of a checkpoint of several hosts that have folders of their own, files of other hosts need not be here.
+    Files that other hosts wrote to folders of their own may be missing.
     """
     try:
         marker = read_json(checkpoint / MARKER)
-        named, found = {name: entry["bytes"] for name, entry in marker["files"].items()}, _sizes(checkpoint)
-        return found.items() <= named.items() and named.keys() - found.keys() <= set(marker.get(ELSEWHERE, ()))
+        listed_sizes, sizes = {name: entry["bytes"] for name, entry in marker["files"].items()}, _sizes(checkpoint)
+        return sizes.items() <= listed_sizes.items() and listed_sizes.keys() - sizes.keys() <= set(
+            marker.get(ELSEWHERE, ())
+        )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
 def checksums(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of a checkpoint's files by name, the marker left out."""
+    """Size and SHA-256 of a checkpoint's files by name, without the marker."""
     return {
         name: {"bytes": size, "sha256": sha256_file(checkpoint / name)}
         for name, size in sorted(_sizes(checkpoint).items())
@@ -347,13 +347,13 @@ def checksums(checkpoint: Path) -> dict[str, dict[str, Any]]:
 
 
 def damaged_files(checkpoint: Path) -> list[str]:
-    """Names of files of a complete checkpoint whose contents are not what was written."""
-    named, found = read_json(checkpoint / MARKER)["files"], checksums(checkpoint)
-    return [name for name in named if found.get(name) != named[name]]
+    """Names of files of a complete checkpoint that do not match their checksums."""
+    expected, actual = read_json(checkpoint / MARKER)["files"], checksums(checkpoint)
+    return [name for name in expected if actual.get(name) != expected[name]]
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    """Delete a checkpoint, its marker first, so that an interrupted removal leaves none that looks complete."""
+    """Delete a checkpoint, marker first, so that an interrupted removal does not leave a complete one."""
     (checkpoint / MARKER).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""What a training is made of, and what its steps are due."""
+"""Job of the training loop: settings, objective and model, and the schedule derived from them."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ from gristmill.train.parallel.world import World
 
 @dataclass(frozen=True)
 class Job:
-    """All that the loop needs to know.
+    """Inputs of the training loop.
 
     Attributes:
         section: steps, batch sizes, optimizer, schedule.
-        objective: what to read and the loss.
+        objective: data and loss.
         model: sharded.
         world: the processes.
-        context: working folder, checkpoint policy, where progress goes.
+        context: working folder, checkpoint policy, progress reports.
         peak_flops: of one device, if known.
-        causal_share: of the objective's arithmetic, what remains where masked attention is not counted.
-        after_step: called on every rank after each step; what it returns is logged as a line of that step.
-        average: the running mean of the weights, if one is kept.
+        causal_share: share of the objective's FLOPs that remains if masked attention is not counted.
+        after_step: called on every rank after each step; its result is logged as a line of that step.
+        average: running mean of the weights, if enabled.
         decode: from token ids to text, for loss-spike reports.
-        known: from the ids of documents to what the stages before know of each, for loss-spike reports.
-        elastic: what pulls the weights back to where they were, if anything does.
-        before_step: called on every rank with the steps done and the rows that the next one reads, before its
-            gradients.
-        state: further state that lies in checkpoints, by name.
-        reading_threads: see batches.reading_threads.
-        phases: of the set that is read, see PackedSet.described_phases.
-        phase_ends: the positions at which the phases of the section end.
-        sets_before: the sets that the one which is read continues.
+        known: from document ids to their origin and quality, for loss-spike reports.
+        elastic: penalty on moving weights away from their start, if enabled.
+        before_step: called on every rank with the steps done and the rows of the next step, before its gradients.
+        state: further state for checkpoints, by name.
+        reading_threads: see prefetch.reading_threads.
+        phases: of the packed set, see PackedSet.described_phases.
+        phase_ends: positions at which the phases of the section end.
+        sets_before: sets that the packed set continues.
     """
 
     section: Training
@@ -71,70 +70,70 @@ class Job:
 
     @cached_property
     def plan(self) -> RowPlan:
-        """Which positions each step reads, as long as the training does not go back."""
+        """Positions of each step, without rollbacks."""
         return plan_of(self.section, self.objective.sequence_length, self.phase_ends)
 
     @cached_property
     def first_steps(self) -> list[int]:
-        """The first step, counted from 0, of each phase of the set."""
+        """First step, counted from 0, of each phase of the set."""
         return [self.plan.first_step(phase["begin"]) for phase in self.phases]
 
     def phase_of(self, step: int) -> TrainingPhase | None:
-        """What the section says of the phase of a step, counted from 0; None where it has no phases."""
+        """Settings of the phase of a step, counted from 0; None without phases."""
         phases: Sequence[TrainingPhase] = getattr(self.section, "phases", ())
         return phases[self.plan.phase_of(step)] if phases else None
 
     @cached_property
     def early_stopping(self) -> EarlyStopping | None:
-        """When to end before the last step."""
+        """Criterion for ending before the last step."""
         return getattr(self.section, "early_stopping", None)
 
 
 def scheduled_rate(job: Job, step: int) -> float:
-    """The learning rate of a step, counted from 1; a warm-up in tokens goes by the first step's tokens."""
+    """Learning rate of a step, counted from 1. A warm-up in tokens assumes the first step's tokens per step."""
     section, phase = job.section, job.phase_of(step - 1)
     rate = learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps, _step_tokens(job))
     return rate if phase is None else rate * phase.learning_rate_scale
 
 
 def describe_phase(job: Job, step: int) -> dict[str, Any] | None:
-    """The line of metrics for a step, counted from 1, where it begins a phase of the set: which one, and its shares."""
-    number = max((place for place, first in enumerate(job.first_steps) if first == step - 1), default=None)
+    """Line of metrics for a step, counted from 1, that begins a phase: its number, shares and settings; else None."""
+    number = max((index for index, first in enumerate(job.first_steps) if first == step - 1), default=None)
     if number is None:
         return None
-    shares, told = job.phases[number]["shares"], job.phase_of(step - 1)
+    shares, settings = job.phases[number]["shares"], job.phase_of(step - 1)
     return {
         "step": step,
         "phase": {
             "number": number + 1,
             "of": len(job.phases),
             "shares": dict(shares),
-            **({} if told is None else told.model_dump(exclude_none=True)),
+            **({} if settings is None else settings.model_dump(exclude_none=True)),
         },
     }
 
 
 def _step_tokens(job: Job) -> int:
-    """Tokens of the first step, where the warm-up is given in tokens."""
+    """Tokens of the first step if the warm-up is given in tokens, else 0."""
     if job.section.schedule.warmup_tokens is None:
         return 0
     return job.objective.num_tokens(job.plan.rows(job.objective.order, 0))
 
 
 def warn_of_long_warmup(job: Job) -> None:
-    """Tell of a learning rate that rises for most of the training."""
+    """Warn if the learning rate rises for most of the training."""
     schedule, steps = job.section.schedule, job.section.steps
     if schedule.use is not None:
         return
-    rising = min(warmup_steps(schedule, steps, _step_tokens(job)), steps)
-    if schedule.kind != "one_cycle" and 2 * rising > steps:
+    warmup = min(warmup_steps(schedule, steps, _step_tokens(job)), steps)
+    if schedule.kind != "one_cycle" and 2 * warmup > steps:
         job.context.warn(
-            f"{job.context.stage}: the learning rate rises for {rising} of the {steps} steps "
+            f"{job.context.stage}: the learning rate rises for {warmup} of the {steps} steps "
             f"({job.context.stage}.schedule), and is at its peak for few of them or none; shorten the "
             "warm-up, or train for longer"
         )
 
 
 def is_logged(section: Training, step: int) -> bool:
-    """Whether a step, counted from 1, gets a line: the first, the last and every `log_every`-th one."""
+    """Return True for steps (counted from 1) that are logged: the first, the last and every `log_every`-th."""
     return step in (1, section.steps) or step % section.log_every == 0

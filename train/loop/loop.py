@@ -1,7 +1,7 @@
-"""The training loop: one for all objectives. An objective says what to read and what the loss is.
+"""Training loop of all objectives. An objective provides batches and their loss.
 
-Left alone it looks whenever a rank has made enough objects. Others then wait for that rank in a collective, each time
-for another one (torchtitan, tools/utils.py; nanochat, base_train.py).
+Garbage is collected at fixed steps: automatic collection starts on one rank at a time, while the others wait for it in
+a collective (torchtitan, tools/utils.py; nanochat, base_train.py).
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from gristmill.train.parallel.sharding import assert_master_weights
 from gristmill.train.parallel.world import any_rank
 
 COLLECT_EVERY_STEPS = 50
-"""torchtitan's own default."""
+"""Default of torchtitan."""
 
 
 def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
-    """Train from the newest checkpoint, or from the start, to the last step.
+    """Train to the last step, from the newest checkpoint if there is one.
 
     Returns:
         the record (on the first rank), and a summary: steps, tokens, skipped steps, rows_digest, rollbacks,
-        whether it stopped early, where a callback has ended it `stopped_by`: its name, the step and the reason, where
-        some have scaled the learning rate `scaled_by`: likewise, with the factors.
+        stopped_early, `stopped_by` (callback, step and reason) if a callback ended the training, and `scaled_by`
+        (likewise, with the factors) if callbacks scaled the learning rate.
 
     Raises:
-        StoppedError: SIGTERM came; the state is saved.
-        OtherRowsError: the newest checkpoint has read other rows than there are.
-        gristmill.train.loop.resuming.ContinueError: `continue_from` names no checkpoint to continue from.
+        StoppedError: SIGTERM was received; the state is saved.
+        OtherRowsError: the newest checkpoint has read rows of a different set.
+        gristmill.train.loop.resuming.ContinueError: `continue_from` does not name a usable checkpoint.
     """
     assert_master_weights(job.model)
     if job.context.deterministic:
-        torch.use_deterministic_algorithms(True)  # an error in place of the warning
+        torch.use_deterministic_algorithms(True)  # raise instead of warn
     if job.section.continue_from is not None:
         take_over(job.section.continue_from, job)
     warn_of_long_warmup(job)
@@ -61,7 +61,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     stopped_early = _has_stopped(attempt)
     with collecting_between_steps() as collect_garbage, _keeping_checkpoints(attempt):
         while progress.step < job.section.steps and not stopped_early:
-            # A rollback changes what the coming steps read: they are read ahead again.
+            # A rollback changes the rows of the next steps, so prefetching restarts.
             stopped_early = _train_until_rollback(attempt, collect_garbage)
     attempt.look()
     attempt.profiler.close()
@@ -83,7 +83,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
 
 
 def keep_permanent(work: Path, permanent_every: int | None) -> None:
-    """Let the permanent checkpoints outlive the stage's commit, so that another training can continue from one."""
+    """List the permanent checkpoints, which survive the stage's commit so that other trainings can continue from them."""
     steps = (
         []
         if permanent_every is None
@@ -93,7 +93,7 @@ def keep_permanent(work: Path, permanent_every: int | None) -> None:
 
 
 def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], None]) -> bool:
-    """Train to the last step, or until the training has gone back; returns whether it is over before its last step."""
+    """Train to the last step or the next rollback; returns True if the training ends early."""
     job, progress = attempt.job, attempt.progress
     with closing(
         batches_ahead(
@@ -110,10 +110,10 @@ def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], Non
             batch = batches.take(progress.step)
             job.before_step(progress.step, batch.rows)
             _tell_phase(attempt)
-            seen, line = one_step(attempt, batch, batches)
+            step_flags, line = one_step(attempt, batch, batches)
             attempt.profiler.after(progress.step)
             collect_garbage(progress.step)
-            _tell(attempt, "after_step", partial(metrics_of_step, job, progress, seen, line))
+            _tell(attempt, "after_step", partial(metrics_of_step, job, progress, step_flags, line))
             _validate(attempt)
             if _has_stopped(attempt):
                 _save_where_stopped(attempt)
@@ -128,7 +128,7 @@ def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], Non
 
 
 def _tell_phase(attempt: Attempt) -> None:
-    """Log where the coming step begins a phase."""
+    """Log the start of a phase."""
     line = describe_phase(attempt.job, attempt.progress.step + 1)
     if line is not None and attempt.record is not None:
         attempt.record.metrics(line)
@@ -136,19 +136,21 @@ def _tell_phase(attempt: Attempt) -> None:
 
 @contextmanager
 def _keeping_checkpoints(attempt: Attempt) -> Iterator[None]:
-    """Where code of the user's, or an error or Ctrl-C in the only process, ends the training, complete the checkpoint
-    that is being written first: the process may live on, and train again in the same folder."""
+    """Complete a pending checkpoint if user code, or an error or Ctrl-C in the only process, ends the training.
+
+    The process may live on and train again in the same folder.
+    """
     try:
         yield
     except BaseException as error:
-        # Other ranks may not have come to the same end: they would be waited for.
+        # Other ranks may not have failed, and waiting for them would deadlock.
         if isinstance(error, OwnCodeError) or attempt.job.world.size == 1:
             attempt.checkpoints.close()
         raise
 
 
 def _validate(attempt: Attempt) -> None:
-    """Log what the job says after a step, and keep in mind whether it is better than before."""
+    """Log the result of `after_step`, and update the state of early stopping."""
     job, progress = attempt.job, attempt.progress
     line = None if progress.stopped is not None else job.after_step(progress.step)
     if line is None:
@@ -168,7 +170,7 @@ def _validate(attempt: Attempt) -> None:
 
 
 def _has_stopped(attempt: Attempt) -> bool:
-    """Whether the training is over, by its early stopping or by a callback."""
+    """Return True if early stopping or a callback ended the training."""
     early_stopping, progress = attempt.job.early_stopping, attempt.progress
     return attempt.callbacks.asked_for(progress.stopped) or (
         early_stopping is not None and progress.stale >= early_stopping.patience
@@ -176,10 +178,10 @@ def _has_stopped(attempt: Attempt) -> bool:
 
 
 def _tell(attempt: Attempt, event: CallbackEvent, metrics: Callable[[], dict[str, Any]]) -> None:
-    """Tell callbacks of an event, and keep in mind what they say to it."""
-    said = attempt.callbacks.tell(event, metrics)
-    job, stopped = attempt.job, said.stopped
-    for scale in attempt.replayed(event, said.scales):
+    """Notify callbacks of an event, and apply their answers."""
+    answers = attempt.callbacks.tell(event, metrics)
+    job, stopped = attempt.job, answers.stopped
+    for scale in attempt.replayed(event, answers.scales):
         attempt.progress.scales.append(scale)
         if attempt.record is not None:
             attempt.record.metrics(
@@ -213,7 +215,7 @@ def _scaled_by(attempt: Attempt) -> dict[str, Any]:
     return (
         {
             "scaled_by": [
-                {key: one[key] for key in ("callback", "step", "learning_rate_scale", "reason")} for one in scales
+                {key: scale[key] for key in ("callback", "step", "learning_rate_scale", "reason")} for scale in scales
             ]
         }
         if scales
@@ -222,14 +224,14 @@ def _scaled_by(attempt: Attempt) -> dict[str, Any]:
 
 
 def _go_back(attempt: Attempt, first_bad_step: int) -> None:
-    """Return to the checkpoint before a streak of bad steps; what was read since is never read again."""
+    """Return to the checkpoint before a streak of bad steps; rows read since then are never read again."""
     job, progress, spikes = attempt.job, attempt.progress, attempt.job.section.spikes
     target = rollback_step(first_bad_step, spikes.rollback_steps)
     line = describe_rollback(job.plan, attempt.rollbacks, progress.step, target, first_bad_step)
     attempt.checkpoints.join()
     attempt.rollbacks.append(line)
     if job.world.is_first:
-        # From here on the rollback has happened: a kill before the rest of it is done changes nothing.
+        # This write commits the rollback: a kill during the following steps is harmless.
         write_rollbacks(job.context.work, attempt.rollbacks)
         attempt.checkpoints.remove(lambda step, state: is_given_up(step, state, attempt.rollbacks))
     attempt.forget_scales_after(target)
@@ -245,17 +247,17 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
 
 
 def _save_where_due(attempt: Attempt) -> None:
-    """Save a checkpoint after the steps that call for one.
+    """Save a checkpoint after steps that are due.
 
     Raises:
-        StoppedError: SIGTERM came to any rank; the state is saved.
+        StoppedError: SIGTERM was received by any rank; the state is saved.
     """
     job, progress, spikes = attempt.job, attempt.progress, attempt.job.section.spikes
     stopping = any_rank(stop_requested(), job.world)
-    due = progress.step % job.context.checkpoint_every == 0 or (
+    is_due = progress.step % job.context.checkpoint_every == 0 or (
         spikes.rollback_after is not None and progress.step % spikes.rollback_steps == 0
     )
-    if progress.step < job.section.steps and (stopping or due):
+    if progress.step < job.section.steps and (stopping or is_due):
         _save(attempt)
     if stopping:
         attempt.checkpoints.close()
@@ -265,13 +267,13 @@ def _save_where_due(attempt: Attempt) -> None:
 
 
 def _save_where_stopped(attempt: Attempt) -> None:
-    """Save a checkpoint where a callback has ended the training, which can be continued from there."""
+    """Save a checkpoint if a callback ended the training, which can be continued from it."""
     if attempt.progress.stopped is not None and attempt.progress.step < attempt.job.section.steps:
         _save(attempt)
 
 
 def _save(attempt: Attempt) -> None:
-    """Save a checkpoint; a callback that wants it is told once it is complete."""
+    """Save a checkpoint; `on_checkpoint` callbacks run once it is complete."""
     attempt.look()
     attempt.save()
     if attempt.callbacks.wants("on_checkpoint"):
@@ -286,9 +288,9 @@ def _save(attempt: Attempt) -> None:
 
 @contextmanager
 def collecting_between_steps() -> Iterator[Callable[[int], None]]:
-    """Collect garbage only where the yielded function is called with a step that is due; as it was before, afterwards.
+    """Replace automatic garbage collection by a yielded function of the step, which collects if due; restored on exit.
 
-    What is there at the start stays out of it, which makes each look short.
+    Objects that exist at the start are frozen, which makes each collection short.
     """
     was_enabled = gc.isenabled()
     gc.collect()

@@ -1,4 +1,4 @@
-"""What the loop asks of an objective: what to read, what the loss is, and what to say about it."""
+"""Interface between the training loop and an objective: rows, loss and metrics."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 UNTRAINED = -1.0
-"""In place of a loss where there is none; a loss is never negative."""
+"""Placeholder for positions without a loss; losses are never negative."""
 
 
 class Measured(NamedTuple):
-    """What an objective finds out about a micro-batch.
+    """Loss and metrics of a micro-batch.
 
     Attributes:
-        loss: the scaled, summed loss, to call backward on.
-        sums: float64 vector on the device, without gradient, whose first entry is the plain summed loss; added up
+        loss: scaled, summed loss for the backward pass.
+        sums: float64 vector on the device, without gradient, whose first entry is the plain summed loss; accumulated
             over micro-batches, ranks and logged steps.
-        row_losses: (n, k) on the device, without gradient: the plain losses within each row (of its tokens, or of
-            the pair), UNTRAINED where nothing is trained.
+        row_losses: (n, k) on the device, without gradient: plain losses within each row (of its tokens, or of the
+            pair), UNTRAINED where nothing is trained.
     """
 
     loss: Tensor
@@ -33,61 +33,61 @@ class Measured(NamedTuple):
 
 
 class Objective(Protocol):
-    """What a training optimises. Rows are numbers of rows, examples or pairs: whatever `order` orders."""
+    """Training objective. Rows are numbers of rows, examples or pairs, as ordered by `order`."""
 
     fingerprint: str
-    """Of what the rows hold: the same one, the same content under every number."""
+    """Hash of the content of all rows; equal fingerprints mean equal content under every row number."""
     sums_length: int
     """Length of the vector of sums that `loss` returns."""
     flops_per_token: float
-    """Model arithmetic per token that `num_tokens` counts."""
+    """Model FLOPs per token counted by `num_tokens`."""
     sequence_length: int
     """Tokens of the longest row."""
 
     @property
     def order(self) -> RowOrder:
-        """Which row is read at each position."""
+        """Row at each position."""
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """What the summed loss of these rows (a whole batch) is divided by: their trained tokens, or pairs.
+        """Divisor of the summed loss of these rows (a whole batch): their number of trained tokens, or of pairs.
 
-        `cuts`: into how many shorter rows each row is cut (1 wherever there is no ramp of lengths). `step`, from 0,
-        counts where what is trained of a row is drawn.
+        `cuts`: number of shorter rows that each row is split into (1 without a length ramp). `step`, from 0, matters if
+        the trained tokens are drawn at random.
         """
 
     def num_tokens(self, rows: np.ndarray) -> int:
-        """Tokens that go through the model for these rows."""
+        """Number of tokens that the model processes for these rows."""
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Any:
-        """Read the rows of a step's micro-batch (perhaps an empty one) into host memory, as `loss` wants them.
+        """Read the rows of a micro-batch (possibly empty) into host memory, as input of `loss`.
 
-        Called ahead of time in a thread, so it touches neither the model nor the device; on a machine with a GPU its
-        tensors are pinned.
+        Called in a thread ahead of time, so it does not access the model or the device; tensors are pinned on a machine
+        with a GPU.
         """
 
     def loss(self, model: nn.Module, batch: Any, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """The loss of a micro-batch, from what `prepare` made of its rows; `scale` multiplies what is differentiated.
+        """Loss of a micro-batch from the result of `prepare`; `scale` multiplies the loss for the backward pass.
 
-        `draw`: take labels that the model itself draws in place of the true ones, by random numbers that depend on
-        this one and on the tokens alone (for Sophia; an objective over pairs has no labels and is never asked).
+        `draw`: replace the true labels by labels sampled from the model, with random numbers that depend only on this
+        number and the tokens (for Sophia; never used with objectives over pairs, which have no labels).
         """
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Metrics from the sums of some steps, and the sum of their weights (positive)."""
+        """Metrics from the sums of some steps and the (positive) sum of their weights."""
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
-        """Names what a step read, for the record of skipped steps."""
+        """Names of the rows of a step, for the record of skipped steps."""
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """What a step read with the loss that each part of it had: `id`, `loss`, and what else tells it apart.
+        """Documents of a step with their losses: `id`, `loss`, and further identifying fields.
 
         Args:
-            rows: (B,) the step's rows.
-            row_losses: (B, k) of all of them, as from `loss`; NaN where they are not known.
+            rows: (B,) rows of the step.
+            row_losses: (B, k) of all rows, as from `loss`; NaN if unknown.
         """
 
 
 def mean_of_trained(losses: np.ndarray) -> float:
-    """The mean of those that are losses; 0 where nothing was trained, NaN where one of them is."""
+    """Mean of all trained losses; 0 if nothing was trained, NaN if any of them is NaN."""
     trained = losses[losses != UNTRAINED]
     return float(trained.astype(np.float64).mean()) if trained.size else 0.0

@@ -1,6 +1,6 @@
-"""The record of a training: lines of JSON that survive a kill, cut back to the step that is resumed from.
+"""Record of a training: files of JSON lines that survive a kill and are truncated to the step to resume from.
 
-While a stage runs its record lies among its working files; `publish` copies it, whole, to the stage's output.
+While a stage runs, its record is in its working folder; `publish` copies it to the stage's output.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ TIMINGS = (
     "peak_memory_bytes",
     "rollout_tokens_per_second",
 )
-"""Fields of a line of metrics that two runs of one training may have different; nothing else may differ."""
+"""Metrics that may differ between two runs of one training; all other metrics are reproducible."""
 
 
 class Record:
-    """Appends to `metrics.jsonl`, `skipped_steps.jsonl`, TensorBoard's event files, and where it is asked for besides.
+    """Writer of `metrics.jsonl`, `skipped_steps.jsonl`, TensorBoard event files and experiment trackers.
 
-    One process writes it.
+    Only the first rank creates one.
 
     Args:
         work: the stage's working folder.
-        resumed_step: lines of later steps are cut off; 0 starts over.
-        rollbacks: how many there were; what was skipped before them stays.
-        trackers: where its numbers go besides.
+        resumed_step: lines of later steps are removed; 0 starts over.
+        rollbacks: number of rollbacks so far; skipped steps before the last one are kept.
+        trackers: experiment trackers that also receive the metrics.
 
     Raises:
-        ModuleNotFoundError: the client of one of them is not installed.
+        ModuleNotFoundError: the client of a tracker is not installed.
     """
 
     def __init__(self, work: Path, resumed_step: int, rollbacks: int = 0, trackers: Trackers = NOWHERE) -> None:
@@ -57,7 +57,7 @@ class Record:
         self._trackers = open_trackers(trackers, work)
 
     def metrics(self, line: dict[str, Any]) -> None:
-        """Append a line with a `step`, and print it; its numbers also become TensorBoard's scalars."""
+        """Append a line with a `step`, print it, and send its numbers to TensorBoard and the trackers."""
         append_line(self._work / METRICS, line)
         print(log_line(line), flush=True)
         for name, value in flatten(line).items():
@@ -66,24 +66,24 @@ class Record:
             tracker.log(line["step"], flatten(line))
 
     def skipped(self, line: dict[str, Any]) -> None:
-        """Append a step whose update did not happen, and what it had read."""
+        """Append a skipped step and the data that it read."""
         append_line(self._work / SKIPPED, line)
 
     def go_back(self, line: dict[str, Any]) -> None:
-        """Cut the metrics back to the step that the training went back to, and say so in a line of that step."""
+        """Truncate the metrics to the target step of a rollback, and log the rollback at that step."""
         cut_after(self._work / METRICS, line["to_step"])
         append_line(self._work / METRICS, {"step": line["to_step"], "rollback": line})
         self._board.close()
         self._board = _open_tensorboard(self._work / "tensorboard", line["to_step"])
 
     def close(self) -> None:
-        """Flush TensorBoard's files, and end the runs elsewhere."""
+        """Flush TensorBoard's files, and finish the runs of the trackers."""
         self._board.close()
         for tracker in self._trackers:
             tracker.finish()
 
     def publish(self, out: Path) -> None:
-        """Copy the lines to the stage's output."""
+        """Copy the record to the stage's output."""
         for name in (METRICS, SKIPPED):
             with atomic_write(out / name) as sink:
                 sink.write((self._work / name).read_bytes())
@@ -99,28 +99,28 @@ class Record:
 
 
 def log_line(line: dict[str, Any]) -> str:
-    """A line of metrics for a person: `step 20: loss 3.25, grad_norm 0.8, tokens_per_second 8.12e+04`."""
+    """Human-readable line of metrics: `step 20: loss 3.25, grad_norm 0.8, tokens_per_second 8.12e+04`."""
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in flatten(line).items() if not isinstance(value, bool))
     return f"step {line['step']}: {numbers or json.dumps(line)}"
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append one JSON object as a line."""
+    """Append a JSON object as a line."""
     with open(path, "a", encoding="utf-8") as sink:
         sink.write(json.dumps(line, allow_nan=False) + "\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All lines of a file; none where there is no file."""
+    """All lines of a file; an empty list if it does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def cut_after(path: Path, step: int, rollbacks: int = 0) -> None:
-    """Keep the whole lines of steps up to `step`, and of all before the last rollback; create the file if need be."""
+    """Keep complete lines of steps up to `step` and of all steps before the last rollback; creates a missing file."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    whole = (line for line in lines if line.endswith(b"\n"))
+    complete_lines = (line for line in lines if line.endswith(b"\n"))
     with atomic_write(path) as sink:
-        sink.writelines(line for line in whole if _is_kept(json.loads(line), step, rollbacks))
+        sink.writelines(line for line in complete_lines if _is_kept(json.loads(line), step, rollbacks))
 
 
 def _is_kept(line: dict[str, Any], step: int, rollbacks: int) -> bool:
@@ -128,14 +128,14 @@ def _is_kept(line: dict[str, Any], step: int, rollbacks: int) -> bool:
 
 
 def flatten(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a nested mapping by path: {"sources": {"a": {"loss": 1}}} -> {"sources/a/loss": 1}."""
-    found: dict[str, float] = {}
+    """Numbers of a nested mapping by path: {"sources": {"a": {"loss": 1}}} -> {"sources/a/loss": 1}."""
+    numbers: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, dict):
-            found.update(flatten(value, f"{prefix}{name}/"))
+            numbers.update(flatten(value, f"{prefix}{name}/"))
         elif isinstance(value, int | float) and name != "step":
-            found[f"{prefix}{name}"] = value
-    return found
+            numbers[f"{prefix}{name}"] = value
+    return numbers
 
 
 def _open_tensorboard(folder: Path, resumed_step: int) -> Any:

@@ -1,4 +1,4 @@
-"""How a training begins: from nothing, from its own last checkpoint, or from another training's."""
+"""Start of a training: from scratch, from its last checkpoint, or from a checkpoint of another training."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ from gristmill.train.optim.optimizer import make_optimizers
 from gristmill.train.parallel.world import World, agree
 
 BEGAN_WITH = "began_with"
-"""Under this name a checkpoint says which models its training began with: stage -> fingerprint."""
+"""Key of a checkpoint for the models that its training started from: stage -> fingerprint."""
 CALLBACKS = "callbacks"
-"""Under this name it has what callbacks keep."""
+"""Key of a checkpoint for the state of callbacks."""
 SCALES = "learning_rate_scales.jsonl"
-"""Of the working files: what callbacks have made of the learning rate."""
+"""Working file of the changes that callbacks made to the learning rate."""
 Found = TypeVar("Found")
 
 
 class OtherRowsError(RuntimeError):
-    """A checkpoint was made with other rows than there are now."""
+    """A checkpoint has read rows of a different set."""
 
 
 class Attempt:
-    """One attempt at a job: what lives from its start, or from a checkpoint, to its end or the next kill."""
+    """One attempt at a job: its state from the start, or a checkpoint, to the end or the next kill."""
 
     def __init__(self, job: Job) -> None:
         section, context, device = job.section, job.context, job.world.device
         self.job = job
         self.callbacks = Callbacks(section.callbacks, job.world)
-        self.save_seconds = 0.0  # how long checkpoints held the training up since the last logged step
+        self.save_seconds = 0.0  # time blocked by checkpoints since the last logged step
         self.optimizers = make_optimizers(
             job.model, section.optimizer, context.compute.offload_optimizer, section.steps, section.width_factor
         )
@@ -92,7 +92,7 @@ class Attempt:
         self.rollbacks: list[dict[str, Any]] = agree(read_rollbacks(context.work), job.world)
         self.progress.rollbacks = len(self.rollbacks)
         if job.world.is_first and (context.work / SCALES).exists():
-            cut_after(context.work / SCALES, section.steps)  # a kill may have torn its last line
+            cut_after(context.work / SCALES, section.steps)  # removes a last line torn by a kill
         self._scales: list[dict[str, Any]] = agree(read_lines(context.work / SCALES), job.world)
         self._resume()
         if goes_back and self.progress.step == 0:
@@ -107,11 +107,11 @@ class Attempt:
 
     @property
     def plan(self) -> RowPlan:
-        """Which positions each step reads, after all rollbacks."""
+        """Positions of each step, after all rollbacks."""
         return plan_after(self.job.plan, self.rollbacks)
 
     def save(self) -> None:
-        """Begin to write a checkpoint of the step that is done; how long the training waits for that is counted."""
+        """Start writing a checkpoint of the current step; the time that this blocks is measured."""
         started = time.perf_counter()
         self.checkpoints.save(
             self.progress.step,
@@ -122,32 +122,34 @@ class Attempt:
         self.save_seconds += time.perf_counter() - started
 
     def restore(self, step: int, plain: dict[str, Any]) -> None:
-        """Go to a checkpoint's state; the tensors are there already."""
+        """Restore the state of a checkpoint whose tensors are loaded already."""
         self.progress.restore(step, plain)
         self.progress.rollbacks = len(self.rollbacks)
         self.callbacks.load(plain.get(CALLBACKS, {}))
 
     def replayed(self, event: CallbackEvent, scales: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """What callbacks make of the learning rate at an event: what an earlier attempt has written down of it, as far
-        as that got, even if they would decide otherwise now; else what they say, which is written down.
+        """Changes to the learning rate at an event.
+
+        The changes recorded by an earlier attempt take precedence over the callbacks' present answers; new answers are
+        recorded.
         """
         now = (self.progress.step, EVENTS.index(event))
         if self._scales and now <= (self._scales[-1]["step"], EVENTS.index(self._scales[-1]["event"])):
-            return [one for one in self._scales if (one["step"], EVENTS.index(one["event"])) == now]
-        for one in scales:
-            self._scales.append(one)
+            return [scale for scale in self._scales if (scale["step"], EVENTS.index(scale["event"])) == now]
+        for scale in scales:
+            self._scales.append(scale)
             if self.job.world.is_first:
-                append_line(self.job.context.work / SCALES, one)
+                append_line(self.job.context.work / SCALES, scale)
         return scales
 
     def forget_scales_after(self, step: int) -> None:
-        """Where the training goes back: what follows is another training."""
-        self._scales = [one for one in self._scales if one["step"] <= step]
+        """Discard changes to the learning rate after the target step of a rollback."""
+        self._scales = [scale for scale in self._scales if scale["step"] <= step]
         if self.job.world.is_first and (self.job.context.work / SCALES).exists():
             cut_after(self.job.context.work / SCALES, step)
 
     def look(self) -> None:
-        """Ask the device which steps were bad."""
+        """Read the flags of recent steps from the device."""
         look_at_device(
             self.progress,
             self.job.objective,
@@ -162,18 +164,18 @@ class Attempt:
 
     def _resume(self) -> None:
         try:
-            found = self.checkpoints.load_newest(
+            checkpoint = self.checkpoints.load_newest(
                 self.progress.tensors(), lambda step, state: is_given_up(step, state, self.rollbacks)
             )
         except Exception as error:
             raise not_loaded(error, self.job) from error
-        if found is not None:
-            check_rows(found[1].get("rows_of"), self.job.objective.fingerprint, self.checkpoints.folder)
-            self.restore(*found)
+        if checkpoint is not None:
+            check_rows(checkpoint[1].get("rows_of"), self.job.objective.fingerprint, self.checkpoints.folder)
+            self.restore(*checkpoint)
 
 
 def check_rows(saved: str | None, now: str, folder: Path) -> None:
-    """Refuse to resume with other rows than those that a checkpoint has read.
+    """Check that a checkpoint has read the current rows.
 
     Raises:
         OtherRowsError: names both sets of rows.
@@ -186,20 +188,20 @@ def check_rows(saved: str | None, now: str, folder: Path) -> None:
 
 
 class ContinueError(RuntimeError):
-    """A training cannot continue from the checkpoint that its settings name."""
+    """A training cannot continue from the checkpoint in its settings."""
 
 
 def take_over(checkpoint: str, job: Job) -> None:
-    """Put another training's checkpoint among this one's own, unless this one has come further already.
+    """Copy the checkpoint of another training into this one's folder, unless that holds a checkpoint already.
 
-    Every rank calls this together.
+    This is a collective.
 
     Args:
         checkpoint: folder of the other training's checkpoint.
         job: this training.
 
     Raises:
-        ContinueError: it is damaged, or has read other tokens than this training's first steps would.
+        ContinueError: the checkpoint is damaged, or has read other tokens than the first steps of this training.
     """
     folder = job.context.work / CHECKPOINTS
     if agree(bool(complete_steps(folder)), job.world):
@@ -218,7 +220,7 @@ def take_over(checkpoint: str, job: Job) -> None:
 
 
 def not_loaded(error: Exception, job: Job) -> Exception:
-    """What to raise where a checkpoint could not be loaded: of another training's, that its tensors are others."""
+    """Error to raise if a checkpoint cannot be loaded: for another training's, that its tensors differ."""
     if job.section.continue_from is None or not isinstance(error, RuntimeError | ValueError | KeyError):
         return error
     return ContinueError(
@@ -229,8 +231,11 @@ def not_loaded(error: Exception, job: Job) -> Exception:
 
 
 def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
-    """The step of a checkpoint, once it is sure that its training has read what this one would have, and what marks it
-    as one of this training: of a set that this one's continues, the rows have other numbers here."""
+    """Check that a checkpoint's training has read the rows of this one; returns its step and its marker for this
+    training.
+
+    The marker changes if this training's set continues the checkpoint's: the same rows have other numbers.
+    """
     key = f"{job.context.stage}.continue_from"
     if not source.name.startswith(PREFIX) or not is_complete(source):
         raise ContinueError(f"{key}: {source} is not a complete checkpoint (a folder {PREFIX}... with {MARKER} in it)")
@@ -244,28 +249,36 @@ def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
             f"{key}: {source} has done {step} steps already, of {job.section.steps} that this training "
             f"is to have; raise {job.context.stage}.steps, or take an earlier checkpoint"
         )
-    before = next((one for one in job.sets_before if one.fingerprint == state["rows_of"]), None)
-    if before is None and state["rows_of"] != fingerprint:
+    previous_set = next(
+        (earlier_set for earlier_set in job.sets_before if earlier_set.fingerprint == state["rows_of"]), None
+    )
+    if previous_set is None and state["rows_of"] != fingerprint:
         raise ContinueError(
             f"{key}: {source} has read rows of the set {state['rows_of']}, but the rows now are of "
             f"{fingerprint}: only a set that differs in withheld rows, or that continues that one, is "
             "read on (mix.exclude, mix.continues)"
         )
     began_with = state.get(BEGAN_WITH, {})
-    others = [stage for stage, now in job.context.began_with.items() if began_with.get(stage, now) != now]
-    if others:
+    changed_stages = [
+        stage
+        for stage, fingerprint_now in job.context.began_with.items()
+        if began_with.get(stage, fingerprint_now) != fingerprint_now
+    ]
+    if changed_stages:
         raise ContinueError(
-            f"{key}: the training of {source} began with another output of {', '.join(others)} than "
+            f"{key}: the training of {source} began with another output of {', '.join(changed_stages)} than "
             "this one; take a checkpoint of one that began with the same"
         )
-    if before is not None and job.plan.end(step) > before.positions:
+    if previous_set is not None and job.plan.end(step) > previous_set.positions:
         raise ContinueError(
             f"{key}: {source} has read {job.plan.end(step)} rows, but the set continues the one that "
-            f"it read behind {before.positions} rows (mix.continues); take an earlier checkpoint"
+            f"it read behind {previous_set.positions} rows (mix.continues); take an earlier checkpoint"
         )
     digest = _digest(fingerprint, job.objective.order, job, step)
-    read = digest if before is None else _digest(before.fingerprint, before.order, job, step)
-    if read != state["digest"]:
+    expected_digest = (
+        digest if previous_set is None else _digest(previous_set.fingerprint, previous_set.order, job, step)
+    )
+    if expected_digest != state["digest"]:
         raise ContinueError(
             f"{key}: {source} has read other rows in its {step} steps than this training would: "
             "another seed or batch size, or it has read a row that is withheld now; take an earlier "
@@ -282,16 +295,16 @@ def _digest(fingerprint: str, order: RowOrder, job: Job, steps: int) -> str:
 
 
 def measured_once(file: Path, world: World, measure: Callable[[], Found]) -> Found:
-    """The content of a file, the same on every rank; `measure`, called on every rank, makes it where there is none.
+    """Content of a file, equal on every rank; if the file is missing, `measure` is called on every rank to create it.
 
     Args:
-        file: of the training's working folder; JSON.
+        file: JSON, in the training's working folder.
         world: the processes.
-        measure: what it finds must survive JSON; what it raises leaves no file.
+        measure: returns a value that survives JSON; if it raises, the file is not written.
     """
     if not agree(file.exists(), world):
-        found = measure()
+        measurement = measure()
         if world.is_first:
-            write_json(file, found)
-    told: Found = agree(read_json(file) if world.is_first else None, world)
-    return told
+            write_json(file, measurement)
+    content: Found = agree(read_json(file) if world.is_first else None, world)
+    return content

@@ -1,8 +1,7 @@
-"""Going back to a checkpoint from before a streak of bad steps, and reading on behind what was read.
+"""Rollbacks: return to a checkpoint before a streak of bad steps, and continue with unread rows.
 
-`rollbacks.json` is what counts: a list of all rollbacks, replaced as a whole. From it follow how far the stream has
-moved on, and which checkpoints are of a future that was given up; so a kill between any two of the things that a
-rollback does changes nothing.
+`rollbacks.json` is the source of truth: a list of all rollbacks, replaced atomically. It determines how many rows are
+skipped and which checkpoints are abandoned, so a kill at any point of a rollback is harmless.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ ROLLBACKS = "rollbacks.json"
 
 
 def read_rollbacks(work: Path) -> list[dict[str, Any]]:
-    """All rollbacks so far: `to_step`, `from_step`, `first_bad_step`, `positions` (that are never read again)."""
-    found: list[dict[str, Any]] = read_json(work / ROLLBACKS) if (work / ROLLBACKS).exists() else []
-    return found
+    """All rollbacks so far: `to_step`, `from_step`, `first_bad_step`, `positions` (skipped from then on)."""
+    rollbacks: list[dict[str, Any]] = read_json(work / ROLLBACKS) if (work / ROLLBACKS).exists() else []
+    return rollbacks
 
 
 def write_rollbacks(work: Path, rollbacks: Sequence[Mapping[str, Any]]) -> None:
@@ -29,29 +28,36 @@ def write_rollbacks(work: Path, rollbacks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def plan_after(plan: RowPlan, rollbacks: Sequence[Mapping[str, Any]]) -> RowPlan:
-    """The plan of a training that went back: from the step gone back to on, all positions lie further on."""
+    """Row plan after rollbacks: positions move forward from the target step of each rollback on."""
     jumps: list[tuple[int, int]] = []
-    for one in rollbacks:
-        jumps = [jump for jump in jumps if jump[0] <= one["to_step"]] + [(one["to_step"], one["positions"])]
+    for rollback in rollbacks:
+        jumps = [jump for jump in jumps if jump[0] <= rollback["to_step"]] + [
+            (rollback["to_step"], rollback["positions"])
+        ]
     return plan.with_jumps(tuple(jumps))
 
 
 def describe_rollback(
     plan: RowPlan, rollbacks: Sequence[Mapping[str, Any]], from_step: int, to_step: int, first_bad_step: int
 ) -> dict[str, Any]:
-    """One more rollback: after it, step `to_step` + 1 reads what step `from_step` + 1 would have read.
+    """Entry of a new rollback, after which step `to_step` + 1 reads the rows that step `from_step` + 1 would have read.
 
     Args:
-        plan: the section's, without jumps.
-        rollbacks: before this one.
+        plan: of the section, without jumps.
+        rollbacks: earlier ones.
         from_step, to_step: steps done before and after.
-        first_bad_step: of the streak.
+        first_bad_step: first step of the streak.
     """
     reached, _ = plan_after(plan, rollbacks).positions(from_step)
-    again, _ = plan_after(plan, [*rollbacks, {"to_step": to_step, "positions": 0}]).positions(to_step)
-    return {"to_step": to_step, "from_step": from_step, "first_bad_step": first_bad_step, "positions": reached - again}
+    restart, _ = plan_after(plan, [*rollbacks, {"to_step": to_step, "positions": 0}]).positions(to_step)
+    return {
+        "to_step": to_step,
+        "from_step": from_step,
+        "first_bad_step": first_bad_step,
+        "positions": reached - restart,
+    }
 
 
 def is_given_up(step: int, state: Mapping[str, Any], rollbacks: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a checkpoint lies behind a step that the training went back to after it was saved."""
-    return any(step > one["to_step"] for one in rollbacks[state["rollbacks"] :])
+    """Return True if a rollback after the save of a checkpoint went back to an earlier step."""
+    return any(step > rollback["to_step"] for rollback in rollbacks[state["rollbacks"] :])

@@ -1,6 +1,6 @@
-"""Which rows a pre-training has really read: what probes ask about, and what fine-tuning replays or holds on to.
+"""Rows that a pre-training has read, for probes and for replay in fine-tuning.
 
-Less than one epoch leaves rows unread, early stopping more of them, and a rollback leaves out what was read before it.
+Less than one epoch and early stopping leave rows unread, and rollbacks skip rows.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gristmill.train.loop.rollback import plan_after, read_rollbacks
 from gristmill.train.loop.row_plan import RowPlan, plan_of
 
 READS = "reads"
-"""What a stage that asks about these rows gets of the section `pretrain`: see mixtures.training.READING_KEYS."""
+"""Config key for the keys of the section `pretrain` that determine the rows: see mixtures.training.READING_KEYS."""
 
 
 @dataclass(frozen=True)
 class RowsRead:
-    """The rows of a packed set that a training has read in its first epoch, in the order in which it did.
+    """Rows of a packed set that a training has read in its first epoch, in reading order.
 
     Attributes:
         packed: the set.
-        order: in which the training reads it.
-        spans: int64 of shape (n, 2), first position and the one behind the last, ascending.
+        order: reading order of the training.
+        spans: int64 of shape (n, 2), first position and end (exclusive), ascending.
     """
 
     packed: PackedSet
@@ -41,25 +41,25 @@ class RowsRead:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return int((self.spans[:, 1] - self.spans[:, 0]).sum())
 
     def first(self, count: int) -> np.ndarray:
-        """The first `count` rows that were read (int64); from the first one again where there are fewer."""
+        """First `count` rows (int64), repeated if there are fewer."""
         return self._rows(np.arange(count, dtype=np.int64) % self.count)
 
     def drawn(self, count: int, seed: int) -> np.ndarray:
-        """At most `count` of the rows, chosen by hash, each once; int64, ascending."""
+        """At most `count` distinct rows, chosen by hash; int64, ascending."""
         chosen = np.arange(min(count, self.count), dtype=np.int64)
         return np.sort(self._rows(permute(chosen, self.count, order_key(seed, "rows read"))))
 
     def holds(self, rows: np.ndarray) -> np.ndarray:
-        """Whether each of some rows (int64, shape (n,)) is among them: bool of shape (n,)."""
-        found = ~np.isin(rows, self.packed.withheld)
-        positions = self.order.positions(rows[found])
+        """Mask of the rows (int64, shape (n,)) that have been read: bool of shape (n,)."""
+        is_read = ~np.isin(rows, self.packed.withheld)
+        positions = self.order.positions(rows[is_read])
         span = np.searchsorted(self.spans[:, 0], positions, side="right") - 1
-        found[found] = (span >= 0) & (positions < self.spans[np.maximum(span, 0), 1])
-        return found
+        is_read[is_read] = (span >= 0) & (positions < self.spans[np.maximum(span, 0), 1])
+        return is_read
 
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
         ends = np.cumsum(self.spans[:, 1] - self.spans[:, 0])
@@ -69,12 +69,12 @@ class RowsRead:
 
 
 def rows_read(packed: PackedSet, reads: Mapping[str, Any], folder: Path | None) -> RowsRead:
-    """What a pre-training has read of a packed set.
+    """Rows that a pre-training has read of a packed set.
 
     Args:
-        packed: the set that it read.
+        packed: the set.
         reads: see READS.
-        folder: its output, which knows where it ended early or went back; None where the plan alone decides.
+        folder: output of the pre-training, which records an early end and rollbacks; None to use the plan alone.
     """
     section = Pretrain.model_validate(reads)
     plan, steps = plan_of(section, packed.sequence_length), section.steps
@@ -87,7 +87,7 @@ def rows_read(packed: PackedSet, reads: Mapping[str, Any], folder: Path | None) 
 
 
 def _spans(plan: RowPlan, steps: int) -> np.ndarray:
-    """The positions that so many steps read: int64 of shape (n, 2), see RowsRead."""
+    """Positions that the first `steps` steps read: int64 of shape (n, 2), see RowsRead."""
     bounds = sorted({0, steps, *(step for step, _ in plan.jumps if step < steps)})
     return np.array(
         [(plan.positions(first)[0], sum(plan.positions(end - 1))) for first, end in pairwise(bounds)], dtype=np.int64

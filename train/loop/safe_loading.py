@@ -1,8 +1,8 @@
-"""Loading checkpoints without running what they may carry.
+"""Loading of checkpoints without executing code in them.
 
-torch.distributed.checkpoint (2.13) keeps an index of a checkpoint's tensors as a pickle, `.metadata`, and loads plain
-values with `weights_only=False`; either can call any function. Here the index may name only the classes that an index
-is made of, and plain values are loaded with `weights_only=True` first. Tensors are read so by torch itself.
+torch.distributed.checkpoint (2.13) stores the index of a checkpoint as a pickle, `.metadata`, and loads plain values
+with `weights_only=False`; either can call any function. Here the index may refer only to an allowed set of classes, and
+plain values are first loaded with `weights_only=True`, as torch itself does for tensors.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ ALLOWED = {
     ("pathlib", "WindowsPath"),
     ("collections", "OrderedDict"),
     ("pathlib._local", "PosixPath"),
-    ("pathlib._local", "WindowsPath"),  # as Python 3.13 names them
+    ("pathlib._local", "WindowsPath"),  # names in Python 3.13
 }
-"""What the index of a checkpoint names, besides the types of tensors (torch.float32, ...)."""
+"""Classes in the index of a checkpoint, besides tensor dtypes (torch.float32, ...)."""
 
 if sys.version_info < (3, 13):
-    # So that a checkpoint of Python 3.13 is read here too; 3.14 has the name for this alone.
+    # Alias for checkpoints written by Python 3.13; Python 3.14 keeps the name for the same reason.
     sys.modules.setdefault("pathlib._local", pathlib)
 
 
 class UnsafeCheckpointError(ValueError):
-    """A checkpoint names something that loading a checkpoint has no need of."""
+    """A checkpoint refers to something that it does not need."""
 
 
 class _Index(pickle.Unpickler):
-    """Unpickles an index, and nothing else."""
+    """Unpickler of an index."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class of an allowed name."""
+        """Class of an allowed name."""
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if (module, name) not in ALLOWED and not is_dtype:
             raise UnsafeCheckpointError(f"names {module}.{name}, which a checkpoint never needs")
@@ -59,10 +59,10 @@ class _Index(pickle.Unpickler):
 
 
 def check_index(checkpoint: Path) -> None:
-    """Read the index of a checkpoint with nothing but the classes that it is made of.
+    """Check that the index of a checkpoint refers only to allowed classes.
 
     Raises:
-        UnsafeCheckpointError: it names anything else, or is not a pickle.
+        UnsafeCheckpointError: it refers to something else, or is not a pickle.
     """
     for path in sorted(checkpoint.glob("*.metadata")):
         try:
@@ -76,21 +76,21 @@ def check_index(checkpoint: Path) -> None:
 
 
 class SafePlanner(DefaultLoadPlanner):
-    """Fills a state from a checkpoint whose plain values hold no code."""
+    """Load planner that rejects plain values with code."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-        """Load a plain value, after a look that can run nothing.
+        """Load a plain value, after a trial load that cannot execute code.
 
         Raises:
-            UnsafeCheckpointError: it is more than numbers, strings, lists, mappings and tensors.
+            UnsafeCheckpointError: the value is more than numbers, strings, lists, mappings and tensors.
         """
         try:
             torch.load(value, weights_only=True)
         except pickle.UnpicklingError as error:
-            why = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
             raise UnsafeCheckpointError(
                 f"the value {read_item.dest_index.fqn} of a checkpoint was not loaded, since "
-                f"it may run code: {why}; remove the checkpoint"
+                f"it may run code: {reason}; remove the checkpoint"
             ) from error
         value.seek(0)
         super().load_bytes(read_item, value)

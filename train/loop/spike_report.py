@@ -1,12 +1,12 @@
-"""What a skipped step had read, ordered by loss: for people (HTML), for programs (JSON), and as a list to exclude.
+"""Loss-spike reports: documents of a skipped step, ordered by loss, as HTML, as JSON, and as a list to exclude.
 
-    autopsies/step-120.json   the step, the window that it was judged by, its documents from the worst one on: loss,
-                              source, place, and for pre-training where they are from and how they were judged
-    autopsies/step-120.html   the same as a page that needs nothing else
+    autopsies/step-120.json   the step, the statistics of its window, and its documents, highest loss first: loss,
+                              source, place, and for pre-training their origin and quality
+    autopsies/step-120.html   the same as a self-contained page
     autopsies/exclude.txt     ids of the attributed documents of all reports, one hexadecimal id per line
 
-After the training went back (see rollback.py) the same step may be skipped again, with other rows: the names of those
-are step-120-r1 after one rollback.
+After a rollback (see rollback.py) the same step may be skipped again with other rows: its files are named step-120-r1
+after one rollback.
 """
 
 from __future__ import annotations
@@ -23,28 +23,31 @@ from gristmill.tokenize.origins import KNOWN
 ORIGIN = "where from, how judged"
 AUTOPSIES, EXCLUDE = "autopsies", "exclude.txt"
 SUSPICIOUS_DEVIATIONS = 2.0
-"""A document is attributed from so many deviations over the batch's mean on: one in forty where losses are normal."""
+"""Documents are attributed from this many standard deviations above the batch mean: one in forty if losses are normal.
+"""
 
 
 def examine(step: Mapping[str, Any], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The loss-spike report of one step.
+    """Create the loss-spike report of a step.
 
     Args:
-        step: `step`, `loss`, `grad_norm`, and the window's `mean` and `deviation` (None where there is none).
-        documents: as from Objective.blame.
+        step: `step`, `loss`, `grad_norm`, and the window's `mean` and `deviation` (None for an empty window).
+        documents: from Objective.blame.
 
     Returns:
-        the step with `documents` (worst first; a loss that is NaN or Inf is the worst, and written as null) and
-        `suspects`, ids in the same order.
+        the step with `documents` (highest loss first; NaN and Inf come first, as null) and `suspects`, ids in the same
+        order.
     """
-    ordered = sorted(documents, key=lambda one: (-_badness(one["loss"]), one["id"]))
-    suspects = list(dict.fromkeys(one["id"] for one in ordered[: _count_attributed(ordered)]))
-    listed = [{**one, "loss": one["loss"] if math.isfinite(one["loss"]) else None} for one in ordered]
+    ordered = sorted(documents, key=lambda document: (-_badness(document["loss"]), document["id"]))
+    suspects = list(dict.fromkeys(document["id"] for document in ordered[: _count_attributed(ordered)]))
+    listed = [
+        {**document, "loss": document["loss"] if math.isfinite(document["loss"]) else None} for document in ordered
+    ]
     return {**step, "suspects": suspects, "documents": listed}
 
 
 def write_spike_report(folder: Path, found: Mapping[str, Any], rollbacks: int = 0) -> None:
-    """Write a loss-spike report into the folder, and the list of all attributed documents again."""
+    """Write a loss-spike report, and update the list of attributed documents."""
     name = f"step-{found['step']}" + (f"-r{rollbacks}" if rollbacks else "")
     for suffix, content in ((".json", json.dumps(found, ensure_ascii=False, indent=1)), (".html", as_page(found))):
         with atomic_write(folder / f"{name}{suffix}") as sink:
@@ -54,24 +57,26 @@ def write_spike_report(folder: Path, found: Mapping[str, Any], rollbacks: int = 
 
 def write_exclusion(folder: Path) -> None:
     """Collect the attributed documents of all loss-spike reports in a folder."""
-    suspects = sorted({one for path in folder.glob("step-*.json") for one in read_json(path)["suspects"]})
+    suspects = sorted(
+        {document_id for path in folder.glob("step-*.json") for document_id in read_json(path)["suspects"]}
+    )
     with atomic_write(folder / EXCLUDE) as sink:
-        sink.write("".join(f"{one}\n" for one in suspects).encode())
+        sink.write("".join(f"{document_id}\n" for document_id in suspects).encode())
 
 
 def forget_after(folder: Path, step: int, rollbacks: int = 0) -> None:
-    """Remove what a training that resumes from `step`, after so many rollbacks, writes again."""
+    """Remove reports that a training resumed from `step`, after `rollbacks` rollbacks, writes again."""
     if not folder.exists():
         return
     for path in folder.glob("step-*.*"):
-        found, _, after = path.stem.removeprefix("step-").partition("-r")
-        if (int(after or 0), int(found)) > (rollbacks, step):
+        report_step, _, report_rollbacks = path.stem.removeprefix("step-").partition("-r")
+        if (int(report_rollbacks or 0), int(report_step)) > (rollbacks, step):
             path.unlink()
     write_exclusion(folder)
 
 
 def as_page(found: Mapping[str, Any]) -> str:
-    """A loss-spike report as a page of HTML that needs nothing else (spike_report.html.jinja escapes every value)."""
+    """Self-contained HTML page of a loss-spike report (spike_report.html.jinja escapes every value)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(
@@ -82,8 +87,8 @@ def as_page(found: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     templates.filters["shown"] = _number
-    documents = [_shown(one) for one in found["documents"]]
-    known = [
+    documents = [_shown(document) for document in found["documents"]]
+    figures = [
         (name, _number(found.get(key)))
         for name, key in (
             ("loss", "loss"),
@@ -94,16 +99,16 @@ def as_page(found: Mapping[str, Any]) -> str:
     ]
     return templates.get_template("spike_report.html.jinja").render(
         step=found["step"],
-        known=known,
+        known=figures,
         documents=documents,
         suspects=set(found["suspects"]),
         exclude=EXCLUDE,
-        columns=list(dict.fromkeys(key for one in documents for key in one)),
+        columns=list(dict.fromkeys(key for document in documents for key in document)),
     )
 
 
 def describe_origin(one: Mapping[str, Any]) -> str:
-    """One line: where a document is from and how it was judged (see tokenize.origins.KNOWN)."""
+    """Origin and quality of a document as one line (see tokenize.origins.KNOWN)."""
     parts = [str(one.get("url") or one.get("locator") or ""), str(one.get("language") or "")]
     parts += [
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
@@ -114,13 +119,13 @@ def describe_origin(one: Mapping[str, Any]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A document's columns: its loss first, where it is from in one, its text last."""
-    last = {"text": one["text"]} if "text" in one else {}
-    origin = {ORIGIN: described} if (described := describe_origin(one)) else {}
+def _shown(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a document: loss first, origin as one column, text last."""
+    last = {"text": document["text"]} if "text" in document else {}
+    origin = {ORIGIN: described} if (described := describe_origin(document)) else {}
     return {
-        "loss": one["loss"],
-        **{key: value for key, value in one.items() if key not in (*KNOWN, "text")},
+        "loss": document["loss"],
+        **{key: value for key, value in document.items() if key not in (*KNOWN, "text")},
         **origin,
         **last,
     }
@@ -135,8 +140,8 @@ def _badness(loss: float) -> float:
 
 
 def _count_attributed(ordered: Sequence[Mapping[str, Any]]) -> int:
-    """How many of the documents, worst first, are attributed: never all of them for their place alone, at least one."""
-    losses = [one["loss"] for one in ordered]
+    """Number of attributed documents, highest loss first: at least one, and never all for their rank alone."""
+    losses = [document["loss"] for document in ordered]
     unknown = sum(not math.isfinite(loss) for loss in losses)
     if unknown or len(losses) < 2:
         return unknown or len(losses)

@@ -1,6 +1,6 @@
-"""Which optimizer steps are bad: a loss that is not a number, or lies far above the recent ones.
+"""Detection of bad steps: a loss that is not finite, or far above recent losses.
 
-After OLMo-core's SkipStepOptimizer: 128 losses are remembered, and judged by once there are half of them.
+Follows OLMo-core's SkipStepOptimizer: a window of 128 losses, used once it is half full.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from torch import Tensor
 
 
 def empty_window(device: torch.device, steps: int) -> Tensor:
-    """The losses of the last `steps` steps, float32; NaN where there is none yet."""
+    """Window of the losses of the last `steps` steps, float32; NaN for missing entries."""
     return torch.full((steps,), float("nan"), dtype=torch.float32, device=device)
 
 
 def window_statistics(window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How many losses are known, their mean and their standard deviation: scalars on the device."""
-    known = ~window.isnan()
-    count = known.sum()
-    mean = torch.where(known, window, 0.0).sum() / count
-    variance = (torch.where(known, window - mean, 0.0) ** 2).sum() / (count - 1)
+    """Number of known losses, their mean and their standard deviation: scalars on the device."""
+    is_known = ~window.isnan()
+    count = is_known.sum()
+    mean = torch.where(is_known, window, 0.0).sum() / count
+    variance = (torch.where(is_known, window - mean, 0.0) ** 2).sum() / (count - 1)
     return count, mean, variance.sqrt()
 
 
 def judge(loss: Tensor, gradient_norm: Tensor, window: Tensor, sigma: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Whether a step's update must not happen: decided on the device, without asking the host.
+    """Decide on the device, without host synchronisation, if a step must be skipped.
 
     Args:
-        loss: scalar, the step's mean loss.
+        loss: scalar, mean loss of the step.
         gradient_norm: scalar, before clipping.
-        window: the losses before this one; those that are NaN do not count.
-        sigma: how many standard deviations over their mean are too many; None: any number is a good loss.
+        window: earlier losses; NaN entries are ignored.
+        sigma: standard deviations above the mean that make a loss bad; None accepts any finite loss.
 
     Returns:
-        a scalar bool, and the mean and the deviation that it was judged by.
+        a scalar bool, and the mean and standard deviation of the window.
     """
     count, mean, deviation = window_statistics(window)
     bad = ~(loss.isfinite() & gradient_norm.isfinite())
@@ -45,27 +45,28 @@ def judge(loss: Tensor, gradient_norm: Tensor, window: Tensor, sigma: float | No
 
 
 def remember_loss(window: Tensor, loss: Tensor, step: int) -> None:
-    """Put a loss into the window, in place of the oldest.
+    """Replace the oldest loss of the window.
 
-    A spike is remembered too, so that a lasting change of level is accepted in the end; what is not finite is not.
+    Spikes are stored too, so that a lasting change of level is eventually accepted; losses that are not finite are
+    stored as NaN.
     """
     window[step % len(window)] = torch.where(loss.isfinite(), loss, float("nan"))
 
 
 @dataclass(frozen=True)
 class Streak:
-    """Bad steps that follow one another, as far as they are known.
+    """Streak of consecutive bad steps.
 
     Attributes:
-        length: how many the last ones are; 0 after a good one.
-        due: the first step of a streak that became long enough to roll back, until that is done.
+        length: number of trailing bad steps; 0 after a good one.
+        due: first step of a streak that triggers a rollback, until the rollback is done.
     """
 
     length: int = 0
     due: int | None = None
 
     def after(self, step: int, bad: bool, enough: int | None) -> Streak:
-        """The streak after one more step; `enough` in a row make a rollback due (None: never)."""
+        """Streak after one more step; `enough` bad steps in a row trigger a rollback (None: never)."""
         if not bad:
             return replace(self, length=0)
         length = self.length + 1
@@ -75,5 +76,5 @@ class Streak:
 
 
 def rollback_step(due: int, every: int) -> int:
-    """The step to roll back to: the last multiple of `every` before the first bad step; 0 is the start."""
+    """Target step of a rollback: the last multiple of `every` before the first bad step; 0 is the start."""
     return (due - 1) // every * every

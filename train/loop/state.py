@@ -1,4 +1,4 @@
-"""The loop's own state: what a checkpoint holds beside weights and moments."""
+"""State of the loop in checkpoints, besides weights and moments."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gristmill.train.loop.spikes import Streak
 
 
 class Part(Protocol):
-    """A piece of state that lies on the device (a loss scale, averaged weights, ...)."""
+    """Component with state on the device (a loss scale, averaged weights, ...)."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint; filled in place when one is loaded."""
+        """State for a checkpoint, loaded in place."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A step that the host has not asked the device about yet. Scalars on the device, the same on every rank.
+    """Step whose flags the host has not read yet. Scalars on the device, equal on every rank.
 
     Attributes:
         step: counted from 1.
-        bad: whether its update was held back.
-        overflow: whether that was only for float16's range.
+        bad: true if the update was skipped.
+        overflow: true if it was skipped only for an overflow of float16.
         loss, norm: of the step.
-        mean, deviation: of the losses before it.
-        row_losses: of this rank's micro-batches, as from Objective.loss, in half precision.
+        mean, deviation: of the losses before the step.
+        row_losses: of this rank's micro-batches, from Objective.loss, in half precision.
     """
 
     step: int
@@ -44,23 +44,23 @@ class Seen:
 
 @dataclass
 class LoopState:
-    """How far a training is. The tensors are on the device and the same on every rank.
+    """Progress of a training. Tensors are on the device and equal on every rank.
 
     Attributes:
         window: see spikes.empty_window.
         sums: since the last logged step, without skipped steps: weight, then the objective's sums.
-        digest: rolling hash of what was read, see stream.extend_digest.
-        parts: further state on the device, by name.
+        digest: rolling hash of all rows read, see row_plan.extend_digest.
+        parts: further components with state on the device, by name.
         step: optimizer steps done, skipped ones included.
         tokens: tokens read.
-        skipped, overflows: updates that did not happen, up to the last look at the device: bad steps, and those that
-            left float16's range.
-        streak: of bad steps.
-        rollbacks: how many there were.
-        best, stale: the best held-out loss, and validations since.
-        stopped: which callback has ended the training, and why (see callbacks.Callbacks.tell).
-        scales: what callbacks have made of the learning rate (see callbacks.Said), in order.
-        seen: the steps since the last look at the device.
+        skipped, overflows: numbers of skipped updates up to the last read of the device: bad steps, and overflows of
+            float16.
+        streak: of consecutive bad steps.
+        rollbacks: number of rollbacks.
+        best, stale: best held-out loss, and validations since then.
+        stopped: callback that ended the training, and its reason (see callbacks.Callbacks.tell).
+        scales: changes of callbacks to the learning rate (see callbacks.Said), in order.
+        seen: steps whose flags the host has not read yet.
     """
 
     window: Tensor
@@ -80,11 +80,11 @@ class LoopState:
     seen: list[Seen] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Any]:
-        """The part of the state that lies on the device."""
+        """State on the device."""
         return {"window": self.window, "sums": self.sums, **{name: part.tensors() for name, part in self.parts.items()}}
 
     def plain(self, fingerprint: str) -> dict[str, Any]:
-        """The part of the state that is JSON, with the name of what the rows are of."""
+        """JSON part of the state, with the fingerprint of the rows."""
         return {
             "digest": self.digest,
             "tokens": self.tokens,
@@ -100,11 +100,11 @@ class LoopState:
         }
 
     def scale_of(self, step: int) -> float:
-        """What callbacks have made of the learning rate of a step, counted from 1: a share of the scheduled one."""
-        return math.prod(one["learning_rate_scale"] for one in self.scales if one["step"] < step)
+        """Product of the callbacks' factors on the learning rate of a step, counted from 1."""
+        return math.prod(scale["learning_rate_scale"] for scale in self.scales if scale["step"] < step)
 
     def restore(self, step: int, plain: Mapping[str, Any]) -> None:
-        """Go to a checkpoint's state; the tensors are there already."""
+        """Restore the state of a checkpoint whose tensors are loaded already."""
         self.step, self.digest, self.tokens = step, plain["digest"], plain["tokens"]
         self.skipped, self.overflows = plain["skipped"], plain["overflows"]
         self.streak, self.rollbacks = Streak(*plain["streak"]), plain["rollbacks"]

@@ -1,4 +1,4 @@
-"""One step of a training: gradients, the update unless the step is a bad one, and its line where that is due."""
+"""Optimizer step of a training: gradients, the update unless the step is bad, and metrics if due."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from gristmill.train.parallel.world import World, sum_over_ranks
 
 
 def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> tuple[Seen, dict[str, Any] | None]:
-    """Compute a batch's gradients, update the weights unless the step is a bad one, and log it where that is due.
+    """Compute gradients, update the weights unless the step is bad, and log metrics if due.
 
     Returns:
-        what is known of the step on the device, and the line of metrics, on the first rank where there is one.
+        the step's flags on the device, and the line of metrics (on the first rank, if logged).
     """
     job, progress, section = attempt.job, attempt.progress, attempt.job.section
-    step, logged = progress.step + 1, is_logged(section, progress.step + 1)
+    step, is_due = progress.step + 1, is_logged(section, progress.step + 1)
     _estimate_curvature(attempt, batch, step)
     sums, row_losses, noise = _gradients(attempt, batch, step)
     penalty = {} if job.elastic is None else {"elastic_penalty": job.elastic.add_gradients()}
@@ -49,30 +49,30 @@ def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> tuple
         attempt.loss_scale.follow(overflow)
     if attempt.noise_scale is not None and noise is not None:
         attempt.noise_scale.follow(noise, bad)
-    size = UpdateSize(job.model) if logged else None
+    size = UpdateSize(job.model) if is_due else None
     update(attempt.optimizers, scheduled_rate(job, step) * progress.scale_of(step), bad)
     if job.average is not None:
         job.average.follow(step, bad)
     remember_loss(progress.window, loss, step)
     progress.step = step
     progress.sums += torch.where(bad, 0.0, torch.cat((sums.new_tensor([batch.weight]), sums)))
-    seen = Seen(step, bad, overflow, loss, norm, mean, deviation, row_losses)
-    progress.seen.append(seen)
+    step_flags = Seen(step, bad, overflow, loss, norm, mean, deviation, row_losses)
+    progress.seen.append(step_flags)
     progress.digest = extend_digest(progress.digest, batch.rows)
     progress.tokens += job.objective.num_tokens(batch.rows)
-    if not logged:
+    if not is_due:
         attempt.clock.skip_first_step(progress.tokens, step, batches.waited_seconds)
-    return seen, None if size is None else _log(attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches)
+    return step_flags, None if size is None else _log(attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches)
 
 
 def metrics_of_step(job: Job, progress: LoopState, seen: Seen, line: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What callbacks see after a step; waits for the device.
+    """Metrics of a step for callbacks; synchronises with the device.
 
     Args:
         job: the training.
-        progress: how far it is.
+        progress: state of the loop.
         seen: the step.
-        line: of the metrics, where the step is logged: they see what cannot differ between two runs.
+        line: metrics, if the step is logged; callbacks get only the reproducible ones.
     """
     return {
         "step": seen.step,
@@ -87,7 +87,7 @@ def metrics_of_step(job: Job, progress: LoopState, seen: Seen, line: Mapping[str
 
 
 def _gradients(attempt: Attempt, batch: Batch, step: int) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """Gradients of a batch, unscaled; its sums, row losses, and the measured noise where that is due."""
+    """Unscaled gradients of a batch; returns its sums, row losses, and noise scale if due."""
     job, section = attempt.job, attempt.job.section
     scale = attempt.loss_scale.value if attempt.loss_scale is not None else 1.0
     norms = after_part = None
@@ -112,7 +112,7 @@ def _gradients(attempt: Attempt, batch: Batch, step: int) -> tuple[Tensor, list[
 
 
 def _estimate_curvature(attempt: Attempt, batch: Batch, step: int) -> None:
-    """In Sophia's steps that call for it: gradients of the batch's loss against labels that the model draws."""
+    """Estimate Sophia's curvature if due, from gradients with labels sampled from the model."""
     job = attempt.job
     for optimizer in attempt.optimizers:
         if isinstance(optimizer, Sophia) and (step - 1) % job.section.optimizer.hessian_every == 0:
@@ -124,7 +124,7 @@ def _estimate_curvature(attempt: Attempt, batch: Batch, step: int) -> None:
 
 
 def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch]) -> dict[str, Any] | None:
-    """Write a line of metrics, and report progress; every rank calls this together, the first one gets the line."""
+    """Write metrics and report progress; a collective. Returns the line on the first rank."""
     job, progress, section = attempt.job, attempt.progress, attempt.job.section
     measured_norms = {name: finite(norm) for name, norm in norms.items()}
     attempt.look()
@@ -187,20 +187,20 @@ def accumulate_gradients(
     after_part: Callable[[int], None] | None = None,
     draw: int | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Gradients of a whole batch's mean loss, times a loss scale.
+    """Accumulate the gradients of the mean loss of a batch, times a loss scale.
 
-    Every loss is divided by the weight of the whole batch, so that neither the cut into micro-batches nor uneven
-    shares of the ranks matter. FSDP averages over ranks: that is undone by their number. Ranks that share weights
-    reduce-scatter the gradients of each micro-batch and sum their shares in float32; replicas exchange the sums after
-    the last micro-batch.
+    Every loss is divided by the weight of the whole batch, so the gradients depend neither on the split into
+    micro-batches nor on uneven shares of ranks. FSDP averages over ranks, so the loss is multiplied by their number.
+    Ranks that share weights reduce-scatter the gradients of each micro-batch and accumulate their shards in float32;
+    replicas all-reduce after the last micro-batch.
 
     Args:
-        model, objective: what is differentiated.
-        parts: this rank's micro-batches, see batches.Batch.
+        model, objective: define the loss.
+        parts: micro-batches of this rank, see prefetch.Batch.
         weight: of the whole batch.
         world: the processes.
-        loss_scale: multiplies what is differentiated, not what is returned.
-        after_part: called with the number of each micro-batch; its gradients are then reduced already.
+        loss_scale: multiplies the loss of the backward pass, not the returned values.
+        after_part: called with the number of each micro-batch, after its gradients are reduced.
         draw: see Objective.loss.
 
     Returns:
@@ -218,14 +218,14 @@ def accumulate_gradients(
         for measured in model.accumulate(objective, parts, scale, draw)[: len(parts)]:
             sums += measured.sums
             row_losses.append(measured.row_losses.detach().half())
-        # Stages before the last one measure nothing.
+        # Only the last stage measures losses.
         return sum_over_ranks(sums, world), row_losses or [sums.new_zeros(1, 1).half()]
     for number, part in enumerate(parts):
-        settles = after_part is not None or number == len(parts) - 1
+        reduces = after_part is not None or number == len(parts) - 1
         if isinstance(model, FSDPModule):
-            # Unreduced gradients are whole float32 tensors; reduced ones are a share of that.
-            model.set_requires_gradient_sync(settles or world.shards_weights)
-            model.set_requires_all_reduce(settles)
+            # Unreduced gradients are full float32 tensors; reduced gradients are shards.
+            model.set_requires_gradient_sync(reduces or world.shards_weights)
+            model.set_requires_all_reduce(reduces)
         measured = objective.loss(model, part, scale, draw)
         measured.loss.backward()
         sums += measured.sums
@@ -244,10 +244,10 @@ def measuring_parts(
     micro_batch_size: int,
     world: World,
 ) -> tuple[PartNorms, Callable[[int], None]]:
-    """What measures the noise scale in a step, and what to call after each of its micro-batches.
+    """Estimator of the noise scale of a step, and a function to call after each of its micro-batches.
 
     Raises:
-        ValueError: the batch is one micro-batch, which has nothing to compare with.
+        ValueError: the batch has a single micro-batch, so there is nothing to compare.
     """
     shares = [micro_batches(rows, rank, world.data_size, micro_batch_size) for rank in range(world.data_size)]
     parts = [np.concatenate(part) for part in zip(*shares, strict=True)]

@@ -1,5 +1,4 @@
-"""How fast a training runs and what it holds: tokens per second, share of the peak, memory, sizes of updates, and a
-trace of some steps where the manifest asks for one."""
+"""Throughput, MFU, memory use, update sizes, and an optional profiler trace."""
 
 from __future__ import annotations
 
@@ -19,34 +18,34 @@ from gristmill.train.parallel.world import World, max_over_ranks
 from gristmill.train.planning.devices import find_device
 
 MOST_ALLOCATIONS = 1_000_000
-"""Allocations and releases that a snapshot of memory remembers."""
+"""Maximum number of allocations and frees in a memory snapshot."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """The device's dense bfloat16 peak, or None where it is not known."""
+    """Dense bfloat16 peak of a device, or None if unknown."""
     if device.type != "cuda" or dtype != torch.bfloat16:
         return None
-    found = find_device(torch.cuda.get_device_name(device))
-    return None if found is None else found.flops
+    spec = find_device(torch.cuda.get_device_name(device))
+    return None if spec is None else spec.flops
 
 
 def model_flops_utilisation(
     tokens_per_second: float, flops_per_token: float, peak: float | None, devices: int
 ) -> float | Literal["unknown"]:
-    """MFU (PaLM, appendix B): model arithmetic per second over the peak of all devices; never a guess."""
+    """MFU (PaLM, appendix B): model FLOPs per second over the peak of all devices; "unknown" without a peak."""
     if peak is None:
         return "unknown"
     return tokens_per_second * flops_per_token / (peak * devices)
 
 
 class Clock:
-    """Time, tokens and waiting since the last logged step of an attempt.
+    """Time, tokens and data wait since the last logged step.
 
-    Until then they count from the end of its first step, which compiles and waits for the first batch; only where that
-    step is logged itself, it is measured.
+    The first interval starts after the first step, which includes compilation and the wait for the first batch, unless
+    that step itself is logged.
 
     Args:
-        tokens, step: read and done before the attempt.
+        tokens, step: tokens read and steps done before the attempt.
     """
 
     def __init__(self, tokens: int, step: int) -> None:
@@ -54,12 +53,12 @@ class Clock:
         self._is_warm = False
 
     def restart(self, tokens: int, step: int, waited_seconds: float) -> None:
-        """Start measuring; `waited_seconds`: for batches so far."""
+        """Restart the clock; `waited_seconds` is the total wait for batches so far."""
         self.started, self.tokens, self.step, self.waited_seconds = time.perf_counter(), tokens, step, waited_seconds
         self._is_warm = True
 
     def skip_first_step(self, tokens: int, step: int, waited_seconds: float) -> None:
-        """Start anew after the first step of an attempt; called after each step that is not logged."""
+        """Restart after the first step; called after each step that is not logged."""
         if not self._is_warm:
             self.restart(tokens, step, waited_seconds)
 
@@ -68,9 +67,9 @@ class Clock:
         return (tokens - self.tokens) / (time.perf_counter() - self.started)
 
     def data_wait(self, step: int, waited_seconds: float, world: World) -> dict[str, float]:
-        """How long a step waited for its batch on the slowest rank: seconds, and as a share of the step's time.
+        """Mean data wait per step on the slowest rank since the start, in seconds and as a share of the step time.
 
-        A mean over the steps since the start; every rank calls this together.
+        This is a collective.
         """
         waited = max_over_ranks(waited_seconds - self.waited_seconds, world)
         return {
@@ -80,9 +79,9 @@ class Clock:
 
 
 class UpdateSize:
-    """How far an update moved the trained weights: norms of them and of the difference. Made before the update.
+    """Norms of the trained weights and of an update; created before the update.
 
-    Holds a copy of this process's weights, so it is made on logged steps only.
+    Holds a copy of the local weights, so it is created only for logged steps.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -92,24 +91,24 @@ class UpdateSize:
 
     @torch.no_grad()
     def norms(self) -> dict[str, Tensor]:
-        """`param_norm` after the update and `update_ratio`, the difference's norm over it; scalars on the device."""
+        """`param_norm` after the update, and `update_ratio`, the norm of the update over it; scalars on the device."""
         now = [parameter.detach() for parameter in self._trained]
         moved = [after - before for after, before in zip(now, self._before, strict=True)]
-        norm, change = (over_stages(self._model, squared_norm(one)).sqrt() for one in (now, moved))
+        norm, change = (over_stages(self._model, squared_norm(tensors)).sqrt() for tensors in (now, moved))
         return {"param_norm": norm, "update_ratio": change / norm}
 
 
 def speed_metrics(
     rate: float, flops_per_token: float, causal_flops_per_token: float, peak: float | None, devices: int
 ) -> dict[str, Any]:
-    """Tokens per second and MFU by both conventions for causal attention.
+    """Tokens per second, and MFU by both conventions for causal attention.
 
     Args:
         rate: tokens per second.
-        flops_per_token: with all pairs of positions counted, as PaLM (appendix B) does: `mfu`.
-        causal_flops_per_token: with those that a causal mask leaves: `mfu_causal`.
-        peak: of one device; both are "unknown" without it.
-        devices: how many compute.
+        flops_per_token: all pairs of positions counted, as in PaLM (appendix B): `mfu`.
+        causal_flops_per_token: only unmasked pairs counted: `mfu_causal`.
+        peak: of one device; without it both are "unknown".
+        devices: number of devices.
     """
     return {
         "tokens_per_second": round(rate, 1),
@@ -119,9 +118,9 @@ def speed_metrics(
 
 
 def peak_memory_bytes(device: torch.device, world: World) -> int:
-    """The most memory that any rank has held so far: allocated on its GPU, or resident on a CPU.
+    """Peak memory over all ranks: allocated on the GPU, or resident on a CPU.
 
-    Every rank calls this together.
+    This is a collective.
     """
     if device.type == "cuda":
         return int(max_over_ranks(float(torch.cuda.max_memory_allocated(device)), world))
@@ -129,13 +128,13 @@ def peak_memory_bytes(device: torch.device, world: World) -> int:
 
 
 class Profiler:
-    """Starts and stops PyTorch's profiler at the steps that a section names; does nothing without one.
+    """Run PyTorch's profiler at the steps of a section; without a section it does nothing.
 
     Args:
-        section: which steps.
-        context: where the trace goes.
-        world: the processes; each writes its own trace.
-        step: done so far; a training that resumes behind the steps traces nothing.
+        section: steps to trace.
+        context: receives the trace.
+        world: the processes; each writes a trace of its own.
+        step: steps done; a training that resumes after the traced steps traces nothing.
     """
 
     def __init__(self, section: Profile | None, context: Context, world: World, step: int) -> None:
@@ -144,7 +143,7 @@ class Profiler:
         self.after(step)
 
     def after(self, step: int) -> None:
-        """Start or stop after a step, if that is the one."""
+        """Start or stop the profiler after a step, if due."""
         if self._section is None:
             return
         if self._profile is not None and step >= self._section.first_step + self._section.steps - 1:
@@ -153,7 +152,7 @@ class Profiler:
             self._start(self._section)
 
     def close(self) -> None:
-        """Write what was traced so far."""
+        """Write the trace so far."""
         if self._profile is None or self._section is None:
             return
         profile, self._profile = self._profile, None
