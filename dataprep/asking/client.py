@@ -45,7 +45,7 @@ others."""
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.5, 60.0
 CONNECT_SECONDS = 10.0
 AGAIN = (408, 409, 425, 429)
-"""Statuses that a retry may resolve, beside 5xx: timeout, conflict, too early, too many requests."""
+"""Statuses that a retry may resolve, in addition to 5xx: timeout, conflict, too early, too many requests."""
 REFUSED = (400, 413, 422)
 """Statuses of a request that is invalid, too large or unprocessable; other requests may succeed."""
 PROGRESS_SECONDS = 0.5
@@ -326,7 +326,7 @@ class Asking:
         self._end.set()
 
     async def _reserve(self, key: str, body: bytes) -> None:
-        """Wait until the budget covers the largest cost of a request beside all requests in flight.
+        """Wait until the budget covers the largest cost of a request in addition to all requests in flight.
 
         Raises:
             BudgetSpentError: the budget does not cover it, and no request is in flight.

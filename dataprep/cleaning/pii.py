@@ -129,7 +129,7 @@ def email(text: bytes, at: int) -> Span | None:
 
 
 def _with_known_top(domain: bytes) -> bytes:
-    """Remove the labels behind a domain's last top level; empty if fewer than two labels remain."""
+    """Remove the labels after a domain's last top level; empty if fewer than two labels remain."""
     labels = domain.split(b".")
     while len(labels) > 1 and labels[-1].decode("utf-8", "replace").lower() not in top_levels():
         labels.pop()

@@ -395,7 +395,7 @@ class _SetWriter:
         Returns:
             `set`, `gives`; `prompts`: read, kept, dropped (reason -> number) and quarantined; `answers`: asked, usable,
             dropped; `examples`: number; `grown` (see `Grown.as_json`); `asked`: counts and costs per model; `texts`: lengths
-            and diversity of chosen answers (see `describe`), beside the prompts; `rewards`: mean and percentiles of all, of
+            and diversity of chosen answers and of their prompts (see `describe`); `rewards`: mean and percentiles of all, of
             chosen and of rejected answers; `principles`: uses of each; `licences`.
         """
         sample = sorted(((draft.asked.id, draft.number, draft) for draft in made.kept), key=lambda item: item[:2])

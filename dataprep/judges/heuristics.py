@@ -12,7 +12,7 @@ labels in view: `gristmill bench quality` reports how well the score ranks them.
 | sentences | share of characters in lines that end in a terminal mark | 0 | 1 |
 | long lines | share of lines of at most 30 characters (FineWeb) | 1 | 0 |
 | words with letters | share of words with a letter (Gopher: 0.8) | 0.6 | 1 |
-| letters | share of letters in what is not white space (Curator: 0.75) | 0.7 | 0.97 |
+| letters | share of letters in the non-whitespace characters (Curator: 0.75) | 0.7 | 0.97 |
 | quiet | share of capitals in the letters (RefinedWeb: lines of capitals) | 0.2 | 0.03 |
 | no titles | share of words that begin with a capital | 0.5 | 0.1 |
 

@@ -64,29 +64,25 @@ def train_entries(sentences: Sentences, order: int) -> list[Entries]:
     adjusted = [_adjust(low, high) for low, high in zip(counted, [*counted[1:], None], strict=True)]
     adjusted[0][np.searchsorted(counted[0].keys, BEGIN)] = 0
     entries: list[Entries] = []
-    lower_probabilities = np.empty(0)
-    for number, (order_counts, counts) in enumerate(zip(counted, adjusted, strict=True)):
+    lower = np.empty(0)
+    for number, (part, counts) in enumerate(zip(counted, adjusted, strict=True)):
         discounts = _discounts(counts)[np.minimum(counts, 3)]
         if number == 0:
-            vocabulary = len(order_counts.keys)  # without BEGIN, plus UNKNOWN
+            vocabulary = len(part.keys)  # without BEGIN, plus UNKNOWN
             free_mass = discounts.sum() / counts.sum()
             probabilities = (counts - discounts) / counts.sum() + free_mass / vocabulary
             unknown = free_mass / vocabulary
         else:
-            sums = np.bincount(order_counts.contexts, counts, len(counted[number - 1].keys))
-            has_mass = sums > 0
+            sums = np.bincount(part.contexts, counts, len(counted[number - 1].keys))
+            is_context = sums > 0
             weights = np.where(
-                has_mass, np.bincount(order_counts.contexts, discounts, len(sums)) / np.where(has_mass, sums, 1), 1.0
+                is_context, np.bincount(part.contexts, discounts, len(sums)) / np.where(is_context, sums, 1), 1.0
             )
             entries[-1].backoffs[: len(weights)] = np.log10(weights)
-            probabilities = (counts - discounts) / sums[order_counts.contexts] + weights[
-                order_counts.contexts
-            ] * lower_probabilities[order_counts.suffixes]
-        lower_probabilities = probabilities
+            probabilities = (counts - discounts) / sums[part.contexts] + weights[part.contexts] * lower[part.suffixes]
+        lower = probabilities
         logs = np.where(counts > 0, np.log10(np.maximum(probabilities, 1e-99)), IMPOSSIBLE)
-        entries.append(
-            Entries(order_counts.keys, logs.astype(np.float32), np.zeros(len(order_counts.keys), np.float32))
-        )
+        entries.append(Entries(part.keys, logs.astype(np.float32), np.zeros(len(part.keys), np.float32)))
     return [_with_unknown(entries[0], unknown), *entries[1:]]
 
 
@@ -113,12 +109,12 @@ def _count_orders(sentences: Sentences, order: int) -> list[_OrderCounts]:
     return counted
 
 
-def _adjust(order_counts: _OrderCounts, higher: _OrderCounts | None) -> np.ndarray:
+def _adjust(part: _OrderCounts, higher: _OrderCounts | None) -> np.ndarray:
     """Kneser-Ney counts: distinct preceding words, or occurrences for sequences that begin a sentence (int64)."""
     if higher is None:
-        return order_counts.counts.copy()
-    preceding_words = np.bincount(higher.suffixes, minlength=len(order_counts.keys))
-    return np.where(order_counts.initial, order_counts.counts, preceding_words)
+        return part.counts.copy()
+    preceding_words = np.bincount(higher.suffixes, minlength=len(part.keys))
+    return np.where(part.initial, part.counts, preceding_words)
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:

@@ -47,8 +47,8 @@ class NotMathError(ValueError):
 
 
 def final_answer(text: str) -> str:
-    """Final answer of a text: the last `\\boxed{...}`, else the text after the last `####`, else the last line; without
-    everything up to its last equals sign, and without a full stop."""
+    """Final answer of a text: the last `\\boxed{...}`, else the text after the last `####`, else the part of the
+    last line after its last equals sign or `is`, without a full stop."""
     begin = text.rfind("\\boxed{")
     if begin >= 0:
         depth, start = 1, begin + len("\\boxed{")

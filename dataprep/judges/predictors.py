@@ -43,7 +43,7 @@ class Predictor(Protocol):
 class KernelPredictor:
     """Predictor with our kernels; every thread has a cache of at most `fasttext_words.MOST_CACHE_BYTES`.
 
-    `shares` is for classifiers, mostly of two labels: their rows are multiplied by the output matrix, which shortens them.
+    `shares` is for classifiers, mostly of two labels: products with the outputs replace their rows (`multiply_rows`).
     """
 
     fallback = ""

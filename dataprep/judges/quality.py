@@ -95,7 +95,7 @@ BUCKETS = ("head", "middle", "tail")
 ASK = "ask"
 """Job that asks a judge."""
 TIE, BYTES = "tie", "bytes"
-"""Columns beside the scores: the hash that orders documents of equal scores, and the size of a text."""
+"""Columns in addition to the scores: the hash that orders documents of equal scores, and the size of a text."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Training reads the kept documents of the classes' sources, even if `sources` does not include them. Columns are the
     configured scores of `scorers.SCORES`, and `perplexity_bucket`. Reasons are the thresholds (`quality/min_quality`) and
-    `quality/keep_top`. Beside the annotations, `out` has the trained models.
+    `quality/keep_top`. `out` also has the trained models.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.

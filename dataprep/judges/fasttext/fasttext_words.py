@@ -49,7 +49,7 @@ WORD_COLUMNS, FOUND, ROWS = 6, 6, 7
 LONGEST_KEPT = 8 * WORD_COLUMNS
 """Longest word in bytes that is cached: longer words rarely repeat."""
 SKIPPED, LAST = np.uint64(1 << 32), np.uint64(1 << 33)
-"""Flags beside a word's hash: it is a label, which is not a word of the text; it ends the line."""
+"""Flags stored with a word's hash: it is a label, which is not a word of the text; it ends the line."""
 STRETCH = 64
 """N-grams whose buckets are computed before the first of their rows is added."""
 MOST_LATER = 1024
@@ -283,7 +283,7 @@ def find_words(data: np.ndarray, at: int, end: int, words: Words, cache: Cache) 
 
 @inlined_kernel
 def separators_from(data: np.ndarray, at: int, end: int) -> np.uint64:
-    """Bit per byte of the next WIDTH bytes, set for separators of words and behind the end of the line."""
+    """Bit per byte of the next WIDTH bytes, set for separators of words and after the end of the line."""
     bits = ~np.uint64(0) << np.uint64(end - at) if end - at < WIDTH else np.uint64(0)
     if at + WIDTH <= len(data):
         return bits | separators_of_64(address_of(data) + at)

@@ -79,7 +79,7 @@ def _make_line(
     start: int,
     stop: int,
 ) -> bool:
-    """Write a line of as many bytes as its text, which begins at `at`; return False if the text must be skipped.
+    """Write a line of the same size as its text, which begins at `at`; return False if the text must be skipped.
 
     Up to 63 bytes after the line are overwritten.
     """
