@@ -17,8 +17,8 @@ def count_pairs(first: np.ndarray, second: np.ndarray) -> Counts:
     Returns:
         `pairs`, by both scores rounded to integers, and the sums that a correlation needs.
     """
-    both = ~(np.isnan(first) | np.isnan(second))
-    x, y = first[both], second[both]
+    has_scores = ~(np.isnan(first) | np.isnan(second))
+    x, y = first[has_scores], second[has_scores]
     pairs: dict[str, int] = {}
     for score, second_score in zip(np.rint(x).astype(int).tolist(), np.rint(y).astype(int).tolist(), strict=True):
         pairs[f"{score} {second_score}"] = pairs.get(f"{score} {second_score}", 0) + 1

@@ -247,25 +247,25 @@ def forget_answers(root: Path, documents: Collection[str], remove: bool) -> dict
                     forgotten.add(match[1])
             elif _WHOLE.match(line):
                 unnamed.add(line[:KEY_CHARACTERS])
-    counted = sum(_blank(path, forgotten, remove) for path in files) if forgotten else 0
-    return {"answers": counted, "unknown": len(unnamed - named_keys)}
+    answer_count = sum(_blank(path, forgotten, remove) for path in files) if forgotten else 0
+    return {"answers": answer_count, "unknown": len(unnamed - named_keys)}
 
 
 def _blank(path: Path, keys: Collection[bytes], remove: bool) -> int:
     """Overwrite the lines of some keys with blanks and return the number of answers among them."""
-    lines, counted, offset, blanked = list(_lines(path)), 0, 0, list[tuple[int, int]]()
+    lines, answer_count, offset, blanked = list(_lines(path)), 0, 0, list[tuple[int, int]]()
     for number, line in enumerate(lines):
         if line[:KEY_CHARACTERS] in keys:
-            counted += _WHOLE.match(line) is not None
+            answer_count += _WHOLE.match(line) is not None
             lines[number] = b" " * (len(line) - 1) + line[-1:]
             blanked.append((offset, number))
         offset += len(line)
     if not remove or not blanked:
-        return counted
+        return answer_count
     if not is_local(path):
         with atomic_write(path) as sink:
             sink.write(b"".join(lines))
-        return counted
+        return answer_count
     descriptor = os.open(path, os.O_WRONLY)
     try:
         for place, number in blanked:
@@ -273,7 +273,7 @@ def _blank(path: Path, keys: Collection[bytes], remove: bool) -> int:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return counted
+    return answer_count
 
 
 def _lines(path: Path) -> Iterator[bytes]:

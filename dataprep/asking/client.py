@@ -137,15 +137,15 @@ class Asking:
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as opened:
-            served_model = opened.enter_context(served(self.model, self._context))
+        with ExitStack() as stack:
+            served_model = stack.enter_context(served(self.model, self._context))
             self._key = _api_key(served_model)
             self._kept = KeptAnswers(
                 self._context.answers or self._context.work / "answers",
                 settings_of(self.model, self._identity),
                 self._owner(),
             )
-            opened.callback(self._kept.close)
+            stack.callback(self._kept.close)
             self.tally.spent = spending_of(self._kept.spent)
             self._named = canonical_json({"model": self.model.called, "identity": self._identity})
             self._endpoints = [_endpoint(url) for url in served_model.endpoints]
@@ -158,9 +158,9 @@ class Asking:
             self._end = asyncio.Event()
             thread = threading.Thread(target=self._loop.run_forever, name="asking", daemon=True)
             thread.start()
-            opened.callback(self._stop, thread)
+            stack.callback(self._stop, thread)
             asyncio.run_coroutine_threadsafe(self._open_client(), self._loop).result()
-            self._opened = opened.pop_all()
+            self._opened = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -233,10 +233,10 @@ class Asking:
             AskingError: see `ask`.
         """
         window: deque[Future[Answer] | Answer] = deque()
-        most, waiting = WINDOW * self.model.concurrency, iter(requests)
+        window_size, remaining = WINDOW * self.model.concurrency, iter(requests)
         try:
             while True:
-                while len(window) < most and (request := next(waiting, None)) is not None:
+                while len(window) < window_size and (request := next(remaining, None)) is not None:
                     window.append(self._begin(request))
                 if not window:
                     break
@@ -285,8 +285,8 @@ class Asking:
             if error is None:
                 return answer
             assert request.schema is not None
-            again = self._body(repair_messages(request.messages, answer.text, error, request.schema), request)
-            answer, error = self._checked(request, await self._answer(again, request))
+            repair_body = self._body(repair_messages(request.messages, answer.text, error, request.schema), request)
+            answer, error = self._checked(request, await self._answer(repair_body, request))
         except _RefusedError as refused:
             return Answer("", error=str(refused))
         problem = None if error is None else f"{error} (after one repair): {shorten(answer.text)}"
@@ -331,16 +331,16 @@ class Asking:
         Raises:
             BudgetSpentError: the budget does not cover it, and no request is in flight.
         """
-        most = most_spent(self.model, body)
+        upper_bound = most_spent(self.model, body)
         while True:
             if self._ended is not None:
                 raise self._ended
             if self.model.budget == NO_BUDGET:
                 return
-            spending = sum(self._reserved.values(), self.tally.spent + most)
+            spending = sum(self._reserved.values(), self.tally.spent + upper_bound)
             spent = exceeded(self.model, spending)
             if spent is None:
-                self._reserved[key] = most
+                self._reserved[key] = upper_bound
                 return
             if not self._reserved:
                 raise BudgetSpentError(self._of_budget(spent))
@@ -349,11 +349,11 @@ class Asking:
 
     def _of_budget(self, key: str) -> str:
         spent, limit = self.tally.spent, getattr(self.model.budget, key)
-        of = f" of {self._total:,}" if self._total else ""
+        of_total = f" of {self._total:,}" if self._total else ""
         money = f" for {spent.money(self.model):,.6g}" if key == "money" else ""
         return (
             f"{self._context.stage}: the budget of {limit:,} {key} does not cover one more request: "
-            f"{spent.requests:,}{of} requests with {spent.tokens:,} tokens{money} are answered, and kept; raise "
+            f"{spent.requests:,}{of_total} requests with {spent.tokens:,} tokens{money} are answered, and kept; raise "
             f"`budget.{key}` and run again, which asks only for the others"
         )
 
@@ -367,23 +367,23 @@ class Asking:
         start, wait, tried = time.monotonic(), FIRST_WAIT_SECONDS, list[_Endpoint]()
         while True:
             endpoint = self._choose(tried)
-            if (closed := endpoint.closed_until - time.monotonic()) > 0:
-                await self._pause(closed)
-            problem, least = await self._try(endpoint, body)
+            if (seconds_closed := endpoint.closed_until - time.monotonic()) > 0:
+                await self._pause(seconds_closed)
+            problem, retry_after = await self._try(endpoint, body)
             if isinstance(problem, dict):
                 return problem
             self.tally.retried += 1
             tried = [endpoint]
-            pause = max(least, random.uniform(0, wait))
+            pause = max(retry_after, random.uniform(0, wait))
             if time.monotonic() + pause - start > self.model.patience_seconds:
-                self._fail(endpoint, problem, time.monotonic() - start, least)
+                self._fail(endpoint, problem, time.monotonic() - start, retry_after)
             wait = min(2 * wait, MOST_WAIT_SECONDS)
             await self._pause(pause)
 
-    def _fail(self, endpoint: _Endpoint, problem: str, seconds: float, least: float) -> None:
+    def _fail(self, endpoint: _Endpoint, problem: str, seconds: float, retry_after: float) -> None:
         problem_text = f"no answer from {endpoint.shown} within {seconds:,.0f} s: {problem}"
-        if least > self.model.patience_seconds:
-            problem_text += f", which wants to be asked again in {least:,.0f} s"
+        if retry_after > self.model.patience_seconds:
+            problem_text += f", which wants to be asked again in {retry_after:,.0f} s"
         if self.model.unanswered == "quarantine":
             raise _RefusedError(problem_text)
         raise AskingError(
@@ -444,9 +444,9 @@ class Asking:
         """
         status, message = response.status_code, read_refusal(response)
         if status in AGAIN or status >= 500:
-            least = read_retry_after(response.headers.get("retry-after"))
-            endpoint.closed_until = max(endpoint.closed_until, time.monotonic() + least)
-            return f"{status} {message}", least
+            retry_after = read_retry_after(response.headers.get("retry-after"))
+            endpoint.closed_until = max(endpoint.closed_until, time.monotonic() + retry_after)
+            return f"{status} {message}", retry_after
         if status in REFUSED:
             raise _RefusedError(f"{endpoint.shown} refuses the request: {status} {message}")
         key = self.model.api_key_env

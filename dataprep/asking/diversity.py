@@ -47,7 +47,7 @@ def describe(texts: Sequence[str], parents: Sequence[str]) -> dict[str, Any]:
         "characters": [int(value) for value in np.percentile([len(text) for text in texts], (10, 50, 90))],
         "distinct": distinct,
         "self_similarity": _mean([_jaccard(shingles[first], shingles[second]) for first, second in distinct_pairs]),
-        "parent_similarity": _mean([_jaccard(*both) for both in zip(shingles, parent_shingles, strict=True)]),
+        "parent_similarity": _mean([_jaccard(*pair) for pair in zip(shingles, parent_shingles, strict=True)]),
         "parent_self_similarity": _mean(
             [
                 _jaccard(parent_shingles[first], parent_shingles[second])

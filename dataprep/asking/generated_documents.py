@@ -255,20 +255,20 @@ class _Source:
             return None
         return self.personas[self._key(document, "persona", number) % len(self.personas)]
 
-    def _write(self, task: Task, of_shard: _Chosen, answers: Sequence[Sequence[Answer]]) -> Done:
+    def _write(self, task: Task, chosen: _Chosen, answers: Sequence[Sequence[Answer]]) -> Done:
         responses = iter(answers[0])
         lines, edges, sample, errors = list[str](), list[tuple[str, str]](), list[Any](), list[dict[str, Any]]()
         counts: dict[str, Any] = {
-            "read": len(of_shard.wanted),
+            "read": len(chosen.wanted),
             "kept": 0,
             "dropped": {},
             "quarantined": 0,
             "bytes_kept": 0,
         }
-        for places, number, request in of_shard.wanted:
+        for places, number, request in chosen.wanted:
             answer = next(responses) if isinstance(request, Request) else Answer("", error=request)
-            of_child = [of_shard.parents[place] for place in places]
-            parent, text, _ = of_child[0]
+            child_parents = [chosen.parents[place] for place in places]
+            parent, text, _ = child_parents[0]
             if answer.error is not None:
                 counts["quarantined"] += 1
                 errors.append({"parent": parent.hex(), "number": number, "error": answer.error})
@@ -280,8 +280,8 @@ class _Source:
                 continue
             locator = f"{parent.hex()}/{self.section.style}-{number}"
             child = document_id(self.name, locator, new)
-            lines.append(json.dumps(self._record(locator, new, of_child), ensure_ascii=False, sort_keys=True))
-            edges.extend((id_bytes.hex(), child.hex()) for id_bytes, *_ in of_child)
+            lines.append(json.dumps(self._record(locator, new, child_parents), ensure_ascii=False, sort_keys=True))
+            edges.extend((id_bytes.hex(), child.hex()) for id_bytes, *_ in child_parents)
             sample.append((child.hex(), new[:SAMPLE_CHARACTERS], text[:SAMPLE_CHARACTERS]))
             counts["kept"] += 1
             counts["bytes_kept"] += len(new.encode())
@@ -294,7 +294,7 @@ class _Source:
         sample.sort()
         return Done(
             [path, kept],
-            {"counts": counts, "parents": len(of_shard.parents), "errors": errors, "sample": sample[:SHARD_SAMPLE]},
+            {"counts": counts, "parents": len(chosen.parents), "errors": errors, "sample": sample[:SHARD_SAMPLE]},
         )
 
     def _reason(self, text: str, answer: Answer) -> str | None:

@@ -84,8 +84,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "counts": balance(results, section.max_quarantined, context.stage, errors=out),
         "rules": add_counts(result["rules"] for result in results),
         "histograms": {
-            name: histograms.fit_histogram(counted)
-            for name, counted in histograms.add_histograms(result["histograms"] for result in results).items()
+            name: histograms.fit_histogram(histogram)
+            for name, histogram in histograms.add_histograms(result["histograms"] for result in results).items()
         },
         "asked": tallies,
         "unusable": unusable,
@@ -104,8 +104,8 @@ def read_prompts(
     """Fill in the template for the kept documents of a shard: all, or those of `rows`."""
     read = read_judged_columns(inputs, shard, sources, READS)
     if rows is not None:
-        chosen = np.isin(read.judged, rows)
-        read = replace(read, judged=read.judged[chosen], given=read.given.filter(pa.array(chosen)))
+        is_chosen = np.isin(read.judged, rows)
+        read = replace(read, judged=read.judged[is_chosen], given=read.given.filter(pa.array(is_chosen)))
     answer_schema = canonical_json(question.answer).decode()
     prompts: list[Request | str] = []
     for values in read.given.select(READS).to_pylist():
@@ -121,12 +121,12 @@ def read_prompts(
 
 
 def _write(
-    section: Judge, out: Path, task: Task, of_shard: ShardPrompts, responses: Sequence[Sequence[Answer]]
+    section: Judge, out: Path, task: Task, shard_prompts: ShardPrompts, responses: Sequence[Sequence[Answer]]
 ) -> Done:
-    answers = [with_problems(of_shard.prompts, judge_answers) for judge_answers in responses]
+    answers = [with_problems(shard_prompts.prompts, judge_answers) for judge_answers in responses]
     problems = [
-        next((answer.error for answer in of_document if answer.error is not None), None)
-        for of_document in zip(*answers, strict=True)
+        next((answer.error for answer in document_answers if answer.error is not None), None)
+        for document_answers in zip(*answers, strict=True)
     ]
     columns = {
         prefix + name: column_of(judge_answers, name, property_schema["type"])
@@ -138,7 +138,7 @@ def _write(
     usable = np.array([error is None for error in errors], bool)
     failed = {rule: mask & usable for rule, mask in failures(numbers, {"judge": section}).items()}
     reasons = first_failures(failed, len(errors))
-    read = of_shard.read
+    read = shard_prompts.read
     table, counts = annotate(read.documents, read.rows, read.judged, reasons, columns, errors)
     write_table(out / task.name, table)
     agreement_field = (

@@ -154,15 +154,15 @@ def in_both_orders(
 
 
 def _write(
-    section: JudgePairs, out: Path, task: Task, of_shard: ShardPrompts, responses: Sequence[Sequence[Answer]]
+    section: JudgePairs, out: Path, task: Task, shard_prompts: ShardPrompts, responses: Sequence[Sequence[Answer]]
 ) -> Done:
-    answers = [with_problems(of_shard.prompts, judge_answers) for judge_answers in responses]
+    answers = [with_problems(shard_prompts.prompts, judge_answers) for judge_answers in responses]
     errors = [
         next(
             (answer.error for judge in answers for answer in judge[2 * row : 2 * row + 2] if answer.error is not None),
             None,
         )
-        for row in range(len(of_shard.prompts) // 2)
+        for row in range(len(shard_prompts.prompts) // 2)
     ]
     picks = [
         [[answer.value["better"] if answer.error is None else "same" for answer in judge[order::2]] for order in (0, 1)]
@@ -178,7 +178,7 @@ def _write(
         f"{RULE}/{name}" if error is None and (name := _name(score)) in section.drop else None
         for score, error in zip(scores[0].tolist(), errors, strict=True)
     ]
-    read = of_shard.read
+    read = shard_prompts.read
     pairs = [json.loads(text) for text in read.given["text"].to_pylist()]
     longer = np.array([np.sign(len(pair.get(CHOSEN, "")) - len(pair.get(REJECTED, ""))) for pair in pairs], np.int64)
     table, counts = annotate(read.documents, read.rows, read.judged, reasons, columns, errors)

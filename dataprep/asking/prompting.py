@@ -63,8 +63,8 @@ def prompt(
     about: str | None = None,
 ) -> Request:
     """Request with one user message, and a system message if given."""
-    before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    return Request((*before, {"role": "user", "content": text}), schema, number, about)
+    system_messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return Request((*system_messages, {"role": "user", "content": text}), schema, number, about)
 
 
 def read_json_answer(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:

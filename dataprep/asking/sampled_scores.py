@@ -47,24 +47,26 @@ def ask_scores(
     """
     template = read_template(judge.template, f"judge-{judge.rubric}")
     template.check(GIVEN)
-    rows_of = {shard: rows for shard, rows in zip(shards, chosen, strict=True) if len(rows)}
+    rows_by_shard = {shard: rows for shard, rows in zip(shards, chosen, strict=True) if len(rows)}
     scores = {shard: [np.empty(0)] * len(judge.models) for shard in shards}
 
     def read(shard: str) -> ShardPrompts:
-        return read_prompts(inputs, judge, template, sources, shard, rows_of[shard])
+        return read_prompts(inputs, judge, template, sources, shard, rows_by_shard[shard])
 
-    def use(shard: str, of_shard: ShardPrompts, answers: Sequence[Sequence[Answer]]) -> None:
-        scores[shard] = [_scores(judge, with_problems(of_shard.prompts, judge_answers)) for judge_answers in answers]
+    def use(shard: str, shard_prompts: ShardPrompts, answers: Sequence[Sequence[Answer]]) -> None:
+        scores[shard] = [
+            _scores(judge, with_problems(shard_prompts.prompts, judge_answers)) for judge_answers in answers
+        ]
 
-    tallies = ask_shards(judge.models, list(rows_of), read, use, context, sum(map(len, chosen)))
+    tallies = ask_shards(judge.models, list(rows_by_shard), read, use, context, sum(map(len, chosen)))
     first, *second = [
-        np.concatenate([np.empty(0), *(of_shard[number] for of_shard in scores.values())])
+        np.concatenate([np.empty(0), *(shard_scores[number] for shard_scores in scores.values())])
         for number in range(len(judge.models))
     ]
     summary: dict[str, Any] = {"asked": tallies, "unusable": int(np.isnan(first).sum())}
     if second:
         summary["agreement"] = {judge.score_name: agreement(count_pairs(first, second[0]))}
-    return [of_shard[0] for of_shard in scores.values()], summary
+    return [shard_scores[0] for shard_scores in scores.values()], summary
 
 
 def _scores(judge: Judge, answers: Sequence[Answer]) -> np.ndarray:

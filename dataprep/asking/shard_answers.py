@@ -79,16 +79,16 @@ def ask_shards(
     if not shards:
         return []
     cached_read = lru_cache(HELD_SHARDS)(read)
-    with ExitStack() as opened:
-        sessions = [opened.enter_context(Asking(model, context, total)) for model in models]
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(Asking(model, context, total)) for model in models]
         streams = [
             session.answers(request for shard in shards for request in cached_read(shard).requests)
             for session in sessions
         ]
         for shard in shards:
-            of_shard = cached_read(shard)
-            number = sum(1 for _ in of_shard.requests)
-            use(shard, of_shard, [list(islice(stream, number)) for stream in streams])
+            shard_requests = cached_read(shard)
+            number = sum(1 for _ in shard_requests.requests)
+            use(shard, shard_requests, [list(islice(stream, number)) for stream in streams])
         return [session.tally.as_json(session.model) for session in sessions]
 
 
@@ -124,8 +124,8 @@ def ask_tasks(
         task.name: task for task, record in zip(tasks, read_records(records, names), strict=True) if record is None
     }
 
-    def use(shard: str, of_shard: Of, answers: Sequence[Sequence[Answer]]) -> None:
-        finish_task(pending[shard], lambda task: write(task, of_shard, answers), records)
+    def use(shard: str, shard_requests: Of, answers: Sequence[Sequence[Answer]]) -> None:
+        finish_task(pending[shard], lambda task: write(task, shard_requests, answers), records)
 
     tallies = ask_shards(models, list(pending), read, use, context, count(list(pending)) if pending else 0)
     return [record for record in read_records(records, names) if record is not None], tallies
@@ -142,5 +142,5 @@ def count_judged(inputs: Mapping[str, Any], sources: Sequence[str] | None, shard
 
 def with_problems(prompts: Sequence[Request | str], answers: Sequence[Answer]) -> list[Answer]:
     """Answers per prompt; a prompt that could not be filled in gets its reason as the error."""
-    waiting = iter(answers)
-    return [next(waiting) if isinstance(entry, Request) else Answer("", error=entry) for entry in prompts]
+    remaining = iter(answers)
+    return [next(remaining) if isinstance(entry, Request) else Answer("", error=entry) for entry in prompts]

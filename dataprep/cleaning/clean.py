@@ -92,7 +92,7 @@ def clean_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     judged = judged_rows(documents, rows, section.sources)
     measured, errors = measure_texts(documents["text"].take(judged), partial(clean_texts, section=section))
     reasons = spread(judge(measured, section), errors)
-    applied = {
+    applications = {
         rule: {
             "documents": int(np.count_nonzero(measured[RULE_PREFIX + rule])),
             "times": int(measured[RULE_PREFIX + rule].sum()),
@@ -105,7 +105,7 @@ def clean_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     table, counts = annotate(documents, rows, judged, reasons, columns, errors)
     write_table(out / task.name, table)
     shapes = {name: histogram(measured[name], SHARE_EDGES) for name in (REMOVED_RATIO,) if name in measured}
-    return Done([out / task.name], {"counts": counts, "edits": applied, "histograms": shapes})
+    return Done([out / task.name], {"counts": counts, "edits": applications, "histograms": shapes})
 
 
 def steps(section: Clean) -> Iterator[Step]:

@@ -90,13 +90,13 @@ def _merge(accepted: list[Found], spans: list[Found]) -> list[Found]:
     """Merge sorted spans, without those in `spans` that overlap an accepted one."""
     if not accepted or not spans:
         return accepted or spans
-    free, index = [], 0
+    disjoint, index = [], 0
     for span in spans:
         while index < len(accepted) and accepted[index][1] <= span[0]:
             index += 1
         if index == len(accepted) or span[1] <= accepted[index][0]:
-            free.append(span)
-    return sorted([*accepted, *free])
+            disjoint.append(span)
+    return sorted([*accepted, *disjoint])
 
 
 def replacement(value: bytes, kind: PiiKind, style: Literal["placeholder", "tag"]) -> str:

@@ -169,18 +169,18 @@ def _ipv4(text: bytes, at: int) -> Span | None:
 
 def _may_begin(text: bytes, at: int) -> bool:
     """Return True if an address may begin at `at`: not within a name; after a slash or hyphen only in a URL or range."""
-    before, second = text[max(0, at - 1) : at], text[max(0, at - 2) : max(0, at - 1)]
-    if before == b"/":
-        return not _WORD.match(second)
-    if before == b"-":
-        return second.isdigit()
-    return before != b"." and not _WORD.match(before)
+    previous, before_previous = text[max(0, at - 1) : at], text[max(0, at - 2) : max(0, at - 1)]
+    if previous == b"/":
+        return not _WORD.match(before_previous)
+    if previous == b"-":
+        return before_previous.isdigit()
+    return previous != b"." and not _WORD.match(previous)
 
 
 def _ipv6(text: bytes, at: int) -> Span | None:
     match = _IPV6.match(text, at)
-    before = text[max(0, at - 1) : at]
-    if match is None or before in (b":", b".", b"-") or _WORD.match(before):
+    previous = text[max(0, at - 1) : at]
+    if match is None or previous in (b":", b".", b"-") or _WORD.match(previous):
         return None
     address_text = match[0]
     if address_text.endswith(b"::"):
@@ -456,8 +456,8 @@ def iban(text: bytes, at: int) -> Span | None:
 def card(text: bytes, at: int) -> Span | None:
     """Span of the payment card number that begins at `at`, or None."""
     match = _CARD.match(text, at)
-    before = text[max(0, at - 1) : at]
-    if match is None or _WORD.match(before) or before in (b".", b",", b"-", b"/", b"+", b"#"):
+    previous = text[max(0, at - 1) : at]
+    if match is None or _WORD.match(previous) or previous in (b".", b",", b"-", b"/", b"+", b"#"):
         return None
     digits = digits_of(match[0])
     return match.span() if _is_issued(digits) and luhn(digits) else None
@@ -481,8 +481,8 @@ def luhn(digits: bytes) -> bool:
 
 def phone(text: bytes, at: int) -> Span | None:
     """Span of the telephone number that begins at `at`, or None."""
-    before = text[max(0, at - 1) : at]
-    if _WORD.match(before) or before in tuple(b"._,/-+#=$@%&\\~^"[index : index + 1] for index in range(15)):
+    previous = text[max(0, at - 1) : at]
+    if _WORD.match(previous) or previous in tuple(b"._,/-+#=$@%&\\~^"[index : index + 1] for index in range(15)):
         return None
     if text[at : at + 1] == b"+":
         match = _NORTH_AMERICAN.match(text, at) or _INTERNATIONAL.match(text, at)

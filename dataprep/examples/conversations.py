@@ -140,13 +140,15 @@ def check_turns(what: str, messages: Sequence[Message]) -> None:
     """
     if all(message["role"] != "assistant" for message in messages):
         raise ValueError(f"{what} has no message of the assistant")
-    before = ""
+    previous_role = ""
     for number, message in enumerate(messages):
         if message["role"] == "system" and number:
             raise ValueError(f"{what} may have a system message only at its beginning")
-        if message["role"] == "tool" and before not in ("assistant", "tool"):
-            raise ValueError(f"{what} has a tool's message behind the {before or 'beginning'}, not behind an assistant")
-        before = message["role"]
+        if message["role"] == "tool" and previous_role not in ("assistant", "tool"):
+            raise ValueError(
+                f"{what} has a tool's message behind the {previous_role or 'beginning'}, not behind an assistant"
+            )
+        previous_role = message["role"]
 
 
 def _openai_message(where: str, message: Any) -> Message:
@@ -362,10 +364,10 @@ def _completion(row: Row) -> list[Message]:
 
 def instructed(row: Row) -> list[Message]:
     """Messages before the answer, from an instruction, its input and its history."""
-    question, more = text("instruction", row.get("instruction")), row.get("input") or ""
-    if not isinstance(more, str):
+    question, input_text = text("instruction", row.get("instruction")), row.get("input") or ""
+    if not isinstance(input_text, str):
         raise ValueError("input must be a string")
-    question_turns = turns("instruction", f"{question}\n\n{more}" if more else question, "user")
+    question_turns = turns("instruction", f"{question}\n\n{input_text}" if input_text else question, "user")
     return [*_history(row.get("history")), *question_turns]
 
 

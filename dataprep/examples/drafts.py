@@ -139,22 +139,22 @@ def revise(
     The principle of a round is chosen by the hash of the prompt, the answer's number and the round.
     """
     for round_ in range(rounds):
-        waiting = [draft for draft in drafts if draft.usable]
-        for draft in waiting:
+        active = [draft for draft in drafts if draft.usable]
+        for draft in active:
             key = seeded_key(seed, "principle", draft.asked.id, draft.number, round_)
             draft.principles.append(principles[key % len(principles)])
-        texts: list[str | None] = [None] * len(waiting)
+        texts: list[str | None] = [None] * len(active)
         for template in templates:
             requests = [
                 _filled(template, draft, "" if previous_text is None else previous_text, draft.principles[-1])
-                for draft, previous_text in zip(waiting, texts, strict=True)
+                for draft, previous_text in zip(active, texts, strict=True)
             ]
             new_texts = [
-                draft.take(answer, keeps_cut) for draft, answer in zip(waiting, ask(model, requests), strict=True)
+                draft.take(answer, keeps_cut) for draft, answer in zip(active, ask(model, requests), strict=True)
             ]
-            usable = [index for index, draft in enumerate(waiting) if draft.usable]
-            waiting, texts = [waiting[index] for index in usable], [new_texts[index] for index in usable]
-        for draft, text in zip(waiting, texts, strict=True):
+            usable = [index for index, draft in enumerate(active) if draft.usable]
+            active, texts = [active[index] for index in usable], [new_texts[index] for index in usable]
+        for draft, text in zip(active, texts, strict=True):
             draft.text = text or ""
 
 
@@ -181,8 +181,8 @@ def reward(
         OwnCodeError: a user's function fails.
     """
     for spec in rewards:
-        waiting, name = [draft for draft in drafts if draft.usable], name_of(spec)
-        for draft, value in zip(waiting, _values(waiting, spec, templates.get(name), ask), strict=True):
+        usable, name = [draft for draft in drafts if draft.usable], name_of(spec)
+        for draft, value in zip(usable, _values(usable, spec, templates.get(name), ask), strict=True):
             if value is not None:
                 draft.rewards[name] = value
                 draft.reward += spec.weight * value

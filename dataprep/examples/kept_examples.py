@@ -48,13 +48,13 @@ def check_records(where: str, counts: Mapping[str, Any]) -> None:
         counts: `records`, `refused`, `beyond_limit`, `unrenderable`, `dropped` (too long), `used`; for a prepared set
             also `prepared_dropped` (rule -> number) and `quarantined`.
     """
-    before = sum(counts.get("prepared_dropped", {}).values()) + counts.get("quarantined", 0)
+    dropped_before = sum(counts.get("prepared_dropped", {}).values()) + counts.get("quarantined", 0)
     parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")
-    accounted = before + sum(counts[part] for part in parts)
+    accounted = dropped_before + sum(counts[part] for part in parts)
     if accounted != counts["records"]:
         raise ConservationError(
             f"{where}: {counts['records']} records were read but {accounted} are accounted for "
-            f"({', '.join(f'{part} {counts[part]}' for part in parts)}, dropped before {before}); "
+            f"({', '.join(f'{part} {counts[part]}' for part in parts)}, dropped before {dropped_before}); "
             "nothing was committed"
         )
 
@@ -187,8 +187,10 @@ def least_alike(prepared: Path) -> list[dict[str, Any]]:
         return []
     columns = ["member_locator", "survivor_locator", "jaccard"]
     table = read_table(prepared / "dedup" / CLUSTERS, columns)
-    near = table.filter(pc.less(table["jaccard"], 1.0)).sort_by([(name, "ascending") for name in reversed(columns)])
-    pairs = near.slice(0, SHOWN).to_pylist()
+    near_duplicates = table.filter(pc.less(table["jaccard"], 1.0)).sort_by(
+        [(name, "ascending") for name in reversed(columns)]
+    )
+    pairs = near_duplicates.slice(0, SHOWN).to_pylist()
     texts = _texts(prepared / DOCUMENTS / documents_view, {pair[name] for pair in pairs for name in columns[:2]})
     return [
         {

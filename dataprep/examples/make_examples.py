@@ -101,8 +101,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         NoAnswerError, OwnCodeError: a reward cannot be computed.
     """
     section = MadeExamples.model_validate(config["section"])
-    with ExitStack() as opened:
-        return _SetWriter(config["name"], section, config["seed"], inputs, out, context, opened).make()
+    with ExitStack() as stack:
+        return _SetWriter(config["name"], section, config["seed"], inputs, out, context, stack).make()
 
 
 @dataclass
@@ -437,8 +437,8 @@ def _sorted(counted: Mapping[str, int]) -> dict[str, int]:
 
 
 def _listed(counted: Mapping[str, int]) -> str:
-    worst = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_REASONS]
-    return ", ".join(f"{reason} {number:,}" for reason, number in worst) or "nothing was dropped"
+    most_frequent = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_REASONS]
+    return ", ".join(f"{reason} {number:,}" for reason, number in most_frequent) or "nothing was dropped"
 
 
 def _spread(drafts: Sequence[Draft]) -> dict[str, Any]:

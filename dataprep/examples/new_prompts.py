@@ -87,21 +87,21 @@ def grow(
     for example in seeds:
         pool.add(example.text)
     while grown.rounds < section.rounds and len(grown.prompts) < section.number:
-        requests_examples = [
+        examples_by_request = [
             _shown(seeds, grown.prompts, section.shown, seed, grown.rounds, number)
             for number in range(ceil((section.number - len(grown.prompts)) / section.shown))
         ]
         requests = [
             prompt(
-                template.fill({"shown": [example.text for example in of_request], "wanted": section.shown}),
-                about=" ".join(example.id for example in of_request),
+                template.fill({"shown": [example.text for example in request_examples], "wanted": section.shown}),
+                about=" ".join(example.id for example in request_examples),
             )
-            for of_request in requests_examples
+            for request_examples in examples_by_request
         ]
         grown.rounds += 1
         grown.requests += len(requests)
-        for of_request, answer in zip(requests_examples, ask(requests), strict=True):
-            parents = tuple(example.id for example in of_request)
+        for request_examples, answer in zip(examples_by_request, ask(requests), strict=True):
+            parents = tuple(example.id for example in request_examples)
             for text in read_numbered(answer.text, was_cut=answer.finish == "length"):
                 id_ = id_of(text)
                 reason = _reason(text, id_, pool, is_excluded)
@@ -122,8 +122,8 @@ def _shown(
         keyed = [(seeded_key(seed, "shown", rounds, number, example.id), example) for example in prompts]
         return sorted(keyed, key=lambda item: item[0])[:limit]
 
-    of_new = first(new, count // NEW_SHARE)
-    chosen = [*of_new, *first(seeds, count - len(of_new))]
+    chosen_new = first(new, count // NEW_SHARE)
+    chosen = [*chosen_new, *first(seeds, count - len(chosen_new))]
     return [example for _, example in sorted(chosen, key=lambda item: item[0])]
 
 
@@ -172,9 +172,9 @@ class Likeness:
             for number, text_count in self._counts_by_word.get(word, {}).items():
                 shared[number] += min(count, text_count)
         return any(
-            2 * most >= self.threshold * (len(words) + len(self._texts[number]))
+            2 * shared_count >= self.threshold * (len(words) + len(self._texts[number]))
             and rouge_l(words, self._texts[number]) >= self.threshold
-            for number, most in shared.items()
+            for number, shared_count in shared.items()
         )
 
 

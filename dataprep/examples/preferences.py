@@ -145,8 +145,8 @@ def _transcripts(row: Row) -> Pair:
 
 
 def _dialogue(key: str, value: Any) -> list[Message]:
-    before, *parts = _TURN.split(text(key, value))
-    if before.strip() or not parts:
+    preamble, *parts = _TURN.split(text(key, value))
+    if preamble.strip() or not parts:
         raise ValueError(f"{key} is not a transcript: it must begin with a blank line and Human:")
     messages = [
         {"role": _SPEAKERS[speaker], "content": text(f"{key}, turn {number} ({speaker})", content.strip())}
@@ -195,8 +195,8 @@ def _labelled_answer(row: Row) -> tuple[list[Message], list[Message]]:
     key = next((key for key in ANSWER_KEYS if key in row), None)
     dialogue = next((key for key in DIALOGUES if key in row), None)
     if key is None and dialogue is not None:
-        *prompt, last = any_messages(dialogue, row[dialogue])
-        return prompt, [last]
+        *prompt, answer_message = any_messages(dialogue, row[dialogue])
+        return prompt, [answer_message]
     if key is None:
         raise ValueError(f"has a label, but no answer under one of {', '.join((*ANSWER_KEYS, *DIALOGUES))}")
     prompt, answer = _prompt(row), turns(key, row[key], "assistant")

@@ -72,18 +72,22 @@ def view_text(view: str, example: Mapping[str, Any]) -> str:
             if "chosen" in example
             else (json.dumps({"prompt": prompt}))
         )
-    both = view.endswith(BOTH)
+    with_rejected = view.endswith(BOTH)
     if view.removesuffix(BOTH) == "answer":
-        text = _text([message for message in _answers(example, both) if message["role"] == "assistant"])
+        text = _text([message for message in _answers(example, with_rejected) if message["role"] == "assistant"])
     else:
-        text = _text([*example.get("prompt", []), *_answers(example, both)])
+        text = _text([*example.get("prompt", []), *_answers(example, with_rejected)])
     # The same answer with the opposite label is not a duplicate.
-    return f"{text}\n\n{'desirable' if example['label'] else 'undesirable'}" if both and "label" in example else text
+    return (
+        f"{text}\n\n{'desirable' if example['label'] else 'undesirable'}"
+        if with_rejected and "label" in example
+        else text
+    )
 
 
-def _answers(example: Mapping[str, Any], both: bool) -> Sequence[Mapping[str, Any]]:
+def _answers(example: Mapping[str, Any], with_rejected: bool) -> Sequence[Mapping[str, Any]]:
     if "chosen" in example:
-        return [*example["chosen"], *(example["rejected"] if both else [])]
+        return [*example["chosen"], *(example["rejected"] if with_rejected else [])]
     answers: Sequence[Mapping[str, Any]] = example["completion" if "label" in example else "messages"]
     return answers
 
@@ -152,9 +156,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     ]
     for set_summary in sets:
         check_set(kind, set_summary)
-    described = [{"stage": step.stage, "judges": view} for step, view in zip(steps, views, strict=True)]
-    write_json(out / PREPARED, {"steps": described, "sets": sets})
-    return {"sets": sets, "steps": [{**step, **summary} for step, summary in zip(described, summaries, strict=True)]}
+    step_views = [{"stage": step.stage, "judges": view} for step, view in zip(steps, views, strict=True)]
+    write_json(out / PREPARED, {"steps": step_views, "sets": sets})
+    return {"sets": sets, "steps": [{**step, **summary} for step, summary in zip(step_views, summaries, strict=True)]}
 
 
 def check_sources(kind: Kind, steps: Sequence[ExampleStep], names: Sequence[str]) -> None:
@@ -236,18 +240,18 @@ def run_steps(
     steps: Sequence[ExampleStep], views: Sequence[str], out: Path, context: Context
 ) -> Iterator[dict[str, Any]]:
     """Run every step on the documents that earlier steps kept; yield their summaries."""
-    before: dict[str, Path] = {}
+    outputs: dict[str, Path] = {}
     for step, view in zip(steps, views, strict=True):
         work = context.work / step.stage
         work.mkdir(parents=True, exist_ok=True)
         stage = importlib.import_module(STAGES[step.stage])
         yield stage.run(
-            {"ingest": out / DOCUMENTS / view, **before},
+            {"ingest": out / DOCUMENTS / view, **outputs},
             step.config.model_dump(mode="json"),
             out / step.stage,
             replace(context, work=work, stage=f"{context.stage}: {step.stage}"),
         )
-        before[step.stage] = out / step.stage
+        outputs[step.stage] = out / step.stage
 
 
 def _kept_and_dropped(name: str, summaries: Sequence[Mapping[str, Any]], read: int) -> dict[str, Any]:
@@ -275,8 +279,8 @@ def check_set(kind: Kind, found: Mapping[str, Any]) -> None:
             f"{accounted} are accounted for; nothing was committed"
         )
     if not found["kept"]:
-        worst = sorted(found["dropped"].items(), key=lambda item: (-item[1], item[0]))[:SHOWN_REASONS]
-        reasons = ", ".join(f"{rule} {number}" for rule, number in worst)
+        most_frequent = sorted(found["dropped"].items(), key=lambda item: (-item[1], item[0]))[:SHOWN_REASONS]
+        reasons = ", ".join(f"{rule} {number}" for rule, number in most_frequent)
         raise ExamplesError(
             f"{found['path']}: {kind}.prepare leaves none of its {found['records']} records: "
             f"{reasons}; loosen these rules, or remove the set"

@@ -78,8 +78,8 @@ def prompt_example(
     messages = _alone(row) if form == "prompts" else SFT_FORMS[form](row)
     reference = _answer(answer, row.get(answer))
     if messages[-1]["role"] == "assistant":
-        *messages, last = messages
-        reference = last["content"] if reference is None else reference
+        *messages, answer_message = messages
+        reference = answer_message["content"] if reference is None else reference
     if not messages:
         raise ValueError("there is no message in front of the answer")
     check_answered("the prompt", [*messages, {"role": "assistant", "content": "..."}])
@@ -297,8 +297,8 @@ def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
         kinds.setdefault(VALUES.sub("", record.reason), []).append(record)
     for records in sorted(kinds.values(), key=len, reverse=True)[:SHOWN_REASONS]:
         places = ", ".join(record.place for record in records[1:SHOWN_PLACES])
-        more = f" (and {len(records) - 1:,} like it: {places}{' ...' if len(records) > SHOWN_PLACES else ''})"
-        yield f"{records[0].place}: {records[0].reason}{more if len(records) > 1 else ''}"
+        similar_note = f" (and {len(records) - 1:,} like it: {places}{' ...' if len(records) > SHOWN_PLACES else ''})"
+        yield f"{records[0].place}: {records[0].reason}{similar_note if len(records) > 1 else ''}"
     if len(kinds) > SHOWN_REASONS:
         yield f"and {len(kinds) - SHOWN_REASONS} other reasons"
 

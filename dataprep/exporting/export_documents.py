@@ -106,7 +106,7 @@ def export_documents(
     columns = list(section.columns or corpus.columns)
     corpus.check(columns)  # fail on an unknown column before any work
     sizes = context.work / "sizes"
-    measured = run_tasks(
+    measure_results = run_tasks(
         "measure",
         shard_tasks(corpus.inputs[INGEST]),
         partial(measure_shard, corpus=corpus, section=section, out=sizes),
@@ -114,15 +114,15 @@ def export_documents(
     )
     cuts = plan_files((_read_sizes(sizes, shard) for shard in corpus.shards), section.shard_bytes)
     tasks = write_tasks(cuts)
-    written = run_tasks(
+    write_results = run_tasks(
         "write",
         tasks,
         partial(write_files, corpus=corpus, section=section, out=out, total=len(cuts)),
         context,
         holds_gil=section.format == "jsonl",
     )
-    files = {name: entry for result in written for name, entry in result["files"].items()}
-    exported = _exported(corpus, section, columns, measured, files)
+    files = {name: entry for result in write_results for name, entry in result["files"].items()}
+    exported = _exported(corpus, section, columns, measure_results, files)
     _check_conservation(exported, cuts)
     if section.format == "hf":
         with atomic_write(out / "README.md") as sink:
@@ -328,19 +328,19 @@ def _exported(
     corpus: Corpus,
     section: Documents,
     columns: Sequence[str],
-    measured: Sequence[Mapping[str, Any]],
+    measure_results: Sequence[Mapping[str, Any]],
     files: Mapping[str, Any],
 ) -> Exported:
     sources: dict[tuple[str, str], list[int]] = {}
     drops: Counter[tuple[str, str]] = Counter()
     languages: Counter[str] = Counter()
-    for shard in measured:
+    for shard in measure_results:
         languages.update(shard["languages"])
         drops.update({(step, reason): number for step, reason, number in shard["drops"]})
         for source, licence, documents, size in shard["sources"]:
             entry = sources.setdefault((source, licence), [0, 0])
             entry[0], entry[1] = entry[0] + documents, entry[1] + size
-    remaining, funnel = sum(shard["read"] for shard in measured), []
+    remaining, funnel = sum(shard["read"] for shard in measure_results), []
     for step in corpus.steps:
         dropped = {reason: number for (dropping_step, reason), number in sorted(drops.items()) if dropping_step == step}
         funnel.append({"step": step, "read": remaining, "dropped": dropped, "kept": remaining - sum(dropped.values())})

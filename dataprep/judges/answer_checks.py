@@ -57,11 +57,11 @@ class NoAnswerError(ValueError):
 def check_answers(where: str, examples: Sequence[Mapping[str, Any]], rewards: Sequence[AnswerReward], key: str) -> None:
     """Raise NoAnswerError if a reward compares with reference answers that some prompts lack."""
     comparing = [name_of(reward) for reward in rewards if wants_answer(reward)]
-    without = [example["id"] for example in examples if "answer" not in example]
-    if comparing and without:
+    unanswered = [example["id"] for example in examples if "answer" not in example]
+    if comparing and unanswered:
         raise NoAnswerError(
-            f"{where}: {len(without)} of {len(examples)} prompts have no {key!r}, which the reward "
-            f"{comparing[0]} compares with (the first: {without[0]}); add it, name its key as `answer:` "
+            f"{where}: {len(unanswered)} of {len(examples)} prompts have no {key!r}, which the reward "
+            f"{comparing[0]} compares with (the first: {unanswered[0]}); add it, name its key as `answer:` "
             "of the set, or remove the reward"
         )
 

@@ -60,12 +60,12 @@ def train_entries(sentences: Sentences, order: int) -> list[Entries]:
         sentences: at least one.
         order: words in the longest sequences, at least 2.
     """
-    counted = _count_orders(sentences, order)
-    adjusted = [_adjust(low, high) for low, high in zip(counted, [*counted[1:], None], strict=True)]
-    adjusted[0][np.searchsorted(counted[0].keys, BEGIN)] = 0
+    counts_by_order = _count_orders(sentences, order)
+    adjusted = [_adjust(low, high) for low, high in zip(counts_by_order, [*counts_by_order[1:], None], strict=True)]
+    adjusted[0][np.searchsorted(counts_by_order[0].keys, BEGIN)] = 0
     entries: list[Entries] = []
     lower = np.empty(0)
-    for number, (part, counts) in enumerate(zip(counted, adjusted, strict=True)):
+    for number, (part, counts) in enumerate(zip(counts_by_order, adjusted, strict=True)):
         discounts = _discounts(counts)[np.minimum(counts, 3)]
         if number == 0:
             vocabulary = len(part.keys)  # without BEGIN, plus UNKNOWN
@@ -73,7 +73,7 @@ def train_entries(sentences: Sentences, order: int) -> list[Entries]:
             probabilities = (counts - discounts) / counts.sum() + free_mass / vocabulary
             unknown = free_mass / vocabulary
         else:
-            sums = np.bincount(part.contexts, counts, len(counted[number - 1].keys))
+            sums = np.bincount(part.contexts, counts, len(counts_by_order[number - 1].keys))
             is_context = sums > 0
             weights = np.where(
                 is_context, np.bincount(part.contexts, discounts, len(sums)) / np.where(is_context, sums, 1), 1.0
@@ -93,7 +93,7 @@ def _with_unknown(entries: Entries, probability: float) -> Entries:
 
 def _count_orders(sentences: Sentences, order: int) -> list[_OrderCounts]:
     words, positions = sentences
-    counted: list[_OrderCounts] = []
+    counts_by_order: list[_OrderCounts] = []
     chain = words
     for number in range(order):
         longer = words if number == 0 else _extend_all(chain, words)
@@ -102,11 +102,11 @@ def _count_orders(sentences: Sentences, order: int) -> list[_OrderCounts]:
         places = ends[first_indices]
         contexts = suffixes = np.zeros(0, np.int64)
         if number:
-            contexts = np.searchsorted(counted[-1].keys, chain[places - 1])
-            suffixes = np.searchsorted(counted[-1].keys, chain[places])
-        counted.append(_OrderCounts(keys, counts, contexts, suffixes, positions[places] == number))
+            contexts = np.searchsorted(counts_by_order[-1].keys, chain[places - 1])
+            suffixes = np.searchsorted(counts_by_order[-1].keys, chain[places])
+        counts_by_order.append(_OrderCounts(keys, counts, contexts, suffixes, positions[places] == number))
         chain = longer
-    return counted
+    return counts_by_order
 
 
 def _adjust(part: _OrderCounts, higher: _OrderCounts | None) -> np.ndarray:

@@ -414,13 +414,13 @@ def rules(stage: str, section: LanguageId, measured_columns: Collection[str]) ->
                 part=key,
             )
     else:
-        least = section.threshold
+        threshold = section.threshold
         yield Rule(
             "language_score",
             f"{stage}.threshold",
             "language_score",
-            least,
-            lambda columns: (matches(columns) >= 0) & (columns["language_score"] < least),
+            threshold,
+            lambda columns: (matches(columns) >= 0) & (columns["language_score"] < threshold),
             (*reads, "language_score"),
             unless="language",
         )

@@ -52,22 +52,22 @@ def area_under_curve(positive: np.ndarray, negative: np.ndarray) -> float:
 
 def measure_cut(positive: np.ndarray, negative: np.ndarray, cut: float) -> dict[str, float]:
     """Precision, recall and F1 of accepting scores of at least `cut`; precision is 1 if nothing is accepted."""
-    right, wrong = int((positive >= cut).sum()), int((negative >= cut).sum())
-    precision = right / (right + wrong) if right + wrong else 1.0
+    true_positives, false_positives = int((positive >= cut).sum()), int((negative >= cut).sum())
+    precision = true_positives / (true_positives + false_positives) if true_positives + false_positives else 1.0
     return {
         "cut": float(cut),
         "precision": precision,
-        "recall": right / len(positive),
-        "f1": 2 * right / (right + wrong + len(positive)),
+        "recall": true_positives / len(positive),
+        "f1": 2 * true_positives / (true_positives + false_positives + len(positive)),
     }
 
 
 def best_cut(positive: np.ndarray, negative: np.ndarray) -> dict[str, float]:
     """Cut with the highest F1 among the scores; the highest such cut if several are equal."""
     cuts = np.unique(np.concatenate([positive, negative]))
-    right = len(positive) - np.searchsorted(np.sort(positive), cuts, side="left")
-    wrong = len(negative) - np.searchsorted(np.sort(negative), cuts, side="left")
-    f1 = 2 * right / (right + wrong + len(positive))
+    true_positives = len(positive) - np.searchsorted(np.sort(positive), cuts, side="left")
+    false_positives = len(negative) - np.searchsorted(np.sort(negative), cuts, side="left")
+    f1 = 2 * true_positives / (true_positives + false_positives + len(positive))
     return measure_cut(positive, negative, float(cuts[np.flatnonzero(f1 == f1.max())[-1]]))
 
 
@@ -245,8 +245,8 @@ def judge_shard(
         if name not in ("source", "error", TIE, BYTES)
     }
     values = {name: _numbers(column) for name, column in columns.items() if name in SCORE_OF_THRESHOLD.values()}
-    absent = np.full(len(judged), np.nan)
-    statistics = {score: values.get(score, absent) for score in SCORE_OF_THRESHOLD.values()}
+    no_scores = np.full(len(judged), np.nan)
+    statistics = {score: values.get(score, no_scores) for score in SCORE_OF_THRESHOLD.values()}
     bounds = QualityThresholds.model_validate({name: getattr(section, name) for name in THRESHOLDS})
     failed = failures(statistics, {"quality": bounds})
     sources, ties = scored["source"].to_pylist(), scored[TIE].to_numpy()
@@ -299,8 +299,8 @@ def _separations(
         values = _numbers(held_out[name])
         positive, negative = (values[in_class & ~np.isnan(values)] for in_class in (good, ~good))
         if len(positive) and len(negative):
-            cut, better = _single_cut(section, name, cuts), SCORES[name].higher_is_better
-            summary["separation"] = measure_separation(positive, negative, cut, better)
+            cut, higher_is_better = _single_cut(section, name, cuts), SCORES[name].higher_is_better
+            summary["separation"] = measure_separation(positive, negative, cut, higher_is_better)
     lengths = _numbers(held_out[CHARACTERS])
     by_length = area_under_curve(lengths[good], lengths[~good])
     return {

@@ -191,13 +191,13 @@ def rank_documents(read: ReadScores, score: str, higher_is_better: bool, share: 
         names, numbers = np.unique(group_names(sources, per_source).astype(str), return_counts=True)
         for name, number in zip(names.tolist(), numbers.tolist(), strict=True):
             sizes[name] = sizes.get(name, 0) + number
-    numbers_of = {name: number for number, name in enumerate(sorted(sizes))}
-    ranks = {numbers_of[name]: number_kept(share, size) for name, size in sizes.items()}
+    number_of_group = {name: number for number, name in enumerate(sorted(sizes))}
+    ranks = {number_of_group[name]: number_kept(share, size) for name, size in sizes.items()}
 
     def keyed() -> Iterator[Ranked]:
         for sources, scores, ties in read():
             groups = group_names(sources, per_source).tolist()
-            numbers = np.fromiter(map(numbers_of.__getitem__, groups), np.int64, len(groups))
+            numbers = np.fromiter(map(number_of_group.__getitem__, groups), np.int64, len(groups))
             yield Ranked(numbers, rank_keys(scores, higher_is_better), ties)
 
     cuts = find_cuts(keyed, ranks)
@@ -207,7 +207,7 @@ def rank_documents(read: ReadScores, score: str, higher_is_better: bool, share: 
         per_source,
         {
             name: GroupCut(cuts[number], score_of_key(cuts[number].key, higher_is_better), ranks[number], sizes[name])
-            for name, number in numbers_of.items()
+            for name, number in number_of_group.items()
         },
     )
 

@@ -53,8 +53,8 @@ def keep_top_rule(
         for shard in shard_names(inputs["ingest"]):
             verdicts, _ = judge_shard(inputs, shard, stage, [ranked], [ranked])
             reached = np.isin(verdicts.rows, _rows_left(inputs, shard, stage, ran, replayed))
-            chosen = reached & ~np.isnan(verdicts.columns[score])
-            columns = {name: values[chosen] for name, values in verdicts.columns.items()}
+            is_ranked = reached & ~np.isnan(verdicts.columns[score])
+            columns = {name: values[is_ranked] for name, values in verdicts.columns.items()}
             yield columns["source"].tolist(), columns[score], _ties(columns, seed)
 
     cuts = rank_documents(read, score, SCORES[score].higher_is_better, section.keep_top, section.per_source)

@@ -57,8 +57,8 @@ def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
     if code in codes or code == EVERY_OTHER:
         return None
     first = code.partition("_")[0]
-    near = [first, parse_label(f"{first}_Latn").code, *difflib.get_close_matches(code, sorted(codes), 3, 0.5)]
-    hint = ", ".join(dict.fromkeys(repr(name) for name in near if name in codes))
+    candidates = [first, parse_label(f"{first}_Latn").code, *difflib.get_close_matches(code, sorted(codes), 3, 0.5)]
+    hint = ", ".join(dict.fromkeys(repr(name) for name in candidates if name in codes))
     return f"{code!r} is not a language of {model}, which knows {len(codes)}; " + (
         f"did you mean {hint}?" if hint else "see the model's own list"
     )

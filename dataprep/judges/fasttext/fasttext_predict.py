@@ -158,13 +158,13 @@ def find_shares(
         shares: float64 of shape (n,), filled: 0 if the model has no answer.
     """
     n, loss, output, norms, table = len(weights.norms), weights.loss, weights.output, weights.norms, weights.sigmoid
-    right, outputs = weights.right, np.empty(n, np.float32)
+    right_children, outputs = weights.right, np.empty(n, np.float32)
     for line in range(len(counts)):
         shares[line] = 0.0
         if counts[line] == 0:
             continue
         if loss == HIERARCHICAL:
-            share = share_of_path(right, output, norms, hidden, line, path)
+            share = share_of_path(right_children, output, norms, hidden, line, path)
             if share >= LEAST_SHARE:
                 shares[line] = share
         else:
