@@ -1,12 +1,12 @@
-"""What a worker of a cluster does first, which may have nothing of the machine that the run was started on.
+"""Bootstrap of cluster workers, which may share nothing with the machine that started the run.
 
-The text of this file travels with every job (`carried.py`), and runs where this package may be absent: it imports
-nothing of it before it has seen that the package here is the one of the run, or has fetched that one from the store.
-It is text, and no code that Python has compiled, so that a worker of another Python can say so.
+The source of this file travels with every job (`carried.py`) and runs on workers without this package. It imports the
+package only after it has verified that the installed one is that of the run, or has fetched that one from the store. It
+travels as source, not as compiled code, so that a worker with another Python version can report the mismatch.
 
     CACHE/packages/<digest>/gristmill/...    the package, by its content
-    CACHE/files/<SHA-256>/<name>             files that the functions of jobs name: models, lists of words
-    CACHE/folders/<digest>/...               models' folders that they name: links to their files
+    CACHE/files/<SHA-256>/<name>             files in the arguments of jobs' functions: models, word lists
+    CACHE/folders/<digest>/...               models' folders in the arguments: links to their files
 
 CACHE is `$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else `~/.cache/gristmill`, of the worker.
 """
@@ -30,27 +30,27 @@ from typing import Any
 
 PACKAGE = "gristmill"
 PARTS = ("mixtures", "dataprep", "tokenize", "train", "flows")
-"""Its sub-packages, which a checkout has beside it."""
+"""Sub-packages, which lie beside the package in a checkout."""
 LEFT_OUT = ("__pycache__", ".")
-"""What names of files and folders that are no part of it begin with."""
+"""Prefixes of names of files and folders that do not belong to the package."""
 BEGIN = """(lambda modules, made: modules.get(name) or
     (exec(compile(text, name, "exec"), made.__dict__), modules.setdefault(name, made))[1]
 )(__import__("sys").modules, __import__("types").ModuleType(name)).Carried(text, name, job)"""
-"""Makes a `Carried` of what it was pickled with: this text becomes a module, once in a process."""
+"""Expression that rebuilds a pickled `Carried`: it turns the source into a module, once per process."""
 ANSWER_SECONDS = 40.0
-"""For the store to give the package; less than a cluster has for its first task (`engine.worker_seconds`)."""
+"""Timeout of the store; less than that of a cluster's first task (`engine.worker_seconds`)."""
 REFUSES = "the worker "
-"""What the errors of one that cannot begin are known by."""
+"""Prefix of errors from a worker that cannot start."""
 _lock = threading.Lock()
 _begun: set[str] = set()
 
 
 class Carried:
-    """The function of a job, for workers that may have nothing of this package.
+    """Function of a job, callable on workers without this package.
 
     Args:
-        text: of this file.
-        name: of the module that it becomes.
+        text: source of this file.
+        name: name of the module for it.
         job: see `call`.
     """
 
@@ -58,23 +58,23 @@ class Carried:
         self._told: dict[str, Any] = {"text": text, "name": name, "job": job}
 
     def __call__(self, *arguments):  # type: ignore[no-untyped-def]
-        """Call it."""
+        """Call the function."""
         return call(self._told["job"], *arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, (BEGIN, dict(self._told))
 
     def step(self) -> Any:
-        """The DoFn that calls it; one of Beam's own making would travel as compiled code."""
+        """Make the DoFn that calls the function; Beam's own wrapper would travel as compiled code."""
         from apache_beam import DoFn
 
         carried = self
 
         class Step(DoFn):
-            """Calls the function."""
+            """Step that calls the function."""
 
             def process(self, element):  # type: ignore[no-untyped-def]
-                """What the function yields."""
+                """Return what the function yields."""
                 return carried(element)
 
             def __reduce__(self) -> tuple[Any, ...]:
@@ -84,12 +84,12 @@ class Carried:
 
 
 def call(job: Mapping[str, Any], *arguments: Any) -> Any:
-    """Call the function of a job, with the package and the files that it was started with.
+    """Call the function of a job, with the package and the files of the run.
 
     Args:
         job: `store` (URL or folder), `package` (its digest), `wheel` (below the store), `function` (pickled),
-            `python` (its version), `options` (for fsspec), `files` (path there -> SHA-256) and `folders` (path there ->
-            path in it -> SHA-256).
+            `python` (its version), `options` (for fsspec), `files` (path at the run -> SHA-256) and `folders` (path at
+            the run -> relative path -> SHA-256).
         arguments: for the function.
 
     Raises:
@@ -106,10 +106,10 @@ def call(job: Mapping[str, Any], *arguments: Any) -> Any:
 
 
 def check_python(version: str) -> None:
-    """See that functions which Python has compiled there can run here.
+    """Check that this Python can run functions compiled by the Python of the run.
 
     Raises:
-        RuntimeError: they cannot; says what to do.
+        RuntimeError: the versions differ; the message has the remedy.
     """
     here = ".".join(map(str, sys.version_info[:2]))
     if here != version:
@@ -120,10 +120,10 @@ def check_python(version: str) -> None:
 
 
 def have_package(job: Mapping[str, Any]) -> None:
-    """See that what `import gristmill` gives here is the package of the run."""
+    """Make `import gristmill` import the package of the run."""
     loaded = sys.modules.get(PACKAGE)
-    found = None if loaded is not None else importlib.util.find_spec(PACKAGE)
-    places = loaded.__path__ if loaded is not None else (found.submodule_search_locations or ()) if found else ()
+    spec = None if loaded is not None else importlib.util.find_spec(PACKAGE)
+    places = loaded.__path__ if loaded is not None else (spec.submodule_search_locations or ()) if spec else ()
     content = read_store(job, job["wheel"])
     if places and digest_of(files_of(list(places))) == job["package"]:
         return
@@ -135,24 +135,24 @@ def have_package(job: Mapping[str, Any]) -> None:
     if digest_of(files_of([str(folder / PACKAGE)])) != job["package"]:
         raise RuntimeError(f"{folder} on {where()} is not the package of the run; remove it")
     sys.path.insert(0, str(folder))
-    # The processes that it starts (readers of files that may crash) need it too.
+    # Child processes of this worker (readers of files that may crash) need the package too.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     importlib.invalidate_caches()
 
 
 def read_store(job: Mapping[str, Any], name: str) -> bytes:
-    """A file of the store.
+    """Read a file of the store.
 
     Raises:
-        RuntimeError: it cannot be seen from here; says what to do.
+        RuntimeError: the store cannot be reached from this worker; the message has the remedy.
     """
-    found: list[Any] = []
+    results: list[Any] = []
     path = f"{job['store'].rstrip('/')}/{name}"
-    # An address at which nobody is keeps a library waiting for minutes, each in its own way.
-    reading = threading.Thread(target=_read, args=(path, job["options"], found), daemon=True)
+    # Libraries wait minutes for an unreachable address, each with its own setting.
+    reading = threading.Thread(target=_read, args=(path, job["options"], results), daemon=True)
     reading.start()
     reading.join(ANSWER_SECONDS)
-    content = found[0] if found else TimeoutError(f"no answer in {ANSWER_SECONDS:g} s")
+    content = results[0] if results else TimeoutError(f"no answer in {ANSWER_SECONDS:g} s")
     if isinstance(content, bytes):
         return content
     why = " ".join(f"{type(content).__name__}: {content}".split())
@@ -162,21 +162,21 @@ def read_store(job: Mapping[str, Any], name: str) -> bytes:
     ) from content
 
 
-def _read(path: str, options: Mapping[str, Any], found: list[Any]) -> None:
+def _read(path: str, options: Mapping[str, Any], results: list[Any]) -> None:
     try:
         if "://" not in path:
-            found.append(Path(path).read_bytes())
+            results.append(Path(path).read_bytes())
             return
         import fsspec
 
         with fsspec.open(path, "rb", **options) as stream:
-            found.append(stream.read())
-    except Exception as error:  # noqa: BLE001 - it is told by whoever waits
-        found.append(error)
+            results.append(stream.read())
+    except Exception as error:  # noqa: BLE001 - `read_store` raises it
+        results.append(error)
 
 
 def unpack(wheel: bytes, folder: Path) -> None:
-    """Unpack a wheel so that the folder appears whole; somebody else may do the same at the same time."""
+    """Unpack a wheel into a folder atomically; other processes may do the same concurrently."""
     aside = folder.with_name(f"{folder.name}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
         archive.extractall(aside)
@@ -189,25 +189,25 @@ def unpack(wheel: bytes, folder: Path) -> None:
 
 
 def files_of(places: list[str]) -> Iterator[tuple[str, Path]]:
-    """The files of a package by their names in a wheel, in order.
+    """Files of the package with their names in a wheel, sorted by name.
 
     Args:
-        places: its `__path__`; of a checkout, the folder of the package alone will do.
+        places: `__path__` of the package; for a checkout, the folder of the package suffices.
     """
     first = Path(places[0])
     root = first if (first / PARTS[-1]).is_dir() else first.parent
     folders = {"": first, **{part: root / part for part in PARTS}}
-    found = {}
+    path_by_name = {}
     for part, folder in folders.items():
         for path in folder.rglob("*") if part else folder.glob("*"):
-            inside = path.relative_to(folder).parts
-            if path.is_file() and not any(name.startswith(LEFT_OUT) for name in inside):
-                found["/".join((PACKAGE, *([part] if part else []), *inside))] = path
-    yield from sorted(found.items())
+            relative_parts = path.relative_to(folder).parts
+            if path.is_file() and not any(name.startswith(LEFT_OUT) for name in relative_parts):
+                path_by_name["/".join((PACKAGE, *([part] if part else []), *relative_parts))] = path
+    yield from sorted(path_by_name.items())
 
 
 def digest_of(files: Iterator[tuple[str, Path]]) -> str:
-    """Names the content of a package."""
+    """Digest of the contents of a package."""
     digest = hashlib.sha256()
     for name, path in files:
         digest.update(f"{name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -215,12 +215,12 @@ def digest_of(files: Iterator[tuple[str, Path]]) -> str:
 
 
 def cache_folder() -> Path:
-    """Where this worker keeps what it fetched."""
-    if own := os.environ.get("GRISTMILL_CACHE"):
-        return Path(own)
+    """Cache folder of this worker."""
+    if configured := os.environ.get("GRISTMILL_CACHE"):
+        return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / PACKAGE
 
 
 def where() -> str:
-    """This process, for messages."""
+    """Describe this process for messages."""
     return f"{socket.gethostname()} (process {os.getpid()})"

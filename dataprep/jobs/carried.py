@@ -1,15 +1,15 @@
-"""What a job carries to the workers of a cluster, which need nothing of this machine but its store.
+"""Transfer of a job's code and local files to cluster workers, which share only the store with this machine.
 
-A function of a job travels with the text of `begin_worker.py`, which makes sure of the package there, and then calls
-it. Beside it travels what it names of this machine:
+A function of a job travels with the source of `begin_worker.py`, which installs the package on the worker and calls the
+function. The store has everything else that it needs:
 
     STORE/carried/<digest>/gristmill-<version>-py3-none-any.whl    this package, built from the files that run here
-    STORE/carried/files/<SHA-256>/<name>                           local files that the function names
+    STORE/carried/files/<SHA-256>/<name>                           local files in the function's arguments
     STORE/carried/kernels/<sources>/<kernel>.<key>                 machine code that the first worker compiled
 
-A folder that it names is taken along, file by file, where it is a model's: one with a config.json. All are named by
-their content, or by what it is made of, written once, and fetched by each worker once. The wheel is a
-whole one, so that images for workers can be made from it too (`pip install`, with what it requires).
+A folder in the arguments is transferred file by file if it is a model's, with a config.json. Paths depend on contents,
+or on sources, so each is written once, and each worker fetches it once. The wheel is complete, so that images for
+workers can be built from it (`pip install`).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from gristmill.dataprep.text.machine_code import FOLDER as KERNELS
 from gristmill.dataprep.text.machine_code import share
 
 FOLDER = "carried"
-"""Below a store."""
+"""Folder below a store."""
 MOST_FILE_BYTES = 8 << 30
 EARLIEST = (1980, 1, 1, 0, 0, 0)
-"""The one time that all files of the wheel have: the same content is the same file."""
+"""Modification time of all files in the wheel, so that equal contents make equal wheels."""
 _store: ContextVar[Path | None] = ContextVar("store", default=None)
 
 
 @contextmanager
 def through(store: Path | None) -> Iterator[None]:
-    """Within it what jobs need of this machine is carried to their workers through this store; nothing without one."""
+    """Context in which jobs carry local code and files to their workers through a store; no effect without one."""
     token = _store.set(store)
     try:
         yield
@@ -53,7 +53,7 @@ def through(store: Path | None) -> Iterator[None]:
 
 
 def carry(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, callable where nothing of this machine is; itself where nothing is to be carried."""
+    """Wrap a function so that workers without this machine's files can call it; unchanged without a store."""
     store = _store.get()
     if store is None:
         return function
@@ -61,15 +61,15 @@ def carry(function: Callable[..., Any]) -> Callable[..., Any]:
 
     digest, _ = package()
     wheel = _send_package(store)
-    named = sorted(set(_local_files(function, store)))
-    files = {str(path): _send_file(store, path, _stamp(path)) for path in named if path.is_file()}
+    local_paths = sorted(set(_local_files(function, store)))
+    files = {str(path): _send_file(store, path, _stamp(path)) for path in local_paths if path.is_file()}
     folders = {
         str(path): {
-            str(one.relative_to(path)): _send_file(store, one, _stamp(one))
-            for one in sorted(path.rglob("*"))
-            if one.is_file()
+            str(file.relative_to(path)): _send_file(store, file, _stamp(file))
+            for file in sorted(path.rglob("*"))
+            if file.is_file()
         }
-        for path in named
+        for path in local_paths
         if path.is_dir()
     }
     job = {
@@ -87,7 +87,7 @@ def carry(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def carry_step(function: Callable[..., Any]) -> Any:
-    """The step of Beam's that calls a function on each element and puts out all that it yields."""
+    """Make the Beam step that calls a function on each element and outputs all that it yields."""
     from apache_beam import FlatMap, ParDo
 
     carried = carry(function)
@@ -96,14 +96,14 @@ def carry_step(function: Callable[..., Any]) -> Any:
 
 @cache
 def _beginning() -> tuple[str, str]:
-    """The text of `begin_worker.py`, and the name of the module that it becomes on a worker."""
+    """Source of `begin_worker.py`, and the name of its module on a worker."""
     text = Path(begin_worker.__file__).read_text()
     return text, f"gristmill_carried_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 @cache
 def _send_package(store: Path) -> str:
-    """Put the wheel into a store, once in a process; its name below the store."""
+    """Write the wheel to a store, once per process; returns its name below the store."""
     digest, wheel = package()
     name = f"{FOLDER}/{digest}/gristmill-{_version()}-py3-none-any.whl"
     if not (store / name).exists():
@@ -113,17 +113,17 @@ def _send_package(store: Path) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Says whether a file is still the one that was looked at."""
-    found = path.stat()
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+    """Stamp of a file that changes if the file does."""
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
 
 
 @cache
 def _send_file(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
-    """Put a file into a store, once in a process unless it changes; its SHA-256.
+    """Write a file to a store, once per process unless it changes; returns its SHA-256.
 
     Raises:
-        ValueError: it is too large.
+        ValueError: the file is too large.
     """
     if path.stat().st_size > MOST_FILE_BYTES:
         raise ValueError(
@@ -139,7 +139,7 @@ def _send_file(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
 
 
 def call_here(job: Mapping[str, Any], *arguments: Any) -> Any:
-    """Call the function of a job in a worker that has the package; local files that it names are those of the run."""
+    """Call the function of a job in a worker with the package, with local paths mapped to files of the store."""
     store = as_path(job["store"])
     share(store / FOLDER / KERNELS)
     function = _loaded(job["function"])
@@ -160,37 +160,37 @@ def call_here(job: Mapping[str, Any], *arguments: Any) -> Any:
 
 
 def _one_by_one(results: Iterator[Any], files: Mapping[str, Path | Mapping[str, Path]]) -> Iterator[Any]:
-    """What a generator yields: between two of them whoever asks has files of its own."""
+    """Yield the results of a generator, with the job's files set only while the generator runs."""
     while True:
         token = carried_files.set(files)
         try:
-            one = next(results)
+            result = next(results)
         except StopIteration:
             return
         finally:
             carried_files.reset(token)
-        yield one
+        yield result
 
 
 @lru_cache(maxsize=8)
 def _loaded(function: bytes) -> Callable[..., Any]:
     import cloudpickle
 
-    found: Callable[..., Any] = cloudpickle.loads(function)
-    return found
+    loaded: Callable[..., Any] = cloudpickle.loads(function)
+    return loaded
 
 
 def _local_files(value: Any, store: Path) -> Iterator[Path]:
-    """Files, and models' folders, of this machine outside the store that a function names among its arguments."""
+    """Local files and models' folders outside the store that are arguments of a function."""
     if isinstance(value, partial):
         yield from _local_files([value.args, value.keywords], store)
     elif isinstance(value, Mapping):
         yield from _local_files(list(value.values()), store)
     elif isinstance(value, list | tuple | set | frozenset):
-        for one in value:
-            yield from _local_files(one, store)
+        for item in value:
+            yield from _local_files(item, store)
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from _local_files([getattr(value, one.name) for one in fields(value)], store)
+        yield from _local_files([getattr(value, item.name) for item in fields(value)], store)
     elif isinstance(value, str | Path) and str(value).startswith("/"):
         path = Path(str(value))
         if (
@@ -203,7 +203,7 @@ def _local_files(value: Any, store: Path) -> Iterator[Path]:
 
 @cache
 def package() -> tuple[str, bytes]:
-    """The digest of this package, as it lies here, and a wheel of it."""
+    """Digest of this package as installed here, and a wheel of it."""
     files = list(begin_worker.files_of(list(sys.modules[begin_worker.PACKAGE].__path__)))
     digest = begin_worker.digest_of(iter(files))
     contents = {name: path.read_bytes() for name, path in files}

@@ -1,7 +1,7 @@
-"""A job's pipeline as an engine without a runner of Beam's sees it: values, and what is done to them in turn.
+"""Job pipelines as plain data: input values and a chain of steps, for engines without a Beam runner.
 
-A job is one linear chain (`runner.check_linear`), of few kinds of steps. Here it becomes plain functions over
-iterators, for whatever spreads such functions over machines (`spark.py`).
+A job is one linear chain (`runner.check_linear`) of few kinds of steps. It becomes plain functions over iterators, for
+engines that distribute such functions (`spark.py`).
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ Counts = dict[tuple[str, str], int]
 
 
 class Counter(Protocol):
-    """What counts are added to."""
+    """Accumulator of counts."""
 
     def add(self, counts: Counts, /) -> None:
-        """Add some."""
+        """Add counts."""
 
 
 class UnknownStepError(ValueError):
-    """A pipeline has a step that is not one of those that are translated."""
+    """Error of a pipeline with an unsupported step."""
 
 
 @dataclass
 class Chain:
-    """A linear pipeline.
+    """Linear pipeline.
 
     Attributes:
-        values: what it begins with.
-        stages: the steps up to the first grouping by key, from there to the next one, and so on; each a pickled DoFn
-            and what it is called with.
+        values: input values.
+        stages: lists of steps between groupings by key; a step is a pickled DoFn with its arguments.
     """
 
     values: Sequence[Any] = ()
@@ -41,10 +40,10 @@ class Chain:
 
 
 def read_chain(pipeline: Any) -> Chain:
-    """Take a linear pipeline of Beam's to pieces.
+    """Convert a linear Beam pipeline to a chain.
 
     Raises:
-        UnknownStepError: it has more than Create, ParDo, GroupByKey and Reshuffle.
+        UnknownStepError: the pipeline has steps other than Create, ParDo, GroupByKey and Reshuffle.
     """
     from apache_beam import Create, GroupByKey, Impulse, ParDo, Reshuffle
     from apache_beam.internal import pickler
@@ -65,7 +64,7 @@ def read_chain(pipeline: Any) -> Chain:
         return isinstance(transform, Create | Impulse | ParDo | GroupByKey | Reshuffle)
 
     class Reader(PipelineVisitor):
-        """Takes what is known as a whole, and looks into what is not."""
+        """Visitor that takes supported composites as one step and descends into others."""
 
         inside: Any = None
 
@@ -89,25 +88,25 @@ def read_chain(pipeline: Any) -> Chain:
 
 
 def _check_parameters(transform: Any) -> None:
-    """Raise UnknownStepError where Beam is to hand a DoFn more than its element: a window, a timer, a state."""
+    """Raise UnknownStepError if a DoFn takes more than its element from Beam: a window, a timer, a state."""
     from apache_beam.transforms.core import _DoFnParam
 
-    wanted = [
+    unsupported = [
         name
-        for name, found in inspect.signature(transform.fn.process).parameters.items()
-        if isinstance(found.default, _DoFnParam)
+        for name, parameter in inspect.signature(transform.fn.process).parameters.items()
+        if isinstance(parameter.default, _DoFnParam)
     ]
-    if wanted:
-        raise UnknownStepError(f"{transform.label!r} asks Beam for {', '.join(wanted)}, which this engine has not")
+    if unsupported:
+        raise UnknownStepError(f"{transform.label!r} asks Beam for {', '.join(unsupported)}, which this engine has not")
 
 
 def do_steps(steps: Sequence[bytes], counter: Counter, values: Iterable[Any]) -> Iterator[Any]:
-    """What steps make of some values, which are one bundle in Beam's words.
+    """Apply steps to values, which form one bundle in Beam's terms.
 
     Args:
-        steps: one of `Chain.stages`.
-        counter: receives what all have counted, once they are through.
-        values: what the first one is given.
+        steps: an element of `Chain.stages`.
+        counter: receives the counts of all steps at the end.
+        values: inputs of the first step.
     """
     from apache_beam.internal import pickler
     from apache_beam.runners.worker import statesampler
@@ -116,31 +115,33 @@ def do_steps(steps: Sequence[bytes], counter: Counter, values: Iterable[Any]) ->
     statesampler.set_current_tracker(counting)
     try:
         for step in steps:
-            function, arguments, named = pickler.loads(step)
-            values = _do_step(function, arguments, named, values)
+            function, arguments, keywords = pickler.loads(step)
+            values = _do_step(function, arguments, keywords, values)
         yield from values
     finally:
         statesampler.set_current_tracker(outside)
     counter.add(counting.counts)
 
 
-def _do_step(function: Any, arguments: Sequence[Any], named: Mapping[str, Any], values: Iterable[Any]) -> Iterator[Any]:
+def _do_step(
+    function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], values: Iterable[Any]
+) -> Iterator[Any]:
     function.setup()
     function.start_bundle()
     for value in values:
-        yield from function.process(value, *arguments, **named) or ()
-    function.finish_bundle()  # which yields nothing: `check_linear`
+        yield from function.process(value, *arguments, **keywords) or ()
+    function.finish_bundle()  # yields nothing, see `check_linear`
     function.teardown()
 
 
 class Counting:
-    """Takes the place of what Beam's counters report to, in a worker that is not Beam's."""
+    """Tracker that Beam's counters report to in a worker outside of Beam."""
 
     def __init__(self) -> None:
         self.counts: Counts = {}
 
     def update_metric(self, name: Any, value: int) -> None:
-        """Add to a counter; metrics of other kinds are not kept."""
+        """Add to a counter; other kinds of metrics are dropped."""
         from apache_beam.metrics.cells import CounterCell
 
         if name.cell_type is CounterCell:
@@ -148,26 +149,26 @@ class Counting:
 
 
 def add_counts(total: Counts, more: Mapping[tuple[str, str], int]) -> Counts:
-    """Add counters to others, in place."""
+    """Add counts to `total` in place."""
     for key, number in more.items():
         total[key] = total.get(key, 0) + number
     return total
 
 
 def as_metrics(counts: Mapping[tuple[str, str], int]) -> Any:
-    """Counters as Beam's results offer them."""
+    """Convert counts to Beam's metrics."""
     from apache_beam.metrics.execution import MetricKey, MetricResult
     from apache_beam.metrics.metric import MetricResults
     from apache_beam.metrics.metricbase import MetricName
 
     class Metrics(MetricResults):
-        """What a job has counted."""
+        """Counters of a job."""
 
         def query(self, filter: Any = None) -> dict[str, list[Any]]:
-            """The counters that a filter of Beam's lets pass."""
-            found = [MetricResult(MetricKey("", MetricName(*key)), number, number) for key, number in counts.items()]
+            """Counters that match a Beam filter."""
+            results = [MetricResult(MetricKey("", MetricName(*key)), number, number) for key, number in counts.items()]
             return {
-                "counters": [one for one in found if self.matches(filter, one.key)],
+                "counters": [result for result in results if self.matches(filter, result.key)],
                 "distributions": [],
                 "gauges": [],
                 "string_sets": [],

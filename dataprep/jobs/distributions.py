@@ -1,9 +1,9 @@
-"""The engines that are no Python packages of ours: what they are called, which versions, and where they are kept.
+"""Engines that are not Python dependencies: their names, versions and cache folders.
 
 `python -m gristmill.dataprep.jobs.distributions` (`make engines`) fetches them into a cache outside of the repository,
-each by the client of its own registry, which checks what it got: pip against the index's SHA-256 (Spark's is pinned
-below), Maven against the repository's checksums. What is there and whole, by the SHA-256 of the file that is run, is left
-alone.
+each by the client of its registry, which verifies the download: pip against the index's SHA-256 (Spark's is pinned
+below), Maven against the repository's checksums. An engine is not fetched again if its executable file has the recorded
+SHA-256.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.mixtures.engine import FLINK_VERSIONS
 
 CACHE_VARIABLE = "GRISTMILL_ENGINES"
-"""The cache's folder, where the user's own cache folder is not the place."""
+"""Environment variable with the cache folder; by default it is in the user's cache folder."""
 SPARK_VERSION = "3.5.9"
-"""Of Spark's distribution, which the PyPI package `pyspark` holds whole; the last line that runs on Java 8 to 17."""
+"""Version of Spark's distribution, contained in the PyPI package `pyspark`; the last line that runs on Java 8 to 17."""
 SPARK_SHA256 = "ea27adc39ddac9413b8951e45aa748cbed6c785971b81386efc41938f6243d93"
-"""Of its source archive, as PyPI has it."""
+"""SHA-256 of its source archive on PyPI."""
 FLINK_VERSION = FLINK_VERSIONS[-1]
-"""The one taken where none is named, as Beam does."""
+"""Default version, as in Beam."""
 JOB_SERVER = "org.apache.beam:beam-runners-flink-{line}-job-server:{beam}"
-"""Beam's job server for Flink, in Maven's words."""
+"""Maven coordinates of Beam's job server for Flink."""
 RUNNERS = {"1.19": "2.62.0"}
-"""Line of Flink -> Beam of the runner that a job server is assembled from where the repository has none: one that
-repositories with a part of Maven Central have too, with all that it requires. The tests run this Beam's jobs by it."""
+"""Line of Flink -> Beam version of the runner from which a job server is assembled if the repository does not have it.
+Partial mirrors of Maven Central have this version with its dependencies; the tests run the installed Beam's jobs on it.
+"""
 RUNNER_POM = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -87,9 +88,9 @@ RUNNER_POM = """\
   </plugin></plugins></build>
 </project>
 """
-"""Puts a runner and what it requires into one jar, which starts as Beam's job server and goes to Flink with each job:
-without what only a Flink inside of it, ZooKeeper and Google's stores want, and without signatures, which are those of
-the jars that it was made from."""
+"""POM that packs a runner and its dependencies into one jar, which starts as Beam's job server and goes to Flink with
+each job: without dependencies of an embedded Flink, ZooKeeper and Google's stores, and without the signatures of the
+original jars."""
 MAVEN = ("mvn", "--batch-mode", "--quiet", "--strict-checksums", "-Dstyle.color=never")
 DATAFLOW = (
     "google-cloud-dataflow-client==0.13.0",
@@ -113,27 +114,27 @@ DATAFLOW = (
     "pyasn1-modules==0.4.2",
     "rsa==4.9.1",
 )
-"""Packages for a dry run of a Dataflow job; whoever runs one wants `apache-beam[gcp]` whole."""
+"""Packages for a dry run of a Dataflow job; to run one, install `apache-beam[gcp]`."""
 WHOLE = "whole.json"
-"""Written last into a part's folder: SHA-256 by file."""
+"""File with the SHA-256 by file, written last into a part's folder."""
 
 
 class MissingEngineError(WorkerError):
-    """An engine, or what it takes to get it, is not on this machine."""
+    """Error of an engine, or a tool to fetch it, that is not on this machine."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something to fetch.
+    """Engine, or part of one, to fetch.
 
     Attributes:
-        name: what a user calls it.
+        name: name on the command line.
         folder: its folder in the cache, with its version.
-        file: what of it is run, below the folder.
+        file: its executable file, below the folder.
         tool: the program that fetches it.
-        fetch: puts it into an empty folder; returns what is to be said of it, if anything.
-        needs: the part without which it is of no use, if any: it is not fetched then, unless it is named.
-        instead: fetched where this one cannot be had, unless this one was named.
+        fetch: function that fills an empty folder; returns a note for the message, or None.
+        needs: part that this one requires; if that is missing, this one is fetched only if named explicitly.
+        instead: part to fetch if this one is unavailable and was not named explicitly.
     """
 
     name: str
@@ -146,15 +147,15 @@ class Part:
 
     @property
     def path(self) -> Path:
-        """Where its file is, or would be."""
+        """Path of its file, which may not exist."""
         return cache_folder() / self.folder / self.file
 
 
 def cache_folder() -> Path:
-    """Where engines are kept: `gristmill/engines` in the user's cache folder, unless GRISTMILL_ENGINES says where."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named)
+    """Cache folder of the engines: GRISTMILL_ENGINES, or `gristmill/engines` in the user's cache folder."""
+    configured = os.environ.get(CACHE_VARIABLE)
+    if configured:
+        return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill" / "engines"
 
 
@@ -164,7 +165,7 @@ def spark() -> Part:
 
 
 def flink(line: str = FLINK_VERSION) -> Part:
-    """Beam's job server for a line of Flink, such as `2.2`, which this machine hands jobs to."""
+    """Beam's job server for a line of Flink, such as `2.2`."""
     jar = f"beam-runners-flink-{line}-job-server.jar"
     return Part(
         f"flink-{line}",
@@ -177,7 +178,7 @@ def flink(line: str = FLINK_VERSION) -> Part:
 
 
 def flink_cluster(line: str = FLINK_VERSION) -> Part:
-    """Flink itself, to start a cluster for a trial: the distribution's Java, which the PyPI package has whole."""
+    """Flink itself, to start a trial cluster: the distribution's jars, which the PyPI package contains."""
     return Part(
         f"flink-cluster-{line}",
         f"flink-cluster-{line}",
@@ -190,7 +191,7 @@ def flink_cluster(line: str = FLINK_VERSION) -> Part:
 
 
 def dataflow() -> Part:
-    """What Beam's runner for Dataflow wants beside Beam, of its extra `gcp`: enough to describe a job, not to store."""
+    """Packages of Beam's extra `gcp` with which its Dataflow runner can describe a job, but not store it."""
 
     def fetch(folder: Path) -> None:
         _call(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={folder}", *DATAFLOW)
@@ -204,30 +205,30 @@ PARTS: dict[str, Callable[[], Part]] = {
     "flink-cluster": flink_cluster,
     "dataflow": dataflow,
 }
-"""Those that are fetched where none is named."""
+"""Parts that are fetched by default."""
 LINES: dict[str, Callable[[], Part]] = {
     f"{name}-{line}": partial(part, line)
     for name, part in (("flink", flink), ("flink-cluster", flink_cluster))
     for line in FLINK_VERSIONS
 }
-"""Those of other lines of Flink."""
+"""Parts by line of Flink."""
 
 
 def beam_version() -> str:
-    """The installed Beam's, which its engines must share."""
+    """Version of the installed Beam, which its engines must share."""
     return version("apache-beam")
 
 
 def is_there(part: Part) -> bool:
-    """Whether a part was fetched."""
+    """Test if a part was fetched."""
     return (cache_folder() / part.folder / WHOLE).exists()
 
 
 def find(part: Part) -> Path:
-    """The file of a part that was fetched.
+    """Find the file of a fetched part.
 
     Raises:
-        MissingEngineError: it was not.
+        MissingEngineError: the part was not fetched.
     """
     if not is_there(part):
         raise MissingEngineError(
@@ -238,10 +239,10 @@ def find(part: Part) -> Path:
 
 
 def fetch(part: Part) -> str:
-    """Get a part, unless it is there and whole; returns a sentence about it.
+    """Fetch a part unless it is complete in the cache; returns a message.
 
     Raises:
-        MissingEngineError: its tool is not here, or failed.
+        MissingEngineError: its tool is not on this machine, or failed.
     """
     folder = cache_folder() / part.folder
     if _is_whole(folder):
@@ -252,10 +253,10 @@ def fetch(part: Part) -> str:
 
 
 def lay(file: Path, part: Part) -> str:
-    """Take a part that is one file from a file of this machine, for what a registry lacks; returns a sentence about it.
+    """Install a single-file part from a local file, for a part that the registry lacks; returns a message.
 
     Raises:
-        MissingEngineError: the part is more than one file, or there is no such file.
+        MissingEngineError: the part has more than one file, or the file does not exist.
     """
     if "/" in part.file:
         raise MissingEngineError(f"{part.name}: is more than one file, and is fetched whole")
@@ -269,17 +270,17 @@ def lay(file: Path, part: Part) -> str:
 
 
 def _put(part: Part, fill: Callable[[Path], str | None]) -> str:
-    """Make a part's folder anew, whole or not at all."""
+    """Replace a part's folder atomically."""
     folder = cache_folder() / part.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{part.folder}.") as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
-        said = fill(made)
-        (made / WHOLE).write_text(json.dumps({part.file: _sha256(made / part.file)}))
+        staging = Path(temporary) / "made"
+        staging.mkdir()
+        note = fill(staging)
+        (staging / WHOLE).write_text(json.dumps({part.file: _sha256(staging / part.file)}))
         shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
-    return f"{part.name}: fetched into {folder}{said or ''}"
+        staging.rename(folder)
+    return f"{part.name}: fetched into {folder}{note or ''}"
 
 
 def _is_whole(folder: Path) -> bool:
@@ -296,12 +297,12 @@ def _sha256(path: Path) -> str:
 
 
 def _call(*command: str, folder: Path | None = None, **environment: str) -> str:
-    """Run a tool; returns what it printed.
+    """Run a tool and return its output.
 
     Raises:
-        MissingEngineError: it failed; with the first line that says why.
+        MissingEngineError: the tool failed; the message has its first line about the cause.
     """
-    ran = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=folder,
         env={**os.environ, **environment},
@@ -311,20 +312,22 @@ def _call(*command: str, folder: Path | None = None, **environment: str) -> str:
         stderr=subprocess.STDOUT,
         check=False,
     )
-    if ran.returncode:
-        lines = ran.stdout.strip().splitlines() or ["it printed nothing"]
-        why = [line.partition("Could not find")[1:] for line in lines if "Could not find" in line]
+    if completed.returncode:
+        lines = completed.stdout.strip().splitlines() or ["it printed nothing"]
+        reasons = [line.partition("Could not find")[1:] for line in lines if "Could not find" in line]
         errors = [line for line in lines if "error" in line.lower()] or lines
-        raise MissingEngineError(f"{' '.join(command[:2])} failed: {''.join(why[0]) if why else errors[0].strip()}")
-    return ran.stdout
+        raise MissingEngineError(
+            f"{' '.join(command[:2])} failed: {''.join(reasons[0]) if reasons else errors[0].strip()}"
+        )
+    return completed.stdout
 
 
 def _fetch_spark(folder: Path) -> None:
-    """Lay the archive of `pyspark` out as a distribution of Spark is (`SPARK_HOME`)."""
+    """Arrange the archive of `pyspark` as a distribution of Spark (`SPARK_HOME`)."""
     unpacked = folder.parent / "archive"
     unpacked.mkdir()
-    wanted = unpacked / "wanted.txt"
-    wanted.write_text(f"pyspark=={SPARK_VERSION} --hash=sha256:{SPARK_SHA256}\n")
+    requirements = unpacked / "wanted.txt"
+    requirements.write_text(f"pyspark=={SPARK_VERSION} --hash=sha256:{SPARK_SHA256}\n")
     _call(
         sys.executable,
         "-m",
@@ -335,7 +338,7 @@ def _fetch_spark(folder: Path) -> None:
         "--no-binary=:all:",
         "--require-hashes",
         f"--dest={unpacked}",
-        f"--requirement={wanted}",
+        f"--requirement={requirements}",
     )
     with tarfile.open(unpacked / f"pyspark-{SPARK_VERSION}.tar.gz") as archive:
         archive.extractall(unpacked, filter="data")
@@ -350,7 +353,7 @@ def _fetch_spark(folder: Path) -> None:
 
 
 def _fetch_flink(line: str, jar: str, folder: Path) -> str | None:
-    """Get the job server of a line as Beam publishes it; where the repository has none, assemble one, and say so."""
+    """Fetch Beam's job server for a line of Flink; if the repository lacks it, assemble it and return a note."""
     artifact = JOB_SERVER.format(line=line, beam=beam_version())
     try:
         _call(*MAVEN, "dependency:get", f"-Dartifact={artifact}", "-Dtransitive=false")
@@ -375,7 +378,7 @@ def _fetch_flink(line: str, jar: str, folder: Path) -> str | None:
 
 
 def _fetch_flink_cluster(line: str, folder: Path) -> None:
-    """Lay the Java of the archive of `apache-flink-libraries` out, the distribution's jar under a name without version."""
+    """Arrange the jars of `apache-flink-libraries`, with the distribution's jar under a name without its version."""
     unpacked = folder.parent / "archive"
     unpacked.mkdir()
     _call(
@@ -398,20 +401,22 @@ def _fetch_flink_cluster(line: str, folder: Path) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Fetch the named engines, or all; says a sentence about each, and returns 1 where one could not be had.
+    """Fetch the named engines, or all, print a message for each, and return 1 if one is unavailable.
 
     Args:
-        names: `NAME=FILE` takes what of it is run from a file, for what a registry lacks.
+        names: names of parts; `NAME=FILE` installs a part from a local file, for a part that the registry lacks.
     """
-    asked = [name.partition("=") for name in names]
-    known = {**PARTS, **LINES}
-    unknown = {name for name, _, _ in asked} - known.keys()
+    requests = [name.partition("=") for name in names]
+    part_by_name = {**PARTS, **LINES}
+    unknown = {name for name, _, _ in requests} - part_by_name.keys()
     if unknown:
-        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
+        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(part_by_name)}", file=sys.stderr)
         return 2
-    wanted = [(known[name](), file) for name, _, file in asked] or [(part(), "") for part in PARTS.values()]
+    requested_parts = [(part_by_name[name](), file) for name, _, file in requests] or [
+        (part(), "") for part in PARTS.values()
+    ]
     missing = 0
-    for part, file in wanted:
+    for part, file in requested_parts:
         try:
             if not names and part.needs is not None and not is_there(part.needs):
                 raise MissingEngineError(
@@ -421,7 +426,7 @@ def main(names: list[str]) -> int:
         except MissingEngineError as error:
             print(error, file=sys.stderr, flush=True)
             if not names and part.instead is not None:
-                wanted.append((part.instead, ""))
+                requested_parts.append((part.instead, ""))
             else:
                 missing = 1
     return missing

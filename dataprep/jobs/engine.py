@@ -1,8 +1,8 @@
-"""How every job here looks: tasks, usually shards, that a Beam runner hands to workers by name.
+"""Job engine: run tasks, usually one per shard, on workers through a Beam runner.
 
-A job maps tasks (a name and a JSON payload, usually a shard's address) through one function that does its own
-reading and writing. Each finished task leaves a record with what it counted and the sizes of what it wrote; a
-rerun skips the tasks whose record and files are there. Nothing depends on how the tasks are spread over workers.
+A job maps tasks (a name and a JSON payload, usually a shard's address) through one function that does its own reading
+and writing. Each finished task leaves a record with its counts and the sizes of its files; a rerun skips tasks with a
+record and complete files. Results do not depend on the distribution of tasks over workers.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from gristmill.dataprep.jobs.sharing import LOOK_SECONDS, offered, read_offers, 
 
 Mode = Literal["memory", "threads", "processes"]
 POLL_SECONDS, STORE_POLL_SECONDS = 0.5, 10.0
-"""How often progress is looked for: in a folder of this machine, in a store."""
+"""Intervals between progress checks: in a local folder, in a store."""
 MOST_ELEMENTS = 4096
-"""What a cluster is handed at the most: of more tasks each element has several, and each still its own record."""
+"""Maximum number of elements for a cluster. An element of a larger job has several tasks, each with its own record."""
 PROCESS_BYTES = 32_000_000
-"""Input below which worker processes, which import what they need once more, cost more than they gain."""
+"""Input size below which worker processes cost more than they gain, because each repeats the imports."""
 
 
 class IncompleteJobError(RuntimeError):
-    """A Beam runner reported success, but not every planned task came out."""
+    """Error of a runner that reported success although planned tasks have no result."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One element of a job.
+    """Task of a job.
 
     Attributes:
         name: unique and stable.
-        payload: what the function needs to know, as JSON.
-        size_bytes: of its input, where known; the largest go first, and many are worth worker processes.
+        payload: arguments of the function, as JSON.
+        size_bytes: size of its input, if known. The largest tasks run first, and the total decides for processes.
     """
 
     name: str
@@ -57,33 +57,33 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """What a task's function returns: the files that it committed, and JSON about them."""
+    """Return value of a task's function: the files that it committed, and a JSON result."""
 
     files: Sequence[Path] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
 
 
 Process = Callable[[Task], Done]
-"""A task's function. It must be importable by name or picklable: other machines may run it."""
+"""Function of a task, importable by name or picklable, because other machines may run it."""
 
 
 def partition_tasks(num_partitions: int) -> list[Task]:
-    """One task per partition of a shuffle; the payload has its number as `partition`."""
+    """Tasks for the partitions of a shuffle, with the partition's number as payload `partition`."""
     return [Task(f"{number:05d}", {"partition": number}) for number in range(num_partitions)]
 
 
 def run_name(task: Task, run: int) -> str:
-    """The name of the file of one of several runs of a task."""
+    """File name of one of a task's runs."""
     return f"{task.name}-{run}"
 
 
 def run_names(tasks: Sequence[Task], runs: Iterable[int]) -> list[str]:
-    """The names of the files that tasks have left, by how many runs each had."""
+    """File names of all runs of some tasks, from the number of runs of each."""
     return [run_name(task, run) for task, number in zip(tasks, runs, strict=True) for run in range(number)]
 
 
 def shard_tasks(ingest: Path) -> list[Task]:
-    """One task per document shard of a committed ingest, in their order: its name, `shard` (its number), its size."""
+    """Tasks for the document shards of a committed ingest, in order: name, payload `shard` (its number) and size."""
     sizes = file_sizes(ingest)
     return [Task(shard, {"shard": number}, sizes[shard]) for number, shard in enumerate(shard_names(ingest))]
 
@@ -91,22 +91,21 @@ def shard_tasks(ingest: Path) -> list[Task]:
 def run_tasks(
     job: str, tasks: Sequence[Task], process: Process, context: Context, holds_gil: bool = False, direct: bool = False
 ) -> list[dict[str, Any]]:
-    """Run every task that has not finished yet, and return all results in the order of `tasks`.
+    """Run all unfinished tasks, and return all results in the order of `tasks`.
 
     Args:
         job: name of the job within its stage; its records are kept in `context.work/job`.
         tasks: unique names; the records of an interrupted attempt are reused by name.
         process: called once per pending task; commits its files atomically before it returns.
         context: where to run.
-        holds_gil: whether `process` spends its time in Python, or in native code that lets no other thread run (see
-            `choose_mode`).
-        direct: call the tasks here, without a pipeline, where the local runner would do so one after another too: for
-            stages that take no longer than a pipeline takes to begin. A single task never needs one.
+        holds_gil: `process` spends its time in Python, or in native code that holds the GIL (see `choose_mode`).
+        direct: call the tasks without a pipeline if the local runner would run them one after another, for stages that
+            take less time than the start of a pipeline. A single task never needs one.
 
     Raises:
-        Exception: what a task raised, with its type; the message names the task ("job/task: ValueError: ...").
+        Exception: the exception of a task, with its type; the message names the task ("job/task: ValueError: ...").
         WorkerError: a worker process was killed, or crashed.
-        IncompleteJobError: the runner ended without an error but left tasks undone.
+        IncompleteJobError: the runner ended without an error but tasks have no result.
     """
     records = context.work / job
     records.mkdir(parents=True, exist_ok=True)
@@ -117,10 +116,10 @@ def run_tasks(
     context.progress(total - len(pending), total, "shards", job=job)
     if pending:
         mode = choose_mode(context.mode, context.workers, pending, holds_gil)
-        left = {f"{task.name}.json" for task in pending}
-        before = total - len(pending)
-        with Progress(context, job, total, lambda: before + len(left & file_names(records))):
-            _run_to_the_end(job, pending, process, context, records, mode, direct)
+        pending_records = {f"{task.name}.json" for task in pending}
+        num_finished = total - len(pending)
+        with Progress(context, job, total, lambda: num_finished + len(pending_records & file_names(records))):
+            _run_to_completion(job, pending, process, context, records, mode, direct)
         results = read_records(records, names)
     return check_complete(
         f"{context.stage}/{job}", names, results, lambda: context.progress(total, total, "shards", job=job)
@@ -130,10 +129,10 @@ def run_tasks(
 def check_complete(
     job: str, names: Sequence[str], results: Sequence[dict[str, Any] | None], done: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """The results of all tasks; `done` is called where none is missing.
+    """Check that all tasks have results, call `done`, and return the results.
 
     Raises:
-        IncompleteJobError: a task gave no result.
+        IncompleteJobError: a task does not have a result.
     """
     missing = [name for name, result in zip(names, results, strict=True) if result is None]
     if missing:
@@ -146,10 +145,10 @@ def check_complete(
 
 
 def choose_mode(mode: str, workers: int, tasks: Sequence[Task], holds_gil: bool) -> Mode:
-    """What the workers of the local runner are, where `auto` leaves the choice.
+    """Choose the kind of workers of the local runner for `auto`.
 
-    `memory` (no workers at all) for one worker or one task; `processes` for functions that hold the GIL, where the
-    tasks are known to read PROCESS_BYTES together; else `threads`, which start at once and share what is loaded.
+    `memory` (no workers) for one worker or one task; `processes` for functions that hold the GIL if the tasks read at
+    least PROCESS_BYTES in total; otherwise `threads`, which start immediately and share loaded data.
     """
     if mode != "auto":
         return cast(Mode, mode)
@@ -160,17 +159,19 @@ def choose_mode(mode: str, workers: int, tasks: Sequence[Task], holds_gil: bool)
 
 
 def read_records(records: Path, names: Sequence[str]) -> list[dict[str, Any] | None]:
-    """The results of tasks, None of each that is not finished or whose files are gone.
+    """Read the results of tasks, None for a task that is unfinished or whose files are missing.
 
-    A record that is not whole, as a crash of the machine may leave it, is of a task that did not finish. Each folder is
-    listed once: a store that is asked file by file takes hours for 10^5 tasks.
+    An incomplete record, which a crash of the machine may leave, counts as unfinished. Each folder is listed once:
+    single requests to a store take hours for 10^5 tasks.
     """
-    there = file_names(records)
-    found = [name if f"{name}.json" in there else None for name in names]
-    read = at_once(partial(_read_record, records), [name for name in found if name is not None], is_local(records))
+    record_files = file_names(records)
+    recorded = [name if f"{name}.json" in record_files else None for name in names]
+    records_read = at_once(
+        partial(_read_record, records), [name for name in recorded if name is not None], is_local(records)
+    )
     sizes: dict[str, Mapping[str, int]] = {}
 
-    def whole(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def complete_result(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
         for file, size in {} if record is None else record["files"].items():
             folder, _, name = str(file).rpartition("/")
             if folder not in sizes:
@@ -179,7 +180,7 @@ def read_records(records: Path, names: Sequence[str]) -> list[dict[str, Any] | N
                 return None
         return None if record is None else record["result"]
 
-    return [None if name is None else whole(next(read)) for name in found]
+    return [None if name is None else complete_result(next(records_read)) for name in recorded]
 
 
 def _read_record(records: Path, name: str) -> dict[str, Any] | None:
@@ -191,11 +192,11 @@ def _read_record(records: Path, name: str) -> dict[str, Any] | None:
 
 
 def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
-    """Run one task and leave its record, which is written last.
+    """Run one task and write its record last.
 
-    Files of the output are on the disk by then. What only later jobs read (`shuffle.py`), and the record, are not
-    forced there: should the machine crash before they get there by themselves, a file is missing or smaller than the
-    record says, since file systems let it grow when its data are written, and the task is done once more.
+    Output files are synced to disk before. Files for later jobs (`shuffle.py`) and the record are not synced: after a
+    crash of the machine such a file is missing or smaller than recorded, since file systems extend a file when its data
+    are written, and the task runs again.
     """
     done = process(task)
     files = {str(path): path.stat().st_size for path in done.files}
@@ -204,50 +205,54 @@ def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
 
 
 def do_task(process: Process, records: str, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """What a worker does with a task: it gets names only, and returns what is to be counted.
+    """Run a task on a worker, from its name and payload, and return its counts.
 
-    What the task raises is noted, and no further task is begun: to a runner it is a task that had no output.
+    An exception is noted and stops further tasks from starting; to the runner the task has empty output.
     """
     folder = as_path(records)
     if failure_path(folder).exists():
         return {}
     try:
         result = finish_task(Task(name, payload), process, folder)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the job ends with it
+    except Exception as error:  # noqa: BLE001 - any exception ends the job
         note_failure(folder, name, error)
         return {}
     return dict(result.get("counts", {}))
 
 
 def do_group(process: Process, records: str, group: Sequence[Element]) -> Iterator[dict[str, Any]]:
-    """What a worker of a cluster does with an element: its tasks, but for those that an earlier try of it has done."""
+    """Run the tasks of an element on a cluster worker, except those that an earlier attempt has finished."""
     folder = as_path(records)
     for name, payload in group:
-        # Most are not there, which is one request: the folder is listed only where one is.
-        found = len(group) > 1 and _read_record(folder, name) is not None
-        (known,) = read_records(folder, [name]) if found else [None]
-        yield do_task(process, records, name, payload) if known is None else dict(known.get("counts", {}))
+        # Most records are missing, which takes one request to see; the folder is listed only for an existing one.
+        is_recorded = len(group) > 1 and _read_record(folder, name) is not None
+        (recorded_result,) = read_records(folder, [name]) if is_recorded else [None]
+        yield (
+            do_task(process, records, name, payload)
+            if recorded_result is None
+            else dict(recorded_result.get("counts", {}))
+        )
 
 
 def in_groups(tasks: Sequence[Task]) -> list[list[Element]]:
-    """The elements of a cluster: MOST_ELEMENTS at the most, of tasks of all sizes alike."""
+    """Group tasks into at most MOST_ELEMENTS elements for a cluster, each with a similar mix of sizes."""
     elements: list[Element] = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
     number = min(len(elements), MOST_ELEMENTS)
-    return [elements[place::number] for place in range(number)]
+    return [elements[offset::number] for offset in range(number)]
 
 
-def _run_to_the_end(
+def _run_to_completion(
     job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path, mode: Mode, direct: bool
 ) -> None:
     work = partial(do_task, process, str(records))
 
-    def left() -> list[list[Element]]:
+    def remaining_groups() -> list[list[Element]]:
         results = read_records(records, [task.name for task in tasks])
         return in_groups([task for task, result in zip(tasks, results, strict=True) if result is None])
 
     def run() -> None:
         if context.runner != "local":
-            run_on_cluster(job, context, records, partial(do_group, process, str(records)), left)
+            run_on_cluster(job, context, records, partial(do_group, process, str(records)), remaining_groups)
             return
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         elements = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
@@ -265,14 +270,14 @@ def _run_to_the_end(
 
 @contextmanager
 def raising_what_was_noted(job: str, records: Path) -> Iterator[None]:
-    """Within it a job runs; where one of its tasks raises, that is the error, whatever the runner makes of it."""
+    """Context of a running job that raises the exception of a failed task instead of the runner's error."""
     failure_path(records).unlink(missing_ok=True)
     try:
         yield
     except Exception as error:
-        own = own_error(error)
-        if own is not None:
-            raise own from None
+        local_error = own_error(error)
+        if local_error is not None:
+            raise local_error from None
         raise noted_failure(job, records) or shorten(job, error) from error
     failure = noted_failure(job, records)
     if failure is not None:
@@ -280,7 +285,7 @@ def raising_what_was_noted(job: str, records: Path) -> Iterator[None]:
 
 
 def share_out(job: str, context: Context, records: Path, mode: Mode, work: Work, elements: Sequence[Element]) -> None:
-    """Do tasks together with the other hosts that take part in the stage (`sharing.py`)."""
+    """Run tasks together with the other hosts of the stage (`sharing.py`)."""
 
     def run(claimed: Work, free: Sequence[Element]) -> None:
         run_here(job, context.stage, _make_pool(mode, context.workers, claimed, len(free)), claimed, free)
@@ -290,20 +295,20 @@ def share_out(job: str, context: Context, records: Path, mode: Mode, work: Work,
 
 
 def take_part(work: Path, workers: int) -> None:
-    """Do tasks of every job that a stage offers which another host leads, until this process is ended.
+    """Run tasks of every job that a stage offers, led by another host, until this process is terminated.
 
     Args:
         work: the stage's `work/`.
-        workers: of this host.
+        workers: number of workers on this host.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    known: set[str] = set()
+    joined_claims: set[str] = set()
     with taking_part(work) as host:
         while True:
             for offer in read_offers(work):
-                if offer.claims in known:
+                if offer.claims in joined_claims:
                     continue
-                known.add(offer.claims)
+                joined_claims.add(offer.claims)
 
                 def run(claimed: Work, free: Sequence[Element], mode: str = offer.mode) -> None:
                     for _ in _make_pool(cast(Mode, mode), workers, claimed, len(free))(claimed, free):
@@ -314,7 +319,7 @@ def take_part(work: Path, workers: int) -> None:
 
 
 def largest_first(tasks: Sequence[Task]) -> list[Task]:
-    """The order in which workers are handed tasks: what takes longest is not begun last."""
+    """Sort tasks by descending size, so that the longest do not start last."""
     return sorted(tasks, key=lambda task: (-task.size_bytes, task.name))
 
 
@@ -323,16 +328,16 @@ def _make_pool(mode: Mode, workers: int, work: Work, num_tasks: int) -> Pool:
         return in_turn
     if mode == "threads":
         return partial(in_threads, min(workers, num_tasks))
-    start_fork_server(work)  # which imports what workers need while this process imports Beam
+    start_fork_server(work)  # it imports the workers' modules while this process imports Beam
     return partial(in_processes, min(workers, num_tasks))
 
 
 class Progress:
-    """Reports how far a job is while a runner blocks.
+    """Thread that reports the progress of a job while a runner blocks.
 
     Args:
-        total: how many tasks there are, and
-        count: how many of them are done.
+        total: number of tasks.
+        count: function that returns the number of finished tasks.
     """
 
     def __init__(self, context: Context, job: str, total: int, count: Callable[[], int]) -> None:

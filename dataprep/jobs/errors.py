@@ -1,7 +1,7 @@
-"""How a job fails: its workers did, or a task raised.
+"""Errors of jobs: failed workers, and exceptions of tasks.
 
-What a task raises is carried from wherever it ran to whoever started the job through a file in the work folder.
-Runners themselves pass errors on as they please: with the type lost, in kilobytes of their own traceback, or not.
+A task's exception reaches the process that started the job through a file in the work folder. Runners do not preserve
+exceptions: they lose the type, wrap them in kilobytes of their own traceback, or drop them.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ BEAM_SUFFIX = " [while running "
 
 
 class WorkerError(RuntimeError):
-    """The workers of a job failed it: one died, or none could be reached."""
+    """Error of a job's workers: one died, or none could be reached."""
 
 
 class KilledWorkerError(WorkerError):
-    """SIGKILL ended a worker, most likely for want of memory."""
+    """Error of a worker that SIGKILL ended, most likely for lack of memory."""
 
 
 class TaskError(RuntimeError):
-    """A task raised an error whose own type cannot carry a message that names the task."""
+    """Error of a task whose own type cannot carry a message with the task's name."""
 
 
 def failure_path(records: Path) -> Path:
-    """Where the error that ends a job is noted."""
+    """Path of the file with the error that ends a job."""
     return records.parent / f"{records.name}.failure.json"
 
 
 def note_failure(records: Path, task: str, error: Exception) -> None:
-    """Write down what a task raised, for `noted_failure`; tasks that have not begun are not begun any more.
+    """Write a task's exception for `noted_failure`, which also stops pending tasks from starting.
 
     Raises:
-        Exception: `error` itself, where it cannot be written down.
+        Exception: `error` itself, if it cannot be written.
     """
     kind = type(error)
     record = {
@@ -55,10 +55,10 @@ def note_failure(records: Path, task: str, error: Exception) -> None:
 
 
 def noted_failure(job: str, records: Path) -> Exception | None:
-    """What a task raised, as an error of the same type that says which task it was, or None.
+    """Rebuild the exception of a task with the same type and the task's name, or return None.
 
-    Its message is "job/task: type: message"; the traceback in the worker is attached as a note. A type that cannot
-    be made from a message alone becomes a TaskError.
+    Its message is "job/task: type: message"; the worker's traceback is attached as a note. A type that cannot be built
+    from a message alone becomes a TaskError.
     """
     path = failure_path(records)
     if not path.exists():
@@ -72,7 +72,7 @@ def noted_failure(job: str, records: Path) -> Exception | None:
 
 
 def make_error(module: str, qualified_name: str, message: str) -> Exception:
-    """An exception of this type whose text is the message; a TaskError where the type cannot do that."""
+    """Build an exception of a type whose text is the message; a TaskError if the type does not allow it."""
     try:
         kind: Any = importlib.import_module(module)
         for part in qualified_name.split("."):
@@ -83,15 +83,15 @@ def make_error(module: str, qualified_name: str, message: str) -> Exception:
         return TaskError(message)
     try:
         error = kind(message)
-    except Exception:  # noqa: BLE001 - its constructor wants something else
+    except Exception:  # noqa: BLE001 - its constructor takes other arguments
         return TaskError(message)
     return error if str(error) == message else TaskError(message)
 
 
 def own_error(error: BaseException | None) -> BaseException | None:
-    """What ended a job on this machine, where that is no task: a worker's death, Ctrl-C, or that the process is to end.
+    """Find the cause of a job's end outside of its tasks: a worker's death, Ctrl-C, or the exit of this process.
 
-    Beam raises it again as something else, behind which it stands.
+    Beam raises another exception from it, so the chain of causes is searched.
     """
     while error is not None and not isinstance(error, WorkerError | KeyboardInterrupt | SystemExit):
         error = error.__cause__ or error.__context__
@@ -99,12 +99,12 @@ def own_error(error: BaseException | None) -> BaseException | None:
 
 
 def shorten(job: str, error: Exception) -> TaskError:
-    """A runner's error as one sentence: the last line of what it says, which is where Beam puts the cause.
+    """Shorten a runner's error to its last line, where Beam puts the cause.
 
-    What gRPC says of a call that failed it ends with a bracket; its `details` are the sentence.
+    The text of a gRPC error ends with a bracket; its `details` have the sentence.
     """
     details = getattr(error, "details", None)
-    said = str(details() if callable(details) else error)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    text = str(details() if callable(details) else error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     kind = "" if len(lines) > 1 else f"{type(error).__name__}: "  # a traceback's last line begins with the type
     return TaskError(f"{job}: {kind}{''.join(lines[-1:]).partition(BEAM_SUFFIX)[0]}")

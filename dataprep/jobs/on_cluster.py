@@ -1,7 +1,7 @@
-"""Jobs on a cluster: whether it has a worker, and its workers the store; and again, where it gives up.
+"""Jobs on a cluster: a probe of its workers and their access to the store, and retries if the runner gives up.
 
-One small task before any work shows the first. A worker that does not see the store would do its tasks, or fail at
-them, somewhere else; the job would end with nothing to show for it.
+The probe is one small task before any work. A worker without access to the store would write its results elsewhere or
+fail, and the job would end without results.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gristmill.dataprep.jobs.pool import Element
 from gristmill.dataprep.jobs.runner import GroupWork, Receive, run_there
 
 ATTEMPTS = 2
-"""How often a runner may give up a job without having finished one more task."""
+"""Maximum number of consecutive failures of a runner without another finished task."""
 STARTS_MACHINES = ("dataflow", "DataflowRunner")
 """Engines that start machines for each job, which takes minutes."""
 REFUSAL = re.compile(rf"(?:^|RuntimeError: )({begin_worker.REFUSES}.*?)(?: \[while running.*)?$", re.MULTILINE)
-"""What a worker says that cannot begin, in whatever an engine makes of it."""
+"""Pattern of the error of a worker that cannot start, within an engine's error."""
 
 _met: set[str] = set()
 
 
 def meet_workers(context: Context) -> None:
-    """Let a worker read what this machine has written to the work folder, and answer there; once in a process.
+    """Check once per process that a worker can read and write the work folder.
 
     Raises:
-        WorkerError: no worker takes a task in time, or none answers, or one says why it cannot.
+        WorkerError: no worker takes a task in time or answers, or a worker reports an error.
     """
     cluster = f"{context.runner}{'' if context.address is None else f' at {context.address}'}"
     key = f"{cluster} {sorted(context.options.items())} {context.work}"
@@ -56,10 +56,10 @@ def meet_workers(context: Context) -> None:
             "some, or see their log for why they do not come"
         ) from error
     except Exception as error:
-        said = REFUSAL.findall(str(error))
-        if not said:
+        refusals = REFUSAL.findall(str(error))
+        if not refusals:
             raise
-        raise WorkerError(f"{cluster}: {said[-1]}") from error
+        raise WorkerError(f"{cluster}: {refusals[-1]}") from error
     finally:
         question.unlink(missing_ok=True)
         answer.unlink(missing_ok=True)
@@ -72,7 +72,7 @@ def meet_workers(context: Context) -> None:
 
 
 def answer_probe(question: str, answer: str, group: Sequence[Element]) -> Iterator[Mapping[str, Any]]:
-    """What a worker does: answer, if it finds the very file that was written for it."""
+    """Answer a probe on a worker if it can read the question."""
     for _, token in group:
         try:
             if read_json(as_path(question)) == token:
@@ -90,25 +90,25 @@ def run_on_cluster(
     left: Callable[[], Sequence[Sequence[Element]]],
     receive: Receive | None = None,
 ) -> None:
-    """Run a job (`runner.run_there`); again, where the runner gives up because a worker was lost.
+    """Run a job (`runner.run_there`), and retry it if the runner gives up because a worker was lost.
 
     Most engines repeat the tasks of a lost worker; Flink ends the job unless it has a restart strategy.
 
     Args:
         job, context, work, receive: see `runner.run_there`.
         records: folder of the tasks' records.
-        left: the elements that are still to be done; asked before each attempt.
+        left: function that returns the unfinished elements, called before each attempt.
     """
     if context.runner != "local":
         meet_workers(context)
-    groups, in_vain = left(), 0
+    groups, num_failures = left(), 0
     while groups:
         try:
             run_there(job, context, work, groups, receive)
             return
         except Exception as error:
-            before, groups = sum(map(len, groups)), left()
-            in_vain = 0 if sum(map(len, groups)) < before else in_vain + 1
-            if own_error(error) is not None or failure_path(records).exists() or in_vain == ATTEMPTS:
+            num_before, groups = sum(map(len, groups)), left()
+            num_failures = 0 if sum(map(len, groups)) < num_before else num_failures + 1
+            if own_error(error) is not None or failure_path(records).exists() or num_failures == ATTEMPTS:
                 raise
             context.warn(f"{shorten(job, error)}; {context.runner} gave up, and is given what is missing again")

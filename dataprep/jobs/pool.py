@@ -1,12 +1,12 @@
-"""The workers of this machine, threads or processes: whoever is free takes the next task of a job.
+"""Pools of local workers, threads or processes; a free worker takes the next task of a job.
 
-Threads serve functions that let other threads run. Worker processes are forked from Python's own fork server
-(`multiprocessing`), which imports what they need once for all jobs of a process (`preloaded.py`). They end with the
-process that asked for them, whatever ends that, and leave Ctrl-C to it.
+Threads serve functions that release the GIL. Worker processes are forked from Python's fork server (`multiprocessing`),
+which imports their modules once for all jobs of a process (`preloaded.py`). They end with their parent process, however
+it ends, and leave Ctrl-C to it.
 
-Each worker process has a line to the parent, over which it gets tasks and answers, and a pipe for what it prints.
-A line that ends without an answer is that of a worker that died, and is seen at once. (The process pool of
-`concurrent.futures` learns of it when some other worker has finished its task, and not how the worker ended.)
+Each worker process has a connection to the parent for tasks and answers, and a pipe for its output. A connection that
+closes without an answer reveals a dead worker immediately. (The process pool of `concurrent.futures` notices it only
+when another worker finishes a task, and does not report how the worker ended.)
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from gristmill.dataprep.processes import ONE_THREAD, end_with_parent
 Element = tuple[str, Mapping[str, Any]]
 """Name and payload of a task."""
 Work = Callable[[str, Mapping[str, Any]], Any]
-"""Does a task."""
+"""Function that runs a task."""
 Pool = Callable[[Work, Sequence[Element]], Iterator[Any]]
-"""Does all tasks and puts out what each returned, in any order."""
+"""Function that runs all tasks and yields their results in any order."""
 
 PACKAGE = "gristmill."
 PRELOADED = "gristmill.dataprep.jobs.preloaded"
 CLOSE_SECONDS = 5.0
-"""How long a worker that has no more to do may take to end."""
+"""Time for an idle worker to exit."""
 TAIL_LINES = 20
-"""Lines of a dead worker's output that its error shows."""
+"""Lines of a dead worker's output in its error."""
 
 
 def in_turn(work: Work, elements: Sequence[Element]) -> Iterator[Any]:
-    """Do the tasks in this thread, one after the other."""
+    """Run the tasks in this thread, one after the other."""
     for name, payload in elements:
         yield work(name, payload)
 
 
 def in_threads(workers: int, work: Work, elements: Sequence[Element]) -> Iterator[Any]:
-    """Do the tasks in so many threads; an error leaves out those that have not begun."""
+    """Run the tasks in threads; an error cancels the tasks that have not started."""
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(work, name, payload) for name, payload in elements]
         try:
@@ -60,7 +60,7 @@ def in_threads(workers: int, work: Work, elements: Sequence[Element]) -> Iterato
 
 
 def in_processes(workers: int, work: Work, elements: Sequence[Element]) -> Iterator[Any]:
-    """Do the tasks in so many processes, which are gone afterwards.
+    """Run the tasks in worker processes, which end with the job.
 
     Raises:
         WorkerError: a worker died; the others are killed.
@@ -68,10 +68,10 @@ def in_processes(workers: int, work: Work, elements: Sequence[Element]) -> Itera
     import cloudpickle
 
     start_fork_server(work)
-    told = cloudpickle.dumps(work)
+    pickled_work = cloudpickle.dumps(work)
     started: list[Worker] = []
     try:
-        started.extend(Worker(number, told) for number in range(workers))
+        started.extend(Worker(number, pickled_work) for number in range(workers))
         yield from _share_out(started, elements)
         for worker in started:
             worker.close()
@@ -81,15 +81,15 @@ def in_processes(workers: int, work: Work, elements: Sequence[Element]) -> Itera
 
 
 def start_fork_server(work: Work) -> None:
-    """Let the fork server begin to import what workers need, unless it runs already; returns at once."""
+    """Start the fork server, unless it is running, to import the workers' modules; returns immediately."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOADED, *modules_of(work)])
     multiprocessing.forkserver.ensure_running()
 
 
 def modules_of(function: Any) -> Iterable[str]:
-    """The modules of this package that define a function and, where it is a `partial`, the functions that it is given.
+    """Modules of this package that define a function, including the functions that a `partial` binds.
 
-    Only of these it is known that importing them starts no thread, which a fork would lose.
+    Only these modules are known not to start threads on import, which a fork would lose.
     """
     if isinstance(function, partial):
         for part in (function.func, *function.args):
@@ -101,12 +101,12 @@ def modules_of(function: Any) -> Iterable[str]:
 
 
 def _share_out(workers: Sequence[Worker], elements: Sequence[Element]) -> Iterator[Any]:
-    """Hand each worker a task, and another whenever it answers, until all are answered."""
-    left = iter(elements)
+    """Give each worker a task, and another whenever it answers, until all tasks are done."""
+    remaining = iter(elements)
     busy: dict[Any, Worker] = {}
 
     def hand_out(worker: Worker) -> None:
-        element = next(left, None)
+        element = next(remaining, None)
         if element is not None:
             worker.tell(element)
             busy[worker.line] = worker
@@ -122,10 +122,10 @@ def _share_out(workers: Sequence[Worker], elements: Sequence[Element]) -> Iterat
 
 
 class Worker:
-    """One worker process, seen by its parent.
+    """Parent's handle of a worker process.
 
     Attributes:
-        line: where it answers.
+        line: connection to the worker.
     """
 
     def __init__(self, number: int, told: bytes) -> None:
@@ -143,14 +143,14 @@ class Worker:
         self._reader.start()
 
     def tell(self, element: Element) -> None:
-        """Hand it a task. Where it is dead, that there is no answer says so."""
+        """Send a task; a dead worker is detected by its missing answer."""
         try:
             self.line.send(element)
         except OSError:
             self._process.join(CLOSE_SECONDS)
 
     def answer(self) -> Any:
-        """What the task returned, once it is there.
+        """Wait for the result of the task.
 
         Raises:
             WorkerError: the worker died.
@@ -164,13 +164,13 @@ class Worker:
             raise (KilledWorkerError if is_killed else WorkerError)(self._describe_death()) from None
 
     def close(self) -> None:
-        """Let it end, which has nothing to do."""
+        """Let an idle worker exit."""
         self.line.close()
         self._process.join(CLOSE_SECONDS)
         self._reader.join(timeout=1)
 
     def kill(self) -> None:
-        """End it at once, if it is there."""
+        """Kill the worker if it is alive."""
         self._process.kill()
         self._process.join()
         self.line.close()
@@ -181,7 +181,7 @@ class Worker:
         return f"worker {self._number} (pid {self._process.pid}) {death}{'; it printed:' if tail else ''}{tail}"
 
     def _forward_output(self, printed: Connection) -> None:
-        """Show what the worker prints, on standard error: standard output is for events."""
+        """Forward the worker's output to standard error, because standard output is for events."""
         with printed, open(printed.fileno(), encoding="utf-8", errors="replace", newline="\n", closefd=False) as stream:
             for raw in stream:
                 line = raw.rstrip("\n")
@@ -190,7 +190,7 @@ class Worker:
 
 
 def describe_exit(code: int | None) -> str:
-    """What an exit code says, in words (negative: the signal that ended the process)."""
+    """Describe an exit code in words; a negative one is the signal that ended the process."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     if code == -signal.SIGKILL:
@@ -199,14 +199,14 @@ def describe_exit(code: int | None) -> str:
 
 
 def serve(line: Connection, output: Connection, told: bytes, environment: dict[str, str], path: list[str]) -> None:
-    """What a worker process does: answer to tasks until the line ends.
+    """Run a worker process: answer tasks until the connection closes.
 
     Args:
-        line: to the parent.
-        output: takes what is printed.
-        told: the function that does a task, pickled.
-        environment: of the parent when the job began.
-        path: where the parent looks for modules.
+        line: connection to the parent.
+        output: receives standard output and error.
+        told: pickled function that runs a task.
+        environment: environment of the parent at the start of the job.
+        path: module search path of the parent.
     """
     import cloudpickle
     import pyarrow as pa

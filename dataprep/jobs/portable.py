@@ -14,37 +14,42 @@ from gristmill.dataprep.jobs.distributions import FLINK_VERSION, MissingEngineEr
 from gristmill.dataprep.jobs.servers import job_server
 
 PROGRAM = "gristmill-worker"
-"""What `worker.py` is called where this package is installed."""
+"""Name of the installed program of `worker.py`."""
 UNLISTED = "disable_logging_submission_environment"
-"""Beam lists all installed packages for each job, in a second, and leaves the list in the temporary folder."""
+"""Experiment that stops Beam from listing all installed packages for each job, which takes a second and leaves the list
+in the temporary folder."""
 OURS = ("flink_version", "flink_job_server_jar", "job_server_jvm_properties")
-"""Options that tell how the job server is started, and that it is not told itself."""
+"""Options for the start of the job server, which are not passed on to Beam."""
 
 
 def flink_options(address: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of Beam's portable runner for Flink: the job server's address and the worker program.
 
     Args:
-        address: of Flink's JobManager.
-        options: the user's. Without a `job_endpoint` a job server is started.
+        address: address of Flink's JobManager.
+        options: the user's options. Without a `job_endpoint` a job server is started.
 
     Raises:
-        MissingEngineError: the job server, Java, or the worker's program is not on this machine.
+        MissingEngineError: the job server, Java, or the worker program is not on this machine.
         WorkerError: the job server does not start.
     """
-    rest = {name: value for name, value in options.items() if name not in OURS}
-    if "job_endpoint" not in rest:
-        rest["job_endpoint"] = _start_job_server(address, options)
-    return {**rest, "experiments": [*rest.get("experiments", ()), UNLISTED], **environment(rest)}
+    beam_options = {name: value for name, value in options.items() if name not in OURS}
+    if "job_endpoint" not in beam_options:
+        beam_options["job_endpoint"] = _start_job_server(address, options)
+    return {
+        **beam_options,
+        "experiments": [*beam_options.get("experiments", ()), UNLISTED],
+        **environment(beam_options),
+    }
 
 
 def program() -> Path:
-    """Where the program that does the work is in this installation."""
+    """Path of the worker program in this installation."""
     return Path(sys.executable).with_name(PROGRAM)
 
 
 def environment(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What does the work: this installation's own program, unless the options name something."""
+    """Options of the worker environment: the program of this installation, unless the options set another."""
     kind = options.get("environment_type", "PROCESS")
     if kind != "PROCESS" or "environment_config" in options:
         return {}
@@ -54,7 +59,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _start_job_server(address: str | None, options: Mapping[str, Any]) -> str:
-    """Start Beam's job server for Flink; it hands jobs to the JobManager at `address`."""
+    """Start Beam's job server for Flink, which submits jobs to the JobManager at `address`."""
     line = str(options.get("flink_version", FLINK_VERSION))
     jar = Path(options.get("flink_job_server_jar") or distributions.find(distributions.flink(line)))
     _check_there(jar, "flink_job_server_jar")

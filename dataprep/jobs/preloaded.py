@@ -1,7 +1,7 @@
-"""What the fork server of `pool.py` imports, for all workers: nothing else may import this.
+"""Preloaded module of the fork server of `pool.py`, with the imports of all workers; not for import elsewhere.
 
-The server ends with the process that started it, and with it its workers, whatever they do. It runs no thread, which
-would be lost in its forks. (Of native threads it has the one of Arrow's jemalloc, which is made to be forked.)
+The server ends with the process that started it, and its workers end with the server. It must not start threads, which
+forks do not inherit. (Its only native thread is that of Arrow's jemalloc, which supports forks.)
 """
 
 import gc
@@ -20,4 +20,4 @@ gc.disable()
 for name in ("cloudpickle", "pyarrow", "gristmill.dataprep.jobs.engine", "gristmill.dataprep.text.kernels"):
     importlib.import_module(name)
 gc.enable()
-gc.freeze()  # what is imported stays: a worker that looks for garbage in it would copy all of its memory
+gc.freeze()  # a garbage collection of the imported objects in a worker would copy all of their memory

@@ -1,12 +1,12 @@
-"""Beam's part in a job: the runner that the manifest names, and one linear chain that does the tasks and may shuffle.
+"""Beam pipelines of jobs: the runner of the manifest, and one linear chain that runs the tasks and may shuffle.
 
-The local runner is Beam's own, in this process and in its one thread, with nothing added: the step hands its tasks to
-the workers of this machine (`pool.py`). It is named explicitly, because Beam's default runner tries to download a
-binary first. Any other runner gets an element per task, or per some of many tasks, and spreads them over its cluster;
-what the tasks put out under a number it brings together (`shuffled.py`).
+The local runner is Beam's own, in this process and a single thread: its step hands the tasks to the workers of this
+machine (`pool.py`). It is named explicitly, because Beam's default runner tries to download a binary first. Any other
+runner gets one element per task, or per several of many tasks, distributes them over its cluster, and groups the tasks'
+outputs by their numbers (`shuffled.py`).
 
-Dask's is made whole here: Beam's runner for it returns before the work is done, keeps its connection open for ever,
-waits in silence where no worker comes, and counts nothing.
+This module compensates for gaps of Beam's Dask runner, which returns before the work is done, never closes its
+connection, waits silently for workers, and does not count.
 """
 
 from __future__ import annotations
@@ -34,46 +34,46 @@ TRACEBACK_LOGGERS = (
 )
 LOCAL_OPTIONS = {"runner": "FnApiRunner", "direct_running_mode": "in_memory"}
 EMBEDDED = "embed"
-"""Beam's word for a job server inside of this process."""
+"""Beam's `job_endpoint` for a job server inside of this process."""
 LOOPBACK = "LOOPBACK"
-"""And for workers inside of it."""
+"""Beam's `environment_type` for workers inside of this process."""
 ANSWER_SECONDS = 30.0
-"""For a job server to answer, unless `job_server_timeout` says otherwise."""
+"""Default timeout for the answer of a job server (`job_server_timeout`)."""
 BEAM_NAMES = {
     "dask": "apache_beam.runners.dask.dask_runner.DaskRunner",
     "flink": "PortableRunner",
     "dataflow": "DataflowRunner",
 }
 CONNECT_SECONDS = 15
-"""For a Dask scheduler to answer."""
+"""Timeout for the answer of a Dask scheduler."""
 ENDED = ("DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED")
-"""States of Beam's in which a job changes no more."""
+"""Terminal states of a Beam job."""
 POLL_SECONDS = 0.05
-"""Between looks at a job that is given little time."""
+"""Interval between checks of a job with a time limit."""
 GroupWork = Callable[[Sequence[Element]], Iterator[Mapping[str, Any] | tuple[int, bytes]]]
-"""Does the tasks of an element: puts out what is to be counted, and what is to be shuffled."""
+"""Function that runs the tasks of an element and yields their counts and the data to shuffle."""
 Receive = Callable[[int, Iterable[bytes]], None]
-"""Takes what was shuffled to one number."""
+"""Function that receives the data shuffled to one number."""
 RULE = "a job is one linear chain, because runners may silently lose anything else"
 
 
 class NotLinearError(ValueError):
-    """A pipeline is not one linear chain."""
+    """Error of a pipeline that is not one linear chain."""
 
 
 def run_here(job: str, stage: str, pool: Pool, work: Work, elements: Sequence[Element]) -> Any:
-    """Run a job by the local runner; returns Beam's result, which has the counters.
+    """Run a job with the local runner; returns Beam's result, which has the counters.
 
     Args:
-        job: its name.
-        stage: the namespace of its counters.
-        pool: the workers that share the elements.
-        work: does one element, and returns what is to be counted.
-        elements: all of them.
+        job: name of the job.
+        stage: namespace of its counters.
+        pool: workers that share the elements.
+        work: runs one element and returns its counts.
+        elements: all elements.
     """
     beam = import_beam()
     pipeline = make_pipeline(LOCAL_OPTIONS)
-    # Not beam.Create, which takes three steps more.
+    # beam.Create would add three steps.
     _ = pipeline | beam.Impulse() | f"{job}: process" >> beam.FlatMap(partial(_do_all, stage, pool, work, elements))
     return run_pipeline(pipeline)
 
@@ -86,20 +86,20 @@ def run_there(
     receive: Receive | None = None,
     seconds: float | None = None,
 ) -> Any:
-    """Run a job by another runner, which may retry each element.
+    """Run a job with another runner, which may retry each element.
 
     Args:
-        job: its name.
+        job: name of the job.
         context: the runner, its options, and the stage as the namespace of the counters.
-        work: does the tasks of one element. Each mapping that it puts out is counted; each pair of a number and bytes
-            goes to `receive`, once all elements are done.
+        work: runs the tasks of one element. Each mapping that it yields is counted; each pair of a number and bytes
+            goes to `receive` after all elements are done.
         groups: all elements.
-        receive: takes a number and all bytes that were put out with it, in any order; may be retried too.
-        seconds: how long the job may take; not limited if absent.
+        receive: receives a number and all bytes yielded with it, in any order; may be retried too.
+        seconds: time limit of the job, or None.
 
     Raises:
-        WorkerError: the cluster, or the job server, does not answer.
-        TimeoutError: the job took longer.
+        WorkerError: the cluster or the job server does not answer.
+        TimeoutError: the job exceeded its time limit.
         MissingEngineError: the engine is not on this machine.
     """
     beam = import_beam()
@@ -122,18 +122,18 @@ def run_there(
             if runner == "spark"
             else make_pipeline({**options, "runner": BEAM_NAMES.get(runner, runner)})
         )
-        made = pipeline | f"{job}: shards" >> beam.Create(groups)
-        sent = made | f"{job}: process" >> carry_step(partial(_do_group, context.stage, work)).with_output_types(
+        created = pipeline | f"{job}: shards" >> beam.Create(groups)
+        outputs = created | f"{job}: process" >> carry_step(partial(_do_group, context.stage, work)).with_output_types(
             tuple[int, bytes]
         )
         if receive is not None:
-            grouped = sent | f"{job}: shuffle" >> beam.GroupByKey()
+            grouped = outputs | f"{job}: shuffle" >> beam.GroupByKey()
             _ = grouped | f"{job}: receive" >> carry_step(partial(_receive, receive))
         return run_pipeline(pipeline, seconds)
 
 
 def on_spark(context: Context) -> Any:
-    """An empty pipeline for a Spark cluster."""
+    """Make an empty pipeline for a Spark cluster."""
     from apache_beam import Pipeline
 
     from gristmill.dataprep.jobs.spark import ChainRunner
@@ -149,20 +149,20 @@ def _do_all(stage: str, pool: Pool, work: Work, elements: Sequence[Element], _im
 
 
 def _stop_sampling() -> None:
-    """Let Beam not ask which step this bundle is in: there is one, and its end waits for the last asking, up to 0.2 s."""
+    """Stop Beam's state sampler: there is only one step, and its end waits up to 0.2 s for the last sample."""
     from apache_beam.runners.worker import statesampler
 
     if (sampler := statesampler.get_current_tracker()) is not None:
         sampler.stop_if_still_running()
-        statesampler.set_current_tracker(sampler)  # counters look for it
+        statesampler.set_current_tracker(sampler)  # counters need it
 
 
 def _do_group(stage: str, work: GroupWork, group: Sequence[Element]) -> Iterator[tuple[int, bytes]]:
-    for made in work(group):
-        if isinstance(made, Mapping):
-            count(stage, made)
+    for output in work(group):
+        if isinstance(output, Mapping):
+            count(stage, output)
         else:
-            yield made
+            yield output
 
 
 def _receive(receive: Receive, grouped: tuple[int, Iterable[bytes]]) -> Iterator[None]:
@@ -171,7 +171,7 @@ def _receive(receive: Receive, grouped: tuple[int, Iterable[bytes]]) -> Iterator
 
 
 def count(stage: str, counts: Mapping[str, Any]) -> None:
-    """Count decisions as Beam counters: `stage/rule` for each rule that dropped a document, and what was read and kept."""
+    """Add the decisions of a task to Beam counters: documents read, kept and quarantined, and dropped by each rule."""
     from apache_beam.metrics import Metrics
 
     for key in ("read", "kept", "quarantined"):
@@ -181,8 +181,9 @@ def count(stage: str, counts: Mapping[str, Any]) -> None:
 
 
 def import_beam() -> Any:
-    """Import Beam without its warnings about optional libraries, which concern nobody here, and the tracebacks that it
-    logs: errors reach their reader otherwise.
+    """Import Beam and silence its warnings about optional libraries and its logged tracebacks.
+
+    Errors reach the user by other means.
     """
     root = logging.getLogger()
     root.addFilter(_is_no_advice)
@@ -203,31 +204,30 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 
 
 def _is_no_message(record: logging.LogRecord) -> bool:
-    """Not what a job server says, which is the error of a job that fails, and past where the engine goes on."""
+    """Filter out messages of a job server: the job's error has them, or they do not matter if the engine continues."""
     return record.module != "portable_runner"
 
 
 def make_pipeline(options: Mapping[str, Any]) -> Any:
-    """Make an empty Beam pipeline; its runner is one of the options."""
+    """Make an empty Beam pipeline with the runner of the options."""
     from apache_beam import Pipeline
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    # The options of a runner are known only once Beam has imported it: given as flags, they wait for that.
+    # Beam knows a runner's options only after importing it; options from a dictionary are parsed after that.
     return without_folder(Pipeline(options=PipelineOptions.from_dictionary(dict(options))))
 
 
 def without_folder(pipeline: Any) -> Any:
-    """The pipeline without the temporary folder that Beam makes for transforms in other languages, and that a killed
-    run would leave."""
+    """Remove a pipeline's temporary folder for transforms in other languages, which a killed run would leave behind."""
     Path(pipeline.local_tempdir).rmdir()
     return pipeline
 
 
 def run_pipeline(pipeline: Any, seconds: float | None = None) -> Any:
-    """Run a pipeline that is one linear chain to its end; returns Beam's result.
+    """Run a linear pipeline to its end; returns Beam's result.
 
     Raises:
-        TimeoutError: it was given so many seconds, and has not ended.
+        TimeoutError: the pipeline did not end within `seconds`.
     """
     check_linear(pipeline)
     result = pipeline.run()
@@ -240,8 +240,8 @@ def run_pipeline(pipeline: Any, seconds: float | None = None) -> Any:
 def check_linear(pipeline: Any) -> None:
     """Raise NotLinearError unless every step of a Beam pipeline has one input, one output and one consumer.
 
-    Beam's Dask runner, for one, computes the last branch of a pipeline and no other, gives every tagged output
-    everything, and drops what a DoFn yields when its bundle ends; all without an error.
+    Beam's Dask runner, for example, computes only the last branch of a pipeline, sends all elements to every tagged
+    output, and drops elements that a DoFn yields in `finish_bundle`, all without an error.
 
     Raises:
         NotLinearError: a second source, branch or sink; a tagged output; a side input; a DoFn that finishes bundles.
@@ -252,7 +252,7 @@ def check_linear(pipeline: Any) -> None:
     sources: list[str] = []
 
     class Visitor(PipelineVisitor):
-        """Looks at the steps that do the work, inside whatever they are composed of."""
+        """Visitor of the primitive steps inside of composites."""
 
         def visit_transform(self, step: Any) -> None:
             _check_step(step)
@@ -288,9 +288,7 @@ def _refuse(step: Any, why: str) -> NoReturn:
 
 
 def check_job_server(endpoint: str, seconds: float) -> None:
-    """Raise WorkerError unless a job server that somebody else started answers; Beam waits for five minutes, and then
-    says nothing of it.
-    """
+    """Raise WorkerError unless a job server answers; Beam would wait five minutes without reporting it."""
     if not answers(endpoint, seconds):
         raise WorkerError(
             f"no job server answers at {endpoint} within {seconds:g} s; start it, or correct "
@@ -300,11 +298,11 @@ def check_job_server(endpoint: str, seconds: float) -> None:
 
 @contextmanager
 def loopback_only(options: Mapping[str, Any]) -> Iterator[None]:
-    """Within it the servers that Beam starts in this process for a trial listen on 127.0.0.1.
+    """Context in which servers that Beam starts in this process listen on 127.0.0.1 only.
 
     A job server inside of this process (`job_endpoint: embed`) and workers inside of it (`environment_type: LOOPBACK`)
-    run what they are sent. Beam binds both to all interfaces, without authentication, and has no option for it, nor
-    has gRPC: `grpc.server` is replaced meanwhile (docs/patched.md).
+    run any code sent to them. Beam binds both to all interfaces without authentication, and neither Beam nor gRPC has
+    an option for it, so `grpc.server` is replaced (docs/patched.md).
     """
     if options.get("job_endpoint") != EMBEDDED and options.get("environment_type") != LOOPBACK:
         yield
@@ -315,18 +313,18 @@ def loopback_only(options: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def listening_on(host: str) -> Iterator[None]:
-    """Within it gRPC's servers that would listen on all interfaces listen on one address."""
+    """Context in which gRPC servers that bind to all interfaces listen on one address instead."""
     import grpc
 
     original: Callable[..., Any] = grpc.server
 
     def server(*args: Any, **kwargs: Any) -> Any:
-        made = original(*args, **kwargs)
-        add_insecure_port = made.add_insecure_port
-        made.add_insecure_port = lambda address: add_insecure_port(
+        grpc_server = original(*args, **kwargs)
+        add_insecure_port = grpc_server.add_insecure_port
+        grpc_server.add_insecure_port = lambda address: add_insecure_port(
             address.replace("[::]:", f"{host}:").replace("0.0.0.0:", f"{host}:")
         )
-        return made
+        return grpc_server
 
     grpc.server = server
     try:
@@ -336,10 +334,10 @@ def listening_on(host: str) -> Iterator[None]:
 
 
 def wait_no_longer(result: Any, seconds: float) -> None:
-    """Wait for a pipeline for so long at the most; not for one on Dask, which says nothing of it before it ends.
+    """Wait for a pipeline with a time limit; returns immediately on Dask, which has no state before the end.
 
     Raises:
-        TimeoutError: it has not ended, and is cancelled.
+        TimeoutError: the pipeline did not end in time and was cancelled.
     """
     deadline = time.monotonic() + seconds
     while result.state not in ENDED and getattr(result, "client", None) is None:
@@ -350,17 +348,17 @@ def wait_no_longer(result: Any, seconds: float) -> None:
 
 
 def dask_options(address: str | None, num_tasks: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of Beam's Dask runner: one partition per task, where its own default is one per 128."""
-    found = {} if address is None else {"dask_client_address": address}
-    return {**found, "dask_npartitions": num_tasks, **options}
+    """Options of Beam's Dask runner: one partition per task instead of its default of one per 128."""
+    address_option = {} if address is None else {"dask_client_address": address}
+    return {**address_option, "dask_npartitions": num_tasks, **options}
 
 
 def check_cluster(options: Mapping[str, Any], worker_seconds: float) -> None:
-    """Raise WorkerError unless the scheduler answers and has a worker, or gets one soon.
+    """Raise WorkerError unless the scheduler answers and has a worker in time.
 
     Args:
         options: with `dask_client_address` or `dask_scheduler_file`.
-        worker_seconds: longest wait for the first worker.
+        worker_seconds: timeout for the first worker.
     """
     try:
         from distributed import Client
@@ -388,15 +386,15 @@ def check_cluster(options: Mapping[str, Any], worker_seconds: float) -> None:
 
 
 def wait_for(result: Any) -> None:
-    """Wait until a pipeline has ended, and let go of the Dask cluster, if it ran there.
+    """Wait for the end of a pipeline, and disconnect from the Dask cluster if it ran there.
 
     Raises:
-        WorkerError: the cluster gave up on a task, because each worker that had it died; or its scheduler is gone.
+        WorkerError: the cluster gave up on a task after its workers died, or the scheduler ended.
     """
     client = getattr(result, "client", None)
     try:
         result.wait_until_finish()
-        # Beam takes a future that was lost for one that is done.
+        # Beam treats a lost future as done.
         if client is not None and any(future.status != "finished" for future in result.futures):
             raise WorkerError("the Dask scheduler ended, or the job was cancelled there; rerun to do what is missing")
     except (KeyboardInterrupt, SystemExit):

@@ -1,4 +1,4 @@
-"""Job servers of portable engines that gristmill starts itself: one for all jobs of a process, gone with it."""
+"""Job servers of portable engines, started by gristmill: one for all jobs of a process, which ends with it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.processes import kill_child
 
 START_SECONDS = 60.0
-"""For a job server to answer: a Java one takes some seconds on a busy machine."""
+"""Timeout for a job server's start; one in Java takes some seconds on a busy machine."""
 ENDING = (
     "import os, signal, sys; from gristmill.dataprep.processes import end_with_parent; "
     "end_with_parent(signal.SIGKILL, int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
 )
-"""Becomes the program that it is given, which ends with the process that started it, whatever ends that."""
+"""Python code that executes a program which ends with its parent process, however that ends."""
 
 LOOK_SECONDS = 0.05
-"""Between two looks at whether its port is open, or it has ended."""
+"""Interval between checks of a server's port and process."""
 TURN_SECONDS = 1.0
-"""So long its answer is waited for at a time."""
+"""Timeout of one attempt to get an answer."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A job server of this process.
+    """Job server of this process.
 
     Attributes:
-        process: what was started.
-        port: of the loopback address.
-        folder: for its files; `log` in it has what it printed.
+        process: process of the server.
+        port: port of the loopback address.
+        folder: folder for its files, with its output in `log`.
     """
 
     process: subprocess.Popen[bytes]
@@ -47,17 +47,17 @@ class Server:
 
     @property
     def address(self) -> str:
-        """HOST:PORT."""
+        """Address as HOST:PORT."""
         return f"127.0.0.1:{self.port}"
 
     def answers(self, seconds: float) -> bool:
-        """Wait until it does; no longer than so many seconds, nor than it lives.
+        """Wait until the server answers; False after `seconds`, or if its process ends.
 
-        Neither that its process is there nor that its port is open says so: one that was killed closes its connections
-        a moment before it has ended, and its port, which takes connections until then, may come last.
+        A running process or an open port does not suffice: a killed server closes its connections shortly before its
+        process ends, and its port may accept connections until then.
         """
         deadline = time.monotonic() + seconds
-        while not self._listens():  # which is asked more often than gRPC tries to connect
+        while not self._listens():  # checks more often than gRPC tries to connect
             if self.process.poll() is not None or time.monotonic() > deadline:
                 return False
             time.sleep(LOOK_SECONDS)
@@ -75,14 +75,14 @@ _running: dict[str, Server] = {}
 
 
 def job_server(name: str, make_command: Callable[[int, Path], Sequence[str]]) -> str:
-    """The address of a job server of this process, which answers: it is started where there is none that does.
+    """Return the address of a running job server of this process, and start one if necessary.
 
     Args:
-        name: of the engine, and whatever tells this server from another one of it.
-        make_command: the command that starts it, from its port and a folder for its files.
+        name: name of the engine, with everything that distinguishes this server from others.
+        make_command: makes the command of the server from its port and a folder for its files.
 
     Raises:
-        WorkerError: it ended, or does not answer; with the last line that it printed.
+        WorkerError: the server ended or does not answer; the message has its last line of output.
     """
     if name in _running:
         if _running[name].answers(START_SECONDS):
@@ -91,44 +91,44 @@ def job_server(name: str, make_command: Callable[[int, Path], Sequence[str]]) ->
     server = _running[name] = _start(make_command)
     atexit.register(_end, name)
     if not server.answers(START_SECONDS):
-        how = f"does not answer within {START_SECONDS:g} s" if server.process.poll() is None else "ended"
-        said = (server.folder / "log").read_text(errors="replace").splitlines()
+        failure = f"does not answer within {START_SECONDS:g} s" if server.process.poll() is None else "ended"
+        log_lines = (server.folder / "log").read_text(errors="replace").splitlines()
         _end(name)
-        # What is indented is where an error came from: the last line that is not says what it was.
-        last = next((line for line in reversed(said) if line.strip() and not line[0].isspace()), "nothing")
-        raise WorkerError(f"the job server of {name} {how}; it said: {last}")
+        # Indented lines belong to a traceback; the last other line has the error.
+        last = next((line for line in reversed(log_lines) if line.strip() and not line[0].isspace()), "nothing")
+        raise WorkerError(f"the job server of {name} {failure}; it said: {last}")
     return server.address
 
 
 def answers(endpoint: str, seconds: float, lives: Callable[[], bool] = lambda: True) -> bool:
-    """Wait until a server answers a call, if only that it knows no such method; whether it did.
+    """Wait until a server answers a call, even with an error about the method; False if it does not.
 
     Args:
         endpoint: HOST:PORT.
-        seconds: so long at the most.
-        lives: asked meanwhile; nobody is waited for who does not.
+        seconds: timeout.
+        lives: function that returns False once the server is dead, which ends the wait.
     """
     import grpc
 
     deadline = time.monotonic() + seconds
-    # Not a connection that Beam has still open: nobody may have noticed yet that it is of no use.
+    # Use a new connection: one that Beam still has open may be broken without anyone having noticed.
     with grpc.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         call = channel.unary_unary("/gristmill/Answer")
-        while lives() and (left := deadline - time.monotonic()) > 0:
+        while lives() and (remaining := deadline - time.monotonic()) > 0:
             try:
-                call(b"", timeout=min(left, TURN_SECONDS), wait_for_ready=True)
+                call(b"", timeout=min(remaining, TURN_SECONDS), wait_for_ready=True)
             except grpc.RpcError as error:
                 if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
-                    time.sleep(min(left, LOOK_SECONDS))
+                    time.sleep(min(remaining, LOOK_SECONDS))
                     continue
             return True
     return False
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    """Find a free port of the loopback address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _start(make_command: Callable[[int, Path], Sequence[str]]) -> Server:

@@ -1,13 +1,12 @@
-"""Tasks of a job done by several hosts that have nothing but the store in common.
+"""Job sharing: several hosts run the tasks of a job, with only the store in common.
 
-The host that leads a stage offers a job: `work/offers/JOB.offer` says what is to be done. Every host, that one
-included, claims a task by creating a file that nobody else has created, does it, and leaves its record; each begins at
-a place of its own, so that they rarely meet at a task. What a host has claimed that died is claimed once more. When all
-tasks have records the offer is withdrawn.
+The leading host of a stage offers a job in `work/offers/JOB.offer`. Every host, including the leader, claims a task by
+exclusively creating a file, runs it, and writes its record. Each host starts at a different position, so that they
+rarely compete for a task. Claims of a dead host are renewed by others. The offer is withdrawn once all tasks have
+records.
 
-A task that two hosts do all the same, since one of them was taken for dead, is done twice with the same bytes. An
-offer is code, as is whatever else a store says of unfinished stages: only those may write there who may run code on its
-hosts.
+If a host was wrongly taken for dead, two hosts run the same task and write the same bytes. An offer is pickled code, as
+are other files of unfinished stages: write access to the store implies code execution on its hosts.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ from gristmill.dataprep.jobs.errors import failure_path
 from gristmill.dataprep.jobs.pool import Element, Work
 
 OFFERS = "offers"
-"""The folder of a stage's `work/` that has the offers, and the claims of each."""
+"""Folder of a stage's `work/` with the offers and the claims of each."""
 BEAT_SECONDS = 15.0
-"""How often a host that takes part says that it lives."""
+"""Interval of a host's heartbeats."""
 LOST_SECONDS = 90.0
-"""It has died where it has not said so for so long, by the clock of whoever waits for it."""
+"""Time without a heartbeat after which a host counts as dead, by the clock of the observer."""
 LOOK_SECONDS, STORE_LOOK_SECONDS = 0.5, 10.0
-"""Between two looks for what others have left: in a folder, in a store of objects."""
+"""Intervals between checks for other hosts' files: in a folder, in an object store."""
 log = logging.getLogger("gristmill.sharing")
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A job that hosts do together.
+    """Job that hosts run together.
 
     Attributes:
-        file: by which it is known; gone once it is withdrawn.
-        claims: the folder where its tasks are claimed; of this offer alone.
-        records: the folder of the job's records.
-        mode: what the workers of each host are (`engine.Mode`).
-        work: does one element, and leaves its record.
-        elements: all of them, the largest first.
+        file: file of the offer, deleted when the offer is withdrawn.
+        claims: folder of the claims of this offer.
+        records: folder of the job's records.
+        mode: kind of workers on each host (`engine.Mode`).
+        work: runs one element and writes its record.
+        elements: all elements, the largest first.
     """
 
     file: str
@@ -66,7 +65,7 @@ class Offer:
 def offered(
     job: str, folder: Path, records: Path, mode: str, work: Work, elements: Sequence[Element]
 ) -> Iterator[Offer]:
-    """Offer a job to all hosts that take part in a stage; within it they do its tasks.
+    """Context in which a job is offered to all hosts of a stage.
 
     Args:
         folder: the stage's `work/`.
@@ -80,22 +79,22 @@ def offered(
     try:
         yield offer
     finally:
-        with suppress(OSError):  # a full disk, perhaps: the stage has failed before
+        with suppress(OSError):  # for example a full disk, on which the stage has failed before
             file.unlink(missing_ok=True)
 
 
 def read_offers(folder: Path) -> Iterator[Offer]:
-    """What a stage offers now; `folder` is its `work/`."""
+    """Read the current offers of a stage; `folder` is its `work/`."""
     import cloudpickle
 
     for file in sorted((folder / OFFERS).glob("*.offer")):
-        with suppress(FileNotFoundError):  # withdrawn this very moment
+        with suppress(FileNotFoundError):  # withdrawn since the listing
             yield cloudpickle.loads(file.read_bytes())
 
 
 @contextmanager
 def taking_part(folder: Path) -> Iterator[str]:
-    """Let the other hosts of a stage know that this one lives; gives the name that it claims tasks by.
+    """Context in which this host sends heartbeats to the others of a stage; yields its name for claims.
 
     Args:
         folder: the stage's `work/`.
@@ -110,7 +109,7 @@ def taking_part(folder: Path) -> Iterator[str]:
             try:
                 with atomic_write(beat, durable=False) as sink:
                     sink.write(str(beats).encode())
-            except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+            except Exception as error:  # noqa: BLE001 - libraries of object stores raise their own errors
                 log.warning("%s could not be kept fresh: %s", beat, error)
 
     thread = threading.Thread(target=live, daemon=True)
@@ -120,27 +119,27 @@ def taking_part(folder: Path) -> Iterator[str]:
     finally:
         ended.set()
         thread.join()
-        with suppress(OSError):  # what it had claimed is free at once
+        with suppress(OSError):  # frees its claims immediately
             beat.unlink(missing_ok=True)
 
 
 def take_share(offer: Offer, host: str, run: Callable[[Work, Sequence[Element]], Any]) -> None:
-    """Do tasks of a job until all have records, one has failed, or the offer is withdrawn.
+    """Run tasks of a job until all have records, one has failed, or the offer is withdrawn.
 
     Args:
         offer: the job.
-        host: the name of this one.
-        run: hands elements to this host's workers, and waits for them.
+        host: name of this host.
+        run: runs elements on this host's workers and waits for them.
     """
     records, claims, watch = as_path(offer.records), as_path(offer.claims), BeatWatch(as_path(offer.file).parent)
     pause = LOOK_SECONDS if is_local(records) else STORE_LOOK_SECONDS
-    place = zlib.crc32(host.encode()) / (1 << 32)
+    share_start = zlib.crc32(host.encode()) / (1 << 32)
     done: set[str] = set()
     while not failure_path(records).exists():
         done |= {name.removesuffix(".json") for name in file_names(records)}
         claimed = last_claims(claims)
         missing = [element for element in offer.elements if element[0] not in done]
-        # Asked last: once it is withdrawn the records may be gone, and all tasks seem to be free.
+        # Check the offer last: after its withdrawal the records may be gone and all tasks look free.
         if not missing or not as_path(offer.file).exists():
             return
         free = [
@@ -150,7 +149,7 @@ def take_share(offer: Offer, host: str, run: Callable[[Work, Sequence[Element]],
             or watch.has_died((claims / f"{element[0]}.claim-{number}").read_text())
         ]
         if free:
-            begin = int(place * len(free))
+            begin = int(share_start * len(free))
             run(partial(claim_and_do, offer.work, offer.claims, host, claimed), [*free[begin:], *free[:begin]])
         else:
             time.sleep(pause)
@@ -159,7 +158,7 @@ def take_share(offer: Offer, host: str, run: Callable[[Work, Sequence[Element]],
 def claim_and_do(
     work: Work, claims: str, host: str, claimed: Mapping[str, int], name: str, payload: Mapping[str, Any]
 ) -> Any:
-    """Do a task, unless another host has claimed it meanwhile: then there is nothing to count."""
+    """Claim and run a task; returns empty counts if another host has claimed it meanwhile."""
     number = claimed.get(name, 0) + 1
     if not create_exclusively(as_path(claims) / f"{name}.claim-{number}", host.encode()):
         return {}
@@ -167,28 +166,28 @@ def claim_and_do(
 
 
 def last_claims(claims: Path) -> dict[str, int]:
-    """Task -> the number of its last claim, from 1."""
-    found: dict[str, int] = {}
+    """Number of the last claim by task, from 1."""
+    number_by_task: dict[str, int] = {}
     for file in file_names(claims):
         name, _, number = file.rpartition(".claim-")
-        if number.isdigit():  # a file that is just being written has a longer name
-            found[name] = max(found.get(name, 0), int(number))
-    return found
+        if number.isdigit():  # an unfinished file has a longer name
+            number_by_task[name] = max(number_by_task.get(name, 0), int(number))
+    return number_by_task
 
 
 @dataclass
 class BeatWatch:
-    """Finds out which hosts have died: whose beat is gone, or has been the same for LOST_SECONDS.
+    """Detector of dead hosts: those without a heartbeat file, or with an unchanged one for LOST_SECONDS.
 
     Attributes:
-        folder: of the offers.
+        folder: folder of the offers.
     """
 
     folder: Path
     _seen: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def has_died(self, host: str) -> bool:
-        """Whether a host that takes part has died."""
+        """Test if a host has died."""
         try:
             beat = _beat_file(self.folder, host).read_text()
         except FileNotFoundError:

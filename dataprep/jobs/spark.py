@@ -1,8 +1,8 @@
-"""Jobs on a Spark cluster by Spark's own Python interface, without Beam's job server.
+"""Jobs on a Spark cluster by Spark's Python API, without Beam's job server.
 
-Spark spreads Python functions over machines by itself, does lost ones again and shuffles; all that a job needs is to
-be said in its words (`chain.py`). So any version of Spark will do that has a Python of ours, and no server stands in
-between. Beam's own runner for Spark, with its job server, is `runner: SparkRunner`.
+Spark distributes Python functions over machines, retries lost ones and shuffles; a job only has to be translated
+(`chain.py`). Any version of Spark with a supported Python works, without a server in between. Beam's own runner for
+Spark, with its job server, is `runner: SparkRunner`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from gristmill.dataprep.jobs.chain import Chain, as_metrics, do_steps, read_chai
 from gristmill.dataprep.jobs.errors import WorkerError
 
 CONNECT_SECONDS = 15
-"""For a master to answer."""
+"""Timeout for the answer of a master."""
 HERE = ("127.0.0.1", "localhost", "local")
-"""A master there, or within this process, needs to reach this machine by its loopback address alone."""
+"""Hosts of local masters, which reach this machine by its loopback address."""
 HERE_ALONE = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 DEFAULTS = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
-"""What is asked of Spark unless the options say otherwise: nothing listens that nobody looks at."""
+"""Default settings of Spark: no user interface, and only errors in the log."""
 
 
 class ChainRunner(PipelineRunner):  # type: ignore[misc]
-    """Runs linear pipelines on Spark.
+    """Beam runner of linear pipelines on Spark.
 
     Args:
-        master: the cluster, in Spark's words: `spark://host:7077`, `local-cluster[2,1,1024]`, `yarn`, ...
-        options: Spark's configuration, `spark.executor.memory` and the like.
-        worker_seconds: longest wait for the first executor.
+        master: URL of the cluster: `spark://host:7077`, `local-cluster[2,1,1024]`, `yarn`, ...
+        options: Spark's configuration, such as `spark.executor.memory`.
+        worker_seconds: timeout for the first executor.
     """
 
     def __init__(self, master: str, options: Mapping[str, Any], worker_seconds: float) -> None:
@@ -64,38 +64,38 @@ class ChainRunner(PipelineRunner):  # type: ignore[misc]
 
 
 class Result(PipelineResult):  # type: ignore[misc]
-    """Of a job that has ended."""
+    """Result of a finished job."""
 
     def __init__(self, counts: Mapping[tuple[str, str], int]) -> None:
         super().__init__(PipelineState.DONE)
         self._counts = counts
 
     def wait_until_finish(self, duration: int | None = None) -> str:
-        """The state, at once."""
+        """Return the state immediately."""
         return str(self.state)
 
     def metrics(self) -> Any:
-        """What Spark's accumulator has."""
+        """Counters of Spark's accumulator."""
         return as_metrics(self._counts)
 
 
 def run_chain(session: Any, chain: Chain) -> dict[tuple[str, str], int]:
     """Run a chain of steps; returns its counters.
 
-    Each of its first values is a task of its own, in their order. A task that is done again because its worker was lost
-    is counted once; one of a stage whose shuffled data were lost may be counted again.
+    Each input value is its own task, in order. A task that runs again after the loss of its worker is counted once; a
+    task of a stage whose shuffled data were lost may be counted again.
     """
     from pyspark.accumulators import AccumulatorParam
 
     class Adding(AccumulatorParam[Any]):
-        """Counters, added by name."""
+        """Accumulator of counters by name."""
 
         def zero(self, value: Any) -> dict[tuple[str, str], int]:
-            """No counter."""
+            """Empty counters."""
             return {}
 
         def addInPlace(self, total: Any, more: Any) -> Any:
-            """Both; calls nothing of this package, which a worker does not have when it is unpickled there."""
+            """Add counters without this package, which a worker does not have while unpickling."""
             return {key: total.get(key, 0) + more.get(key, 0) for key in {**total, **more}}
 
     counts = session.accumulator({}, Adding())
@@ -115,7 +115,7 @@ def run_chain(session: Any, chain: Chain) -> dict[tuple[str, str], int]:
 
 
 def _reason(text: str) -> str:
-    """What Spark says of a job that failed: its sentence, and the last line of the Python error behind it."""
+    """Shorten Spark's error of a failed job to its message and the last line of the underlying Python error."""
     java = [line.removeprefix(": ") for line in text.splitlines() if line.startswith(": ")] or text.splitlines()
     errors = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception): .*", text, re.MULTILINE)
     return f"{java[0].rpartition('Exception: ')[2][:300]} {errors[-1] if errors else ''}".strip()
@@ -125,7 +125,7 @@ _session: list[tuple[str, Any]] = []
 
 
 def connect(master: str, options: Mapping[str, Any], worker_seconds: float) -> Any:
-    """Spark's context for a cluster, with an executor: the one of this process, where it has one for this cluster.
+    """Connect to a cluster and wait for an executor; reuses this process's SparkContext for the same cluster.
 
     Raises:
         WorkerError: no master answers, or it has no executor after `worker_seconds`.
@@ -143,7 +143,7 @@ def connect(master: str, options: Mapping[str, Any], worker_seconds: float) -> A
     settings = SparkConf(loadDefaults=False).setAppName("gristmill").setMaster(master)
     for name, value in {**DEFAULTS, **(HERE_ALONE if is_here(master) else {}), **options}.items():
         settings.set(name, str(value))
-    heard = signal.getsignal(signal.SIGINT)
+    previous_handler = signal.getsignal(signal.SIGINT)
     try:
         with listening_here() if is_here(master) else nullcontext():
             session = SparkContext(conf=settings)
@@ -151,7 +151,7 @@ def connect(master: str, options: Mapping[str, Any], worker_seconds: float) -> A
         raise WorkerError(f"Spark at {master} does not take the job: {_reason(str(error))}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, heard)  # Spark's own way outlives the connection, and fails then
+            signal.signal(signal.SIGINT, previous_handler)  # Spark's handler outlives the connection and then fails
     session.pythonExec = str(options.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON", sys.executable))
     _session.append((key, session))
     wait_for_executor(session, master, worker_seconds)
@@ -160,7 +160,7 @@ def connect(master: str, options: Mapping[str, Any], worker_seconds: float) -> A
 
 @contextmanager
 def listening_here() -> Iterator[None]:
-    """Let a Java process that begins within listen on the loopback address alone; the next one may listen elsewhere."""
+    """Context in which a started Java process listens only on the loopback address."""
     before = os.environ.get("SPARK_LOCAL_IP")
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     try:
@@ -173,13 +173,13 @@ def listening_here() -> Iterator[None]:
 
 
 def is_here(master: str) -> bool:
-    """Whether a master is on this machine."""
+    """Test if a master is on this machine."""
     return re.split(r"[:\[-]", master.removeprefix("spark://"))[0] in HERE
 
 
 @atexit.register
 def close() -> None:
-    """End this process's connection to Spark, if it has one, and with it the executors and the Java process."""
+    """Close this process's connection to Spark, if any, with its executors and the Java process."""
     for _, session in _session:
         gateway = session._gateway
         session.stop()
@@ -191,10 +191,10 @@ def close() -> None:
 
 
 def import_spark() -> None:
-    """Make `pyspark` importable: from SPARK_HOME, which is the cluster's own version; as installed; or from the cache.
+    """Make `pyspark` importable from SPARK_HOME (the cluster's version), the installed package, or the cache.
 
     Raises:
-        MissingEngineError: it is in none of these.
+        MissingEngineError: it is not in any of these.
     """
     home = os.environ.get("SPARK_HOME")
     if home is None and find_spec("pyspark") is not None:
@@ -215,7 +215,7 @@ def import_spark() -> None:
 
 
 def check_master(master: str) -> None:
-    """Raise WorkerError unless somebody listens where a standalone cluster's master should be; Spark waits a minute."""
+    """Raise WorkerError unless a standalone cluster's master accepts connections; Spark would wait a minute."""
     for host, port in re.findall(r"([\w.-]+):(\d+)", master if master.startswith("spark://") else ""):
         try:
             socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
@@ -227,9 +227,11 @@ def check_master(master: str) -> None:
 
 
 def wait_for_executor(session: Any, master: str, worker_seconds: float) -> None:
-    """Raise WorkerError where a cluster gives no executor; Spark itself would wait for ever."""
+    """Raise WorkerError if a cluster does not provide an executor in time; Spark would wait forever."""
     deadline = time.monotonic() + worker_seconds
-    while not re.match(r"local(\[|$)", master) and session._jsc.sc().getExecutorMemoryStatus().size() < 2:  # itself
+    while (
+        not re.match(r"local(\[|$)", master) and session._jsc.sc().getExecutorMemoryStatus().size() < 2
+    ):  # the driver counts as 1
         if time.monotonic() > deadline:
             close()
             raise WorkerError(

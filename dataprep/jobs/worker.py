@@ -1,9 +1,9 @@
-"""A worker of Beam for Python as portable engines start one: without a container, from this very installation.
+"""Beam worker for portable engines, started from this installation without a container.
 
-`gristmill-worker` is the program that `environment_type: PROCESS` wants by its path. With `--pool HOST:PORT` it is
-what `environment_type: EXTERNAL` wants by its address: a server that starts a worker whenever an engine asks for one.
-Engines ask for every job, and what a worker imports takes longer than a small job: the server has it imported once, by
-Python's fork server. All end with whoever started them.
+`gristmill-worker` is the program for `environment_type: PROCESS`, given by its path. With `--pool HOST:PORT` it is the
+server for `environment_type: EXTERNAL`, given by its address: it starts a worker whenever an engine requests one.
+Engines request workers for every job, and a worker's imports take longer than a small job, so Python's fork server
+imports them once. All processes end with the process that started them.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from gristmill.dataprep.jobs.runner import import_beam, listening_on
 from gristmill.dataprep.processes import end_after_parent, end_with_parent
 
 IMPORTED = (PRELOADED, "apache_beam.runners.worker.sdk_worker", "apache_beam.runners.worker.worker_id_interceptor")
-"""What a pool's fork server imports; the first one sees to it that no thread is started, which a fork would lose."""
+"""Modules that a pool's fork server imports; the first prevents imports from starting threads, which forks lose."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Be one worker, or a pool that starts them."""
+    """Run a worker, or a pool that starts workers."""
     parser = argparse.ArgumentParser(PROGRAM, description=__doc__)
     parser.add_argument("--pool", metavar="HOST:PORT", help="start workers when asked to, here")
     parser.add_argument("--id", default="", help="what the engine calls this worker")
     parser.add_argument("--provision_endpoint", help="where the engine says the rest")
     parser.add_argument("--control_endpoint", help="where the engine hands out work, unless it says so there")
-    given, _ = parser.parse_known_args(arguments)  # engines give more of Beam's than is needed here
+    parsed, _ = parser.parse_known_args(arguments)  # engines pass further Beam arguments
     end_after_parent(signal.SIGKILL)
     import_beam()
-    if given.pool:
-        return serve(given.pool)
-    if not (given.control_endpoint or given.provision_endpoint):
+    if parsed.pool:
+        return serve(parsed.pool)
+    if not (parsed.control_endpoint or parsed.provision_endpoint):
         parser.error("an engine starts this, or --pool HOST:PORT is needed")
-    work(given.id, given.control_endpoint, given.provision_endpoint)
+    work(parsed.id, parsed.control_endpoint, parsed.provision_endpoint)
     return 0
 
 
 def serve(address: str) -> int:
-    """Start workers when an engine asks for them, until a signal comes."""
+    """Start workers on request of an engine, until a signal arrives."""
     host, _, port = address.rpartition(":")
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED))
     multiprocessing.forkserver.ensure_running()
     with listening_on(host or "127.0.0.1"):
         _, server = pool_type().start(use_process=True, port=int(port))
-    for number in (signal.SIGTERM, signal.SIGINT):  # its end is what ends the workers: nobody waits for them
+    for number in (signal.SIGTERM, signal.SIGINT):  # workers end with this process
         signal.signal(number, lambda *_: os._exit(0))
     print(f"{PROGRAM}: starting workers for whoever asks at {address}", flush=True)
     server.wait_for_termination()
@@ -61,22 +61,22 @@ def serve(address: str) -> int:
 
 
 def pool_type() -> Any:
-    """Beam's pool, with forks as its workers, and for several machines of an engine.
+    """Make Beam's worker pool with forked workers, safe for several machines of an engine.
 
-    Two TaskManagers of Flink call their workers alike, and Beam's pool would end the one's where it is told to end the
-    other's. Those that are called alike are left to end with the connection to whom they work for.
+    Two TaskManagers of Flink may give their workers the same id, and Beam's pool would stop the wrong one. Workers with
+    a shared id are not stopped; they end when their connection closes.
     """
     from apache_beam.portability.api import beam_fn_api_pb2
     from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 
     class Pool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc, unused-ignore]
-        """Which knows the names that were given twice; `do` is what a worker does."""
+        """Pool that records ids used twice; `do` is the function of a worker."""
 
         def __init__(self, do: Callable[[str, str | None, str | None], None] = work, **_: Any) -> None:
             super().__init__()
             self.workers: dict[str, BaseProcess] = {}
             self._do, self._alike = do, set[str]()
-            self._lock = threading.Lock()  # two machines ask at the same time
+            self._lock = threading.Lock()  # machines may send requests concurrently
 
         def StartWorker(self, request: Any, context: Any) -> Any:
             name = request.worker_id
@@ -104,34 +104,34 @@ def pool_type() -> Any:
 
 
 def end_worker(worker: BaseProcess) -> None:
-    """End a worker: what it has done it has told by now."""
+    """Kill a worker, which has reported its results by now."""
     worker.kill()
     worker.join()
 
 
 def begin(do: Callable[[str, str | None, str | None], None], *asked: str) -> None:
-    """What a forked worker does."""
+    """Run a forked worker."""
     end_with_parent(signal.SIGKILL, os.getppid())
     import_beam()
     do(*asked)
 
 
 def work(name: str, control: str | None, provision: str | None) -> None:
-    """Do what an engine hands out, until it ends the connection."""
+    """Do the work of an engine until it closes the connection."""
     from apache_beam.runners.worker.sdk_worker import SdkHarness
 
     SdkHarness(control or find_control(name, str(provision)), worker_id=name).run()
 
 
 def find_control(name: str, provision: str) -> str:
-    """Ask an engine where it hands out work."""
+    """Ask an engine for the address of its control endpoint."""
     import grpc
     from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
 
     with grpc.insecure_channel(provision) as channel:
-        asked = grpc.intercept_channel(channel, WorkerIdInterceptor(name))
-        service = beam_provision_api_pb2_grpc.ProvisionServiceStub(asked)
+        identified_channel = grpc.intercept_channel(channel, WorkerIdInterceptor(name))
+        service = beam_provision_api_pb2_grpc.ProvisionServiceStub(identified_channel)
         answer = service.GetProvisionInfo(beam_provision_api_pb2.GetProvisionInfoRequest())
     return str(answer.info.control_endpoint.url)
 

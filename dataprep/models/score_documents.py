@@ -46,14 +46,14 @@ def run(inputs: Mapping[str, Path], section: Annotate, out: Path, context: Conte
     load_scorer(model, sha256)  # fail before any work; threads of this process share the model
     process = partial(score_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), sha256=sha256, out=out)
     results = run_tasks("annotate", shard_tasks(inputs["ingest"]), process, context)
-    read_counts = {
+    totals = {
         name: sum(result["read"][name] for result in results) for name in ("documents", "tokens", "windows", "cut")
     }
     seconds = sum(result["seconds"] for result in results)
     if seconds:
         print(
-            f"{context.stage}: {read_counts['documents']:,} documents, {read_counts['tokens']:,} tokens; each worker read "
-            f"{read_counts['documents'] / seconds:,.1f} documents/s, {read_counts['tokens'] / seconds:,.0f} tokens/s",
+            f"{context.stage}: {totals['documents']:,} documents, {totals['tokens']:,} tokens; each worker read "
+            f"{totals['documents'] / seconds:,.1f} documents/s, {totals['tokens'] / seconds:,.0f} tokens/s",
             flush=True,
         )
     return {
@@ -63,7 +63,7 @@ def run(inputs: Mapping[str, Path], section: Annotate, out: Path, context: Conte
             name: histograms.fit_histogram(counted)
             for name, counted in histograms.add_histograms(result["histograms"] for result in results).items()
         },
-        "reader": {**described(model, sha256), **read_counts},
+        "reader": {**described(model, sha256), **totals},
     }
 
 
