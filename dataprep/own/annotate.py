@@ -1,11 +1,11 @@
-"""The stage `annotate`: a user's function measures documents, and thresholds make decisions of what it measured.
+"""Stage `annotate`: measure documents with a user's function, and drop documents by thresholds.
 
-Where a model measures in its place, that is done in `dataprep/models/score_documents.py`.
+If the step has a model instead, `dataprep/models/score_documents.py` measures.
 
-A function that takes one document returns a dictionary (a TypedDict, a NamedTuple, a dataclass) of numbers, truth
-values and texts, or one of these, which then is the column called like the function; a bare False drops the document.
-One that takes a batch returns the same as columns of as many values: a RecordBatch, a Table, a dictionary of arrays, or
-one array. None, a null and NaN say that nothing was measured, which every threshold passes.
+A function of one document returns a dictionary (a TypedDict, a NamedTuple, a dataclass) of numbers, booleans and texts,
+or a single such value for the column with the function's name; a bare False drops the document. A function of a batch
+returns columns with a value per document: a RecordBatch, a Table, a dictionary of arrays, or one array. None, null and
+NaN are missing values, which pass every threshold.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gristmill.mixtures.steps.own_steps import Annotate, OwnAnnotate
 from gristmill.mixtures.yaml_text import did_you_mean
 
 PLAIN = (bool, int, float, str, np.generic)
-"""What one value of a document may be, beside None."""
+"""Types of a value of a document, besides None."""
 TYPES: Mapping[pa.DataType, Callable[[pa.DataType], bool]] = {
     pa.bool_(): pa.types.is_boolean,
     pa.int64(): pa.types.is_integer,
@@ -54,42 +54,44 @@ TYPES: Mapping[pa.DataType, Callable[[pa.DataType], bool]] = {
     pa.string(): lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
     pa.null(): pa.types.is_null,
 }
-"""The types of columns, and what is taken as each of them."""
+"""Types of columns, each with a test of the types that are cast to it."""
 MOST_TEXT_BYTES = 100_000
-"""Of one value: a column says something of a document, and is no second text."""
+"""Maximum size of a value: a column describes a document and is not a second text."""
 LIKE = 1e-6
-"""How far two calls may differ, relatively: sums over batches of other sizes are rounded otherwise."""
+"""Relative tolerance between two calls: sums over batches of different sizes are rounded differently."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Measure every kept document by the user's function, and drop what the thresholds or a bare False say.
+    """Measure every kept document with the user's function, and drop documents by thresholds or a bare False.
 
     Writes one annotation table per document shard, with every column that the function may return,
     `OwnAnnotate.measured`.
 
     Args:
-        inputs: `ingest`, and the annotating stages that ran before.
+        inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `annotate` section (`mixtures.steps.own_steps.Annotate`), with the code by value.
 
     Returns:
-        `counts`; `rules`: per threshold how many documents fail it, and fail only it; `histograms`: per column of
-        numbers; `code`: what ran; `differs`: where two calls gave different results, what they gave.
+        `counts`; `rules`: per threshold the number of documents that fail it, and that fail only it; `histograms`: per
+        numeric column; `code`: description of the code; `differs`: the different results of two calls, if any.
 
     Raises:
-        OwnCodeError: the function cannot be called, or returned something else than it may.
+        OwnCodeError: the function cannot be called, or returned an invalid value.
         ConservationError, QuarantineError: see `counts`.
     """
-    given = Annotate.model_validate(config)
-    if given.model is not None:
+    settings = Annotate.model_validate(config)
+    if settings.model is not None:
         from gristmill.dataprep.models import score_documents
 
-        return score_documents.run(inputs, given, out, context)
-    section = given.function
-    known = known_columns(inputs)
-    load_document_function(section, known)  # fails before any work
+        return score_documents.run(inputs, settings, out, context)
+    section = settings.function
+    columns = known_columns(inputs)
+    load_document_function(section, columns)  # fail before any work
     tasks = shard_tasks(inputs["ingest"])
-    process = partial(annotate_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, known=known)
-    # Processes, where the input is worth them: Python holds the GIL, and a batch is often worked on in Python too.
+    process = partial(
+        annotate_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, known=columns
+    )
+    # Use processes for large inputs: Python code holds the GIL, and functions of batches often run Python code too.
     results = run_tasks("annotate", tasks, process, context, holds_gil=True)
     unite_types(section, tasks, results, out, context)
     return {
@@ -109,15 +111,17 @@ def annotate_shard(
     """Measure one document shard and write its annotations."""
     section = OwnAnnotate.model_validate(config)
     function = load_document_function(section, known)
-    read = read_judged_columns(inputs, task.name, section.sources, function.reads)
+    judged_columns = read_judged_columns(inputs, task.name, section.sources, function.reads)
     with TimeLimit(section.time_limit_seconds) as limit:
-        measured = measure(function, section, read.given, limit)
-        differs = compare_calls(function, section, read, measured, limit)
+        measured = measure(function, section, judged_columns.given, limit)
+        differs = compare_calls(function, section, judged_columns, measured, limit)
     numbers = {name: as_numbers(values) for name, values in measured.columns.items() if is_number(values.type)}
     reasons, failed = judge(section, measured, numbers)
     columns = {name: spread(values, measured.errors) for name, values in measured.columns.items()}
     spread_reasons = spread(pa.array(reasons, pa.string()), measured.errors)
-    table, counts = annotate(read.documents, read.rows, read.judged, spread_reasons, columns, measured.errors)
+    table, counts = annotate(
+        judged_columns.documents, judged_columns.rows, judged_columns.judged, spread_reasons, columns, measured.errors
+    )
     write_table(out / task.name, table)
     return Done(
         [out / task.name],
@@ -135,12 +139,12 @@ def annotate_shard(
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What a function returned for n documents.
+    """Measurements of n documents.
 
     Attributes:
-        columns: all that the step announces; a value per document that did not raise.
-        errors: per document its error, or None.
-        decides: whether it returned bare truth values, of which False drops the document.
+        columns: all columns that the step announces; a value per document that did not raise.
+        errors: error per document, or None.
+        decides: the function returned bare booleans, of which False drops the document.
     """
 
     columns: Mapping[str, pa.Array]
@@ -152,7 +156,7 @@ def measure(function: DocumentFunction, section: OwnAnnotate, given: pa.Table, l
     """Call a function on n documents.
 
     Raises:
-        OwnCodeError: it returned something else than it may.
+        OwnCodeError: the function returned an invalid value.
     """
     announced = section.measured
     parts = [
@@ -163,13 +167,13 @@ def measure(function: DocumentFunction, section: OwnAnnotate, given: pa.Table, l
     return Measured(columns, [error for part in parts for error in part.errors], any(part.decides for part in parts))
 
 
-def _measure_batch(function: DocumentFunction, section: OwnAnnotate, given: pa.Table, limit: TimeLimit) -> Measured:
+def _measure_batch(function: DocumentFunction, section: OwnAnnotate, documents: pa.Table, limit: TimeLimit) -> Measured:
     announced = section.measured
     rows: list[Mapping[str, Any]] = []
     parts: list[Mapping[str, pa.Array]] = []
     errors: list[str | None] = []
     decides = False
-    for returned in call_on(function, given, limit):
+    for returned in call_on(function, documents, limit):
         errors.extend([returned.error] * returned.rows)
         if returned.error is not None:
             continue
@@ -193,8 +197,8 @@ def _measure_batch(function: DocumentFunction, section: OwnAnnotate, given: pa.T
 
 
 def _named(function: DocumentFunction, value: Any) -> tuple[Mapping[str, Any], bool]:
-    """What a function returned by the names of columns, and whether it is a bare decision."""
-    own = function.step.use.name
+    """Returned values by column name, and True if the function returned a bare decision."""
+    function_name = function.step.use.name
     if isinstance(value, pa.RecordBatch | pa.Table):
         return {name: value[name] for name in value.schema.names if name not in function.reads}, False
     if isinstance(value, Mapping):
@@ -204,10 +208,10 @@ def _named(function: DocumentFunction, value: Any) -> tuple[Mapping[str, Any], b
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, False
     if function.batch is None and isinstance(value, PLAIN):
-        return {own: value}, isinstance(value, bool | np.bool_)
+        return {function_name: value}, isinstance(value, bool | np.bool_)
     if function.batch is not None and isinstance(value, pa.Array | pa.ChunkedArray | np.ndarray):
-        of_truth = value.dtype == bool if isinstance(value, np.ndarray) else pa.types.is_boolean(value.type)
-        return {own: value}, of_truth
+        is_boolean = value.dtype == bool if isinstance(value, np.ndarray) else pa.types.is_boolean(value.type)
+        return {function_name: value}, is_boolean
     allowed = (
         "a dictionary, a number, a text, True or False"
         if function.batch is None
@@ -217,7 +221,7 @@ def _named(function: DocumentFunction, value: Any) -> tuple[Mapping[str, Any], b
 
 
 def _check_announced(function: DocumentFunction, announced: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Raise where a function returns columns that are not known before it runs."""
+    """Raise OwnCodeError if a function returns columns that were not announced before it ran."""
     unknown = next((str(name) for name in values if name not in announced), None)
     if unknown is not None:
         raise function.wrong(
@@ -228,15 +232,15 @@ def _check_announced(function: DocumentFunction, announced: Sequence[str], value
 
 
 def _plain(function: DocumentFunction, name: str, value: Any) -> Any:
-    """One value of one document as Python has it."""
-    found = value.item() if isinstance(value, np.generic) else value
-    if found is None or isinstance(found, bool | int | float):
-        return found
-    if not isinstance(found, str):
+    """Convert a value of a document to a plain Python value."""
+    plain_value = value.item() if isinstance(value, np.generic) else value
+    if plain_value is None or isinstance(plain_value, bool | int | float):
+        return plain_value
+    if not isinstance(plain_value, str):
         raise function.wrong(
             f"returned {described(value)} as {name!r}; a column has numbers, texts, True or False, or None"
         )
-    return found
+    return plain_value
 
 
 def _from_values(function: DocumentFunction, name: str, values: Sequence[Any]) -> pa.Array:
@@ -251,39 +255,39 @@ def _from_values(function: DocumentFunction, name: str, values: Sequence[Any]) -
 
 
 def _array(function: DocumentFunction, name: str, value: Any, rows: int) -> pa.Array:
-    """A column of `rows` values, of one of TYPES."""
+    """Convert values to a column of `rows` values with one of TYPES."""
     try:
-        found = (
+        array = (
             value.combine_chunks()
             if isinstance(value, pa.ChunkedArray)
             else (value if isinstance(value, pa.Array) else pa.array(value, from_pandas=True))
         )
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise function.wrong(f"returned values as {name!r} that make no column: {error}") from error
-    if len(found) != rows:
-        raise function.wrong(f"returned {len(found):,} values as {name!r} for {rows:,} documents; return one for each")
-    if pa.types.is_dictionary(found.type):
-        found = found.dictionary_decode()
-    kind = next((kind for kind, fits in TYPES.items() if fits(found.type)), None)
+    if len(array) != rows:
+        raise function.wrong(f"returned {len(array):,} values as {name!r} for {rows:,} documents; return one for each")
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = next((kind for kind, is_kind in TYPES.items() if is_kind(array.type)), None)
     if kind is None:
-        raise function.wrong(f"returned {found.type} as {name!r}; a column has numbers, texts, True or False")
-    return _tidied(function, name, found, kind)
+        raise function.wrong(f"returned {array.type} as {name!r}; a column has numbers, texts, True or False")
+    return _cast_column(function, name, array, kind)
 
 
-def _tidied(function: DocumentFunction, name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_column(function: DocumentFunction, name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
-        found = values.cast(kind)
+        column = values.cast(kind)
     except pa.ArrowInvalid as error:
         raise function.wrong(f"returned {values.type} as {name!r}, which does not fit {kind}: {error}") from error
     if kind == pa.float64():
-        return pc.if_else(pc.is_nan(found), pa.scalar(None, kind), found)
-    longest = pc.max(pc.binary_length(found)).as_py() if kind == pa.string() else None
+        return pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+    longest = pc.max(pc.binary_length(column)).as_py() if kind == pa.string() else None
     if longest is not None and longest > MOST_TEXT_BYTES:
         raise function.wrong(
             f"returned a text of {longest:,} bytes as {name!r}, which may have {MOST_TEXT_BYTES:,}; a "
             "column says something of a document; a step `edit` changes its text"
         )
-    return found
+    return column
 
 
 def _join(section: OwnAnnotate, name: str, parts: Sequence[pa.Array]) -> pa.Array:
@@ -292,34 +296,34 @@ def _join(section: OwnAnnotate, name: str, parts: Sequence[pa.Array]) -> pa.Arra
 
 
 def common_type(section: OwnAnnotate, name: str, types: Iterable[pa.DataType]) -> pa.DataType:
-    """The type of a column whose parts have these: whole numbers and others are numbers, and null is anything.
+    """Common type of a column's parts: integers and floats make floats, and null matches any type.
 
     Raises:
-        OwnCodeError: they have nothing in common.
+        OwnCodeError: the types are incompatible.
     """
-    found = {kind for kind in types if not pa.types.is_null(kind)}
-    if len(found) > 1 and found != {pa.int64(), pa.float64()}:
+    kinds = {kind for kind in types if not pa.types.is_null(kind)}
+    if len(kinds) > 1 and kinds != {pa.int64(), pa.float64()}:
         raise wrong(
-            section, f"returned {' and '.join(sorted(map(str, found)))} as {name!r}; a column has one kind of value"
+            section, f"returned {' and '.join(sorted(map(str, kinds)))} as {name!r}; a column has one kind of value"
         )
-    return pa.float64() if len(found) > 1 else next(iter(found), pa.null())
+    return pa.float64() if len(kinds) > 1 else next(iter(kinds), pa.null())
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether thresholds and histograms can be made of a column of a type; True is 1."""
+    """Test if columns of a type have thresholds and histograms; True is 1."""
     return not pa.types.is_string(kind)
 
 
 def as_numbers(values: pa.Array) -> np.ndarray:
-    """A column as float64, NaN for null."""
-    found: np.ndarray = pc.fill_null(values.cast(pa.float64()), math.nan).to_numpy(zero_copy_only=False)
-    return found
+    """Convert a column to float64, with NaN for null."""
+    numbers: np.ndarray = pc.fill_null(values.cast(pa.float64()), math.nan).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def judge(
     section: OwnAnnotate, measured: Measured, numbers: Mapping[str, np.ndarray]
 ) -> tuple[list[str | None], dict[str, np.ndarray]]:
-    """Why each of the documents that did not raise goes, or None; and which of them fail which threshold.
+    """Reason to drop each document that did not raise, or None; and masks of failing documents by threshold.
 
     Raises:
         OwnCodeError: a threshold bounds a column of texts.
@@ -334,52 +338,56 @@ def judge(
     failed = failures(numbers, {"annotate": section})
     reasons = first_failures(failed, good)
     if measured.decides:
-        own = section.use.name
-        for row in np.flatnonzero(numbers[own] == 0):
-            reasons[row] = reasons[row] or f"annotate/{own}"
+        column = section.use.name
+        for row in np.flatnonzero(numbers[column] == 0):
+            reasons[row] = reasons[row] or f"annotate/{column}"
     return reasons, failed
 
 
 def compare_calls(
     function: DocumentFunction, section: OwnAnnotate, read: JudgedColumns, measured: Measured, limit: TimeLimit
 ) -> str | None:
-    """Call a function once more on the first documents that did not raise; what differs, in words, or None."""
+    """Call a function again on the first documents that did not raise; returns the difference in words, or None."""
     good = [row for row, error in enumerate(measured.errors) if error is None][:SAMPLE_ROWS]
     again = measure(function, section, read.given.take(pa.array(good, pa.int64())), limit)
     for row, error in zip(good, again.errors, strict=True):
         if error is not None:
             return f"of two calls with document {read.shown(row)} the second one raised {error}"
     for name, values in again.columns.items():
-        for row, one, other in zip(good, measured.columns[name].to_pylist(), values.to_pylist(), strict=False):
-            if not _alike(one, other):
-                return f"two calls with document {read.shown(row)} gave {one!r} and {other!r} as {name!r}"
+        for row, first_value, second_value in zip(
+            good, measured.columns[name].to_pylist(), values.to_pylist(), strict=False
+        ):
+            if not _alike(first_value, second_value):
+                return (
+                    f"two calls with document {read.shown(row)} gave {first_value!r} and {second_value!r} as {name!r}"
+                )
     return None
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float | int):
-        return math.isclose(one, other, rel_tol=LIKE, abs_tol=LIKE)
-    return bool(one == other)
+def _alike(first: Any, second: Any) -> bool:
+    if isinstance(first, float) and isinstance(second, float | int):
+        return math.isclose(first, second, rel_tol=LIKE, abs_tol=LIKE)
+    return bool(first == second)
 
 
 def unite_types(
     section: OwnAnnotate, tasks: Sequence[Task], results: Sequence[Mapping[str, Any]], out: Path, context: Context
 ) -> None:
-    """Write the tables again whose columns are of another type than in most: whole numbers in one shard, say.
+    """Rewrite tables with a column type other than the common one, such as integers in one of many shards.
 
     Raises:
-        OwnCodeError: a column is of types that have nothing in common.
+        OwnCodeError: the types of a column are incompatible.
     """
     names = section.measured
     types = {name: common_type(section, name, [_type(result["types"][name]) for result in results]) for name in names}
-    wanted = {name: pa.float64() if pa.types.is_null(kind) else kind for name, kind in types.items()}
-    others = [
+    final_types = {name: pa.float64() if pa.types.is_null(kind) else kind for name, kind in types.items()}
+    outdated_tasks = [
         task
         for task, result in zip(tasks, results, strict=True)
-        if any(_type(result["types"][name]) != wanted[name] for name in names)
+        if any(_type(result["types"][name]) != final_types[name] for name in names)
     ]
-    cast = partial(cast_shard, types={name: str(kind) for name, kind in wanted.items()}, out=out)
-    run_tasks("types", others, cast, context, direct=True)
+    cast = partial(cast_shard, types={name: str(kind) for name, kind in final_types.items()}, out=out)
+    run_tasks("types", outdated_tasks, cast, context, direct=True)
 
 
 def _type(name: str) -> pa.DataType:
@@ -387,7 +395,7 @@ def _type(name: str) -> pa.DataType:
 
 
 def cast_shard(task: Task, types: Mapping[str, str], out: Path) -> Done:
-    """Write the annotations of a shard again, with columns of these types."""
+    """Rewrite the annotations of a shard with columns of these types."""
     table = read_table(out / task.name)
     for name, kind in types.items():
         table = table.set_column(table.column_names.index(name), name, table[name].cast(_type(kind)))

@@ -1,7 +1,7 @@
-"""Calls a user's function on documents: what it is given, one document or a batch at a time, and what it raises.
+"""Calls of a user's function on documents, one document or a batch at a time.
 
-What it raises on a document is that document's error. What is wrong with the function itself (it cannot be called, it
-returns something else than it may) is an OwnCodeError, which ends the stage with one sentence.
+An exception on a document is that document's error. A fault of the function itself (it cannot be called, or returns an
+invalid value) is an OwnCodeError, which ends the stage with one sentence.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from gristmill.mixtures.yaml_text import did_you_mean
 
 BATCH_ROWS = 1000
 SAMPLE_ROWS = 16
-"""Documents of each shard that a function is called on twice, to see whether both calls give the same."""
+"""Documents per shard on which a function is called twice, to detect nondeterminism."""
 DOCUMENT_COLUMNS = ("text", "source", "url", "metadata", "locator", "id")
-"""What a function may ask for of every document; beside it, all that steps before have measured."""
+"""Columns of every document that a function may read, besides those of earlier steps."""
 MOST_SHOWN_CHARACTERS = 60
 SHOWN_DIGITS = 16
-"""Of a document's id in messages."""
+"""Digits of a document's id in messages."""
 
 
 @dataclass(frozen=True)
 class DocumentFunction:
-    """A user's function, ready to be called on documents.
+    """User's function of documents.
 
     Attributes:
         step: the settings.
-        call: takes the values of `reads` by place, or a batch with these columns.
+        call: takes the values of `reads` by position, or a batch with these columns.
         reads: names of columns.
-        batch: `RecordBatch` or `Table` where it takes many documents at a time.
+        batch: `RecordBatch` or `Table` for a function of batches, else None.
     """
 
     step: OwnStep
@@ -54,37 +54,37 @@ class DocumentFunction:
     batch: str | None = None
 
     def wrong(self, what: str) -> OwnCodeError:
-        """The error that it does something else than it may, such as "returned nothing"."""
+        """Make the error of a faulty function, such as "returned nothing"."""
         return wrong(self.step, what)
 
 
 def wrong(step: OwnStep, what: str) -> OwnCodeError:
-    """`steps.py, line 3: count_word returned nothing`."""
+    """Make an error such as `steps.py, line 3: count_word returned nothing`."""
     return OwnCodeError(f"{step.use.place}: {step.use.name} {what}")
 
 
 def described(value: Any) -> str:
-    """A returned value in words: `int 3`, or its type alone where it is long."""
+    """Describe a returned value: `int 3`, or only its type if it is long."""
     if value is None:
         return "nothing (None)"
-    shown = repr(value)
-    return type(value).__name__ + (f" {shown}" if len(shown) <= MOST_SHOWN_CHARACTERS else "")
+    text = repr(value)
+    return type(value).__name__ + (f" {text}" if len(text) <= MOST_SHOWN_CHARACTERS else "")
 
 
 def describe_run(step: OwnStep, results: Sequence[Mapping[str, Any]], context: Context) -> dict[str, str]:
-    """For a summary: `code`, what ran; `differs`, what two calls gave where that was not the same, which is warned of.
+    """Describe a run for the summary by `code` and, with a warning, `differs`, the different results of two calls.
 
     Args:
         step: the settings.
-        results: of the shards, each with `differs`.
-        context: where to warn.
+        results: results of the shards, each with `differs`.
+        context: receives the warning.
     """
     differs = next((result["differs"] for result in results if result["differs"]), None)
     if differs is None:
         return {"code": step.use.describe()}
-    said = f"{step.use.place}: {step.use.name} is not deterministic: {differs}"
-    context.warn(f"{said}; another run may come to other results")
-    return {"code": step.use.describe(), "differs": said}
+    message = f"{step.use.place}: {step.use.name} is not deterministic: {differs}"
+    context.warn(f"{message}; another run may come to other results")
+    return {"code": step.use.describe(), "differs": message}
 
 
 def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFunction:
@@ -92,10 +92,10 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
 
     Args:
         step: the settings.
-        known: the columns that there are.
+        known: the available columns.
 
     Raises:
-        OwnCodeError: it cannot be loaded, cannot be called so, or asks for a column that there is not.
+        OwnCodeError: the function cannot be loaded or called, or reads an unknown column.
     """
     with TimeLimit(step.time_limit_seconds) as limit:
         try:
@@ -105,7 +105,7 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
     _check_kind(step, function)
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of a built-in one nothing is known
+    except (TypeError, ValueError):  # built-in functions do not have a signature
         return DocumentFunction(step, load_own(step, "text"), ("text",))
     batch = batch_type(_written(parameters[0].annotation)) if parameters else None
     if batch is not None:
@@ -123,20 +123,22 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
 
 def _load_for_one(step: OwnStep, parameters: Sequence[inspect.Parameter], known: Collection[str]) -> DocumentFunction:
     columns = [
-        one
-        for one in parameters
-        if one.name not in step.options
-        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        and (one.default is one.empty or one.name in known)
+        column
+        for column in parameters
+        if column.name not in step.options
+        and column.kind not in (column.VAR_POSITIONAL, column.VAR_KEYWORD)
+        and (column.default is column.empty or column.name in known)
     ]
-    _check_known(step, [one.name for one in columns], known, False)
-    placed = [
-        one.name
-        for one, parameter in zip(columns, parameters, strict=False)
-        if one is parameter and one.kind != one.KEYWORD_ONLY
+    _check_known(step, [column.name for column in columns], known, False)
+    positional_names = [
+        column.name
+        for column, parameter in zip(columns, parameters, strict=False)
+        if column is parameter and column.kind != column.KEYWORD_ONLY
     ]
-    named = [one.name for one in columns[len(placed) :]]
-    return DocumentFunction(step, load_own(step, *placed, by_name=named), (*placed, *named))
+    keyword_names = [column.name for column in columns[len(positional_names) :]]
+    return DocumentFunction(
+        step, load_own(step, *positional_names, by_name=keyword_names), (*positional_names, *keyword_names)
+    )
 
 
 KINDS = {
@@ -144,7 +146,7 @@ KINDS = {
     "async function": "is an async function, which nobody would wait for; write it with `def`",
     "generator": "yields values; return one",
 }
-"""What a function may not be."""
+"""Unsupported kinds of functions, with messages."""
 
 
 def _check_kind(step: OwnStep, function: Callable[..., Any]) -> None:
@@ -174,27 +176,27 @@ def _check_known(step: OwnStep, names: Collection[str], known: Collection[str], 
 
 
 def check_source(step: OwnStep, known: Collection[str]) -> None:
-    """See what the source of a function shows, without running it.
+    """Check a function by its source, without running it.
 
     Args:
         step: the settings.
-        known: the columns that there will be.
+        known: the columns that will be available.
 
     Raises:
-        OwnCodeError: it cannot be called so, or asks for a column that there will not be.
+        OwnCodeError: the function cannot be called, or reads an unknown column.
     """
-    found = signature_of(step.use)
-    if found is None:
+    signature = signature_of(step.use)
+    if signature is None:
         return
-    if found.kind in KINDS:
-        raise wrong(step, KINDS[found.kind])
-    if found.batch is not None:
+    if signature.kind in KINDS:
+        raise wrong(step, KINDS[signature.kind])
+    if signature.batch is not None:
         _check_known(step, step.columns, known, True)
         return
-    _check_known(step, [name for name in found.required if name not in step.options], known, False)
-    parameters = [*found.required, *found.optional]
+    _check_known(step, [name for name in signature.required if name not in step.options], known, False)
+    parameters = [*signature.required, *signature.optional]
     unknown = next((name for name in step.options if name not in parameters), None)
-    if unknown is not None and not found.takes_any_name:
+    if unknown is not None and not signature.takes_any_name:
         raise wrong(step, f"has no parameter {unknown!r}{did_you_mean(unknown, parameters)}; correct `with`")
 
 
@@ -203,20 +205,20 @@ def _written(hint: Any) -> str | None:
 
 
 def known_columns(inputs: Mapping[str, Path]) -> list[str]:
-    """The columns that a function may ask for: of documents, and measured by the stages among the inputs."""
+    """Columns that a function may read: those of documents, and those of the stages among the inputs."""
     corpus = Corpus(inputs)
     return [*DOCUMENT_COLUMNS, *(corpus.measured if corpus.shards else ())]
 
 
 @dataclass(frozen=True)
 class JudgedColumns:
-    """What a function is given of a shard.
+    """Columns of a shard for a user's function.
 
     Attributes:
         documents: the shard with `id`, `source` and `text`.
         rows: int64, rows that earlier stages kept.
-        judged: int64, those of them that the step judges.
-        given: per judged row the columns that the function asks for; of no column where it asks for none.
+        judged: int64, kept rows that the step judges.
+        given: table of the judged rows with the columns that the function reads.
     """
 
     documents: pa.Table
@@ -225,7 +227,7 @@ class JudgedColumns:
     given: pa.Table
 
     def shown(self, row: int) -> str:
-        """The id of a judged document, as `gristmill explain` takes it."""
+        """Abbreviated id of a judged document, as `gristmill explain` accepts it."""
         name: str = self.documents["id"][int(self.judged[row])].as_py().hex()
         return name[:SHOWN_DIGITS]
 
@@ -233,23 +235,23 @@ class JudgedColumns:
 def read_judged_columns(
     inputs: Mapping[str, Path], shard: str, sources: Sequence[str] | None, reads: Sequence[str]
 ) -> JudgedColumns:
-    """Read what a function asks for of the documents of a shard that were kept so far and belong to the sources."""
-    own = [part for name in reads if name in DOCUMENT_COLUMNS for part in DERIVED.get(name, (name,))]
-    read = read_shard(inputs, shard, list(dict.fromkeys(["id", "source", "text", *own])))
-    judged = judged_rows(read.documents, read.rows, sources)
-    taken = pa.array(judged)
-    rows = read.documents.take(taken)
+    """Read a function's columns of a shard's documents that were kept so far and belong to the sources."""
+    source_columns = [part for name in reads if name in DOCUMENT_COLUMNS for part in DERIVED.get(name, (name,))]
+    shard_documents = read_shard(inputs, shard, list(dict.fromkeys(["id", "source", "text", *source_columns])))
+    judged = judged_rows(shard_documents.documents, shard_documents.rows, sources)
+    row_numbers = pa.array(judged)
+    rows = shard_documents.documents.take(row_numbers)
     measured = [name for name in reads if name not in DOCUMENT_COLUMNS]
-    of_steps = Corpus(inputs).read(shard, measured, kept=None).take(taken) if measured else None
-    # `keep` stands for a table's number of rows, which one of no columns would not have.
-    given = {"keep": pa.nulls(len(rows))}
+    step_columns = Corpus(inputs).read(shard, measured, kept=None).take(row_numbers) if measured else None
+    # `keep` preserves the number of rows, which a table without columns would not have.
+    columns = {"keep": pa.nulls(len(rows))}
     for name in reads:
-        given[name] = of_steps[name] if of_steps is not None and name in measured else _column(rows, name)
-    return JudgedColumns(read.documents, read.rows, judged, pa.table(given))
+        columns[name] = step_columns[name] if step_columns is not None and name in measured else _column(rows, name)
+    return JudgedColumns(shard_documents.documents, shard_documents.rows, judged, pa.table(columns))
 
 
 def _column(rows: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
-    """A column of the documents themselves, as a function is given it."""
+    """Column of the documents in the form for functions."""
     if name == "id":
         return hex_ids(rows[name])
     if name == "url":
@@ -259,12 +261,12 @@ def _column(rows: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
 
 @dataclass(frozen=True)
 class Returned:
-    """What one call returned.
+    """Outcome of one call.
 
     Attributes:
-        rows: so many documents it was given.
-        value: what came of it.
-        error: why it came to nothing, of a call with one document.
+        rows: number of documents of the call.
+        value: the returned value.
+        error: description of the exception, or None.
     """
 
     rows: int
@@ -273,31 +275,31 @@ class Returned:
 
 
 def call_on(function: DocumentFunction, given: pa.Table, limit: TimeLimit) -> Iterator[Returned]:
-    """Call a function on documents, in their order.
+    """Call a function on documents in order.
 
-    One that takes batches is called with each document alone where a batch raises.
+    If a batch raises, the function is called on each of its documents alone.
     """
     if function.batch is None:
         for values in _values(function, given):
             yield _call(function, values, limit)
         return
-    found = _call(function, [_batch(function, given)], limit, len(given))
-    if found.error is None or len(given) == 1:
-        yield found
+    result = _call(function, [_batch(function, given)], limit, len(given))
+    if result.error is None or len(given) == 1:
+        yield result
         return
     for row in range(len(given)):
         yield _call(function, [_batch(function, given.slice(row, 1))], limit)
 
 
 def _call(function: DocumentFunction, arguments: Sequence[Any], limit: TimeLimit, rows: int = 1) -> Returned:
-    unreadable = next((one for one in arguments if isinstance(one, UnicodeDecodeError)), None)
+    unreadable = next((argument for argument in arguments if isinstance(argument, UnicodeDecodeError)), None)
     if unreadable is not None:
         return Returned(rows, None, f"{type(unreadable).__name__}: {unreadable}")
     try:
         return Returned(rows, limit.call(function.call, *arguments))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, it goes to the quarantine
+    except BaseException as error:  # noqa: BLE001 - any error, even SystemExit, quarantines the document
         return Returned(rows, None, mask_text(blame(function.step.use, error)))
 
 
@@ -310,7 +312,7 @@ def _batch(function: DocumentFunction, given: pa.Table) -> pa.RecordBatch | pa.T
 
 
 def _values(function: DocumentFunction, given: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Per document the values that a function takes; an error in place of a text that is not UTF-8."""
+    """Arguments of a function for each document; an error in place of a text that is not UTF-8."""
     columns = [
         map(_metadata, _texts(given[name])) if name == "metadata" else _texts(given[name]) for name in function.reads
     ]
@@ -322,7 +324,7 @@ def _texts(column: pa.ChunkedArray) -> list[Any]:
         values: list[Any] = column.to_pylist()
         return values
     except UnicodeDecodeError:
-        return [_value(one) for one in column]
+        return [_value(scalar) for scalar in column]
 
 
 def _value(scalar: pa.Scalar) -> Any:

@@ -1,4 +1,4 @@
-"""Ends calls of Python code that take too long, in whichever thread they run."""
+"""Time limits for calls of Python code in any thread."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from types import TracebackType
 from typing import Any, Self
 
 LEAST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.02, 1.0
-"""How often it is looked whether a call is late: every twentieth of the limit, within these."""
+"""Bounds of the interval between checks for a late call, which is a twentieth of the limit."""
 
 
 class TimeLimitError(RuntimeError):
-    """A call took longer than it may."""
+    """Error of a call that exceeded its time limit."""
 
 
 class _LateError(BaseException):
-    """Raised inside of a call that is late; no `except Exception` of it holds that up."""
+    """Exception raised inside of a late call, which `except Exception` does not catch."""
 
 
 class TimeLimit:
-    """A context in which calls have so many seconds each.
+    """Context in which each call has a time limit in seconds.
 
-    A thread of its own looks at the clock, and raises in the thread that calls. Python sees to that between two of its
-    instructions, so that native code is ended when it returns.
+    A watcher thread raises an exception in the calling thread. Python raises it between two bytecode instructions, so
+    that native code is interrupted only when it returns.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -33,7 +33,7 @@ class TimeLimit:
         self._wait = min(max(seconds / 20, LEAST_WAIT_SECONDS), MOST_WAIT_SECONDS)
         self._deadline: float | None = None
         self._thread = 0
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock, self._stopped = threading.Lock(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
@@ -44,14 +44,14 @@ class TimeLimit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._stopped.set()
         self._watcher.join()
 
     def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """What a function returns.
+        """Call a function and return its result.
 
         Raises:
-            TimeLimitError: it was ended.
+            TimeLimitError: the call exceeded the time limit.
         """
         self._deadline = time.monotonic() + self._seconds
         try:
@@ -60,27 +60,27 @@ class TimeLimit:
             finally:
                 self._settle()
         except _LateError as error:
-            self._settle()  # for where it came just before that was done
+            self._settle()  # in case the error came during the first `_settle`
             raise TimeLimitError(f"took longer than {self._seconds:g} s").with_traceback(error.__traceback__) from None
 
     def _settle(self) -> None:
-        """Let nothing be raised any more."""
+        """Disarm the limit, so that no further exception is raised."""
         while self._deadline is not None:
             try:
                 with self._lock:
                     self._deadline = None
                     _raise_in(self._thread, None)
-            except _LateError:  # it came just before the lock
+            except _LateError:  # raised just before the lock was acquired
                 continue
 
     def _watch(self) -> None:
-        while not self._over.wait(self._wait):
+        while not self._stopped.wait(self._wait):
             with self._lock:
                 if self._deadline is not None and time.monotonic() > self._deadline:
                     _raise_in(self._thread, _LateError)
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Let a thread raise an exception as soon as it runs Python code, or take that back (None)."""
+    """Schedule an exception in a thread for its next Python instruction, or cancel it (None)."""
     # https://docs.python.org/3/c-api/init.html#c.PyThreadState_SetAsyncExc
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind) if kind else None)
