@@ -109,7 +109,7 @@ class Corpus:
     def schema(self) -> pa.Schema:
         """All columns with their types; the last is `original_text`, the text before all edits."""
         measured = [
-            pa.field(name, _shown_type(self._step_schemas[step].field(column).type))
+            pa.field(name, _schema_type(self._step_schemas[step].field(column).type))
             for name, (step, column) in self.measured.items()
         ]
         return pa.schema([*OWN_FIELDS, *measured, pa.field(ORIGINAL_TEXT, pa.large_string())])
@@ -316,7 +316,7 @@ def _first(metadata: str | None, keys: Sequence[str]) -> str | None:
     return next((values[key] for key in keys if isinstance(values.get(key), str)), None)
 
 
-def _shown_type(kind: pa.DataType) -> pa.DataType:
+def _schema_type(kind: pa.DataType) -> pa.DataType:
     """Type of a measured column in the schema: ids in hexadecimal, dictionaries decoded."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.string() if pa.types.is_fixed_size_binary(kind) else kind

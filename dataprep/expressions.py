@@ -52,7 +52,7 @@ class ExpressionError(ValueError):
 
 
 class NotAllowedError(ExpressionError):
-    """An expression is not SQL, or uses more than the allowed grammar; the message says what."""
+    """An expression is not SQL, or is outside the allowed grammar; the message names the construct."""
 
 
 def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
@@ -100,7 +100,7 @@ def evaluate(expression: str, kind: str, columns: pa.Table) -> tuple[np.ndarray,
         try:
             _check_grammar(connection, expression, columns.column_names)
         except NotAllowedError as error:
-            raise NotAllowedError(_wrong(expression, str(error), columns)) from error
+            raise NotAllowedError(_error_message(expression, str(error), columns)) from error
         keys = _metadata_keys(_column_names(connection, expression))
         if keys:
             place = columns.column_names.index(METADATA)
@@ -116,7 +116,7 @@ def evaluate(expression: str, kind: str, columns: pa.Table) -> tuple[np.ndarray,
                 f"SELECT gristmill_row, CAST((\n{expression}\n) AS {kind}) FROM documents"
             ).fetchnumpy()
         except duckdb.Error as error:
-            raise ExpressionError(_wrong(expression, str(error).splitlines()[0], columns)) from error
+            raise ExpressionError(_error_message(expression, str(error).splitlines()[0], columns)) from error
     return _in_order(*result_columns.values())
 
 
@@ -200,7 +200,7 @@ def _as_struct(tree: Mapping[str, Any]) -> pa.Array:
     return pa.StructArray.from_arrays(fields, names=list(tree))
 
 
-def _wrong(expression: str, reason: str, columns: pa.Table) -> str:
+def _error_message(expression: str, reason: str, columns: pa.Table) -> str:
     return f"{expression!r}: {reason} (columns: {', '.join(sorted(columns.column_names))})"
 
 
@@ -368,14 +368,14 @@ def _parse(connection: Any, expression: str) -> dict[str, Any]:
         raise NotAllowedError(str(tree["error_message"]).splitlines()[0])
     if len(tree["statements"]) != 1:
         raise NotAllowedError("it is more than one statement; allowed is one condition or one number")
-    node: dict[str, Any] = _without_places(tree["statements"][0]["node"])
+    node: dict[str, Any] = _strip_locations(tree["statements"][0]["node"])
     return node
 
 
-def _without_places(value: Any) -> Any:
+def _strip_locations(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_places(inner) for key, inner in value.items() if not key.startswith("query_location")}
-    return [_without_places(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _strip_locations(inner) for key, inner in value.items() if not key.startswith("query_location")}
+    return [_strip_locations(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _expressions(value: Any) -> Iterator[Mapping[str, Any]]:

@@ -32,7 +32,7 @@ CONNECTIONS = 32
 TEMPORARY_MARK = ".tmp-"
 S3_PROTOCOLS = ("s3", "s3a")
 DEFAULT_STORE = "gristmill-store"
-"""Folder of a run's outputs, in the current folder; skipped where it lies among a source's files."""
+"""Folder of a run's outputs, in the current folder; ignored among a source's files."""
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl")
 """Protocols whose libraries cache folder listings forever by default; writes of other processes (a lease, a commit)
 would not be seen."""
@@ -111,7 +111,7 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         with _remote_write(path) as sink:
             yield sink
         return
-    with _renamed(path) as temporary, open(temporary, "wb") as sink:
+    with _rename_on_success(path) as temporary, open(temporary, "wb") as sink:
         yield sink
         sink.flush()
         if durable:
@@ -134,34 +134,34 @@ def foreign_file(path: Path, check: Callable[[Path], object], scratch: Path | No
     """
     _make_folder(path.parent)
     if is_local(path):
-        with _renamed(path) as temporary, _written_whole(temporary, path.name, check):
+        with _rename_on_success(path) as temporary, _checked_write(temporary, path.name, check):
             yield temporary
         return
     with tempfile.TemporaryDirectory(prefix="gristmill-", dir=scratch) as folder:
         temporary = Path(folder) / path.name
-        with _written_whole(temporary, path.name, check):
+        with _checked_write(temporary, path.name, check):
             yield temporary
         with temporary.open("rb") as source, atomic_write(path) as sink:
             shutil.copyfileobj(source, sink, CHUNK_BYTES)
 
 
 @contextmanager
-def _written_whole(file: Path, name: str, check: Callable[[Path], object]) -> Iterator[None]:
+def _checked_write(file: Path, name: str, check: Callable[[Path], object]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno is not None:
             raise
-        raise _incomplete(file, name, error) from error  # NumPy compares the bytes written, and gives no errno
+        raise _incomplete_error(file, name, error) from error  # NumPy compares the bytes written, and gives no errno
     try:
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         check(file)
     except Exception as error:
-        raise _incomplete(file, name, error) from error
+        raise _incomplete_error(file, name, error) from error
 
 
-def _incomplete(file: Path, name: str, error: Exception) -> IncompleteFileError:
+def _incomplete_error(file: Path, name: str, error: Exception) -> IncompleteFileError:
     free = shutil.disk_usage(file.parent).free
     return IncompleteFileError(
         f"{name} was not written whole: {str(error) or type(error).__name__}; its disk has {free:,} bytes free"
@@ -169,7 +169,7 @@ def _incomplete(file: Path, name: str, error: Exception) -> IncompleteFileError:
 
 
 @contextmanager
-def _renamed(path: Path) -> Iterator[Path]:
+def _rename_on_success(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside a path, and rename it to that path unless there is an error."""
     temporary = _temporary_name(path)
     try:

@@ -1,5 +1,4 @@
-"""Retries of requests to object stores: which failures are retried, with which pauses, for how long, and how they are
-reported.
+"""Retries of requests to object stores: transient failures, pauses, time limits and warnings.
 
 Every request of this package to an S3-compatible store goes through `s3_files.S3Files`. Transient failures of the store
 or the network (5xx, 429, time-outs, broken connections) are retried with exponential, jittered pauses. After the retry
@@ -97,7 +96,7 @@ class Failing:
         self._attempts += 1
         waited = time.monotonic() - self._begun
         cause = f"{type(error).__name__}: {error}"
-        if waited >= self._seconds or is_over or (_Rules.interrupted and waited >= HASTY_SECONDS):
+        if waited >= self._seconds or is_over or (_RetryState.interrupted and waited >= HASTY_SECONDS):
             raise StoreUnavailableError(
                 f"{self._what} could not be {self._done} in {self._attempts} attempts over {waited:.0f} seconds "
                 f"({cause}); {self._advice}"
@@ -169,14 +168,14 @@ class Patience:
         return self._stopped.is_set()
 
 
-class _Rules:
+class _RetryState:
     """Retry settings and state of this process."""
 
     seconds: float | None = None
     warn = Warned(log.warning)
     interrupted = False
     given_up: ClassVar[dict[str, tuple[str, float]]] = {}
-    """HOST:PORT of a store -> why its last request was given up (removed after a success), and the end of the time
+    """HOST:PORT of a store -> error of its last abandoned request (removed after a success), and the end of the time
     without requests.
     """
     unwritten: ClassVar[list[str]] = []
@@ -184,32 +183,32 @@ class _Rules:
 
 def warn_by(warn: Callable[[str], None]) -> None:
     """Send warnings of failing stores to this function instead of the log."""
-    _Rules.warn = Warned(warn)
+    _RetryState.warn = Warned(warn)
 
 
 @contextmanager
 def asked_for(seconds: float) -> Iterator[None]:
     """Limit the retry time within a block, for all threads of this process."""
-    before, _Rules.seconds = _Rules.seconds, seconds
+    before, _RetryState.seconds = _RetryState.seconds, seconds
     try:
         yield
     finally:
-        _Rules.seconds = before
+        _RetryState.seconds = before
 
 
 def interrupt() -> None:
     """End all requests of this process, including waiting ones, within a few seconds."""
-    _Rules.interrupted = True
+    _RetryState.interrupted = True
 
 
 @contextmanager
 def until_interrupted() -> Iterator[list[str]]:
     """Allow `interrupt` within a block; yields a list of the URLs whose writes failed after it."""
-    _Rules.unwritten = []
+    _RetryState.unwritten = []
     try:
-        yield _Rules.unwritten
+        yield _RetryState.unwritten
     finally:
-        _Rules.interrupted = False
+        _RetryState.interrupted = False
 
 
 def retry_seconds() -> float:
@@ -223,7 +222,7 @@ def retry_seconds() -> float:
         seconds = float(setting) if setting else RETRY_SECONDS
     except ValueError:
         raise ValueError(f"{VARIABLE} is {setting!r}; give seconds, such as {RETRY_SECONDS:.0f}") from None
-    return seconds if _Rules.seconds is None else min(seconds, _Rules.seconds)
+    return seconds if _RetryState.seconds is None else min(seconds, _RetryState.seconds)
 
 
 def is_passing(status: int, code: str) -> bool:
@@ -234,18 +233,18 @@ def is_passing(status: int, code: str) -> bool:
 def refuse_while_resting(model: Any, params: Mapping[str, Any], **others: Any) -> None:
     """Handle botocore's event `before-call`: raise StoreUnavailableError if the store was just given up."""
     address = address_of(params)
-    cause, until = _Rules.given_up.get(urlsplit(address).netloc, ("", 0.0))
+    cause, until = _RetryState.given_up.get(urlsplit(address).netloc, ("", 0.0))
     if time.monotonic() >= until:
         return
-    _note_unwritten(address, model.name)
+    _record_unwritten(address, model.name)
     raise StoreUnavailableError(
         f"{address} ({model.name}) was not asked for, since the store had just been given up: {cause}"
     )
 
 
-def _note_unwritten(address: str, operation: str) -> None:
-    if _Rules.interrupted and not operation.startswith(READS):
-        _Rules.unwritten.append(address)
+def _record_unwritten(address: str, operation: str) -> None:
+    if _RetryState.interrupted and not operation.startswith(READS):
+        _RetryState.unwritten.append(address)
 
 
 async def ask_again(
@@ -270,27 +269,27 @@ async def ask_again(
     host = urlsplit(address).netloc
     if error is None:
         if response is not None:
-            _Rules.given_up.pop(host, None)
+            _RetryState.given_up.pop(host, None)
         return None
     context = request_dict["context"]
     if "gristmill" not in context:
         context["gristmill"] = Failing(
             f"{address} ({operation.name})",
-            min(retry_seconds(), HASTY_SECONDS) if host in _Rules.given_up else retry_seconds(),
+            min(retry_seconds(), HASTY_SECONDS) if host in _RetryState.given_up else retry_seconds(),
             "reached",
             f"see that the store can be reached, or let it be asked for longer ({VARIABLE}={retry_seconds():g})",
             SECONDS_BEFORE_WARNING,
         )
     failing: Failing = context["gristmill"]
     try:
-        pause = failing.failed(error, _Rules.warn)
+        pause = failing.failed(error, _RetryState.warn)
     except StoreUnavailableError as given_up:
-        cause = _Rules.given_up.get(host, (str(given_up), 0.0))[0]
-        _Rules.given_up[host] = cause, time.monotonic() + REST_SECONDS
-        _note_unwritten(address, operation.name)
+        cause = _RetryState.given_up.get(host, (str(given_up), 0.0))[0]
+        _RetryState.given_up[host] = cause, time.monotonic() + REST_SECONDS
+        _record_unwritten(address, operation.name)
         raise
     deadline = time.monotonic() + pause
-    while (seconds := deadline - time.monotonic()) > 0 and not _Rules.interrupted:
+    while (seconds := deadline - time.monotonic()) > 0 and not _RetryState.interrupted:
         await asyncio.sleep(min(seconds, SLICE_SECONDS))
     return 0.0
 

@@ -35,7 +35,7 @@ from gristmill.mixtures.own_code import (
 
 PREFIX = "gristmill_own_"
 """Prefix of the names of modules created from sources."""
-_LOADING = threading.RLock()
+_loading_lock = threading.RLock()
 
 
 def load_own(own: Own, *given: str, by_name: Sequence[str] = ()) -> Callable[..., Any]:
@@ -85,7 +85,7 @@ def blame(own: OwnFunction, error: BaseException) -> str:
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} (line {error.lineno})"
-    files = {_traced_name(own, file): file for file in own.files}
+    files = {_traceback_name(own, file): file for file in own.files}
     user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     if not user_frames:
         return f"{message} ({own.reference})"
@@ -146,8 +146,8 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 def _load_module(own: OwnFunction) -> ModuleType:
     if own.files:
-        with _LOADING:
-            module = _Maker(own).make(own.module)
+        with _loading_lock:
+            module = _ModuleLoader(own).make(own.module)
         assert module is not None
         return module
     _check_version(own.module, own.reference, own.distribution)
@@ -167,12 +167,12 @@ def _check_version(module: str, reference: str, distribution: str) -> None:
         )
 
 
-def _traced_name(own: OwnFunction, file: str) -> str:
+def _traceback_name(own: OwnFunction, file: str) -> str:
     """Unique name of a file in tracebacks, so that its lines can be shown."""
     return f"<{own.sha256[:12]}>/{file}"
 
 
-class _Maker:
+class _ModuleLoader:
     """Loader of the modules of one function's sources, each once."""
 
     def __init__(self, own: OwnFunction) -> None:
@@ -188,7 +188,7 @@ class _Maker:
         file = next((file for file in module_files(name) if file in self._own.files), None)
         if file is None:
             return None
-        source, traced = self._own.files[file], _traced_name(self._own, file)
+        source, traced = self._own.files[file], _traceback_name(self._own, file)
         linecache.cache[traced] = (len(source), None, source.splitlines(keepends=True), traced)
         module = ModuleType(full)
         module.__dict__.update({"__builtins__": self._builtins, "__file__": file})

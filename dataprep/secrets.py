@@ -64,12 +64,12 @@ def mask_text(text: str) -> str:
 
 def mask_known(text: str) -> str:
     """Mask all remembered secrets in a text; other addresses stay unchanged."""
-    secrets = _known | _told_as_secret(os.environ.get(VARIABLE, "[]"))
-    return _any_of(frozenset(secrets)).sub(MASK, text) if secrets else text
+    secrets = _known | _secrets_of_variable(os.environ.get(VARIABLE, "[]"))
+    return _secrets_pattern(frozenset(secrets)).sub(MASK, text) if secrets else text
 
 
 @lru_cache
-def _any_of(secrets: frozenset[str]) -> re.Pattern[str]:
+def _secrets_pattern(secrets: frozenset[str]) -> re.Pattern[str]:
     """Pattern of all secrets, longest first; case-insensitive, as libraries lower-case hosts and buckets."""
     return re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))), re.IGNORECASE)
 
@@ -89,7 +89,7 @@ def remember_secrets(value: Any) -> None:
 
 
 @lru_cache
-def _told_as_secret(variable: str) -> frozenset[str]:
+def _secrets_of_variable(variable: str) -> frozenset[str]:
     """Credentials in the value of VARIABLE."""
     return frozenset(secret for _, original in json.loads(variable) for secret in _secrets_in(original))
 

@@ -99,7 +99,7 @@ class Gap:
 def split_records(stream: DecodedStream, form: Form) -> Iterator[Stored | Gap]:
     """Yield the records of a file, and the gaps between them."""
     num_records = 0
-    _pass_newlines(stream)
+    _skip_newlines(stream)
     while True:
         offset = stream.tell()
         record = _read_record(stream, form)
@@ -108,7 +108,7 @@ def split_records(stream: DecodedStream, form: Form) -> Iterator[Stored | Gap]:
             yield record
             continue
         if record.error:
-            _pass_to_header(stream, form)
+            _skip_to_header(stream, form)
         if stream.peek(1):
             yield replace(
                 record, error=f"{record.error}: {stream.tell() - offset:,} bytes at offset {offset:,} of the content"
@@ -117,7 +117,7 @@ def split_records(stream: DecodedStream, form: Form) -> Iterator[Stored | Gap]:
             yield replace(record, error=str(stream.error), lost=stream.error.lost(num_records))
             if not stream.resume():
                 return
-            _pass_newlines(stream)
+            _skip_newlines(stream)
         else:
             if record.error:
                 yield replace(record, error=f"{record.error}, at offset {offset:,} of the content", lost=None)
@@ -138,9 +138,9 @@ def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
         return Gap(f"{damaged}: a record has no valid length", header)
     length = int(declared[1])
     if length > compression.MAX_RECORD_BYTES:
-        if not _pass(stream, length):
+        if not _skip(stream, length):
             return Gap(f"{damaged}: it ends in the middle of a record", header)
-        _pass_newlines(stream)
+        _skip_newlines(stream)
         return Stored(header, None)
     block = stream.read(length)
     if len(block) == length and _is_followed(stream, form, block):
@@ -153,14 +153,14 @@ def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
 def _header(stream: DecodedStream, form: Form) -> bytes | None:
     """Next header, including its end."""
     head = stream.peek(HEADER_BYTES)
-    end = _end_of(head, form)
+    end = _header_end(head, form)
     if end < 0:
         head = stream.peek(MOST_HEADER_BYTES)
-        end = _end_of(head, form)
+        end = _header_end(head, form)
     return head[:end] if end >= 0 and form.begin.match(head) else None
 
 
-def _end_of(head: bytes, form: Form) -> int:
+def _header_end(head: bytes, form: Form) -> int:
     """End of a header; -1 if it is incomplete."""
     end = -1
     for mark in form.ends:
@@ -190,19 +190,19 @@ def _is_followed(stream: DecodedStream, form: Form, block: bytes) -> bool:
     return is_followed
 
 
-def _pass_newlines(stream: DecodedStream) -> None:
+def _skip_newlines(stream: DecodedStream) -> None:
     while (begin := stream.peek(FOLLOWING_BYTES)) and begin[0] in b"\r\n":
         stream.read(len(begin) - len(begin.lstrip(b"\r\n")))
 
 
-def _pass(stream: DecodedStream, size: int) -> bool:
+def _skip(stream: DecodedStream, size: int) -> bool:
     """Skip so many bytes; False if the content ends before."""
     while size and (skipped := stream.read(min(size, compression.READ_BYTES))):
         size -= len(skipped)
     return not size
 
 
-def _pass_to_header(stream: DecodedStream, form: Form) -> None:
+def _skip_to_header(stream: DecodedStream, form: Form) -> None:
     """Skip to the next record's header at the start of a line, or to the end."""
     size = compression.READ_BYTES + RESUMED_BYTES
     while content := stream.peek(size):

@@ -28,7 +28,7 @@ from gristmill.dataprep.reading.records import (
     with_end,
 )
 
-_MALFORMED = (ValueError, OverflowError, EOFError, struct.error, zlib.error, RuntimeError, NotImplementedError)
+_MALFORMED_ERRORS = (ValueError, OverflowError, EOFError, struct.error, zlib.error, RuntimeError, NotImplementedError)
 """Exceptions of `zipfile` for malformed archives, besides its own."""
 
 ReadMember = Callable[[Input, Reading], "Iterator[Read] | None"]
@@ -59,7 +59,7 @@ class _Member:
             yield stream
 
 
-class _LastHeader(tarfile.TarInfo):
+class _TrackedHeader(tarfile.TarInfo):
     """Tar header that records the last block parsed as a header, and the number of invalid blocks before a member.
 
     tarfile skips these silently; only blocks of zeros are the end of an archive.
@@ -81,7 +81,7 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
     """Read the members of a tar archive in order; after damage it resumes at the next valid header."""
     name_counts: Counter[str] = Counter()
 
-    class Header(_LastHeader):
+    class Header(_TrackedHeader):
         """State of this archive only, as other threads may read others."""
 
     with DecodedStream(item.path, item.compression) as stream:
@@ -121,8 +121,8 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
     with item.path.open("rb") as stream:
         try:
             archive = zipfile.ZipFile(stream)
-        except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
-            _raise_storage(error)
+        except (zipfile.BadZipFile, OSError, *_MALFORMED_ERRORS) as error:
+            _raise_storage_error(error)
             yield Rejected(1, f"the zip archive is damaged or cut off: {one_line(error)}", lost=None)
             return
         with archive:
@@ -142,27 +142,27 @@ def _checked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Any]
     """Open a member; any error of its content is a CorruptFileError."""
     try:
         stream = archive.open(member)
-    except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
-        _raise_storage(error)
+    except (zipfile.BadZipFile, OSError, *_MALFORMED_ERRORS) as error:
+        _raise_storage_error(error)
         raise CorruptFileError(f"the member cannot be read: {one_line(error)}") from error
     with stream:
-        yield _Checked(stream)
+        yield _CheckedStream(stream)
 
 
 @dataclass(frozen=True)
-class _Checked:
+class _CheckedStream:
     stream: Any
 
     def read(self, size: int) -> bytes:
         try:
             content: bytes = self.stream.read(size)
-        except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
-            _raise_storage(error)
+        except (zipfile.BadZipFile, OSError, *_MALFORMED_ERRORS) as error:
+            _raise_storage_error(error)
             raise CorruptFileError(f"the member is damaged: {one_line(error)}") from error
         return content
 
 
-def _raise_storage(error: Exception) -> None:
+def _raise_storage_error(error: Exception) -> None:
     """Re-raise an error of the storage. Errors of a damaged archive have no errno, or EINVAL from a seek before the
     start.
     """

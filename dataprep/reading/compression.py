@@ -128,21 +128,26 @@ _DECODERS: dict[str, Callable[[], Any]] = {
 COMPRESSIONS = (*_DECODERS, ".lz4")
 _MAGICS = {".gz": b"\x1f\x8b\x08", ".bz2": b"BZh", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
 """First bytes of a member, stream or frame (RFC 1952, RFC 8878; bzip2 and xz have no RFC)."""
-_TRIED_BYTES = {".gz": FEED_BYTES, ".bz2": FEED_BYTES, ".zst": ZSTD_BYTES, ".xz": FEED_BYTES}
+_PROBE_BYTES = {".gz": FEED_BYTES, ".bz2": FEED_BYTES, ".zst": ZSTD_BYTES, ".xz": FEED_BYTES}
 """Stored bytes that must decode after a magic number, which other data may contain by chance."""
 _KEPT_BYTES = 16 << 20
 """Bytes of the current member in which the next one is searched after damage: a decoder may have read past its start.
 """
 
 
-_SHORT = {".tgz": (".tar", ".gz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst"), ".txz": (".tar", ".xz")}
+_SHORT_EXTENSIONS = {
+    ".tgz": (".tar", ".gz"),
+    ".tbz2": (".tar", ".bz2"),
+    ".tzst": (".tar", ".zst"),
+    ".txz": (".tar", ".xz"),
+}
 
 
 def split_compression(name: str) -> tuple[str, str]:
     """Split a file name's extensions: `a.jsonl.gz` is (`.jsonl`, `.gz`), `a.txt` is (`.txt`, ``); lower case."""
     path = PurePosixPath(name.lower())
-    if path.suffix in _SHORT:
-        return _SHORT[path.suffix]
+    if path.suffix in _SHORT_EXTENSIONS:
+        return _SHORT_EXTENSIONS[path.suffix]
     if path.suffix in COMPRESSIONS:
         return PurePosixPath(path.stem).suffix, path.suffix
     return path.suffix, ""
@@ -171,7 +176,7 @@ def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
     Raises:
         OSError: the file cannot be opened or read.
     """
-    member = _Begun()
+    member = _CurrentMember()
     if compression == ".gz" and getattr(path, "reopens", True):
         try:
             with path.open("rb") as stream:
@@ -200,7 +205,7 @@ def _decode_carefully(stream: ByteStream, compression: str, begin: int) -> Itera
 
 
 @dataclass
-class _Begun:
+class _CurrentMember:
     """Current member: its offset in the file, and the bytes yielded from it."""
 
     offset: int = 0
@@ -211,7 +216,7 @@ class _UncertainError(Exception):
     """ISA-L cannot tell if a file is sound."""
 
 
-def _decode_gzip(stream: ByteStream, member: _Begun) -> Iterator[bytes]:
+def _decode_gzip(stream: ByteStream, member: _CurrentMember) -> Iterator[bytes]:
     """Decode gzip members with ISA-L, in less than half of zlib's time.
 
     ISA-L ignores header fields that zlib rejects, so only headers that are empty or have just a name are accepted. It
@@ -256,7 +261,7 @@ def _decode_gzip(stream: ByteStream, member: _Begun) -> Iterator[bytes]:
         raise _UncertainError
 
 
-class _Stored:
+class _MemberReader:
     """A file's stored bytes in steps; those since the start of the current member are kept.
 
     Args:
@@ -304,7 +309,7 @@ class _Stored:
 
     def pass_to_next(self, compression: str) -> bool:
         """Skip to the next sound member after the start of the current one; False if there is none."""
-        magic, probe_bytes = _MAGICS[compression], _TRIED_BYTES[compression]
+        magic, probe_bytes = _MAGICS[compression], _PROBE_BYTES[compression]
         window = b"".join(self._kept) + self._waiting
         first = self.end + len(self._waiting) - len(window)
         position, peeked, at_end = max(self.member + 1 - first, 0), len(self._waiting), False
@@ -345,7 +350,7 @@ def _decodes(compression: str, data: bytes) -> bool:
 
 
 def _decode(stream: ByteStream, compression: str, begin: int) -> Iterator[bytes | Damage]:
-    stored = _Stored(stream, FEED_BYTES if compression != ".zst" else ZSTD_BYTES, begin)
+    stored = _MemberReader(stream, FEED_BYTES if compression != ".zst" else ZSTD_BYTES, begin)
     while (damage := (yield from _decode_members(stored, compression))) is not None:
         if not stored.pass_to_next(compression):
             yield damage
@@ -353,7 +358,7 @@ def _decode(stream: ByteStream, compression: str, begin: int) -> Iterator[bytes 
         yield replace(damage, size=stored.end - damage.offset)
 
 
-def _decode_members(stored: _Stored, compression: str) -> Generator[bytes, None, Damage | None]:
+def _decode_members(stored: _MemberReader, compression: str) -> Generator[bytes, None, Damage | None]:
     """Yield the content of members; returns the first damage, or None at the end of the file."""
     decoder: _Decoder | None = None
     decoded = 0
@@ -381,7 +386,7 @@ def _decode_members(stored: _Stored, compression: str) -> Generator[bytes, None,
 
 
 @dataclass
-class _ForArrow:
+class _ArrowFile:
     """A stream with the file interface that Arrow needs."""
 
     stream: ByteStream
@@ -399,7 +404,7 @@ def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
     import pyarrow as pa
 
     piece = bytearray()
-    with pa.CompressedInputStream(pa.PythonFile(_ForArrow(stream), mode="r"), "lz4") as source:
+    with pa.CompressedInputStream(pa.PythonFile(_ArrowFile(stream), mode="r"), "lz4") as source:
         while True:
             try:
                 decoded = source.read(LZ4_BYTES)
@@ -435,7 +440,7 @@ def _steps(decoder: _Decoder, data: bytes, compression: str) -> Iterator[bytes]:
 
 
 def read_blocks(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError | Damage]:
-    r"""Yield a file's lines in blocks of about BLOCK_BYTES: whole lines with their ends (`\n`).
+    r"""Yield a file's lines in blocks of about BLOCK_BYTES: complete lines with their ends (`\n`).
 
     A line that is too long is replaced by its error, lines that cannot be decoded by a Damage, which also cuts the line
     before it. A last line without an end is an `Unended`. Files with a byte order mark of another encoding are

@@ -23,7 +23,7 @@ from gristmill.dataprep.reading.encoding import (
 )
 from gristmill.dataprep.reading.records import Dropped, Input, Page, Reading, Record, Rejected, excerpt, from_row
 
-_WIDE = ("utf-16", "utf-32")
+_WIDE_CODECS = ("utf-16", "utf-32")
 """Encodings with multi-byte code units, in which reading cannot resume at any byte."""
 SNIFFED_BYTES = 1 << 20
 """Start of the file from which `encoding: auto` is detected."""
@@ -49,8 +49,8 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
         number = 0
         try:
             header = next(rows, [])
-            if isinstance(header, _Broken) or len(set(header)) < len(header):
-                problem = f"the header: {header.error}" if isinstance(header, _Broken) else "a column is named twice"
+            if isinstance(header, _BrokenRow) or len(set(header)) < len(header):
+                problem = f"the header: {header.error}" if isinstance(header, _BrokenRow) else "a column is named twice"
                 yield Rejected(1, problem, lost=None)
                 return
             while True:
@@ -65,9 +65,9 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
                     return
                 number += 1
                 yield Rejected(number, str(stream.error), lost=stream.error.lost(number - 1))
-                if codec.startswith(_WIDE) or not stream.resume():
+                if codec.startswith(_WIDE_CODECS) or not stream.resume():
                     return
-                _pass_line(stream)
+                _skip_line(stream)
                 lines = _Lines(_lines(stream.read(compression.READ_BYTES), stream, codec))
                 rows = _rows(lines, delimiter)
         except RecordTooLongError as error:
@@ -76,7 +76,7 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
             yield Rejected(number + 1, f"not valid {codec}: byte 0x{error.object[error.start]:02x}", lost=None)
 
 
-def _pass_line(stream: DecodedStream) -> None:
+def _skip_line(stream: DecodedStream) -> None:
     """Skip the rest of the row that damage truncated: it may have as many fields as a complete row."""
     while (line := stream.readline(compression.READ_BYTES)) and not line.endswith(b"\n"):
         continue
@@ -106,7 +106,7 @@ class _Lines:
 
 
 @dataclass(frozen=True)
-class _Broken:
+class _BrokenRow:
     """Error of a malformed row, and the number of further rows lost with it."""
 
     error: str
@@ -146,7 +146,7 @@ def _split(text: str) -> list[str]:
     return [*(part + "\n" for part in parts[:-1]), parts[-1]]
 
 
-def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _Broken]:
+def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _BrokenRow]:
     """Yield rows or their errors; after an error a new parser continues at the next line."""
     while True:
         before = lines.number
@@ -160,15 +160,15 @@ def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _Broken]:
             broken = str(error)
         consumed = lines.number - before - 1
         if broken == "unexpected end of data":
-            yield _Broken("a quoted field is not closed before the file ends", None if lines.unended else consumed)
+            yield _BrokenRow("a quoted field is not closed before the file ends", None if lines.unended else consumed)
         else:
-            yield _Broken(f"not valid CSV: {broken}", consumed)
+            yield _BrokenRow(f"not valid CSV: {broken}", consumed)
 
 
 def _record(
-    item: Input, reading: Reading, number: int, header: list[str], row: list[str] | _Broken, codec: str
+    item: Input, reading: Reading, number: int, header: list[str], row: list[str] | _BrokenRow, codec: str
 ) -> Record | Page | Rejected | Dropped:
-    if isinstance(row, _Broken):
+    if isinstance(row, _BrokenRow):
         return Rejected(number, row.error, lost=row.lost)
     shown = excerpt(", ".join(row))
     if len(row) != len(header):

@@ -167,8 +167,8 @@ class ShardWriter:
     quarantined: int = 0
     shards: int = 0
     text_bytes: int = 0
-    _held_bytes: int = 0
-    _held_rows: int = 0
+    _buffered_bytes: int = 0
+    _buffered_rows: int = 0
     _columns: list[list[pa.Array]] = field(default_factory=list)
     """Ids, locators, texts and metadata of buffered documents."""
     _documents: list[tuple[bytes, bytes, bytes, str]] = field(default_factory=list)
@@ -187,7 +187,7 @@ class ShardWriter:
     @property
     def bytes_taken(self) -> int:
         """Text bytes so far, written or buffered."""
-        return self.text_bytes + self._held_bytes
+        return self.text_bytes + self._buffered_bytes
 
     @property
     def is_full(self) -> bool:
@@ -199,7 +199,7 @@ class ShardWriter:
         if self.is_full:
             return
         if isinstance(record, Records):
-            self._keep_together(file, record)
+            self._keep_all(file, record)
         elif isinstance(record, Record):
             self._keep(file, record)
         elif isinstance(record, Rejected):
@@ -226,7 +226,7 @@ class ShardWriter:
             self.replaced["places"] += record.replaced
         self._count(1, len(text))
 
-    def _keep_together(self, file: str, records: Records) -> None:
+    def _keep_all(self, file: str, records: Records) -> None:
         sizes = pc.binary_length(records.texts).to_numpy()
         if len(sizes) and sizes.max() > self.max_document_bytes:
             for record in records:
@@ -238,8 +238,8 @@ class ShardWriter:
         self._settle()
         while begin < number:
             before = int(ends[begin - 1]) if begin else 0
-            filling = int(np.searchsorted(ends, before + self.shard_bytes - self._held_bytes)) + 1
-            end = min(number, filling, begin + MAX_SHARD_ROWS - self._held_rows)
+            filling = int(np.searchsorted(ends, before + self.shard_bytes - self._buffered_bytes)) + 1
+            end = min(number, filling, begin + MAX_SHARD_ROWS - self._buffered_rows)
             self._columns.append(
                 [
                     column.slice(begin, end - begin)
@@ -262,14 +262,14 @@ class ShardWriter:
     def _count(self, documents: int, size: int) -> None:
         """Count buffered documents, and write a shard when it is full."""
         self.kept += documents
-        self._held_rows += documents
-        self._held_bytes += size
-        if self._held_bytes >= self.shard_bytes or self._held_rows >= MAX_SHARD_ROWS:
+        self._buffered_rows += documents
+        self._buffered_bytes += size
+        if self._buffered_bytes >= self.shard_bytes or self._buffered_rows >= MAX_SHARD_ROWS:
             self._write_shard()
 
     def close(self) -> None:
         """Write all buffered rows."""
-        if self._held_rows:
+        if self._buffered_rows:
             self._write_shard()
         for rows in (self._rejects, self._drops):
             if rows.held:
@@ -344,8 +344,8 @@ class ShardWriter:
         table = pa.table([ids, source, *columns], schema=DOCUMENT_SCHEMA)
         self._write(f"part-{self.task}-{self.shards:03d}.parquet", table)
         self.shards += 1
-        self.text_bytes += self._held_bytes
-        self._held_rows = self._held_bytes = 0
+        self.text_bytes += self._buffered_bytes
+        self._buffered_rows = self._buffered_bytes = 0
 
     def _write_rows(self, rows: _Rows) -> None:
         table = pa.Table.from_pylist(rows.held, schema=rows.schema)

@@ -31,7 +31,7 @@ _BYTE_ORDER_MARKS = (  # UTF-32's mark starts with UTF-16's, so it comes first
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 MOST_MARK_BYTES = 4
-_WIDER = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"}
+_SUPERSETS = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"}
 """Encodings of the Encoding standard -> Python codecs that decode a superset."""
 MAX_REPLACED_SHARE = 0.005
 """Largest share of invalid bytes: 1 in 200. Of 918 real pages 6 had some, 1 to 4 each."""
@@ -85,19 +85,19 @@ def decode(
     """
     marked = marked_codec(content) if encoding in (None, AUTO) else None
     if marked is not None or encoding != AUTO:
-        return _as(content, marked or encoding or UTF8, errors)
-    tried = list(dict.fromkeys(_declared(content, charset, html)))
+        return _decode_as(content, marked or encoding or UTF8, errors)
+    tried = list(dict.fromkeys(_declared_codecs(content, charset, html)))
     for codec in tried:
         if (text := _try(content, codec)) is not None:
             return Decoded(text, codec)
     if _is_damaged_utf8(content):
-        return _as(content, UTF8, errors)
-    replacing = [candidate for codec in tried if (candidate := _replacing(content, codec, errors)) is not None]
+        return _decode_as(content, UTF8, errors)
+    replacing = [candidate for codec in tried if (candidate := _decode_replacing(content, codec, errors)) is not None]
     sound = [candidate for candidate in replacing if not _is_binary(candidate)]
     likely = next((candidate for candidate in sound if _is_mostly_right(candidate)), None)
     if likely is not None:
         return likely
-    guess = _guess(content)
+    guess = _guess_codec(content)
     if guess is not None and (text := _try(content, guess)) is not None and not _CONTROL.search(text):
         return Decoded(text, guess)
     if sound:
@@ -149,7 +149,7 @@ def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
     yield decoder.decode(b"", final=True).encode(UTF8, "surrogatepass")
 
 
-def _as(content: bytes, codec: str, errors: Errors) -> Decoded:
+def _decode_as(content: bytes, codec: str, errors: Errors) -> Decoded:
     """Decode with a certain codec."""
     mark = next(
         (mark for mark, mark_codec in _BYTE_ORDER_MARKS if mark_codec == codec and content.startswith(mark)), b""
@@ -157,14 +157,14 @@ def _as(content: bytes, codec: str, errors: Errors) -> Decoded:
     try:
         return Decoded(content.removeprefix(mark).decode(codec), codecs.lookup(codec).name)
     except UnicodeDecodeError as error:
-        if (decoded := _replacing(content.removeprefix(mark), codec, errors)) is not None:
+        if (decoded := _decode_replacing(content.removeprefix(mark), codec, errors)) is not None:
             return decoded
         name = "UTF-8" if codec == UTF8 else codec
         position = error.start + len(mark)
         raise UndecodableError(f"not valid {name}: byte 0x{content[position]:02x} at position {position}") from error
 
 
-def _replacing(content: bytes, codec: str, errors: Errors) -> Decoded | None:
+def _decode_replacing(content: bytes, codec: str, errors: Errors) -> Decoded | None:
     """Decode with U+FFFD for invalid bytes; None if there are too many."""
     codec = codecs.lookup(codec).name
     if codec not in _WITH_CONTROLS and content.decode(codec, "replace").count("\ufffd") > most_replaced(len(content)):
@@ -210,7 +210,7 @@ def _is_binary(decoded: Decoded) -> bool:
     return len(_LOW_CONTROL.findall(decoded.text)) > most_replaced(len(decoded.text))
 
 
-def _declared(content: bytes, charset: str, html: bool) -> Iterator[str]:
+def _declared_codecs(content: bytes, charset: str, html: bool) -> Iterator[str]:
     codec = known_codec(charset)
     if codec is not None:
         yield codec
@@ -237,7 +237,7 @@ def known_codec(label: str) -> str | None:
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     codec = map_encoding_to_html5(label.strip().strip("\"'"), fallback_utf8=False)
-    return None if codec is None else _WIDER.get(codec, codec)
+    return None if codec is None else _SUPERSETS.get(codec, codec)
 
 
 def _is_damaged_utf8(content: bytes) -> bool:
@@ -247,7 +247,7 @@ def _is_damaged_utf8(content: bytes) -> bool:
     return len(_BEYOND_ASCII.findall(text)) - damaged > damaged
 
 
-def _guess(content: bytes) -> str | None:
+def _guess_codec(content: bytes) -> str | None:
     from resiliparse.parse.encoding import detect_encoding
 
     label = detect_encoding(content, html5_compatible=False)

@@ -68,7 +68,7 @@ class Failed:
 
 
 @dataclass
-class _Sent:
+class _SentPage:
     content: bytes
     tried: bool = False
     """True if it has already ended a process."""
@@ -91,7 +91,7 @@ class Guard:
     options: Mapping[str, Any]
     limits: Limits = Limits()
     _child: subprocess.Popen[bytes] | None = None
-    _pages: deque[_Sent] = field(default_factory=deque)
+    _pages: deque[_SentPage] = field(default_factory=deque)
     _bytes: int = 0
     _unwritten: bytearray = field(default_factory=bytearray)
     _unread: bytearray = field(default_factory=bytearray)
@@ -112,7 +112,7 @@ class Guard:
     def submit(self, page: Page) -> None:
         """Submit a page; `collect` returns the answers in order."""
         page_header = {"encoding": page.encoding, "charset": page.charset, "errors": page.errors}
-        self._pages.append(_Sent(frame(page_header) + frame(page.content)))
+        self._pages.append(_SentPage(frame(page_header) + frame(page.content)))
         self._bytes += len(self._pages[-1].content)
         if self._child is None:
             self._start()

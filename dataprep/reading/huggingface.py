@@ -47,20 +47,20 @@ def split_files(
         splits = _parse(read, "dataset_dict.json").get("splits", [])
         if split not in splits:
             raise NoSplitError(f"has no split {split!r}; its splits are {', '.join(map(str, splits))}")
-        return _saved(names, read, f"{split}/")
+        return _saved_files(names, read, f"{split}/")
     if "state.json" in names:
         saved_split = _parse(read, "state.json").get("_split") or DEFAULT_SPLIT
         if split != saved_split:
             raise NoSplitError(f"has no split {split!r}; it was saved with the one split {saved_split}")
-        return _saved(names, read, "")
+        return _saved_files(names, read, "")
     data = sorted(name for name in names if is_data(name) and not name.endswith(_NO_DATA))
-    configured = _configured(names, read)
+    configured = _card_patterns(names, read)
     if configured is not None:
-        return _by_patterns(data, configured, split)
-    return _by_name(data, split)
+        return _files_by_patterns(data, configured, split)
+    return _files_by_name(data, split)
 
 
-def _saved(names: Sequence[str], read: Callable[[str], bytes], folder: str) -> list[str]:
+def _saved_files(names: Sequence[str], read: Callable[[str], bytes], folder: str) -> list[str]:
     entries = _parse(read, f"{folder}state.json").get("_data_files") or []
     listed = [folder + str(entry.get("filename")) for entry in entries if isinstance(entry, dict)]
     missing = sorted(set(listed) - set(names))
@@ -82,7 +82,7 @@ def _parse(read: Callable[[str], bytes], name: str) -> dict[str, Any]:
     return parsed
 
 
-def _configured(names: Sequence[str], read: Callable[[str], bytes]) -> dict[str, list[str]] | None:
+def _card_patterns(names: Sequence[str], read: Callable[[str], bytes]) -> dict[str, list[str]] | None:
     """Split -> patterns of the default configuration in README.md, or None if it does not list files."""
     if "README.md" not in names:
         return None
@@ -120,7 +120,7 @@ def _as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _by_patterns(data: Sequence[str], patterns: dict[str, list[str]], split: str) -> list[str]:
+def _files_by_patterns(data: Sequence[str], patterns: dict[str, list[str]], split: str) -> list[str]:
     if split not in patterns:
         raise NoSplitError(f"has no split {split!r}; README.md names {', '.join(patterns)}")
     matches = [name for name in data if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns[split])]
@@ -129,7 +129,7 @@ def _by_patterns(data: Sequence[str], patterns: dict[str, list[str]], split: str
     return matches
 
 
-def _by_name(data: Sequence[str], split: str) -> list[str]:
+def _files_by_name(data: Sequence[str], split: str) -> list[str]:
     """Files whose path has the split's word between punctuation; if no path has the word of any split, all are `train`."""
     matches = [name for name in data if _names_split(name, split)]
     if matches:

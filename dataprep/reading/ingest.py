@@ -103,8 +103,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         *unsteady,
         *_ignored_files(listings),
         *(warning for result in results for warning in result["warnings"]),
-        *_mostly_skipped(sources, results),
-        *_replaced(sources, results),
+        *_skip_warnings(sources, results),
+        *_replacement_warnings(sources, results),
         *_too_long(sources, results, section.max_document_bytes),
         *map(describe_loss, losses[:SHOWN_DAMAGED]),
     ]
@@ -322,7 +322,7 @@ def _skipped(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return add_counts(result["skipped"] for result in results if result["source"] == name)
 
 
-def _mostly_skipped(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
+def _skip_warnings(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Warnings about sources with more skipped than read responses or members."""
     warnings = []
     for name in names:
@@ -338,7 +338,7 @@ def _mostly_skipped(names: Iterable[str], results: Sequence[Mapping[str, Any]]) 
     return warnings
 
 
-def _replaced(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
+def _replacement_warnings(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Warnings about sources with bytes that are invalid in their encoding."""
     replaced = {name: _count_replaced(name, results) for name in names}
     return [
@@ -366,7 +366,7 @@ def _too_long(names: Iterable[str], results: Sequence[Mapping[str, Any]], max_by
     ]
 
 
-def _holds_warc(listing: SourceListing) -> bool:
+def _has_warc(listing: SourceListing) -> bool:
     return any("warc" in (file.format, file.members) or file.members == "auto" for file in listing.files)
 
 
@@ -392,7 +392,7 @@ def _is_read_in_kernels(sources: Mapping[str, Source], listings: Mapping[str, So
 
 def _may_repeat(source: Source, listing: SourceListing) -> bool:
     """True if records have their own ids instead of a path and a number."""
-    return source.id_field is not None or _holds_warc(listing)
+    return source.id_field is not None or _has_warc(listing)
 
 
 def _settle_repeats(

@@ -241,7 +241,7 @@ def main() -> None:
             answers.flush()
 
     own = Own.model_validate_json(read_frame(requests) or b"")
-    limited = _Limited(settings["seconds"])
+    limited = _TimeLimited(settings["seconds"])
     try:
         with limited:
             call, takes = _reader(own) if settings["what"] == READ else _listing(own)
@@ -266,7 +266,7 @@ def main() -> None:
             answer("end")
 
 
-class _Limited:
+class _TimeLimited:
     """Time limit: ends the process if the block uses too much CPU time, or SLEEP_FACTOR times that in wall-clock time."""
 
     def __init__(self, seconds: float) -> None:
@@ -331,7 +331,7 @@ class _Decoded(io.RawIOBase):
 
 
 def _read(
-    own: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _Limited
+    own: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _TimeLimited
 ) -> Iterator[Answer]:
     """Yield (`record`, stored bytes read so far, Read) for each record, and (`failed`, bytes, error) if reading cannot
     continue.
@@ -370,7 +370,7 @@ class _Item:
     place: str
 
 
-def _items(own: Own, call: Callable[..., Any], argument: Any, limited: _Limited) -> Iterator[_Item | _Failed]:
+def _items(own: Own, call: Callable[..., Any], argument: Any, limited: _TimeLimited) -> Iterator[_Item | _Failed]:
     try:
         with limited:
             iterable = call(argument)
@@ -429,7 +429,7 @@ def _record(own: Own, reading: Reading, number: int, locator: str, item: _Item) 
 
 
 def _list(
-    own: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _Limited
+    own: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _TimeLimited
 ) -> Iterator[Answer]:
     """Yield (`file`, entry) for each file."""
     try:

@@ -146,7 +146,7 @@ def _topics() -> Iterator[PythonDocument]:
     except ImportError:  # some distributions of Python lack it
         return
     for name in sorted(topics):
-        yield from _long_enough(f"topics/{name}", inspect.cleandoc(topics[name]), {})
+        yield from _if_long_enough(f"topics/{name}", inspect.cleandoc(topics[name]), {})
 
 
 def _module_docs() -> Iterator[PythonDocument]:
@@ -164,7 +164,7 @@ def _module_docs() -> Iterator[PythonDocument]:
                 yield PythonDocument(f"stdlib/{relative}:{name.removeprefix(module + '.')}", section)
             else:
                 sections.append(section)
-        yield from _long_enough(f"stdlib/{relative}", "\n\n\n".join(sections), {})
+        yield from _if_long_enough(f"stdlib/{relative}", "\n\n\n".join(sections), {})
 
 
 def _distribution_docs() -> Iterator[PythonDocument]:
@@ -176,7 +176,7 @@ def _distribution_docs() -> Iterator[PythonDocument]:
         except UnicodeDecodeError as error:
             yield PythonDocument(f"dist/{name}/METADATA", "", error=f"not valid UTF-8: {error}")
         else:
-            yield from _long_enough(f"dist/{name}/METADATA", str(payload or ""), document_metadata)
+            yield from _if_long_enough(f"dist/{name}/METADATA", str(payload or ""), document_metadata)
         yield from _licences(name, distribution, document_metadata)
 
 
@@ -193,7 +193,7 @@ def _licences(
         except UnicodeDecodeError as error:
             yield PythonDocument(f"dist/{name}/{relative_path}", "", error=f"not valid UTF-8: {error}")
             continue
-        yield from _long_enough(f"dist/{name}/{relative_path}", text, document_metadata)
+        yield from _if_long_enough(f"dist/{name}/{relative_path}", text, document_metadata)
 
 
 def _standard_library_code() -> Iterator[PythonDocument]:
@@ -204,10 +204,10 @@ def _standard_library_code() -> Iterator[PythonDocument]:
             yield PythonDocument(f"stdlib/{relative}", "", error=f"not valid Python: {error}")
             continue
         if not _GENERATED.search(text[:500]):
-            yield from _long_enough(f"stdlib/{relative}", text, {})
+            yield from _if_long_enough(f"stdlib/{relative}", text, {})
 
 
-def _long_enough(locator: str, text: str, document_metadata: dict[str, Any]) -> Iterator[PythonDocument]:
+def _if_long_enough(locator: str, text: str, document_metadata: dict[str, Any]) -> Iterator[PythonDocument]:
     if len(text) >= MIN_CHARACTERS:
         yield PythonDocument(locator, text, document_metadata)
 

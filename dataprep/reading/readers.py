@@ -70,7 +70,7 @@ def read_file(
         yield from _read_python(file)
         return
     path = as_path(file.location)
-    meter = None if file.format in _AT_ANY_PLACE else meter or Metered(path)
+    meter = None if file.format in _RANDOM_ACCESS else meter or Metered(path)
     item = Input(file.name, meter or path, file.compression)
     with TableReader() if tables is None else nullcontext(tables) as reader:
         yield from with_end(_records(file, item, reading, reader), file.size, meter)
@@ -166,6 +166,6 @@ _READERS: dict[str, Callable[[Input, Reading], Iterator[Read]]] = {
 _TABLES = ("parquet", "arrow")
 _MEMBER_FORMATS = ("text", "html", "jsonl", "csv", "warc")
 """Formats read sequentially, which are supported in archives."""
-_AT_ANY_PLACE = ("parquet", "arrow", "zip")
+_RANDOM_ACCESS = ("parquet", "arrow", "zip")
 """Formats read in random order, so that the bytes read do not tell the progress."""
 _ARCHIVES = {"tar": read_tar, "zip": read_zip}

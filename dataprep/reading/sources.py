@@ -51,9 +51,9 @@ def find(path: str) -> tuple[str, list[Found]]:
 def _find_local(path: str) -> tuple[str, list[Found]]:
     path = os.path.expanduser(path)
     if os.path.isfile(path):
-        return "file", [_found_local(os.path.dirname(path), os.path.basename(path))]
+        return "file", [_local_file(os.path.dirname(path), os.path.basename(path))]
     if os.path.isdir(path):
-        return "folder", [_found_inside(path, name) for name in _walk(path)]
+        return "folder", [_file_inside(path, name) for name in _walk(path)]
     if not glob.has_magic(path):
         return "missing", []
     root, pattern = _split_glob(path)
@@ -62,12 +62,10 @@ def _find_local(path: str) -> tuple[str, list[Found]]:
         for name in glob.glob(pattern, root_dir=root or None, recursive=True)
         if DEFAULT_STORE in pattern or DEFAULT_STORE not in Path(name).parts
     )
-    return "glob", [
-        _found_inside(root, name) for name in sorted(set(names)) if os.path.isfile(os.path.join(root, name))
-    ]
+    return "glob", [_file_inside(root, name) for name in sorted(set(names)) if os.path.isfile(os.path.join(root, name))]
 
 
-def _found_inside(root: str, name: str) -> Found:
+def _file_inside(root: str, name: str) -> Found:
     """File of a folder or glob.
 
     Raises:
@@ -81,7 +79,7 @@ def _found_inside(root: str, name: str) -> Found:
         allowed.append(os.path.join(os.path.dirname(os.path.dirname(base)), "blobs"))
     if not any(os.path.commonpath([location, folder]) == folder for folder in allowed):
         raise LinkOutsideError(f"{os.path.join(root, name)} links to {location}, which lies outside of {base}")
-    return _found_local(root, name)
+    return _local_file(root, name)
 
 
 def _walk(folder: str) -> Iterator[str]:
@@ -101,7 +99,7 @@ def _split_glob(path: str) -> tuple[str, str]:
     return root or ("/" if path.startswith("/") else ""), "/".join(parts[first:])
 
 
-def _found_local(root: str, name: str) -> Found:
+def _local_file(root: str, name: str) -> Found:
     location = os.path.join(root, name)
     status = os.stat(location)
     return Found(Path(name).as_posix(), os.path.abspath(location), status.st_size, str(status.st_mtime_ns))
@@ -113,15 +111,15 @@ def _find_remote(path: str) -> tuple[str, list[Found]]:
     store, inner = fsspec.core.url_to_fs(path)
     if glob.has_magic(inner) and not store.exists(inner):
         root = _split_glob(inner)[0]
-        return "glob", _found_remote(store, root, store.glob(inner, detail=True))
+        return "glob", _remote_files(store, root, store.glob(inner, detail=True))
     if store.isfile(inner):
-        return "file", _found_remote(store, inner.rpartition("/")[0], {inner: store.info(inner)})
+        return "file", _remote_files(store, inner.rpartition("/")[0], {inner: store.info(inner)})
     if not store.isdir(inner):
         return "missing", []
-    return "folder", _found_remote(store, inner, store.find(inner, detail=True))
+    return "folder", _remote_files(store, inner, store.find(inner, detail=True))
 
 
-def _found_remote(store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]) -> list[Found]:
+def _remote_files(store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]) -> list[Found]:
     files = []
     for location, info in infos.items():
         name = location[len(root) :].lstrip("/")
@@ -342,7 +340,7 @@ def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
         raise SourceError(f"source {name!r}: {path} is a chain of URLs; name the archive itself, its members are read")
     kind, matches = find_at(f"source {name!r}", path)
     if source_format == "hf":
-        return _dataset(name, path, kind, matches, source.get("split") or DEFAULT_SPLIT)
+        return _dataset_files(name, path, kind, matches, source.get("split") or DEFAULT_SPLIT)
     selected, ignored = matches, Counter[str]()
     if kind == "folder":
         selected = [item for item in matches if _is_wanted(item.name, source_format)]
@@ -381,7 +379,7 @@ def _entry(name: str, entry: Mapping[str, Any], base: str) -> Found:
     """A listed file; an entry with a URL and a size is not looked up."""
     path = entry["path"]
     location = path if "://" in path or os.path.isabs(path) else f"{base.rstrip('/')}/{path}"
-    file_name = entry.get("name") or _name_below(location, base)
+    file_name = entry.get("name") or _relative_name(location, base)
     if "://" in location and "size" in entry:
         return Found(file_name, location, entry["size"], "")
     kind, matches = find_at(f"source {name!r}: list", location)
@@ -393,13 +391,13 @@ def _entry(name: str, entry: Mapping[str, Any], base: str) -> Found:
     return Found(file_name, matches[0].location, matches[0].size, matches[0].stamp)
 
 
-def _name_below(location: str, base: str) -> str:
+def _relative_name(location: str, base: str) -> str:
     """Name of a listed file: its path below `base`, or the full path; without a URL's scheme and query."""
     relative_path = location.removeprefix(base.rstrip("/") + "/").rpartition("://")[2].lstrip("/")
     return unquote(relative_path.partition("?")[0]) if "://" in location else relative_path
 
 
-def _dataset(name: str, path: str, kind: str, matches: Sequence[Found], split: str) -> SourceListing:
+def _dataset_files(name: str, path: str, kind: str, matches: Sequence[Found], split: str) -> SourceListing:
     if kind != "folder":
         raise SourceError(f"source {name!r}: {path} must be a folder, since its format is hf")
     file_by_name = {item.name: item for item in matches}

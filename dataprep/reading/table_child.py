@@ -51,7 +51,7 @@ def _answer(answers: BinaryIO, path: Path, request: dict[str, Any], settings: di
             if isinstance(batch, int):
                 answers.write(frame({"rows": batch}))
                 continue
-            if isinstance(batch, _Lost):
+            if isinstance(batch, _LostRows):
                 answers.write(frame({"lost": batch.rows, "error": batch.error}))
                 continue
             for piece in _pieces(batch, min(BATCH_BYTES, settings["row_bytes"])):
@@ -76,7 +76,7 @@ def _answer(answers: BinaryIO, path: Path, request: dict[str, Any], settings: di
 
 
 @dataclass(frozen=True)
-class _Lost:
+class _LostRows:
     """Unreadable rows of a row group or a batch: their number (None if unknown) and the error."""
 
     rows: int | None
@@ -103,7 +103,7 @@ def _address_space() -> int:
     return pages * resource.getpagesize()
 
 
-def _parquet(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | int | _Lost]:
+def _parquet(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | int | _LostRows]:
     """Yield the number of rows, if a file of this size can have so many, then the batches; damage loses its row group
     only.
     """
@@ -120,10 +120,12 @@ def _parquet(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | i
                     yield batch
             except Exception as error:  # noqa: BLE001 - any error of a damaged file
                 _raise_unless_damage(error)
-                yield _Lost(max(min(table.metadata.row_group(group).num_rows, size) - num_read, 1), _one_line(error))
+                yield _LostRows(
+                    max(min(table.metadata.row_group(group).num_rows, size) - num_read, 1), _one_line(error)
+                )
 
 
-def _arrow(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | _Lost]:
+def _arrow(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | _LostRows]:
     with pa.OSFile(str(path)) as source:
         is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         source.seek(0)
@@ -144,7 +146,7 @@ def _arrow(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | _Lo
                 batch.validate()  # column lengths, before slicing
             except Exception as error:  # noqa: BLE001 - any error of a damaged file
                 _raise_unless_damage(error)
-                yield _Lost(rows, _one_line(error))  # the size of the previous batch
+                yield _LostRows(rows, _one_line(error))  # the size of the previous batch
                 continue
             rows = len(batch)
             yield from _slices(batch.select(columns))

@@ -89,14 +89,14 @@ def _row(row_batch: pa.RecordBatch, replaces: bool) -> Row:
     try:
         row: dict[str, Any] = row_batch.to_pylist()[0]
     except UnicodeDecodeError as error:
-        repaired = _mend(row_batch) if replaces else None
+        repaired = _repair_row(row_batch) if replaces else None
         return not_utf8(error) if repaired is None else repaired
     except (ValueError, OverflowError) as error:
         return f"the row cannot be read: {one_line(error)}"
     return row, 0
 
 
-def _mend(row_batch: pa.RecordBatch) -> tuple[dict[str, Any], int] | None:
+def _repair_row(row_batch: pa.RecordBatch) -> tuple[dict[str, Any], int] | None:
     """Row with U+FFFD for invalid UTF-8 in its string columns; None if there is too much."""
     import pyarrow as pa
 

@@ -92,7 +92,7 @@ MAX_HTTP_HEADER_BYTES = 1 << 20
 _EMPTY_LINE = b"\r\n\r\n"
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
 _LINE_END = re.compile(rb"\r?\n")
-_PACKINGS = ("transfer-encoding", "content-encoding")
+_BODY_ENCODINGS = ("transfer-encoding", "content-encoding")
 _CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}[ \t]*(;[^\r\n]*)?\r?\n")
 _MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]{1,60}/[a-z0-9!#$&^_.+-]{1,60}")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.+-]+)", re.IGNORECASE)
@@ -233,7 +233,7 @@ def _text_of(
 def _response(item: Input, reading: Reading, number: int, record: _Record, block: bytes) -> Read:
     if not record.is_http:
         return Skipped("response of another protocol than HTTP", candidate=True)
-    block = _with_crlf(block)
+    block = _normalize_line_ends(block)
     end = block.find(_EMPTY_LINE)
     body = end + len(_EMPTY_LINE) if end >= 0 else len(block)
     try:
@@ -249,7 +249,7 @@ def _response(item: Input, reading: Reading, number: int, record: _Record, block
     media_type = _media_type(declared)
     if media_type not in (*HTML_TYPES, PLAIN_TYPE, *UNKNOWN_TYPES):
         return Skipped(f"content type {media_type}", candidate=True)
-    packings = [name for name in _PACKINGS if name in http.http_headers]
+    packings = [name for name in _BODY_ENCODINGS if name in http.http_headers]
     content = _payload(block, packings) if packings else block[body:]
     if media_type in UNKNOWN_TYPES:
         media_type = sniff_type(content)
@@ -267,7 +267,7 @@ def _response(item: Input, reading: Reading, number: int, record: _Record, block
     return Page(number, locator, content, encoding, charset, metadata, errors=reading.encoding_errors)
 
 
-def _with_crlf(block: bytes) -> bytes:
+def _normalize_line_ends(block: bytes) -> bytes:
     """Response with header lines that end in CRLF, as fastwarc requires."""
     empty = block.find(_EMPTY_LINE, 0, MAX_HTTP_HEADER_BYTES)
     if empty >= 0 and block.count(b"\n", 0, empty) == block.count(b"\r\n", 0, empty):
@@ -305,7 +305,7 @@ def _payload(block: bytes, packings: Collection[str]) -> bytes:
     """Decoded body; the stored body if decoding fails and it is already decoded.
 
     Args:
-        packings: encodings of _PACKINGS in its headers.
+        packings: encodings of _BODY_ENCODINGS in its headers.
 
     Raises:
         _BrokenError: the body cannot be decoded to text, or is too long.

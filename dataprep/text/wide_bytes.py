@@ -76,7 +76,7 @@ above_blanks_of_64, high_of_64, leads_of_64, leads_of_three_of_64, leads_of_four
 more, and four bytes."""
 
 
-def _writer(lower: bool) -> Callable[[int, int], np.uint64]:
+def _copy_intrinsic(lower: bool) -> Callable[[int, int], np.uint64]:
     """Intrinsic that copies 64 bytes with a space for each ASCII whitespace (`str.isspace`), optionally lower-cased."""
 
     @intrinsic
@@ -99,8 +99,8 @@ def _writer(lower: bool) -> Callable[[int, int], np.uint64]:
     return write  # type: ignore[no-any-return]
 
 
-write_64, write_64_lower = _writer(False), _writer(True)
-"""See `_writer`."""
+write_64, write_64_lower = _copy_intrinsic(False), _copy_intrinsic(True)
+"""See `_copy_intrinsic`."""
 
 
 @intrinsic

@@ -60,7 +60,7 @@ class WordSearch:
 
 def terms_of(question: str) -> list[str]:
     """Distinct search terms in lower case: words, quoted phrases, and pairs of characters for scripts without spaces."""
-    phrases = [_as_words(phrase) for phrase in QUOTED.findall(question)]
+    phrases = [_normalize(phrase) for phrase in QUOTED.findall(question)]
     terms = [phrase for phrase in phrases if phrase] + all_terms(QUOTED.sub(" ", question))
     return list(dict.fromkeys(terms))[:MOST_TERMS]
 
@@ -68,7 +68,7 @@ def terms_of(question: str) -> list[str]:
 def all_terms(text: str) -> list[str]:
     """All words of a text in lower case, and all pairs of characters for scripts without spaces."""
     terms: list[str] = []
-    for word in _as_words(text).split():
+    for word in _normalize(text).split():
         begin = 0
         for run in UNSPACED.finditer(word):
             terms += [word[begin : run.start()], *_pairs(run[0])]
@@ -77,7 +77,7 @@ def all_terms(text: str) -> list[str]:
     return [term for term in terms if term]
 
 
-def _as_words(text: str) -> str:
+def _normalize(text: str) -> str:
     spaced: str = pc.replace_substring_regex(pc.utf8_lower(pa.scalar(text)), f"{NOT_OF_WORD}+", " ").as_py()
     return spaced.strip()
 

@@ -142,7 +142,7 @@ def _concatenate(parts: Sequence[Words]) -> Words:
     return Words(np.cumsum(sizes), *columns)
 
 
-_cutting = Lock()
+_spacy_lock = Lock()
 """Lock for spaCy's languages, which share memory between threads."""
 
 
@@ -150,7 +150,7 @@ _cutting = Lock()
 def _cut(language: str | None, text: bytes) -> tuple[bytes, np.ndarray]:
     """Words of a text, concatenated, and the bytes of each."""
     tokenizer = tokenizer_of(language)
-    with _cutting:
+    with _spacy_lock:
         words = [word.encode() for word in tokenizer.cut(text.decode())]
     return b"".join(words), np.array([len(word) for word in words], np.int64)
 

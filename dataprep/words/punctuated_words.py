@@ -108,7 +108,7 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
             elif length > 0:
                 _decode_run(data, begin, at, codes, positions)
                 take_apart(codes[:length], flags, cuts)
-                count = _emit(codes, positions, cuts, length, flags, starts, ends, chars, flag_unions, count)
+                count = _write_words(codes, positions, cuts, length, flags, starts, ends, chars, flag_unions, count)
             at += width
         word_offsets[number + 1] = count
     return Words(word_offsets, starts[:count], ends[:count], chars[:count], flag_unions[:count])
@@ -250,7 +250,7 @@ def _decode_run(data: np.ndarray, at: int, end: int, codes: np.ndarray, position
 
 
 @kernel
-def _emit(
+def _write_words(
     codes: np.ndarray,
     positions: np.ndarray,
     cuts: np.ndarray,
@@ -292,29 +292,29 @@ def take_apart(codes: np.ndarray, flags: np.ndarray, cuts: np.ndarray) -> None:
     cuts[0] = cuts[len(codes)] = True
     low, high = 0, len(codes)
     while low < high and not _is_whole(codes, low, high):
-        length = _taken_at_begin(codes, low, high, flags)
+        length = _prefix_length(codes, low, high, flags)
         if length == 0:
             break
         low += length
         cuts[low] = True
     while low < high and not _is_whole(codes, low, high):
-        length = _taken_at_end(codes, low, high, flags)
+        length = _suffix_length(codes, low, high, flags)
         if length == 0:
             break
         high -= length
         cuts[high] = True
     if not (_is_whole(codes, low, high) or _is_address(codes, low, high, flags)):
-        _take_apart_middle(codes, low, high, flags, cuts)
+        _split_middle(codes, low, high, flags, cuts)
     _join_whole(codes, cuts)
 
 
 @kernel
-def _take_apart_middle(codes: np.ndarray, low: int, high: int, flags: np.ndarray, cuts: np.ndarray) -> None:
+def _split_middle(codes: np.ndarray, low: int, high: int, flags: np.ndarray, cuts: np.ndarray) -> None:
     core = high - _contraction(codes, low, high)
     cuts[core] = True
     step = low + 1
     while step < core - 1:
-        length = _taken_inside(codes, step, core, flags)
+        length = _infix_length(codes, step, core, flags)
         if length > 0:
             cuts[step] = cuts[step + length] = True
         step += max(length, 1)
@@ -379,7 +379,7 @@ def _dots(codes: np.ndarray, step: int, high: int) -> int:
 
 
 @kernel
-def _taken_at_begin(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -> int:
+def _prefix_length(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -> int:
     code = codes[low]
     dots = _dots(codes, low, high)
     if dots > 1:
@@ -390,7 +390,7 @@ def _taken_at_begin(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -
 
 
 @kernel
-def _taken_at_end(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -> int:
+def _suffix_length(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -> int:
     code = codes[high - 1]
     if high - low == 1:
         return 0
@@ -494,7 +494,7 @@ def _spells_cannot(codes: np.ndarray, low: int) -> bool:
 
 
 @kernel
-def _taken_inside(codes: np.ndarray, step: int, high: int, flags: np.ndarray) -> int:
+def _infix_length(codes: np.ndarray, step: int, high: int, flags: np.ndarray) -> int:
     code, before = codes[step], codes[step - 1]
     dots = _dots(codes, step, high)
     if dots > 1 or code == 0x2026:

@@ -101,7 +101,7 @@ def spacy_words(data: np.ndarray, offsets: np.ndarray) -> Words:
     tokenizer = load_tokenizer()
     runs = whitespace_words(data, offsets, code_point_flags(), np.arange(len(offsets) - 1))
     sizes = count_simple_words(data, runs.starts, runs.ends, _byte_kinds(), _exceptions(tokenizer))
-    return _cut_runs(data, runs, sizes, tokenizer, _lengths_of)
+    return _split_runs(data, runs, sizes, tokenizer, _lengths_of)
 
 
 def words_of_runs(
@@ -116,10 +116,10 @@ def words_of_runs(
         lengths_of: cache of runs, which is extended.
     """
     runs = whitespace_words(data, offsets, code_point_flags(), which)
-    return _cut_runs(data, runs, np.zeros(len(runs.starts), np.uint8), tokenizer, lengths_of)
+    return _split_runs(data, runs, np.zeros(len(runs.starts), np.uint8), tokenizer, lengths_of)
 
 
-def _cut_runs(data: np.ndarray, runs: Words, sizes: np.ndarray, tokenizer: Any, lengths_of: Lengths) -> Words:
+def _split_runs(data: np.ndarray, runs: Words, sizes: np.ndarray, tokenizer: Any, lengths_of: Lengths) -> Words:
     complex_runs = np.flatnonzero(sizes == 0)
     numbers, _ = number_spans(data, runs.starts[complex_runs], runs.ends[complex_runs])
     firsts = complex_runs[np.unique(numbers, return_index=True)[1]]
@@ -166,12 +166,12 @@ def _exceptions(tokenizer: Any) -> np.ndarray:
     marked = np.zeros(1 << EXCEPTION_BITS, np.bool_)
     for word in tokenizer.rules:
         encoded = np.frombuffer(word.encode(), np.uint8)
-        marked[_few_bits(encoded, 0, len(encoded))] = True
+        marked[_exception_slot(encoded, 0, len(encoded))] = True
     return marked
 
 
 @kernel
-def _few_bits(data: np.ndarray, begin: int, end: int) -> int:
+def _exception_slot(data: np.ndarray, begin: int, end: int) -> int:
     return int(hash_bytes(data, begin, end) >> np.uint64(64 - EXCEPTION_BITS))
 
 
@@ -193,14 +193,14 @@ def count_simple_words(
     word_counts = np.zeros(len(starts), np.uint8)
     cuts = np.empty(MOST_WORDS + 1, np.int64)
     for run in range(len(starts)):
-        words = _cut_simple(data, starts[run], ends[run], kinds, cuts)
+        words = _split_simple(data, starts[run], ends[run], kinds, cuts)
         if _is_simple(data, kinds, cuts, words) and not _may_have_exception(data, cuts, words, exceptions):
             word_counts[run] = words
     return word_counts
 
 
 @kernel
-def _cut_simple(data: np.ndarray, begin: int, end: int, kinds: np.ndarray, cuts: np.ndarray) -> int:
+def _split_simple(data: np.ndarray, begin: int, end: int, kinds: np.ndarray, cuts: np.ndarray) -> int:
     """Split a run into letters, digits, adjacent hyphens, and single marks.
 
     Args:
@@ -258,7 +258,7 @@ def _may_have_exception(data: np.ndarray, cuts: np.ndarray, words: int, exceptio
     """True if any sequence of adjacent words may be an exception."""
     for first in range(words):
         for last in range(first + 1, words + 1):
-            if exceptions[_few_bits(data, cuts[first], cuts[last])]:
+            if exceptions[_exception_slot(data, cuts[first], cuts[last])]:
                 return True
     return False
 
@@ -294,7 +294,7 @@ def _lay_out(
                 count += 1
                 continue
             if sizes[run] > 0:
-                for word in range(_cut_simple(data, at, end, kinds, cuts)):
+                for word in range(_split_simple(data, at, end, kinds, cuts)):
                     starts[count], ends[count] = cuts[word], cuts[word + 1]
                     chars[count], flag_unions[count] = cuts[word + 1] - cuts[word], flags[data[cuts[word]]]
                     count += 1

@@ -90,13 +90,13 @@ class _Elements:
         self.behind: bytes | None = None
         self._text = bytearray()
         self._scanned = 0
-        self._scan_at = BLOCK_BYTES
+        self._next_scan_size = BLOCK_BYTES
         self._depth = 0
 
     def add(self, chunk: bytes) -> Iterator[bytes]:
         """Add text, and yield a block of lines if there is enough."""
         self._text += chunk
-        if len(self._text) >= self._scan_at:
+        if len(self._text) >= self._next_scan_size:
             yield from self.scan()
 
     def scan(self) -> Iterator[bytes]:
@@ -134,7 +134,7 @@ class _Elements:
         self._scanned = scanned - begin
         if len(self._text) > MAX_RECORD_BYTES:
             raise CorruptFileError(f"an element of the JSON array is longer than {MAX_RECORD_BYTES >> 20} MiB")
-        self._scan_at = max(2 * len(self._text), len(self._text) + BLOCK_BYTES)
+        self._next_scan_size = max(2 * len(self._text), len(self._text) + BLOCK_BYTES)
 
     def _add_line(self, lines: list[bytes], begin: int, end: int) -> None:
         """Add a range of the text as a line, unless it has only white space and commas."""

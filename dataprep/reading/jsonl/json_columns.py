@@ -184,19 +184,19 @@ def _find_uses(
     uses: np.ndarray,
 ) -> None:
     for place in range(count):
-        if _is_called(block, key_bounds, place, text_name, 0, len(text_name)):
+        if _has_name(block, key_bounds, place, text_name, 0, len(text_name)):
             uses[place] = TEXT
-        elif len(id_name) > 0 and _is_called(block, key_bounds, place, id_name, 0, len(id_name)):
+        elif len(id_name) > 0 and _has_name(block, key_bounds, place, id_name, 0, len(id_name)):
             uses[place] = ID
         else:
             uses[place] = SCALAR if every else OTHER
             for name in range(len(bounds) - 1):
-                if _is_called(block, key_bounds, place, metadata_names, bounds[name], bounds[name + 1]):
+                if _has_name(block, key_bounds, place, metadata_names, bounds[name], bounds[name + 1]):
                     uses[place] = METADATA
 
 
 @kernel
-def _is_called(block: np.ndarray, key_bounds: np.ndarray, place: int, names: np.ndarray, begin: int, end: int) -> bool:
+def _has_name(block: np.ndarray, key_bounds: np.ndarray, place: int, names: np.ndarray, begin: int, end: int) -> bool:
     size = key_bounds[place, 1] - key_bounds[place, 0]
     return bool(size == end - begin and equal_bytes(names, begin, block, key_bounds[place, 0], size))
 

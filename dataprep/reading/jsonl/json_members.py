@@ -42,7 +42,7 @@ def byte_at(block: np.ndarray, at: int) -> int:
 
 
 @kernel
-def _behind_space(block: np.ndarray, at: int) -> int:
+def _skip_space(block: np.ndarray, at: int) -> int:
     """Position after white space, possibly at the end of the line."""
     byte = byte_at(block, at)
     while byte in (_SPACE, _TAB, _RETURN):
@@ -59,10 +59,10 @@ def read_members(block: np.ndarray, at: int, members: np.ndarray) -> tuple[int, 
         end of the line, or -1 if unsupported; and the number of members.
     """
     count = 0
-    at = _behind_space(block, at)
+    at = _skip_space(block, at)
     if byte_at(block, at) != OPEN:
         return -1, 0
-    at = _behind_space(block, at + 1)
+    at = _skip_space(block, at + 1)
     while True:
         if count == len(members) or byte_at(block, at) != QUOTE:
             return -1, 0
@@ -70,21 +70,21 @@ def read_members(block: np.ndarray, at: int, members: np.ndarray) -> tuple[int, 
         if end < 0 or escaped:
             return -1, 0
         members[count, KEY], members[count, KEY_END] = at + 1, end
-        at = _behind_space(block, end + 1)
+        at = _skip_space(block, end + 1)
         if byte_at(block, at) != _COLON:
             return -1, 0
-        at = _read_value(block, _behind_space(block, at + 1), members, count)
+        at = _read_value(block, _skip_space(block, at + 1), members, count)
         if at < 0:
             return -1, 0
         count += 1
-        at = _behind_space(block, at)
+        at = _skip_space(block, at)
         byte = byte_at(block, at)
         if byte == CLOSE:
             break
         if byte != _COMMA:
             return -1, 0
-        at = _behind_space(block, at + 1)
-    at = _behind_space(block, at + 1)
+        at = _skip_space(block, at + 1)
+    at = _skip_space(block, at + 1)
     return (at, count) if byte_at(block, at) == NEWLINE else (-1, 0)
 
 
@@ -160,7 +160,7 @@ def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
         return (at + 5, CONSTANT) if byte_at(block, at + 4) == _E else (-1, CONSTANT)
     negative = byte_at(block, at) == _MINUS
     begin = at + 1 if negative else at
-    at = _behind_digits(block, begin)
+    at = _skip_digits(block, begin)
     num_integer_digits = at - begin
     if (
         num_integer_digits == 0
@@ -171,7 +171,7 @@ def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
     kind = INTEGER
     if byte_at(block, at) == _POINT:
         point = at
-        at = _behind_digits(block, at + 1)
+        at = _skip_digits(block, at + 1)
         decimals = at - point - 1
         if decimals == 0:
             return -1, FLOAT
@@ -183,7 +183,7 @@ def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
         if byte_at(block, at) in (_PLUS, _MINUS):
             at += 1
         begin, kind = at, DOUBTFUL
-        at = _behind_digits(block, at)
+        at = _skip_digits(block, at)
         if at == begin:
             return -1, DOUBTFUL
     if kind == INTEGER and negative and byte_at(block, begin) == ZERO:
@@ -192,7 +192,7 @@ def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
 
 
 @kernel
-def _behind_digits(block: np.ndarray, at: int) -> int:
+def _skip_digits(block: np.ndarray, at: int) -> int:
     while ZERO <= byte_at(block, at) <= _NINE:
         at += 1
     return at
@@ -209,11 +209,11 @@ def _skip_nested(block: np.ndarray, at: int) -> int:
                 return -1
             depth += 1
             objects = objects << np.uint64(1) | np.uint64(byte == OPEN)
-            at = _behind_space(block, at + 1)
+            at = _skip_space(block, at + 1)
             if byte_at(block, at) == byte + 2:  # closing bracket: "[" and "]", "{" and "}" are two apart
                 depth, objects, at = depth - 1, objects >> np.uint64(1), at + 1
             else:
-                at = _behind_key(block, at) if byte == OPEN else at
+                at = _skip_key(block, at) if byte == OPEN else at
                 if at < 0:
                     return -1
                 continue
@@ -228,7 +228,7 @@ def _skip_nested(block: np.ndarray, at: int) -> int:
                 return -1
         inside = objects & np.uint64(1) != 0
         while depth > 0:
-            at = _behind_space(block, at)
+            at = _skip_space(block, at)
             if byte_at(block, at) != (CLOSE if inside else _END):
                 break
             depth, objects, at = depth - 1, objects >> np.uint64(1), at + 1
@@ -237,19 +237,19 @@ def _skip_nested(block: np.ndarray, at: int) -> int:
             return at
         if byte_at(block, at) != _COMMA:
             return -1
-        at = _behind_space(block, at + 1)
-        at = _behind_key(block, at) if inside else at
+        at = _skip_space(block, at + 1)
+        at = _skip_key(block, at) if inside else at
         if at < 0:
             return -1
 
 
 @kernel
-def _behind_key(block: np.ndarray, at: int) -> int:
+def _skip_key(block: np.ndarray, at: int) -> int:
     """Position of the value whose key begins at `at`, or -1."""
     if byte_at(block, at) != QUOTE:
         return -1
     at, _ = _find_end(block, at + 1)
     if at < 0:
         return -1
-    at = _behind_space(block, at + 1)
-    return _behind_space(block, at + 1) if byte_at(block, at) == _COLON else -1
+    at = _skip_space(block, at + 1)
+    return _skip_space(block, at + 1) if byte_at(block, at) == _COLON else -1
