@@ -261,7 +261,7 @@ def _decode_gzip(stream: ByteStream, member: _CurrentMember) -> Iterator[bytes]:
         raise _UncertainError
 
 
-class _MemberReader:
+class _StoredBytes:
     """A file's stored bytes in steps; those since the start of the current member are kept.
 
     Args:
@@ -350,7 +350,7 @@ def _decodes(compression: str, data: bytes) -> bool:
 
 
 def _decode(stream: ByteStream, compression: str, begin: int) -> Iterator[bytes | Damage]:
-    stored = _MemberReader(stream, FEED_BYTES if compression != ".zst" else ZSTD_BYTES, begin)
+    stored = _StoredBytes(stream, FEED_BYTES if compression != ".zst" else ZSTD_BYTES, begin)
     while (damage := (yield from _decode_members(stored, compression))) is not None:
         if not stored.pass_to_next(compression):
             yield damage
@@ -358,7 +358,7 @@ def _decode(stream: ByteStream, compression: str, begin: int) -> Iterator[bytes 
         yield replace(damage, size=stored.end - damage.offset)
 
 
-def _decode_members(stored: _MemberReader, compression: str) -> Generator[bytes, None, Damage | None]:
+def _decode_members(stored: _StoredBytes, compression: str) -> Generator[bytes, None, Damage | None]:
     """Yield the content of members; returns the first damage, or None at the end of the file."""
     decoder: _Decoder | None = None
     decoded = 0

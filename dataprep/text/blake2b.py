@@ -56,19 +56,19 @@ def digest_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     digests = np.empty((len(offsets) - 1, 2), np.uint64)
     state, words, last = np.empty(8, np.uint64), np.empty(16, np.uint64), np.empty(BLOCK_BYTES, np.uint8)
     for text in range(len(offsets) - 1):
-        at, end = offsets[text], offsets[text + 1]
-        length = end - at
+        pos, end = offsets[text], offsets[text + 1]
+        length = end - pos
         state[:] = INITIAL
         state[0] ^= PARAMETERS
         hashed = 0
         while length - hashed > BLOCK_BYTES:
             for word in range(16):
-                words[word] = load64(data, at + 8 * word)
-            at += BLOCK_BYTES
+                words[word] = load64(data, pos + 8 * word)
+            pos += BLOCK_BYTES
             hashed += BLOCK_BYTES
             _compress(state, words, np.uint64(hashed), np.uint64(0))
         last[:] = 0
-        last[: end - at] = data[at:end]
+        last[: end - pos] = data[pos:end]
         for word in range(16):
             words[word] = load64(last, 8 * word)
         _compress(state, words, np.uint64(length), ~np.uint64(0))

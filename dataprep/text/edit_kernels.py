@@ -30,28 +30,28 @@ def replace_spans(
     number = len(offsets) - 1
     edited_offsets = np.zeros(number + 1, np.int64)
     for text in range(number):
-        size, at = offsets[text + 1] - offsets[text], 0
+        size, pos = offsets[text + 1] - offsets[text], 0
         length = size
         for edit in range(firsts[text], firsts[text + 1]):
-            if begins[edit] < at or ends[edit] < begins[edit] or ends[edit] > size:
+            if begins[edit] < pos or ends[edit] < begins[edit] or ends[edit] > size:
                 return np.empty(0, np.uint8), edited_offsets, text
-            at = ends[edit]
+            pos = ends[edit]
             length += new_offsets[edit + 1] - new_offsets[edit] - (ends[edit] - begins[edit])
         edited_offsets[text + 1] = edited_offsets[text] + length
     edited = np.empty(edited_offsets[number], np.uint8)
-    to = 0
+    out_pos = 0
     for text in range(number):
-        at = offsets[text]
+        pos = offsets[text]
         for edit in range(firsts[text], firsts[text + 1]):
             stop = offsets[text] + begins[edit]
-            edited[to : to + stop - at] = data[at:stop]
-            to += stop - at
+            edited[out_pos : out_pos + stop - pos] = data[pos:stop]
+            out_pos += stop - pos
             length = new_offsets[edit + 1] - new_offsets[edit]
-            edited[to : to + length] = new_data[new_offsets[edit] : new_offsets[edit + 1]]
-            to += length
-            at = offsets[text] + ends[edit]
-        edited[to : to + offsets[text + 1] - at] = data[at : offsets[text + 1]]
-        to += offsets[text + 1] - at
+            edited[out_pos : out_pos + length] = new_data[new_offsets[edit] : new_offsets[edit + 1]]
+            out_pos += length
+            pos = offsets[text] + ends[edit]
+        edited[out_pos : out_pos + offsets[text + 1] - pos] = data[pos : offsets[text + 1]]
+        out_pos += offsets[text + 1] - pos
     return edited, edited_offsets, -1
 
 
@@ -72,10 +72,10 @@ def compose(
     replacements.
     """
     number = len(firsts) - 1
-    most = len(begins) + len(begins2)
-    out_begins, out_ends = np.empty(most, np.int64), np.empty(most, np.int64)
+    capacity = len(begins) + len(begins2)
+    out_begins, out_ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     out_data = np.empty(texts[-1] - texts[0] + texts2[-1] - texts2[0], np.uint8)
-    cuts = np.zeros(most + 1, np.int64)
+    cuts = np.zeros(capacity + 1, np.int64)
     offsets = np.zeros(number + 1, np.int64)
     count = 0
     for text in range(number):
@@ -94,19 +94,19 @@ def compose(
                     # round does not cut are kept, in order with the second round's replacements.
                     length = texts[edit1 + 1] - texts[edit1]
                     place = begins[edit1] + shift
-                    at = max(middle, place)
+                    pos = max(middle, place)
                     stop = place + length
                     while edit2 < firsts2[text + 1] and begins2[edit2] <= stop:
-                        if begins2[edit2] > at:
+                        if begins2[edit2] > pos:
                             size = _copy(
-                                out_data, size, data, texts[edit1] + at - place, texts[edit1] + begins2[edit2] - place
+                                out_data, size, data, texts[edit1] + pos - place, texts[edit1] + begins2[edit2] - place
                             )
                         size = _copy(out_data, size, data2, texts2[edit2], texts2[edit2 + 1])
-                        at = max(at, ends2[edit2])
+                        pos = max(pos, ends2[edit2])
                         edit2 += 1
-                    if at < stop:
-                        size = _copy(out_data, size, data, texts[edit1] + at - place, texts[edit1 + 1])
-                    middle = max(at, stop)
+                    if pos < stop:
+                        size = _copy(out_data, size, data, texts[edit1] + pos - place, texts[edit1 + 1])
+                    middle = max(pos, stop)
                     shift += length - (ends[edit1] - begins[edit1])
                     edit1 += 1
                 elif edit2 < firsts2[text + 1] and begins2[edit2] <= middle:

@@ -65,25 +65,25 @@ def number_of(high_bits: np.uint64) -> np.uint64:
 @inner_kernel
 def count_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
     """Number of occurrences of a byte in a range."""
-    at, stop, count = np.uint64(begin), np.uint64(end), np.uint64(0)
-    while at + np.uint64(8) <= stop:
-        count += number_of(equal_to(load64(data, at), byte))
-        at += np.uint64(8)
-    while at < stop:
-        count += np.uint64(data[at] == byte)
-        at += np.uint64(1)
+    pos, stop, count = np.uint64(begin), np.uint64(end), np.uint64(0)
+    while pos + np.uint64(8) <= stop:
+        count += number_of(equal_to(load64(data, pos), byte))
+        pos += np.uint64(8)
+    while pos < stop:
+        count += np.uint64(data[pos] == byte)
+        pos += np.uint64(1)
     return int(np.int64(count))
 
 
 @inner_kernel
 def find_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
     """First position of a byte in a range; the end if there is none."""
-    at, stop = np.uint64(begin), np.uint64(end)
-    while at + np.uint64(8) <= stop:
-        matches = equal_to(load64(data, at), byte)
+    pos, stop = np.uint64(begin), np.uint64(end)
+    while pos + np.uint64(8) <= stop:
+        matches = equal_to(load64(data, pos), byte)
         if matches != 0:
-            return int(np.int64(at + first_of(matches)))
-        at += np.uint64(8)
-    while at < stop and data[at] != byte:
-        at += np.uint64(1)
-    return int(np.int64(at))
+            return int(np.int64(pos + first_of(matches)))
+        pos += np.uint64(8)
+    while pos < stop and data[pos] != byte:
+        pos += np.uint64(1)
+    return int(np.int64(pos))

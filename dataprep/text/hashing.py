@@ -108,8 +108,8 @@ def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
         value ^= value >> np.uint64(32)
         begin += 8
     tail = np.uint64(0)
-    for at in range(np.uint64(begin), np.uint64(end)):
-        tail = tail << np.uint64(8) | np.uint64(data[at])
+    for pos in range(np.uint64(begin), np.uint64(end)):
+        tail = tail << np.uint64(8) | np.uint64(data[pos])
     return fmix64((value ^ tail) * _ODD)
 
 
@@ -164,8 +164,8 @@ def sort_distinct(values: np.ndarray, spare: np.ndarray) -> int:
 
 @kernel
 def _insert(values: np.ndarray) -> None:
-    for at in range(1, len(values)):
-        value, place = values[at], at
+    for pos in range(1, len(values)):
+        value, place = values[pos], pos
         while place > 0 and values[place - 1] > value:
             values[place] = values[place - 1]
             place -= 1
@@ -181,12 +181,12 @@ def _sort_bytes(values: np.ndarray, spare: np.ndarray) -> None:
             places[256 * step + (value >> np.uint32(8 * step) & _BYTE)] += 1
     for step in range(4):
         total = 0
-        for at in range(256 * step, 256 * step + 256):
-            total, places[at] = total + places[at], total
+        for pos in range(256 * step, 256 * step + 256):
+            total, places[pos] = total + places[pos], total
     source, target = values, spare
     for step in range(4):
-        for at in range(len(values)):
-            value = source[at]
+        for pos in range(len(values)):
+            value = source[pos]
             digit = 256 * step + (value >> np.uint32(8 * step) & _BYTE)
             target[places[digit]] = value
             places[digit] += 1

@@ -27,25 +27,25 @@ def find_words(
         starts, ends: int64 byte positions; chars: int64 code points; alphabetic: bool, True if any code point of the
         word is alphabetic. One entry per word.
     """
-    most = (end - begin) // 2 + 1
-    starts, ends, chars = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
-    alphabetic = np.empty(most, np.bool_)
+    capacity = (end - begin) // 2 + 1
+    starts, ends, chars = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    alphabetic = np.empty(capacity, np.bool_)
     count, start, length = 0, 0, 0
     flag_union = np.uint16(0)
-    at = begin
-    while at < end:
-        code, width = decode(data, at)
+    pos = begin
+    while pos < end:
+        code, width = decode(data, pos)
         flag = flags[code]
         if flag & SPACE == 0:
             if length == 0:
-                start, flag_union = at, np.uint16(0)
+                start, flag_union = pos, np.uint16(0)
             length += 1
             flag_union |= flag
         elif length > 0:
-            starts[count], ends[count], chars[count] = start, at, length
+            starts[count], ends[count], chars[count] = start, pos, length
             alphabetic[count] = flag_union & ALPHABETIC != 0
             count, length = count + 1, 0
-        at += width
+        pos += width
     if length > 0:
         starts[count], ends[count], chars[count] = start, end, length
         alphabetic[count] = flag_union & ALPHABETIC != 0
@@ -67,8 +67,8 @@ def find_segments(
     Returns:
         starts, ends: int64 byte positions; chars: int64 code points. One entry per segment.
     """
-    most = (end - begin + 1) // 2 + 1
-    starts, ends, chars = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    capacity = (end - begin + 1) // 2 + 1
+    starts, ends, chars = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     count, segment = 0, begin
     while segment < end:
         stop = skip_to_newlines(data, segment, end, newlines)
@@ -86,9 +86,9 @@ def find_segments(
 def skip_to_newlines(data: np.ndarray, begin: int, end: int, newlines: int) -> int:
     """First position of so many newlines in a row (1 or 2); `end` if there is none."""
     text = data[begin:end]
-    for at in range(len(text) - newlines + 1):
-        if text[at] == NEWLINE and (newlines == 1 or text[at + 1] == NEWLINE):
-            return begin + at
+    for pos in range(len(text) - newlines + 1):
+        if text[pos] == NEWLINE and (newlines == 1 or text[pos + 1] == NEWLINE):
+            return begin + pos
     return end
 
 
@@ -114,14 +114,14 @@ def strip(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tuple[in
 @kernel
 def count_code_points(data: np.ndarray, begin: int, end: int) -> int:
     """Number of code points: bytes that do not continue one."""
-    at, stop, continuing = np.uint64(begin), np.uint64(end), np.uint64(0)
-    while at + np.uint64(8) <= stop:
-        eight = load64(data, at)
+    pos, stop, continuing = np.uint64(begin), np.uint64(end), np.uint64(0)
+    while pos + np.uint64(8) <= stop:
+        eight = load64(data, pos)
         continuing += number_of(eight & ~(eight << np.uint64(1)) & HIGH_BITS)
-        at += np.uint64(8)
-    while at < stop:
-        continuing += np.uint64(data[at] & 0xC0 == 0x80)
-        at += np.uint64(1)
+        pos += np.uint64(8)
+    while pos < stop:
+        continuing += np.uint64(data[pos] & 0xC0 == 0x80)
+        pos += np.uint64(1)
     return end - begin - int(np.int64(continuing))
 
 
@@ -138,21 +138,21 @@ def word_spans(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tup
     Returns:
         starts, ends: int64 byte positions in `data`, one entry per word.
     """
-    most = (end - begin) // 2 + 1  # adjacent words without a space have a character of three bytes
-    starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
+    capacity = (end - begin) // 2 + 1  # adjacent words without a space have a character of three bytes
+    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     count, inside = 0, False
-    at = begin
-    while at < end:
-        code, width = decode(data, at)
+    pos = begin
+    while pos < end:
+        code, width = decode(data, pos)
         flag = flags[code]
         if inside and (flag & WORD == 0 or flag & ALONE != 0):
-            ends[count] = at
+            ends[count] = pos
             count, inside = count + 1, False
         if flag & WORD != 0 and not inside:
-            starts[count], inside = at, True
-        at += width
+            starts[count], inside = pos, True
+        pos += width
         if flag & ALONE != 0 and inside:
-            ends[count] = at
+            ends[count] = pos
             count, inside = count + 1, False
     if inside:
         ends[count] = end
@@ -174,30 +174,30 @@ def hashed_words(
     Returns:
         starts, ends: int64; hashes: uint64, one entry per word.
     """
-    most = (end - begin) // 2 + 1
-    starts, ends, hashes = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.uint64)
+    capacity = (end - begin) // 2 + 1
+    starts, ends, hashes = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.uint64)
     count, length, value = 0, np.uint64(0), np.uint64(0)
-    at = begin
-    while at < end:
-        code, width = decode(data, at)
+    pos = begin
+    while pos < end:
+        code, width = decode(data, pos)
         if lower[code] == NOTHING:
-            at += width
+            pos += width
             continue
         flag = flags[code]
         if length > 0 and (flag & WORD == 0 or flag & ALONE != 0):
-            ends[count], hashes[count] = at, fmix64(value + length)
+            ends[count], hashes[count] = pos, fmix64(value + length)
             count, length, value = count + 1, np.uint64(0), np.uint64(0)
         if flag & WORD == 0:
-            at += width
+            pos += width
             continue
         if length == 0:
-            starts[count] = at
-        at += width
+            starts[count] = pos
+        pos += width
         value = (value ^ np.uint64(lower[code])) * _ODD
         value ^= value >> np.uint64(32)
         length += np.uint64(1)
         if flag & ALONE != 0:
-            ends[count], hashes[count] = at, fmix64(value + length)
+            ends[count], hashes[count] = pos, fmix64(value + length)
             count, length, value = count + 1, np.uint64(0), np.uint64(0)
     if length > 0:
         ends[count], hashes[count] = end, fmix64(value + length)

@@ -71,45 +71,45 @@ LETTER, DIGIT = ord("a"), ord("0")
 @kernel
 def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
     """Split texts at whitespace and split off punctuation; the arguments are those of `word_cuts.whitespace_words`."""
-    most, longest = 0, 0
+    capacity, longest = 0, 0
     for text in which:
-        most += offsets[text + 1] - offsets[text]
+        capacity += offsets[text + 1] - offsets[text]
         longest = max(longest, offsets[text + 1] - offsets[text])
-    starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
-    chars, flag_unions = np.empty(most, np.int32), np.empty(most, np.uint16)
+    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    chars, flag_unions = np.empty(capacity, np.int32), np.empty(capacity, np.uint16)
     codes, positions = np.empty(longest, np.int32), np.empty(longest + 1, np.int64)
     cuts = np.empty(longest + 1, np.bool_)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     roles = _ascii_roles(flags)
     count = 0
     for number in range(len(which)):
-        at, end = offsets[which[number]], offsets[which[number] + 1]
-        while at < end:
-            at, count = _simple_runs(data, at, end, roles, starts, ends, chars, flag_unions, count)
-            if at == end:
+        pos, end = offsets[which[number]], offsets[which[number] + 1]
+        while pos < end:
+            pos, count = _simple_runs(data, pos, end, roles, starts, ends, chars, flag_unions, count)
+            if pos == end:
                 break
-            begin, length, flag_union, plain = at, 0, np.uint16(0), True
-            while at < end:
-                code, width = int(data[at]), 1
+            begin, length, flag_union, plain = pos, 0, np.uint16(0), True
+            while pos < end:
+                code, width = int(data[pos]), 1
                 if code >= 0x80:
-                    code, width = decode(data, at)
+                    code, width = decode(data, pos)
                 flag = flags[code]
                 if flag & SPACE != 0:
                     break
                 flag_union |= flag
                 plain &= flag & (WORD | MARK) != 0 and code != UNDERSCORE
-                at, length = at + width, length + 1
+                pos, length = pos + width, length + 1
             is_exception = length > 0 and (
-                (length == 6 and _spells_cannot(data, begin)) or _may_have_unit(data, begin, at)
+                (length == 6 and _spells_cannot(data, begin)) or _may_have_unit(data, begin, pos)
             )
             if plain and length > 0 and not is_exception:
-                starts[count], ends[count], chars[count], flag_unions[count] = begin, at, length, flag_union
+                starts[count], ends[count], chars[count], flag_unions[count] = begin, pos, length, flag_union
                 count += 1
             elif length > 0:
-                _decode_run(data, begin, at, codes, positions)
+                _decode_run(data, begin, pos, codes, positions)
                 take_apart(codes[:length], flags, cuts)
                 count = _write_words(codes, positions, cuts, length, flags, starts, ends, chars, flag_unions, count)
-            at += width
+            pos += width
         word_offsets[number + 1] = count
     return Words(word_offsets, starts[:count], ends[:count], chars[:count], flag_unions[:count])
 
@@ -135,7 +135,7 @@ def _ascii_roles(flags: np.ndarray) -> np.ndarray:
 @kernel
 def _simple_runs(
     data: np.ndarray,
-    at: int,
+    pos: int,
     end: int,
     roles: np.ndarray,
     starts: np.ndarray,
@@ -151,7 +151,7 @@ def _simple_runs(
     Returns:
         start of the first other run, or the end; and the number of words so far.
     """
-    place, stop, word = np.uint64(at), np.uint64(end), np.uint64(count)
+    place, stop, word = np.uint64(pos), np.uint64(end), np.uint64(count)
     while place < stop:
         role = roles[data[place]]
         if role & BLANK != 0:
@@ -240,12 +240,12 @@ def _is_single_stop(data: np.ndarray, place: int, end: int) -> bool:
 
 
 @kernel
-def _decode_run(data: np.ndarray, at: int, end: int, codes: np.ndarray, positions: np.ndarray) -> None:
+def _decode_run(data: np.ndarray, pos: int, end: int, codes: np.ndarray, positions: np.ndarray) -> None:
     length = 0
-    while at < end:
-        code, width = decode(data, at)
-        codes[length], positions[length] = code, at
-        length, at = length + 1, at + width
+    while pos < end:
+        code, width = decode(data, pos)
+        codes[length], positions[length] = code, pos
+        length, pos = length + 1, pos + width
     positions[length] = end
 
 
@@ -444,28 +444,28 @@ def _is_host(codes: np.ndarray, low: int, high: int) -> bool:
     path.
     """
     dots, name, letters = 0, 0, True
-    at = low
-    while at < high:
-        code = codes[at]
+    pos = low
+    while pos < high:
+        code = codes[pos]
         letter = 0x61 <= code | 0x20 <= 0x7A or code > 0xA0
         if not (letter or _is_digit(code) or ((code == 0x2D or code == UNDERSCORE) and name > 0)):
             break
         letters &= 0x61 <= code <= 0x7A or code > 0xA0
-        name, at = name + 1, at + 1
-        if at < high - 1 and codes[at] == FULL_STOP:
-            if codes[at - 1] == 0x2D or codes[at - 1] == UNDERSCORE:
+        name, pos = name + 1, pos + 1
+        if pos < high - 1 and codes[pos] == FULL_STOP:
+            if codes[pos - 1] == 0x2D or codes[pos - 1] == UNDERSCORE:
                 return False
-            dots, name, letters, at = dots + 1, 0, True, at + 1
+            dots, name, letters, pos = dots + 1, 0, True, pos + 1
     if dots == 0 or name < 2 or not letters:
         return False
-    if at < high and codes[at] == 0x3A:
-        port = at + 1
+    if pos < high and codes[pos] == 0x3A:
+        port = pos + 1
         while port < high and _is_digit(codes[port]):
             port += 1
-        if not 3 <= port - at <= 6:
+        if not 3 <= port - pos <= 6:
             return False
-        at = port
-    return at == high or codes[at] == 0x2F or codes[at] == 0x3F or codes[at] == 0x23
+        pos = port
+    return pos == high or codes[pos] == 0x2F or codes[pos] == 0x3F or codes[pos] == 0x23
 
 
 @kernel

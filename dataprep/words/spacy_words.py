@@ -210,8 +210,8 @@ def _split_simple(data: np.ndarray, begin: int, end: int, kinds: np.ndarray, cut
         the number of words; 0 if there are too many, or a byte of kind OTHER.
     """
     words, last = 0, OTHER
-    for at in range(begin, end):
-        kind = kinds[data[at]]
+    for pos in range(begin, end):
+        kind = kinds[data[pos]]
         if kind == UPPER:
             kind = LOWER
         if kind == OTHER:
@@ -219,7 +219,7 @@ def _split_simple(data: np.ndarray, begin: int, end: int, kinds: np.ndarray, cut
         if kind != last or kind > HYPHEN:
             if words == MOST_WORDS:
                 return 0
-            cuts[words] = at
+            cuts[words] = pos
             words, last = words + 1, kind
     cuts[words] = end
     return words
@@ -243,11 +243,11 @@ def _is_simple(data: np.ndarray, kinds: np.ndarray, cuts: np.ndarray, words: int
             return False
         word += 2
     for number in range(word + 1, words):
-        at = cuts[number]
-        kind, before = kinds[data[at]], kinds[data[at - 1]]
+        pos = cuts[number]
+        kind, before = kinds[data[pos]], kinds[data[pos - 1]]
         if kind < QUOTE or kind == OPENING:
             return False
-        small = before == LOWER and at - 2 >= cuts[word] and kinds[data[at - 2]] == LOWER
+        small = before == LOWER and pos - 2 >= cuts[word] and kinds[data[pos - 2]] == LOWER
         if kind == STOP and not small and before != DIGIT and before != QUOTE and before != CLOSING:
             return False
     return True
@@ -288,26 +288,26 @@ def _lay_out(
     count, complex_run = 0, 0
     for text in range(len(runs.offsets) - 1):
         for run in range(runs.offsets[text], runs.offsets[text + 1]):
-            at, end = runs.starts[run], runs.ends[run]
+            pos, end = runs.starts[run], runs.ends[run]
             if sizes[run] == 1:
-                starts[count], ends[count], chars[count], flag_unions[count] = at, end, runs.chars[run], runs.seen[run]
+                starts[count], ends[count], chars[count], flag_unions[count] = pos, end, runs.chars[run], runs.seen[run]
                 count += 1
                 continue
             if sizes[run] > 0:
-                for word in range(_split_simple(data, at, end, kinds, cuts)):
+                for word in range(_split_simple(data, pos, end, kinds, cuts)):
                     starts[count], ends[count] = cuts[word], cuts[word + 1]
                     chars[count], flag_unions[count] = cuts[word + 1] - cuts[word], flags[data[cuts[word]]]
                     count += 1
                 continue
             for word in range(bounds[numbers[complex_run]], bounds[numbers[complex_run] + 1]):
-                starts[count], ends[count] = at, at + lengths[word]
+                starts[count], ends[count] = pos, pos + lengths[word]
                 length, flag_union = 0, np.uint16(0)
-                while at < ends[count]:
-                    code, width = int(data[at]), 1
+                while pos < ends[count]:
+                    code, width = int(data[pos]), 1
                     if code >= 0x80:
-                        code, width = decode(data, at)
+                        code, width = decode(data, pos)
                     flag_union |= flags[code]
-                    length, at = length + 1, at + width
+                    length, pos = length + 1, pos + width
                 chars[count], flag_unions[count] = length, flag_union
                 count += 1
             complex_run += 1

@@ -217,88 +217,88 @@ def segmented_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, wh
 def _segmented_words(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray, breaks: np.ndarray, kinds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    most = 0
+    capacity = 0
     for text in which:
-        most += offsets[text + 1] - offsets[text]
-    starts, ends, chars = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32)
+        capacity += offsets[text + 1] - offsets[text]
+    starts, ends, chars = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int32)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     count = 0
     for number in range(len(which)):
-        at, end = offsets[which[number]], offsets[which[number] + 1]
-        while at < end:
-            start, byte = at, data[at]
+        pos, end = offsets[which[number]], offsets[which[number] + 1]
+        while pos < end:
+            start, byte = pos, data[pos]
             kind = kinds[byte]
             if byte < 0x80:
-                at = _ascii_word_end(data, at, end, kinds)
-                counts, length = kind in (ASCII_LETTER, ASCII_DIGIT), at - start
+                pos = _ascii_word_end(data, pos, end, kinds)
+                counts, length = kind in (ASCII_LETTER, ASCII_DIGIT), pos - start
             else:
-                code, _ = decode(data, at)
+                code, _ = decode(data, pos)
                 counts, length = flags[code] & WORD != 0 and code != UNDERSCORE, 0
-            if byte >= 0x80 or (at < end and data[at] >= 0x80):
-                at, length = _segment_end(data, start, end, breaks)
+            if byte >= 0x80 or (pos < end and data[pos] >= 0x80):
+                pos, length = _segment_end(data, start, end, breaks)
             if counts:
-                starts[count], ends[count], chars[count] = start, at, length
+                starts[count], ends[count], chars[count] = start, pos, length
                 count += 1
         word_offsets[number + 1] = count
     return word_offsets, starts[:count], ends[:count], chars[:count], np.zeros(count, np.uint16)
 
 
 @inner_kernel
-def _ascii_word_end(data: np.ndarray, at: int, end: int, kinds: np.ndarray) -> int:
+def _ascii_word_end(data: np.ndarray, pos: int, end: int, kinds: np.ndarray) -> int:
     """End of the segment that starts at an ASCII byte, as far as the following bytes are ASCII."""
-    kind = kinds[data[at]]
+    kind = kinds[data[pos]]
     if not 0 < kind <= ASCII_UNDERSCORE:
-        return at + 1
+        return pos + 1
     while True:
-        while at < end and 0 < kinds[data[at]] <= ASCII_UNDERSCORE:
-            kind = kinds[data[at]]
-            at += 1
-        if at + 1 >= end or data[at] >= 0x80:
-            return at
+        while pos < end and 0 < kinds[data[pos]] <= ASCII_UNDERSCORE:
+            kind = kinds[data[pos]]
+            pos += 1
+        if pos + 1 >= end or data[pos] >= 0x80:
+            return pos
         joins = JOINS_LETTERS if kind == ASCII_LETTER else JOINS_DIGITS if kind == ASCII_DIGIT else 0
-        if kinds[data[at]] & joins == 0:
-            return at
-        if data[at + 1] >= 0x80:
-            return at + 1  # the code point after the mark decides if it joins
-        if kinds[data[at + 1]] != kind:
-            return at
-        at += 1
+        if kinds[data[pos]] & joins == 0:
+            return pos
+        if data[pos + 1] >= 0x80:
+            return pos + 1  # the code point after the mark decides if it joins
+        if kinds[data[pos + 1]] != kind:
+            return pos
+        pos += 1
 
 
 @kernel
-def _segment_end(data: np.ndarray, at: int, end: int, breaks: np.ndarray) -> tuple[int, int]:
+def _segment_end(data: np.ndarray, pos: int, end: int, breaks: np.ndarray) -> tuple[int, int]:
     """End of the segment that starts at a byte, and its number of code points."""
-    code, width = decode(data, at)
+    code, width = decode(data, pos)
     last = breaks[code] & ~np.uint8(PICTOGRAPHIC)
-    at, chars, after_joiner, bridged = at + width, 1, last == ZWJ, False
+    pos, chars, after_joiner, bridged = pos + width, 1, last == ZWJ, False
     if last in (CR, LF, NEWLINE):
-        return at, chars
-    while at < end:
-        code, width = decode(data, at)
+        return pos, chars
+    while pos < end:
+        code, width = decode(data, pos)
         value = breaks[code] & ~np.uint8(PICTOGRAPHIC)
         if value in (EXTEND, FORMAT, ZWJ):  # WB4
-            at, chars, after_joiner = at + width, chars + 1, value == ZWJ
+            pos, chars, after_joiner = pos + width, chars + 1, value == ZWJ
             continue
         joined = bridged or (after_joiner and breaks[code] & PICTOGRAPHIC != 0)  # WB7, WB11, WB3c
-        bridged = not joined and _bridges(data, at + width, end, breaks, last, value)
+        bridged = not joined and _bridges(data, pos + width, end, breaks, last, value)
         if not (joined or bridged or _joins(last, value)):
-            return at, chars
-        last, at, chars, after_joiner = value, at + width, chars + 1, False
-    return at, chars
+            return pos, chars
+        last, pos, chars, after_joiner = value, pos + width, chars + 1, False
+    return pos, chars
 
 
 @inner_kernel
-def _bridges(data: np.ndarray, at: int, end: int, breaks: np.ndarray, last: int, value: int) -> bool:
-    """True if a mark joins the code points on both sides; `at` is the byte after it."""
+def _bridges(data: np.ndarray, pos: int, end: int, breaks: np.ndarray, last: int, value: int) -> bool:
+    """True if a mark joins the code points on both sides; `pos` is the byte after it."""
     if not SINGLE_QUOTE <= value <= MIDNUM:
         return False
     following = OTHER
-    while at < end:
-        code, width = decode(data, at)
+    while pos < end:
+        code, width = decode(data, pos)
         following = breaks[code] & ~np.uint8(PICTOGRAPHIC)
         if following not in (EXTEND, FORMAT, ZWJ):
             break
-        at += width
+        pos += width
     if value == DOUBLE_QUOTE:  # WB7b
         return last == HEBREW_LETTER and following == HEBREW_LETTER
     if _is_letter(last):  # WB6

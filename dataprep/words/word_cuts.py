@@ -51,30 +51,30 @@ def whitespace_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
         flags: `unicode_tables.code_point_flags()`.
         which: int64, numbers of the texts to split.
     """
-    most = 0
+    capacity = 0
     for text in which:
-        most += (offsets[text + 1] - offsets[text]) // 2 + 1
-    starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
-    chars, flag_unions = np.empty(most, np.int32), np.empty(most, np.uint16)
+        capacity += (offsets[text + 1] - offsets[text]) // 2 + 1
+    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    chars, flag_unions = np.empty(capacity, np.int32), np.empty(capacity, np.uint16)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     count = 0
     for number in range(len(which)):
-        at, end = offsets[which[number]], offsets[which[number] + 1]
+        pos, end = offsets[which[number]], offsets[which[number] + 1]
         length, flag_union = 0, np.uint16(0)
-        while at < end:
-            code, width = int(data[at]), 1
+        while pos < end:
+            code, width = int(data[pos]), 1
             if code >= 0x80:
-                code, width = decode(data, at)
+                code, width = decode(data, pos)
             flag = flags[code]
             if flag & SPACE == 0:
                 if length == 0:
-                    starts[count], flag_union = at, np.uint16(0)
+                    starts[count], flag_union = pos, np.uint16(0)
                 length += 1
                 flag_union |= flag
             elif length > 0:
-                ends[count], chars[count], flag_unions[count] = at, length, flag_union
+                ends[count], chars[count], flag_unions[count] = pos, length, flag_union
                 count, length = count + 1, 0
-            at += width
+            pos += width
         if length > 0:
             ends[count], chars[count], flag_unions[count] = end, length, flag_union
             count += 1
@@ -89,14 +89,14 @@ def describe_words(
     """Add code points and flags to words found elsewhere."""
     chars, flag_unions = np.empty(len(starts), np.int32), np.empty(len(starts), np.uint16)
     for word in range(len(starts)):
-        length, flag_union, at = 0, np.uint16(0), starts[word]
-        while at < ends[word]:
-            code, width = int(data[at]), 1
+        length, flag_union, pos = 0, np.uint16(0), starts[word]
+        while pos < ends[word]:
+            code, width = int(data[pos]), 1
             if code >= 0x80:
-                code, width = decode(data, at)
+                code, width = decode(data, pos)
             flag_union |= flags[code]
             length += 1
-            at += width
+            pos += width
         chars[word], flag_unions[word] = length, flag_union
     return Words(offsets, starts, ends, chars, flag_unions)
 
@@ -104,32 +104,32 @@ def describe_words(
 @kernel
 def unspaced_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
     """Split texts at whitespace and between the characters of scripts without spaces."""
-    most = 0
+    capacity = 0
     for text in which:
-        most += offsets[text + 1] - offsets[text]
-    starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
+        capacity += offsets[text + 1] - offsets[text]
+    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     count = 0
     for number in range(len(which)):
-        at, end = offsets[which[number]], offsets[which[number] + 1]
+        pos, end = offsets[which[number]], offsets[which[number] + 1]
         inside, has_letter, alone = False, False, False
-        while at < end:
-            code, width = decode(data, at)
+        while pos < end:
+            code, width = decode(data, pos)
             flag = flags[code]
             if flag & SPACE != 0:
                 if inside:
-                    ends[count] = at
+                    ends[count] = pos
                     count, inside = count + 1, False
-                at += width
+                pos += width
                 continue
             if not inside:
-                starts[count], inside, has_letter, alone = at, True, False, False
+                starts[count], inside, has_letter, alone = pos, True, False, False
             if flag & WORD != 0:
                 if has_letter and (alone or flag & ALONE != 0):
-                    ends[count], starts[count + 1] = at, at
+                    ends[count], starts[count + 1] = pos, pos
                     count += 1
                 has_letter, alone = True, flag & ALONE != 0
-            at += width
+            pos += width
         if inside:
             ends[count] = end
             count += 1
@@ -140,29 +140,29 @@ def unspaced_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, whi
 @kernel
 def word_punct_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
     """Split texts into runs of letters, digits and underscores, and runs of punctuation."""
-    most = 0
+    capacity = 0
     for text in which:
-        most += offsets[text + 1] - offsets[text]
-    starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
+        capacity += offsets[text + 1] - offsets[text]
+    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     count = 0
     for number in range(len(which)):
-        at, end = offsets[which[number]], offsets[which[number] + 1]
+        pos, end = offsets[which[number]], offsets[which[number] + 1]
         kind = 0
-        while at < end:
-            code, width = int(data[at]), 1
+        while pos < end:
+            code, width = int(data[pos]), 1
             if code >= 0x80:
-                code, width = decode(data, at)
+                code, width = decode(data, pos)
             flag = flags[code]
             code_kind = 0 if flag & SPACE != 0 else (1 if flag & WORD != 0 else 2)
             if code_kind != kind:
                 if kind != 0:
-                    ends[count] = at
+                    ends[count] = pos
                     count += 1
                 if code_kind != 0:
-                    starts[count] = at
+                    starts[count] = pos
                 kind = code_kind
-            at += width
+            pos += width
         if kind != 0:
             ends[count] = end
             count += 1
@@ -183,15 +183,15 @@ def characters_per_word(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray
     """
     characters = np.ones(len(which), np.uint8)
     for number in range(len(which)):
-        at, end = offsets[which[number]], offsets[which[number] + 1]
+        pos, end = offsets[which[number]], offsets[which[number] + 1]
         letters, alone, eastern = 0, 0, 0
-        while at < end:
-            code, width = decode(data, at)
+        while pos < end:
+            code, width = decode(data, pos)
             letters += flags[code] & WORD != 0
             if flags[code] & (WORD | ALONE) == WORD | ALONE:
                 alone += 1
                 eastern += code >= FIRST_EASTERN
-            at += width
+            pos += width
         if 2 * alone > letters:
             characters[number] = 2 if 2 * eastern > alone else 3
     return characters

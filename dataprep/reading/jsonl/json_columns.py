@@ -86,19 +86,19 @@ def read_objects(
     key_bounds, uses = np.empty((MOST_KEYS, 2), np.int64), np.empty(MOST_KEYS, np.int64)
     ends = np.zeros(3, np.int64)
     first = number
-    at = num_rows = num_left = num_doubtful = num_keys = 0
-    while at < len(block) - SLACK:
+    pos = num_rows = num_left = num_doubtful = num_keys = 0
+    while pos < len(block) - SLACK:
         number += 1
-        begin = at
-        if byte_at(block, at) == NEWLINE:
-            at += 1
+        begin = pos
+        if byte_at(block, pos) == NEWLINE:
+            pos += 1
             continue
-        at, count = read_members(block, at, members)
+        pos, count = read_members(block, pos, members)
         doubts = -1
-        if at >= 0 and not _same_keys(block, members, count, key_bounds, num_keys):
+        if pos >= 0 and not _same_keys(block, members, count, key_bounds, num_keys):
             num_keys = _sort_keys(block, members, count, key_bounds, order)
             _find_uses(block, key_bounds, num_keys, text_name, id_name, wanted, bounds, every, uses)
-        if at >= 0 and num_keys > 0:
+        if pos >= 0 and num_keys > 0:
             doubts = _write_row(
                 block,
                 number,
@@ -117,14 +117,14 @@ def read_objects(
                 num_doubtful,
             )
         if doubts >= 0:
-            rows[num_rows, 0], rows[num_rows, 1], rows[num_rows, 2] = number, begin, at
+            rows[num_rows, 0], rows[num_rows, 1], rows[num_rows, 2] = number, begin, pos
             rows[num_rows, 3], rows[num_rows, 4], rows[num_rows, 5] = ends[0], ends[1], ends[2]
             num_rows, num_doubtful = num_rows + 1, doubts
         else:
-            at = find_byte(block, begin, len(block), NEWLINE)
-            left[num_left, 0], left[num_left, 1], left[num_left, 2] = number, begin, at
+            pos = find_byte(block, begin, len(block), NEWLINE)
+            left[num_left, 0], left[num_left, 1], left[num_left, 2] = number, begin, pos
             num_left += 1
-        at += 1
+        pos += 1
     return number - first, num_rows, num_left, num_doubtful
 
 
@@ -266,85 +266,87 @@ def _write_row(
 
 
 @kernel
-def _put(out: np.ndarray, to: int, mark: np.ndarray) -> int:
+def _put(out: np.ndarray, out_pos: int, mark: np.ndarray) -> int:
     for byte in mark:
-        out[np.uint64(to)] = byte
-        to += 1
-    return to
+        out[np.uint64(out_pos)] = byte
+        out_pos += 1
+    return out_pos
 
 
 @kernel
-def _copy(data: np.ndarray, begin: int, end: int, out: np.ndarray, to: int) -> int:
+def _copy(data: np.ndarray, begin: int, end: int, out: np.ndarray, out_pos: int) -> int:
     """Copy a range, eight bytes at once, and return its end."""
     size = end - begin
     for step in range(0, size, 8):
-        store64(out, to + step, load64(data, begin + step))
-    return int(to + size)
+        store64(out, out_pos + step, load64(data, begin + step))
+    return int(out_pos + size)
 
 
 @kernel
-def _write_number(number: int, out: np.ndarray, to: int) -> int:
-    end = to + 1
+def _write_number(number: int, out: np.ndarray, out_pos: int) -> int:
+    end = out_pos + 1
     quotient = number // 10
     while quotient > 0:
         end, quotient = end + 1, quotient // 10
-    for place in range(end - 1, to - 1, -1):
+    for place in range(end - 1, out_pos - 1, -1):
         out[np.uint64(place)] = ZERO + number % 10
         number //= 10
     return end
 
 
 @kernel
-def _copy_string(block: np.ndarray, members: np.ndarray, place: int, out: np.ndarray, to: int, quoted: bool) -> int:
+def _copy_string(
+    block: np.ndarray, members: np.ndarray, place: int, out: np.ndarray, out_pos: int, quoted: bool
+) -> int:
     """Copy a value with its escapes decoded; -1 for a lone surrogate.
 
     Args:
         quoted: write exactly the escapes of Python's encoder.
     """
-    at, end = members[place, VALUE], members[place, VALUE_END]
+    pos, end = members[place, VALUE], members[place, VALUE_END]
     if members[place, KIND] != ESCAPED:
-        return _copy(block, at, end, out, to)
+        return _copy(block, pos, end, out, out_pos)
     while True:
-        eight = load64(block, at)
-        store64(out, to, eight)
+        eight = load64(block, pos)
+        store64(out, out_pos, eight)
         backslashes = equal_to(eight, BACKSLASH)
         step = 8 if backslashes == 0 else int(np.int64(first_of(backslashes)))
-        if at + step >= end:
-            return int(to + end - at)
-        at, to = at + step, to + step
+        if pos + step >= end:
+            return int(out_pos + end - pos)
+        pos, out_pos = pos + step, out_pos + step
         if backslashes == 0:
             continue
-        code, at = read_escape(block, at + 1)
-        if 0xD800 <= code < 0xDC00 and byte_at(block, at) == BACKSLASH and byte_at(block, at + 1) == SMALL_U:
-            low, at = read_escape(block, at + 1)
+        code, pos = read_escape(block, pos + 1)
+        if 0xD800 <= code < 0xDC00 and byte_at(block, pos) == BACKSLASH and byte_at(block, pos + 1) == SMALL_U:
+            low, pos = read_escape(block, pos + 1)
             code = 0x10000 + (code - 0xD800 << 10) + low - 0xDC00 if 0xDC00 <= low < 0xE000 else code
         if 0xD800 <= code < 0xE000:
             return -1
-        to = _write_escaped(out, to, code) if quoted else _write_code(out, to, code)
+        out_pos = _write_escaped(out, out_pos, code) if quoted else _write_code(out, out_pos, code)
 
 
 @kernel
-def _write_escaped(out: np.ndarray, to: int, code: int) -> int:
+def _write_escaped(out: np.ndarray, out_pos: int, code: int) -> int:
     """Write a code point in a string like Python's encoder."""
     if code >= 0x20 and code != QUOTE and code != BACKSLASH:
-        return _write_code(out, to, code)
-    out[np.uint64(to)] = BACKSLASH
+        return _write_code(out, out_pos, code)
+    out[np.uint64(out_pos)] = BACKSLASH
     for place in range(len(ESCAPES)):
         if code == ESCAPES[place, 1]:
-            out[np.uint64(to + 1)] = ESCAPES[place, 0]
-            return to + 2
-    to = _put(out, to + 1, _SMALL)
-    out[np.uint64(to)], out[np.uint64(to + 1)] = ZERO + (code >> 4), _HEX[code & 15]
-    return to + 2
+            out[np.uint64(out_pos + 1)] = ESCAPES[place, 0]
+            return out_pos + 2
+    out_pos = _put(out, out_pos + 1, _SMALL)
+    out[np.uint64(out_pos)], out[np.uint64(out_pos + 1)] = ZERO + (code >> 4), _HEX[code & 15]
+    return out_pos + 2
 
 
 @kernel
-def _write_code(out: np.ndarray, to: int, code: int) -> int:
+def _write_code(out: np.ndarray, out_pos: int, code: int) -> int:
     """Write a code point as UTF-8 (RFC 3629, section 3)."""
-    place = np.uint64(to)
+    place = np.uint64(out_pos)
     if code < 0x80:
         out[place] = code
-        return to + 1
+        return out_pos + 1
     if code < 0x800:
         out[place] = 0xC0 | code >> 6
         width = 2
@@ -356,4 +358,4 @@ def _write_code(out: np.ndarray, to: int, code: int) -> int:
         width = 4
     for step in range(1, width):
         out[place + np.uint64(step)] = 0x80 | code >> 6 * (width - 1 - step) & 0x3F
-    return to + width
+    return out_pos + width

@@ -42,13 +42,13 @@ def byte_at(block: np.ndarray, at: int) -> int:
 
 
 @kernel
-def _skip_space(block: np.ndarray, at: int) -> int:
+def _skip_space(block: np.ndarray, pos: int) -> int:
     """Position after white space, possibly at the end of the line."""
-    byte = byte_at(block, at)
+    byte = byte_at(block, pos)
     while byte in (_SPACE, _TAB, _RETURN):
-        at += 1
-        byte = byte_at(block, at)
-    return at
+        pos += 1
+        byte = byte_at(block, pos)
+    return pos
 
 
 @kernel
@@ -89,23 +89,23 @@ def read_members(block: np.ndarray, at: int, members: np.ndarray) -> tuple[int, 
 
 
 @kernel
-def _find_end(block: np.ndarray, at: int) -> tuple[int, bool]:
-    """End of the string whose first byte is at `at`, and True if it has escapes; -1 if it does not end."""
+def _find_end(block: np.ndarray, pos: int) -> tuple[int, bool]:
+    """End of the string whose first byte is at `pos`, and True if it has escapes; -1 if it does not end."""
     escaped = False
     while True:
-        eight = load64(block, at)
+        eight = load64(block, pos)
         special_bytes = equal_to(eight, QUOTE) | equal_to(eight, BACKSLASH) | controls_of(eight)
         if special_bytes == 0:
-            at += 8
+            pos += 8
             continue
-        at += int(np.int64(first_of(special_bytes)))
-        byte = byte_at(block, at)
+        pos += int(np.int64(first_of(special_bytes)))
+        byte = byte_at(block, pos)
         if byte == QUOTE:
-            return at, escaped
+            return pos, escaped
         if byte != BACKSLASH:
             return -1, escaped
         escaped = True
-        code, at = read_escape(block, at + 1)
+        code, pos = read_escape(block, pos + 1)
         if code < 0:
             return -1, escaped
 
@@ -132,36 +132,36 @@ def read_escape(block: np.ndarray, at: int) -> tuple[int, int]:
 
 
 @kernel
-def _read_value(block: np.ndarray, at: int, members: np.ndarray, place: int) -> int:
-    """Find the value of a member that begins at `at`; returns the position after it, or -1 if unsupported."""
-    byte = byte_at(block, at)
+def _read_value(block: np.ndarray, pos: int, members: np.ndarray, place: int) -> int:
+    """Find the value of a member that begins at `pos`; returns the position after it, or -1 if unsupported."""
+    byte = byte_at(block, pos)
     if byte == QUOTE:
-        end, escaped = _find_end(block, at + 1)
-        members[place, KIND], members[place, VALUE] = ESCAPED if escaped else STRING, at + 1
+        end, escaped = _find_end(block, pos + 1)
+        members[place, KIND], members[place, VALUE] = ESCAPED if escaped else STRING, pos + 1
         members[place, VALUE_END] = end
         return end + 1 if end >= 0 else -1
     if byte in (OPEN, _BEGIN):
         members[place, KIND] = NESTED
-        return _skip_nested(block, at)
-    end, kind = _find_scalar(block, at)
-    members[place, KIND], members[place, VALUE], members[place, VALUE_END] = kind, at, end
+        return _skip_nested(block, pos)
+    end, kind = _find_scalar(block, pos)
+    members[place, KIND], members[place, VALUE], members[place, VALUE_END] = kind, pos, end
     return end
 
 
 @kernel
-def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
+def _find_scalar(block: np.ndarray, pos: int) -> tuple[int, int]:
     """Position after a number, true, false or null, and its kind; -1 if unsupported."""
-    four = load64(block, at) & _FOUR_BYTES
+    four = load64(block, pos) & _FOUR_BYTES
     if four == _NULL:
-        return at + 4, NULL
+        return pos + 4, NULL
     if four == _TRUE:
-        return at + 4, CONSTANT
+        return pos + 4, CONSTANT
     if four == _FALSE:
-        return (at + 5, CONSTANT) if byte_at(block, at + 4) == _E else (-1, CONSTANT)
-    negative = byte_at(block, at) == _MINUS
-    begin = at + 1 if negative else at
-    at = _skip_digits(block, begin)
-    num_integer_digits = at - begin
+        return (pos + 5, CONSTANT) if byte_at(block, pos + 4) == _E else (-1, CONSTANT)
+    negative = byte_at(block, pos) == _MINUS
+    begin = pos + 1 if negative else pos
+    pos = _skip_digits(block, begin)
+    num_integer_digits = pos - begin
     if (
         num_integer_digits == 0
         or num_integer_digits > MOST_DIGITS
@@ -169,87 +169,87 @@ def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
     ):
         return -1, INTEGER
     kind = INTEGER
-    if byte_at(block, at) == _POINT:
-        point = at
-        at = _skip_digits(block, at + 1)
-        decimals = at - point - 1
+    if byte_at(block, pos) == _POINT:
+        point = pos
+        pos = _skip_digits(block, pos + 1)
+        decimals = pos - point - 1
         if decimals == 0:
             return -1, FLOAT
-        padded = byte_at(block, at - 1) == ZERO and decimals > 1
+        padded = byte_at(block, pos - 1) == ZERO and decimals > 1
         small = byte_at(block, begin) == ZERO and decimals > 4 and load64(block, point + 1) & _FOUR_BYTES == _FOUR_ZEROS
         kind = DOUBTFUL if padded or small or num_integer_digits + decimals > EXACT_DIGITS else FLOAT
-    if byte_at(block, at) | 0x20 == _E:
-        at += 1
-        if byte_at(block, at) in (_PLUS, _MINUS):
-            at += 1
-        begin, kind = at, DOUBTFUL
-        at = _skip_digits(block, at)
-        if at == begin:
+    if byte_at(block, pos) | 0x20 == _E:
+        pos += 1
+        if byte_at(block, pos) in (_PLUS, _MINUS):
+            pos += 1
+        begin, kind = pos, DOUBTFUL
+        pos = _skip_digits(block, pos)
+        if pos == begin:
             return -1, DOUBTFUL
     if kind == INTEGER and negative and byte_at(block, begin) == ZERO:
         return -1, INTEGER  # Python's -0 is 0
-    return at, kind
+    return pos, kind
 
 
 @kernel
-def _skip_digits(block: np.ndarray, at: int) -> int:
-    while ZERO <= byte_at(block, at) <= _NINE:
-        at += 1
-    return at
+def _skip_digits(block: np.ndarray, pos: int) -> int:
+    while ZERO <= byte_at(block, pos) <= _NINE:
+        pos += 1
+    return pos
 
 
 @kernel
-def _skip_nested(block: np.ndarray, at: int) -> int:
+def _skip_nested(block: np.ndarray, pos: int) -> int:
     """Position after an object or array, or -1 if unsupported."""
     depth, objects = 0, np.uint64(0)  # bit stack: the lowest bit is set in an object
     while True:
-        byte = byte_at(block, at)
+        byte = byte_at(block, pos)
         if byte in (OPEN, _BEGIN):
             if depth == MOST_DEPTH:
                 return -1
             depth += 1
             objects = objects << np.uint64(1) | np.uint64(byte == OPEN)
-            at = _skip_space(block, at + 1)
-            if byte_at(block, at) == byte + 2:  # closing bracket: "[" and "]", "{" and "}" are two apart
-                depth, objects, at = depth - 1, objects >> np.uint64(1), at + 1
+            pos = _skip_space(block, pos + 1)
+            if byte_at(block, pos) == byte + 2:  # closing bracket: "[" and "]", "{" and "}" are two apart
+                depth, objects, pos = depth - 1, objects >> np.uint64(1), pos + 1
             else:
-                at = _skip_key(block, at) if byte == OPEN else at
-                if at < 0:
+                pos = _skip_key(block, pos) if byte == OPEN else pos
+                if pos < 0:
                     return -1
                 continue
         elif byte == QUOTE:
-            at, _ = _find_end(block, at + 1)
-            if at < 0:
+            pos, _ = _find_end(block, pos + 1)
+            if pos < 0:
                 return -1
-            at += 1
+            pos += 1
         else:
-            at, _ = _find_scalar(block, at)
-            if at < 0:
+            pos, _ = _find_scalar(block, pos)
+            if pos < 0:
                 return -1
         inside = objects & np.uint64(1) != 0
         while depth > 0:
-            at = _skip_space(block, at)
-            if byte_at(block, at) != (CLOSE if inside else _END):
+            pos = _skip_space(block, pos)
+            if byte_at(block, pos) != (CLOSE if inside else _END):
                 break
-            depth, objects, at = depth - 1, objects >> np.uint64(1), at + 1
+            depth, objects, pos = depth - 1, objects >> np.uint64(1), pos + 1
             inside = objects & np.uint64(1) != 0
         if depth == 0:
-            return at
-        if byte_at(block, at) != _COMMA:
+            return pos
+        if byte_at(block, pos) != _COMMA:
             return -1
-        at = _skip_space(block, at + 1)
-        at = _skip_key(block, at) if inside else at
-        if at < 0:
+        pos = _skip_space(block, pos + 1)
+        pos = _skip_key(block, pos) if inside else pos
+        if pos < 0:
             return -1
 
 
 @kernel
-def _skip_key(block: np.ndarray, at: int) -> int:
-    """Position of the value whose key begins at `at`, or -1."""
-    if byte_at(block, at) != QUOTE:
+def _skip_key(block: np.ndarray, pos: int) -> int:
+    """Position of the value whose key begins at `pos`, or -1."""
+    if byte_at(block, pos) != QUOTE:
         return -1
-    at, _ = _find_end(block, at + 1)
-    if at < 0:
+    pos, _ = _find_end(block, pos + 1)
+    if pos < 0:
         return -1
-    at = _skip_space(block, at + 1)
-    return _skip_space(block, at + 1) if byte_at(block, at) == _COLON else -1
+    pos = _skip_space(block, pos + 1)
+    return _skip_space(block, pos + 1) if byte_at(block, pos) == _COLON else -1
