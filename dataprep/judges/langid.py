@@ -192,7 +192,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        config: the manifest's `langid` section (`mixtures.language.LanguageId`).
+        config: the manifest's `langid` section (`mixtures.steps.langid.LanguageId`).
 
     Returns:
         `counts`; `languages`: top language -> documents, `languages_kept`: of these, the kept ones; `parts`: key of a
