@@ -121,9 +121,9 @@ def survivors_alike(
         first = np.ones(len(open_rows), bool)
         first[1:] = component[open_rows[1:]] != component[open_rows[:-1]]
         candidates, best = open_rows[~first], open_rows[first][np.cumsum(first) - 1][~first]
-        alike = are_alike(candidates, best)
-        survivor[candidates[alike]] = best[alike]
-        open_rows = candidates[~alike]
+        is_duplicate = are_alike(candidates, best)
+        survivor[candidates[is_duplicate]] = best[is_duplicate]
+        open_rows = candidates[~is_duplicate]
         np.add.at(spent, component[open_rows], 1)
         exhausted = spent[component[open_rows]] >= most
         survivor[open_rows[exhausted]] = _first_of_text(open_rows[exhausted], component, texts)
@@ -209,12 +209,12 @@ def _reasons(
     return decided_by, survivor_value, member_value
 
 
-def _differ(left: pa.Array, right: pa.Array) -> np.ndarray:
+def _differ(first: pa.Array, second: pa.Array) -> np.ndarray:
     """Mask of unequal values (bool); null equals null, and NaN equals NaN."""
-    same = pc.fill_null(pc.equal(left, right), False)
-    same = pc.or_(same, pc.and_(left.is_null(), right.is_null()))
-    if pa.types.is_floating(left.type):
-        both_nan = pc.and_(pc.is_nan(left), pc.is_nan(right))
+    same = pc.fill_null(pc.equal(first, second), False)
+    same = pc.or_(same, pc.and_(first.is_null(), second.is_null()))
+    if pa.types.is_floating(first.type):
+        both_nan = pc.and_(pc.is_nan(first), pc.is_nan(second))
         same = pc.or_(same, pc.fill_null(both_nan, False))
     differ: np.ndarray = ~same.to_numpy(zero_copy_only=False)
     return differ

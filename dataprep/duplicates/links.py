@@ -398,13 +398,13 @@ def _compare(section: Dedup, source: Source, first: np.ndarray, second: np.ndarr
     equal = (sketches.digests[first] == sketches.digests[second]).all(axis=1)
     same_url = (sketches.urls[first] == sketches.urls[second]).all(axis=1) & sketches.urls[first].any(axis=1)
     jaccard = np.full(len(first), np.nan)
-    alike = np.zeros(len(first), bool)
+    is_near = np.zeros(len(first), bool)
     if section.minhash is not None:
         jaccard = similarities(sketches.sets, first, second)
         shares_band = (sketches.bands[first] == sketches.bands[second]).any(axis=1)
-        alike = is_alike(jaccard, shares_band, section)
-    kind = np.select([equal, same_url & section.url, alike], [0, 1, NEAR_KIND], CHAINED_KIND)
-    return Comparison(kind, alike, np.where(equal, 1.0, jaccard))
+        is_near = is_alike(jaccard, shares_band, section)
+    kind = np.select([equal, same_url & section.url, is_near], [0, 1, NEAR_KIND], CHAINED_KIND)
+    return Comparison(kind, is_near, np.where(equal, 1.0, jaccard))
 
 
 def is_alike(jaccard: np.ndarray, shares_band: np.ndarray, section: Dedup) -> np.ndarray:

@@ -68,11 +68,13 @@ def similarities(sets: ShingleSets, left: np.ndarray, right: np.ndarray) -> np.n
 
 
 @kernel
-def _similarities(hashes: np.ndarray, offsets: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    result = np.zeros(len(left))
-    for pair in range(len(left)):
-        first = hashes[offsets[left[pair]] : offsets[left[pair] + 1]]
-        second = hashes[offsets[right[pair]] : offsets[right[pair] + 1]]
+def _similarities(
+    hashes: np.ndarray, offsets: np.ndarray, first_texts: np.ndarray, second_texts: np.ndarray
+) -> np.ndarray:
+    result = np.zeros(len(first_texts))
+    for pair in range(len(first_texts)):
+        first = hashes[offsets[first_texts[pair]] : offsets[first_texts[pair] + 1]]
+        second = hashes[offsets[second_texts[pair]] : offsets[second_texts[pair] + 1]]
         shared = _count_shared(first, second)
         if shared:
             result[pair] = shared / (len(first) + len(second) - shared)
@@ -80,10 +82,10 @@ def _similarities(hashes: np.ndarray, offsets: np.ndarray, left: np.ndarray, rig
 
 
 @kernel
-def _count_shared(left: np.ndarray, right: np.ndarray) -> int:
+def _count_shared(first: np.ndarray, second: np.ndarray) -> int:
     shared, i, j = 0, 0, 0
-    while i < len(left) and j < len(right):
-        a, b = left[i], right[j]
+    while i < len(first) and j < len(second):
+        a, b = first[i], second[j]
         shared += a == b
         i += a <= b
         j += b <= a

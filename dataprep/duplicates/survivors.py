@@ -257,13 +257,13 @@ def _survivors(
 
     def are_alike(rows: np.ndarray, survivors: np.ndarray) -> np.ndarray:
         pairs = np.stack([documents[rows], documents[survivors]], axis=1)
-        alike: np.ndarray = compare(plan.section, source, pairs[~matched[rows]]).kind < CHAINED_KIND
+        unmatched_duplicates: np.ndarray = compare(plan.section, source, pairs[~matched[rows]]).kind < CHAINED_KIND
         is_duplicate = np.zeros(len(rows), bool)
-        is_duplicate[~matched[rows]] = alike
+        is_duplicate[~matched[rows]] = unmatched_duplicates
         return is_duplicate | matched[rows]
 
-    alike, uncompared = survivors_alike(component, texts, best_first(values, keys), are_alike)
-    chosen = dict(zip(RULES, (alike, by_component), strict=True))
+    by_similarity, uncompared = survivors_alike(component, texts, best_first(values, keys), are_alike)
+    chosen = dict(zip(RULES, (by_similarity, by_component), strict=True))
     all_rows = np.arange(len(members))
     dropped = {rule: int((matched | (survivor != all_rows)).sum()) for rule, survivor in chosen.items()}
     rule = plan.section.clusters

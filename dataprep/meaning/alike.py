@@ -41,16 +41,16 @@ def survivors_in_order(vectors: np.ndarray, threshold: float) -> tuple[np.ndarra
         for first in range(0, len(kept), KEPT_AT_ONCE):
             kept_rows = kept[first : first + KEPT_AT_ONCE]
             cosines = _products(vectors, rows, kept_rows)
-            alike = cosines >= least
-            column, is_dropped = alike.argmax(axis=1), alike.any(axis=1)
+            is_similar = cosines >= least
+            column, is_dropped = is_similar.argmax(axis=1), is_similar.any(axis=1)
             survivor[rows[is_dropped]] = kept_rows[column[is_dropped]]
             cosine[rows[is_dropped]] = cosines[is_dropped, column[is_dropped]]
             rows = rows[~is_dropped]
         cosines = np.tril(_products(vectors, rows, rows), -1)
-        alike = np.tril(cosines >= least, -1)
+        is_similar = np.tril(cosines >= least, -1)
         is_kept = np.ones(len(rows), bool)
-        for row in np.flatnonzero(alike.any(axis=1)):
-            better = np.flatnonzero(alike[row] & is_kept)
+        for row in np.flatnonzero(is_similar.any(axis=1)):
+            better = np.flatnonzero(is_similar[row] & is_kept)
             if len(better):
                 is_kept[row] = False
                 survivor[rows[row]], cosine[rows[row]] = rows[better[0]], cosines[row, better[0]]

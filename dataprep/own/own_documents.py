@@ -121,15 +121,17 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
     return _load_for_one(step, parameters, known)
 
 
-def _load_for_one(step: OwnStep, parameters: Sequence[inspect.Parameter], known: Collection[str]) -> DocumentFunction:
+def _load_for_one(
+    step: OwnStep, parameters: Sequence[inspect.Parameter], available: Collection[str]
+) -> DocumentFunction:
     columns = [
         column
         for column in parameters
         if column.name not in step.options
         and column.kind not in (column.VAR_POSITIONAL, column.VAR_KEYWORD)
-        and (column.default is column.empty or column.name in known)
+        and (column.default is column.empty or column.name in available)
     ]
-    _check_known(step, [column.name for column in columns], known, False)
+    _check_known(step, [column.name for column in columns], available, False)
     positional_names = [
         column.name
         for column, parameter in zip(columns, parameters, strict=False)
@@ -163,14 +165,14 @@ def _check_kind(step: OwnStep, function: Callable[..., Any]) -> None:
         raise wrong(step, KINDS[kind])
 
 
-def _check_known(step: OwnStep, names: Collection[str], known: Collection[str], is_batch: bool) -> None:
-    unknown = next((name for name in names if name not in known), None)
+def _check_known(step: OwnStep, names: Collection[str], available: Collection[str], is_batch: bool) -> None:
+    unknown = next((name for name in names if name not in available), None)
     if unknown is None:
         return
     raise wrong(
         step,
         f"{'is given the column' if is_batch else 'has the parameter'} {unknown!r}, which is no column "
-        f"of documents{did_you_mean(unknown, list(known))}; there are {', '.join(known)}; correct "
+        f"of documents{did_you_mean(unknown, list(available))}; there are {', '.join(available)}; correct "
         f"{'`columns`' if is_batch else 'it, or give it in `with`'}",
     )
 
@@ -303,20 +305,21 @@ def _call(function: DocumentFunction, arguments: Sequence[Any], limit: TimeLimit
         return Returned(rows, None, mask_text(blame(function.step.use, error)))
 
 
-def _batch(function: DocumentFunction, given: pa.Table) -> pa.RecordBatch | pa.Table:
-    table = given.select(list(function.reads)).combine_chunks()
+def _batch(function: DocumentFunction, documents: pa.Table) -> pa.RecordBatch | pa.Table:
+    table = documents.select(list(function.reads)).combine_chunks()
     if function.batch == "Table":
         return table
     columns = [column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, names=table.column_names)
 
 
-def _values(function: DocumentFunction, given: pa.Table) -> Iterator[tuple[Any, ...]]:
+def _values(function: DocumentFunction, documents: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Arguments of a function for each document; an error in place of a text that is not UTF-8."""
     columns = [
-        map(_metadata, _texts(given[name])) if name == "metadata" else _texts(given[name]) for name in function.reads
+        map(_metadata, _texts(documents[name])) if name == "metadata" else _texts(documents[name])
+        for name in function.reads
     ]
-    return zip(*columns, strict=True) if columns else iter([()] * len(given))
+    return zip(*columns, strict=True) if columns else iter([()] * len(documents))
 
 
 def _texts(column: pa.ChunkedArray) -> list[Any]:
