@@ -29,6 +29,7 @@ AREAS = {
     "posttrain": "Fine-tuning, preferences, rollouts, beside TRL and transformers",
     "models": "Judges, generated documents, examples, clusters, a red team, beside plain programs",
     "quality": "How often duplicates, languages, leaks, personal data are found, and how often wrongly",
+    "dialects": "Verdicts of each dialect of Gopher's rules, beside those of its project's own code",
     "engines": "The same work on Dask, Spark and Flink, with a worker killed",
     "bounds": "Memory and disk of 30 million documents, beside limits",
     "requests": "What an object store is asked, beside what the planner says",

@@ -134,6 +134,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "chain": ("dataprep", "tokenize/encoding", "tokenize/mixing", "flows/running", "benchmarks/chain"),
     "chaos": ("dataprep", "flows", "tokenize", "train", "benchmarks/chaos"),
     "dataprep": ("dataprep", "benchmarks/dataprep"),
+    "dialects": ("dataprep/filtering", "benchmarks/dataprep/dialects.py"),
     "engines": ("dataprep/jobs", "benchmarks/engines"),
     "models": ("dataprep/asking", "dataprep/judges", "dataprep/meaning", "dataprep/models", "benchmarks/dataprep"),
     "objectives": ("train/objectives", "benchmarks/train/objectives.py"),

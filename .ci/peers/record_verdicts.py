@@ -1,9 +1,10 @@
 """Record which of the made texts the projects' own filters keep: benchmarks/dataprep/dialect_verdicts.json.
 
-    python .ci/peers/record_verdicts.py dclm=CHECKOUT dolma=CHECKOUT curator=CHECKOUT > dialect_verdicts.json
+    python .ci/peers/record_verdicts.py dclm=CLONE dolma=CLONE curator=CLONE redpajama=CLONE > dialect_verdicts.json
 
-Needs gristmill's environment and uniseg 0.10.1 on the path; a checkout is a clone of mlfoundations/dclm, allenai/dolma,
-NVIDIA-NeMo/Curator. Modules that their filters import and do not call are replaced by empty ones.
+Needs gristmill's environment and uniseg 0.10.1 on the path; a clone is one of mlfoundations/dclm, allenai/dolma,
+NVIDIA-NeMo/Curator or togethercomputer/RedPajama-Data. Modules that their filters import and do not call are replaced
+by empty ones.
 """
 
 from __future__ import annotations
@@ -135,7 +136,61 @@ def curator(root: Path) -> Keep:
     return lambda text: all(judge.keep_document(judge.score_document(text)) for judge in filters)
 
 
-PROJECTS = {"dclm": dclm, "dolma": dolma, "curator": curator}
+def redpajama(root: Path) -> Keep:
+    """The quality signals of `app/src`, held against Gopher's thresholds.
+
+    RedPajama publishes signals and no thresholds. Its stop words are longer lists with a share; Gopher's eight are
+    counted among its raw words instead.
+    """
+    source = root / "app/src"
+    for name in ("core", "core.quality_signals", "core.quality_signals.utils", "utilities", "utilities.register"):
+        package(name, source / name.replace(".", "/"))
+    empty_module("msgspec", Struct=object)
+    sys.path.insert(0, str(source))
+    documents: Any = importlib.import_module("core.document")
+    language: Any = importlib.import_module("core.quality_signals.natural_language")
+    lines: Any = importlib.import_module("core.quality_signals.lines")
+    repetitions: Any = importlib.import_module("core.quality_signals.repetitions")
+    quality, repetition = thresholds("redpajama")
+    stop_words = {"the", "be", "to", "of", "and", "that", "have", "with"}
+    tops = [getattr(repetitions, f"RPS_Doc_Frac_Chars_Top_{n}gram")() for n in (2, 3, 4)]
+    duplicates = [getattr(repetitions, f"RPS_Doc_Frac_Chars_Dupe_{n}Grams")() for n in range(5, 11)]
+
+    def keep(text: str) -> bool:
+        document = documents.Document(text, domain=None)
+
+        def score(signal: Any) -> float:
+            return signal(document)[0][2]
+
+        if score(language.RPS_Doc_Word_Count()) < quality.min_words:
+            return False
+        bullets = [line_score for _, _, line_score in lines.RPS_Lines_Start_With_Bulletpoint()(document)]
+        return all(
+            (
+                score(language.RPS_Doc_Word_Count()) <= quality.max_words,
+                quality.min_mean_word_length
+                <= score(language.RPS_Doc_Mean_Word_Length())
+                <= quality.max_mean_word_length,
+                score(language.RPS_Doc_Symbol_To_Word_Ratio()) <= quality.max_symbol_word_ratio,
+                sum(bullets) / len(bullets) <= quality.max_bullet_line_ratio,
+                score(language.RPS_Doc_Frac_Lines_End_With_Ellipsis()) <= quality.max_ellipsis_line_ratio,
+                1 - score(language.RPS_Doc_Frac_No_Alph_Words()) >= quality.min_alpha_word_ratio,
+                sum(word.lower() in stop_words for word in document.raw_words) >= quality.min_stop_words,
+                *(
+                    score(signal) <= getattr(repetition, f"max_top_{signal.NGRAM_SIZE}gram_char_ratio")
+                    for signal in tops
+                ),
+                *(
+                    score(signal) <= getattr(repetition, f"max_duplicate_{signal.NGRAM_SIZE}gram_char_ratio")
+                    for signal in duplicates
+                ),
+            )
+        )
+
+    return keep
+
+
+PROJECTS = {"dclm": dclm, "dolma": dolma, "curator": curator, "redpajama": redpajama}
 
 
 def main(arguments: list[str]) -> None:

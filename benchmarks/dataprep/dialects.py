@@ -1,8 +1,8 @@
 """The share of texts on which each dialect of Gopher's rules has the verdict of its project's own code.
 
-datatrove judges in the same run, where it is installed. Of DCLM, Dolma and NeMo Curator, which need environments of
-their own, the verdicts on the same made texts are recorded in `dialect_verdicts.json`, with the commit of the project
-and by `.ci/peers/record_verdicts.py`.
+datatrove judges in the same run, where it is installed. Of DCLM, Dolma, NeMo Curator and RedPajama, which need
+environments of their own, the verdicts on the same made texts are recorded in `dialect_verdicts.json`, with the commit
+of the project and by `.ci/peers/record_verdicts.py`.
 """
 
 from __future__ import annotations
