@@ -144,10 +144,10 @@ def _buffers(edits: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 def _check_order(firsts: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
     """Check that the edits of each text are ascending and disjoint (all int64; text i has those from firsts[i] on)."""
-    after = np.zeros(len(begins), np.int64)
-    after[1:] = ends[:-1]
-    after[firsts[:-1][firsts[:-1] < len(begins)]] = 0
-    wrong = np.flatnonzero((begins < after) | (ends < begins))
-    if len(wrong):
-        text = int(np.searchsorted(firsts, wrong[0], side="right")) - 1
+    previous_ends = np.zeros(len(begins), np.int64)
+    previous_ends[1:] = ends[:-1]
+    previous_ends[firsts[:-1][firsts[:-1] < len(begins)]] = 0
+    violations = np.flatnonzero((begins < previous_ends) | (ends < begins))
+    if len(violations):
+        text = int(np.searchsorted(firsts, violations[0], side="right")) - 1
         raise BadEditError(f"the edits of document {text} of {len(firsts) - 1} overlap or are out of order")

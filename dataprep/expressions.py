@@ -348,11 +348,11 @@ def _check_grammar(connection: Any, expression: str, columns: Collection[str]) -
         expression: SQL.
         columns: names of the available columns.
     """
-    parsed = _parse(connection, expression)
-    selected = parsed.pop("select_list")
-    plain = _parse(connection, "1")
-    del plain["select_list"]
-    if len(selected) != 1 or parsed != plain:
+    statement = _parse(connection, expression)
+    selected = statement.pop("select_list")
+    empty_statement = _parse(connection, "1")
+    del empty_statement["select_list"]
+    if len(selected) != 1 or statement != empty_statement:
         raise NotAllowedError("it is more than one expression; allowed is one condition or one number")
     column_names = {name.lower() for name in columns}
     for node in _expressions(selected):

@@ -144,17 +144,17 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _load_module(own: OwnFunction) -> ModuleType:
-    if own.files:
+def _load_module(user_function: OwnFunction) -> ModuleType:
+    if user_function.files:
         with _loading_lock:
-            module = _ModuleLoader(own).make(own.module)
+            module = _ModuleLoader(user_function).make(user_function.module)
         assert module is not None
         return module
-    _check_version(own.module, own.reference, own.distribution)
+    _check_version(user_function.module, user_function.reference, user_function.distribution)
     try:
-        return importlib.import_module(own.module)
+        return importlib.import_module(user_function.module)
     except Exception as error:
-        raise OwnCodeError(f"{own.module} cannot be imported: {type(error).__name__}: {error}") from error
+        raise OwnCodeError(f"{user_function.module} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 @cache
@@ -167,9 +167,9 @@ def _check_version(module: str, reference: str, distribution: str) -> None:
         )
 
 
-def _traceback_name(own: OwnFunction, file: str) -> str:
+def _traceback_name(user_function: OwnFunction, file: str) -> str:
     """Unique name of a file in tracebacks, so that its lines can be shown."""
-    return f"<{own.sha256[:12]}>/{file}"
+    return f"<{user_function.sha256[:12]}>/{file}"
 
 
 class _ModuleLoader:

@@ -198,11 +198,11 @@ def judge_shard(
 
 def _verdicts(rows: np.ndarray, columns: Columns, rules: list[Rule], fixed: np.ndarray) -> Verdicts:
     failed = {rule.label: rule.fails(columns) & ~fixed for rule in rules}
-    number = np.sum(list(failed.values()), axis=0) if failed else np.zeros(len(rows), np.int64)
+    num_failed = np.sum(list(failed.values()), axis=0) if failed else np.zeros(len(rows), np.int64)
     tallies = {
-        name: Tally(int(mask.sum()), int((mask & (number == 1) & ~fixed).sum())) for name, mask in failed.items()
+        name: Tally(int(mask.sum()), int((mask & (num_failed == 1) & ~fixed).sum())) for name, mask in failed.items()
     }
-    return Verdicts(rows, ~fixed & (number == 0), failed, columns, tallies)
+    return Verdicts(rows, ~fixed & (num_failed == 0), failed, columns, tallies)
 
 
 def measured(column: pa.ChunkedArray) -> np.ndarray:

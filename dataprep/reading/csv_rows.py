@@ -170,15 +170,15 @@ def _record(
 ) -> Record | Page | Rejected | Dropped:
     if isinstance(row, _BrokenRow):
         return Rejected(number, row.error, lost=row.lost)
-    shown = excerpt(", ".join(row))
+    row_excerpt = excerpt(", ".join(row))
     if len(row) != len(header):
-        return Rejected(number, f"the row has {len(row)} fields, the header {len(header)}", shown)
+        return Rejected(number, f"the row has {len(row)} fields, the header {len(header)}", row_excerpt)
     decoded_fields = [replace_bad(value, codec) for value in row]
     replaced = sum(bad for _, bad in decoded_fields)
     allowed = most_replaced(sum(map(len, row))) if reading.encoding_errors == "replace" else 0
     if replaced > allowed:
         damaged = next(char for value in row for char in value if "\udc00" <= char <= "\udcff")
         name = "UTF-8" if reading.encoding in (None, AUTO) else reading.encoding
-        return Rejected(number, f"not valid {name}: byte 0x{ord(damaged) - 0xDC00:02x}", shown)
+        return Rejected(number, f"not valid {name}: byte 0x{ord(damaged) - 0xDC00:02x}", row_excerpt)
     fields: dict[str, Any] = dict(zip(header, (value for value, _ in decoded_fields), strict=True))
     return from_row(reading, number, fields, f"{item.name}#{number}", replaced)

@@ -222,12 +222,12 @@ def _declared_codecs(content: bytes, charset: str, html: bool) -> Iterator[str]:
 
 def declared_in_page(content: bytes) -> str:
     """Label in a page's `<meta>` element or XML declaration, or an empty string."""
-    begin = content[:PRESCAN_BYTES]
-    found = _XML_ENCODING.search(begin) or _META_CHARSET.search(_COMMENT.sub(b"", begin))
-    if found is None and len(content) > PRESCAN_BYTES:
+    prescan = content[:PRESCAN_BYTES]
+    declaration = _XML_ENCODING.search(prescan) or _META_CHARSET.search(_COMMENT.sub(b"", prescan))
+    if declaration is None and len(content) > PRESCAN_BYTES:
         head = _BODY.split(_COMMENT.sub(b"", content[:HEAD_BYTES]), maxsplit=1)[0]
-        found = _META_CHARSET.search(_SCRIPT.sub(b"", head))
-    return found.group(1).decode("ascii") if found else ""
+        declaration = _META_CHARSET.search(_SCRIPT.sub(b"", head))
+    return declaration.group(1).decode("ascii") if declaration else ""
 
 
 def known_codec(label: str) -> str | None:

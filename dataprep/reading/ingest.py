@@ -9,7 +9,7 @@ that fills several shards.
 Memory does not depend on the number of documents. A worker holds a shard and its tables, four times `shard_bytes` (or
 one document, four times `max_document_bytes`), and up to 20,000 rows of quarantine; while ids are compared, some 100 MB
 (`repeats.py`). The parent process holds about 1 kB per file and the result of each task: another 1 kB, and the first
-quarantined records. For a tar archive it holds the names of the members, 150 bytes each, as a repeated name gets
+quarantined records. A worker also holds the names of a tar archive's members, 150 bytes each, as a repeated name gets
 another locator.
 """
 
@@ -123,7 +123,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "sources": described,
         "lost": lost,
         "damaged": losses[:SHOWN_DAMAGED],
-        "quarantined": [shown for result in results for shown in result["quarantined"]][:SHOWN_QUARANTINED],
+        "quarantined": [row for result in results for row in result["quarantined"]][:SHOWN_QUARANTINED],
         "skipped": add_counts(result["skipped"] for result in results),
         "warnings": [*warnings, *(repeat.describe() for repeat in repeats)],
     }
@@ -299,8 +299,14 @@ def _check_every_source(sources: Mapping[str, Source], results: Sequence[Mapping
         part = counts.get(name, {})
         if part.get("kept"):
             continue
-        shown = next((row for result in results for row in result["quarantined"] if row["source"] == name), None)
-        example = f"; the first: {shown['file']}, record {shown['record']}: {shown['error']}" if shown else ""
+        first_rejected = next(
+            (row for result in results for row in result["quarantined"] if row["source"] == name), None
+        )
+        example = (
+            f"; the first: {first_rejected['file']}, record {first_rejected['record']}: {first_rejected['error']}"
+            if first_rejected
+            else ""
+        )
         empty = sum(part.get("dropped", {}).values())
         skipped = _skipped(name, results)
         raise SourceError(

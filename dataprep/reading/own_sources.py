@@ -240,11 +240,11 @@ def main() -> None:
         if at_once:
             answers.flush()
 
-    own = Own.model_validate_json(read_frame(requests) or b"")
+    user_function = Own.model_validate_json(read_frame(requests) or b"")
     limited = _TimeLimited(settings["seconds"])
     try:
         with limited:
-            call, takes = _reader(own) if settings["what"] == READ else _listing(own)
+            call, takes = _reader(user_function) if settings["what"] == READ else _listing(user_function)
     except OwnCodeError as error:
         answer("refused", str(error))
         return
@@ -253,9 +253,9 @@ def main() -> None:
         details = json.loads(request)
         try:
             for values in (
-                _read(own, call, takes, details, limited)
+                _read(user_function, call, takes, details, limited)
                 if settings["what"] == READ
-                else _list(own, call, takes, details, limited)
+                else _list(user_function, call, takes, details, limited)
             ):
                 answer(*values, at_once=details.get("at_once", False))
         except OwnCodeError as error:
@@ -281,31 +281,31 @@ class _TimeLimited:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _reader(own: Own) -> tuple[Callable[..., Any], str]:
+def _reader(user_function: Own) -> tuple[Callable[..., Any], str]:
     """Load a reader; returns it with its argument, `path` or `stream`."""
-    call, parameters = load_own(own, "path or stream"), _parameters(own)
-    first = next((parameter for parameter in parameters if parameter.name not in own.options), None)
+    call, parameters = load_own(user_function, "path or stream"), _parameters(user_function)
+    first = next((parameter for parameter in parameters if parameter.name not in user_function.options), None)
     if first is None or first.name in ("path", "stream"):
         return call, "path" if first is None else first.name
     hint = str(first.annotation)
     if "Path" in hint or "IO" in hint:
         return call, "path" if "Path" in hint else "stream"
     raise OwnCodeError(
-        f"{own.use.place}: the first parameter of {own.use.name} is called {first.name!r}; call it "
+        f"{user_function.use.place}: the first parameter of {user_function.use.name} is called {first.name!r}; call it "
         "`path` (the file as it is stored) or `stream` (its bytes, decompressed), or give it the type "
         "hint Path or BinaryIO"
     )
 
 
-def _listing(own: Own) -> tuple[Callable[..., Any], str]:
+def _listing(user_function: Own) -> tuple[Callable[..., Any], str]:
     """Load a listing; returns it with `path` if it takes the source's path, else an empty string."""
-    takes = "path" if any(parameter.name == "path" for parameter in _parameters(own)) else ""
-    return load_own(own, *([takes] if takes else [])), takes
+    takes = "path" if any(parameter.name == "path" for parameter in _parameters(user_function)) else ""
+    return load_own(user_function, *([takes] if takes else [])), takes
 
 
-def _parameters(own: Own) -> list[inspect.Parameter]:
+def _parameters(user_function: Own) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(load_function(own.use)).parameters.values())
+        return list(inspect.signature(load_function(user_function.use)).parameters.values())
     except (TypeError, ValueError):  # a built-in without a signature
         return []
 
@@ -331,26 +331,26 @@ class _Decoded(io.RawIOBase):
 
 
 def _read(
-    own: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _TimeLimited
+    user_function: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _TimeLimited
 ) -> Iterator[Answer]:
     """Yield (`record`, stored bytes read so far, Read) for each record, and (`failed`, bytes, error) if reading cannot
     continue.
     """
     reading, name = Reading(**request["reading"]), request["name"]
     if takes == "path":
-        for number, item in enumerate(_items(own, call, Path(request["location"]), limited), start=1):
-            yield _answer_of(own, reading, name, number, item, 0)
+        for number, item in enumerate(_items(user_function, call, Path(request["location"]), limited), start=1):
+            yield _answer_of(user_function, reading, name, number, item, 0)
         return
     metered = Metered(as_path(request["location"]))
     with DecodedStream(metered, request["compression"]) as stream:
         raw = _Decoded(stream)
-        for number, item in enumerate(_items(own, call, io.BufferedReader(raw), limited), start=1):
+        for number, item in enumerate(_items(user_function, call, io.BufferedReader(raw), limited), start=1):
             if isinstance(item, _Failed):
                 if raw.failure is not None:
                     raise raw.failure
                 if stream.error is not None:
                     break
-            yield _answer_of(own, reading, name, number, item, metered.read_bytes)
+            yield _answer_of(user_function, reading, name, number, item, metered.read_bytes)
         if stream.error is not None:
             yield "failed", metered.read_bytes, str(stream.error)
 
@@ -370,13 +370,15 @@ class _Item:
     place: str
 
 
-def _items(own: Own, call: Callable[..., Any], argument: Any, limited: _TimeLimited) -> Iterator[_Item | _Failed]:
+def _items(
+    user_function: Own, call: Callable[..., Any], argument: Any, limited: _TimeLimited
+) -> Iterator[_Item | _Failed]:
     try:
         with limited:
             iterable = call(argument)
             if isinstance(iterable, str | bytes | Mapping) or not isinstance(iterable, Iterable):
                 raise OwnCodeError(
-                    f"{own.use.place}: {own.use.name} gives {_described(iterable)}, not records one by "
+                    f"{user_function.use.place}: {user_function.use.name} gives {_described(iterable)}, not records one by "
                     'one; write: yield {"text": ...}'
                 )
             records = iter(iterable)
@@ -386,11 +388,13 @@ def _items(own: Own, call: Callable[..., Any], argument: Any, limited: _TimeLimi
             if value is _END:
                 return
             running = getattr(iterable, "gi_frame", None)
-            yield _Item(value, f"{own.use.file}, line {running.f_lineno}" if running else own.use.place)
+            yield _Item(
+                value, f"{user_function.use.file}, line {running.f_lineno}" if running else user_function.use.place
+            )
     except OwnCodeError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the function ends its file
-        yield _Failed(one_line_of(own, error))
+        yield _Failed(one_line_of(user_function, error))
 
 
 _END = object()
@@ -401,18 +405,22 @@ def one_line_of(own: Own, error: BaseException) -> str:
     return " ".join(blame(own.use, error).split())
 
 
-def _answer_of(own: Own, reading: Reading, name: str, number: int, item: _Item | _Failed, read_bytes: int) -> Answer:
+def _answer_of(
+    user_function: Own, reading: Reading, name: str, number: int, item: _Item | _Failed, read_bytes: int
+) -> Answer:
     if isinstance(item, _Failed):
         return "failed", read_bytes, item.error
-    return "record", read_bytes, _record(own, reading, number, f"{name}#{number}", item)
+    return "record", read_bytes, _record(user_function, reading, number, f"{name}#{number}", item)
 
 
-def _record(own: Own, reading: Reading, number: int, locator: str, item: _Item) -> Record | Page | Rejected | Dropped:
+def _record(
+    user_function: Own, reading: Reading, number: int, locator: str, item: _Item
+) -> Record | Page | Rejected | Dropped:
     """Convert a yielded value to a document or a rejected record."""
     value = item.value
     if isinstance(value, BaseException):
         message = f"{type(value).__name__}: {one_line(value)} ({item.place})"
-        return Rejected(number, one_line_of(own, value) if value.__traceback__ else message)
+        return Rejected(number, one_line_of(user_function, value) if value.__traceback__ else message)
     if not isinstance(value, Mapping):
         return Rejected(
             number,
@@ -429,7 +437,7 @@ def _record(own: Own, reading: Reading, number: int, locator: str, item: _Item) 
 
 
 def _list(
-    own: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _TimeLimited
+    user_function: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _TimeLimited
 ) -> Iterator[Answer]:
     """Yield (`file`, entry) for each file."""
     try:
@@ -438,21 +446,23 @@ def _list(
             is_many = isinstance(listing, Iterable) and not isinstance(listing, str | bytes | Mapping)
             entries = list(listing) if is_many else [listing]
     except (Exception, SystemExit) as error:
-        raise OwnCodeError(one_line_of(own, error)) from error
+        raise OwnCodeError(one_line_of(user_function, error)) from error
     if not is_many:
-        raise OwnCodeError(f"{own.use.place}: {own.use.name} gives {_described(listing)}, not paths one by one")
+        raise OwnCodeError(
+            f"{user_function.use.place}: {user_function.use.name} gives {_described(listing)}, not paths one by one"
+        )
     for number, entry in enumerate(entries, start=1):
-        yield "file", _entry(own, number, entry)
+        yield "file", _entry(user_function, number, entry)
 
 
-def _entry(own: Own, number: int, entry: Any) -> dict[str, Any]:
+def _entry(user_function: Own, number: int, entry: Any) -> dict[str, Any]:
     if isinstance(entry, str | os.PathLike):
         return {"path": os.fspath(entry)}
     has_valid_keys = isinstance(entry, Mapping) and isinstance(entry.get("path"), str) and set(entry) <= set(ENTRY_KEYS)
     if has_valid_keys and isinstance(entry.get("size", 0), int) and isinstance(entry.get("name", ""), str):
         return dict(entry)
     raise OwnCodeError(
-        f"{own.use.place}: entry {number} of {own.use.name} is {_described(entry)}; each is a path "
+        f"{user_function.use.place}: entry {number} of {user_function.use.name} is {_described(entry)}; each is a path "
         "or URL, or a mapping with `path`, and if wanted `size` (bytes) and `name`"
     )
 

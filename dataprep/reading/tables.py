@@ -51,7 +51,7 @@ def read_table(
 
 
 def table_rows(path: Path, form: str = "parquet") -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
-    """Yield rows with all non-null columns, numbered from 1; damage ends them with a CorruptFileError."""
+    """Yield rows with all non-null columns, numbered from 1; damaged rows become a CorruptFileError."""
     number = 0
     with TableReader() as tables:
         try:

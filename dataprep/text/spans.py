@@ -140,21 +140,21 @@ def word_spans(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tup
     """
     capacity = (end - begin) // 2 + 1  # adjacent words without a space have a character of three bytes
     starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-    count, inside = 0, False
+    count, in_word = 0, False
     pos = begin
     while pos < end:
         code, width = decode(data, pos)
         flag = flags[code]
-        if inside and (flag & WORD == 0 or flag & ALONE != 0):
+        if in_word and (flag & WORD == 0 or flag & ALONE != 0):
             ends[count] = pos
-            count, inside = count + 1, False
-        if flag & WORD != 0 and not inside:
-            starts[count], inside = pos, True
+            count, in_word = count + 1, False
+        if flag & WORD != 0 and not in_word:
+            starts[count], in_word = pos, True
         pos += width
-        if flag & ALONE != 0 and inside:
+        if flag & ALONE != 0 and in_word:
             ends[count] = pos
-            count, inside = count + 1, False
-    if inside:
+            count, in_word = count + 1, False
+    if in_word:
         ends[count] = end
         count += 1
     return starts[:count], ends[:count]

@@ -88,7 +88,7 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
             pos, count = _simple_runs(data, pos, end, roles, starts, ends, chars, flag_unions, count)
             if pos == end:
                 break
-            begin, length, flag_union, plain = pos, 0, np.uint16(0), True
+            begin, length, flag_union, is_plain = pos, 0, np.uint16(0), True
             while pos < end:
                 code, width = int(data[pos]), 1
                 if code >= 0x80:
@@ -97,12 +97,12 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
                 if flag & SPACE != 0:
                     break
                 flag_union |= flag
-                plain &= flag & (WORD | MARK) != 0 and code != UNDERSCORE
+                is_plain &= flag & (WORD | MARK) != 0 and code != UNDERSCORE
                 pos, length = pos + width, length + 1
             is_exception = length > 0 and (
                 (length == 6 and _spells_cannot(data, begin)) or _may_have_unit(data, begin, pos)
             )
-            if plain and length > 0 and not is_exception:
+            if is_plain and length > 0 and not is_exception:
                 starts[count], ends[count], chars[count], flag_unions[count] = begin, pos, length, flag_union
                 count += 1
             elif length > 0:
@@ -224,10 +224,10 @@ def _plain_bytes(data: np.ndarray, place: np.uint64, stop: np.uint64, roles: np.
 
 @kernel
 def _begins_cannot(data: np.ndarray, begin: int) -> bool:
-    same = True
+    is_equal = True
     for step in range(6):
-        same &= data[begin + np.uint64(step)] | 0x20 == CANNOT[step]
-    return same
+        is_equal &= data[begin + np.uint64(step)] | 0x20 == CANNOT[step]
+    return is_equal
 
 
 @kernel
@@ -487,10 +487,10 @@ def _contraction(codes: np.ndarray, low: int, high: int) -> int:
 
 @kernel
 def _spells_cannot(codes: np.ndarray, low: int) -> bool:
-    same = True
+    is_equal = True
     for step in range(6):
-        same &= codes[low + step] | 0x20 == CANNOT[step]
-    return same
+        is_equal &= codes[low + step] | 0x20 == CANNOT[step]
+    return is_equal
 
 
 @kernel

@@ -215,21 +215,26 @@ def segmented_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, wh
 
 @kernel
 def _segmented_words(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray, breaks: np.ndarray, kinds: np.ndarray
+    data: np.ndarray,
+    offsets: np.ndarray,
+    flags: np.ndarray,
+    text_numbers: np.ndarray,
+    breaks: np.ndarray,
+    ascii_kinds: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     capacity = 0
-    for text in which:
+    for text in text_numbers:
         capacity += offsets[text + 1] - offsets[text]
     starts, ends, chars = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int32)
-    word_offsets = np.zeros(len(which) + 1, np.int64)
+    word_offsets = np.zeros(len(text_numbers) + 1, np.int64)
     count = 0
-    for number in range(len(which)):
-        pos, end = offsets[which[number]], offsets[which[number] + 1]
+    for number in range(len(text_numbers)):
+        pos, end = offsets[text_numbers[number]], offsets[text_numbers[number] + 1]
         while pos < end:
             start, byte = pos, data[pos]
-            kind = kinds[byte]
+            kind = ascii_kinds[byte]
             if byte < 0x80:
-                pos = _ascii_word_end(data, pos, end, kinds)
+                pos = _ascii_word_end(data, pos, end, ascii_kinds)
                 counts, length = kind in (ASCII_LETTER, ASCII_DIGIT), pos - start
             else:
                 code, _ = decode(data, pos)

@@ -112,25 +112,25 @@ def unspaced_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, whi
     count = 0
     for number in range(len(which)):
         pos, end = offsets[which[number]], offsets[which[number] + 1]
-        inside, has_letter, alone = False, False, False
+        in_word, has_letter, is_alone = False, False, False
         while pos < end:
             code, width = decode(data, pos)
             flag = flags[code]
             if flag & SPACE != 0:
-                if inside:
+                if in_word:
                     ends[count] = pos
-                    count, inside = count + 1, False
+                    count, in_word = count + 1, False
                 pos += width
                 continue
-            if not inside:
-                starts[count], inside, has_letter, alone = pos, True, False, False
+            if not in_word:
+                starts[count], in_word, has_letter, is_alone = pos, True, False, False
             if flag & WORD != 0:
-                if has_letter and (alone or flag & ALONE != 0):
+                if has_letter and (is_alone or flag & ALONE != 0):
                     ends[count], starts[count + 1] = pos, pos
                     count += 1
-                has_letter, alone = True, flag & ALONE != 0
+                has_letter, is_alone = True, flag & ALONE != 0
             pos += width
-        if inside:
+        if in_word:
             ends[count] = end
             count += 1
         word_offsets[number + 1] = count
@@ -184,14 +184,14 @@ def characters_per_word(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray
     characters = np.ones(len(which), np.uint8)
     for number in range(len(which)):
         pos, end = offsets[which[number]], offsets[which[number] + 1]
-        letters, alone, eastern = 0, 0, 0
+        num_letters, num_alone, num_eastern = 0, 0, 0
         while pos < end:
             code, width = decode(data, pos)
-            letters += flags[code] & WORD != 0
+            num_letters += flags[code] & WORD != 0
             if flags[code] & (WORD | ALONE) == WORD | ALONE:
-                alone += 1
-                eastern += code >= FIRST_EASTERN
+                num_alone += 1
+                num_eastern += code >= FIRST_EASTERN
             pos += width
-        if 2 * alone > letters:
-            characters[number] = 2 if 2 * eastern > alone else 3
+        if 2 * num_alone > num_letters:
+            characters[number] = 2 if 2 * num_eastern > num_alone else 3
     return characters

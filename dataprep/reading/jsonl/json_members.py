@@ -226,19 +226,19 @@ def _skip_nested(block: np.ndarray, pos: int) -> int:
             pos, _ = _find_scalar(block, pos)
             if pos < 0:
                 return -1
-        inside = objects & np.uint64(1) != 0
+        in_object = objects & np.uint64(1) != 0
         while depth > 0:
             pos = _skip_space(block, pos)
-            if byte_at(block, pos) != (CLOSE if inside else _END):
+            if byte_at(block, pos) != (CLOSE if in_object else _END):
                 break
             depth, objects, pos = depth - 1, objects >> np.uint64(1), pos + 1
-            inside = objects & np.uint64(1) != 0
+            in_object = objects & np.uint64(1) != 0
         if depth == 0:
             return pos
         if byte_at(block, pos) != _COMMA:
             return -1
         pos = _skip_space(block, pos + 1)
-        pos = _skip_key(block, pos) if inside else pos
+        pos = _skip_key(block, pos) if in_object else pos
         if pos < 0:
             return -1
 
