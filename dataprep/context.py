@@ -61,7 +61,7 @@ class Following(Protocol):
         """Upload all files below a folder; other files in the store stay."""
 
     def saved(self, checkpoint: Path, names: Iterable[str]) -> None:
-        """Upload the changes and a checkpoint's marker; all of the checkpoint's files, by name, exist somewhere by now."""
+        """Upload the changes and a checkpoint's marker; all of the checkpoint's files, by name, exist somewhere."""
 
     def fetch(self, checkpoint: Path) -> None:
         """Download the files of a complete checkpoint that are not on this machine."""

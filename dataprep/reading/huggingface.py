@@ -130,7 +130,7 @@ def _files_by_patterns(data: Sequence[str], patterns: dict[str, list[str]], spli
 
 
 def _files_by_name(data: Sequence[str], split: str) -> list[str]:
-    """Files whose path has the split's word between punctuation; if no path has the word of any split, all are `train`."""
+    """Files whose path has the split's word between punctuation; all are `train` if no path has any split's word."""
     matches = [name for name in data if _names_split(name, split)]
     if matches:
         return matches

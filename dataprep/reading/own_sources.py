@@ -231,7 +231,7 @@ def _as_file(location: str) -> Iterator[str]:
 def main() -> None:
     """Load the function, then answer requests until their stream ends."""
     settings, requests, output = guarded.begin()
-    answers = open(output.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)  # noqa: SIM115 - open for the life of the process
+    answers = open(output.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)  # noqa: SIM115 - closed at exit
     with open(os.devnull) as null_device:
         os.dup2(null_device.fileno(), 0)  # user code that reads stdin would consume the next request
 
@@ -267,7 +267,7 @@ def main() -> None:
 
 
 class _TimeLimited:
-    """Time limit: ends the process if the block uses too much CPU time, or SLEEP_FACTOR times that in wall-clock time."""
+    """Time limit: ends the process if a block exceeds its CPU time, or SLEEP_FACTOR times that in wall-clock time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -35,7 +35,7 @@ class LinkOutsideError(ValueError):
 
 @dataclass(frozen=True)
 class Found:
-    """A file: name relative to the searched path, location, size in bytes, and a stamp that changes with its content."""
+    """A file: name relative to the searched path, location, size in bytes, and stamp that changes with its content."""
 
     name: str
     location: str
@@ -73,9 +73,8 @@ def _file_inside(root: str, name: str) -> Found:
     """
     location, base = os.path.realpath(os.path.join(root, name)), os.path.realpath(root or ".")
     allowed = [base]
-    if (
-        os.path.basename(os.path.dirname(base)) == "snapshots"
-    ):  # Hugging Face cache: a snapshot's files link to its blobs
+    # Hugging Face cache: a snapshot's files link to its blobs.
+    if os.path.basename(os.path.dirname(base)) == "snapshots":
         allowed.append(os.path.join(os.path.dirname(os.path.dirname(base)), "blobs"))
     if not any(os.path.commonpath([location, folder]) == folder for folder in allowed):
         raise LinkOutsideError(f"{os.path.join(root, name)} links to {location}, which lies outside of {base}")
@@ -83,7 +82,7 @@ def _file_inside(root: str, name: str) -> Found:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """Yield the regular files below a folder, also through links, without pipes, sockets, devices and outputs of runs."""
+    """Yield the regular files below a folder, also through links, without pipes, devices and outputs of runs."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != DEFAULT_STORE)
         for name in sorted(names):

@@ -59,7 +59,7 @@ class WordSearch:
 
 
 def terms_of(question: str) -> list[str]:
-    """Distinct search terms in lower case: words, quoted phrases, and pairs of characters for scripts without spaces."""
+    """Distinct lower-case search terms: words, quoted phrases, and pairs of characters for scripts without spaces."""
     phrases = [_normalize(phrase) for phrase in QUOTED.findall(question)]
     terms = [phrase for phrase in phrases if phrase] + all_terms(QUOTED.sub(" ", question))
     return list(dict.fromkeys(terms))[:MOST_TERMS]
@@ -150,7 +150,7 @@ def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.n
         rows = np.flatnonzero(pc.match_substring(lowered, term.split(" ")[0]).to_numpy(zero_copy_only=False))
         candidates = lowered.take(pa.array(rows))
         if not anywhere and " " not in term:
-            # Prefix matches minus those within a longer word: matches do not consume the boundary that the next one needs.
+            # Prefix matches minus those in longer words, so that no match consumes the boundary of the next.
             begins = f"(?:^|{NOT_OF_WORD}){re.escape(term)}"
             counts[rows, place] = _count(candidates, begins) - _count(candidates, begins + OF_WORD)
             continue

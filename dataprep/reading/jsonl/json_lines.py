@@ -184,16 +184,16 @@ class Columns:
             doubtful,
         )
         rows, python_lines = rows[:num_rows], python_lines[:num_python_lines]
-        rejected_rows = [
+        recheck_rows = [
             row
             for row, begin, end in doubtful[:num_doubtful].tolist()
             if repr(float(token := metadata[begin:end].tobytes())).encode() != token
         ]
         size = int(rows[-1, 3]) if num_rows else 0
         if np.count_nonzero(texts[:size]) < size:
-            rejected_rows += np.searchsorted(rows[:, 3], np.flatnonzero(texts[:size] == 0), side="right").tolist()
-        if rejected_rows:
-            python_lines = np.concatenate([python_lines, rows[sorted(set(rejected_rows)), :3]])
+            recheck_rows += np.searchsorted(rows[:, 3], np.flatnonzero(texts[:size] == 0), side="right").tolist()
+        if recheck_rows:
+            python_lines = np.concatenate([python_lines, rows[sorted(set(recheck_rows)), :3]])
             python_lines = python_lines[np.argsort(python_lines[:, 0])]
         return (
             lines,
