@@ -126,8 +126,8 @@ def _groups(nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _roots(pairs: np.ndarray, nodes: int) -> np.ndarray:
     """Union-find with path halving that attaches the larger root to the smaller one."""
     parent = np.arange(nodes)
-    for at in range(len(pairs)):
-        first_root, second_root = _root(parent, pairs[at, 0]), _root(parent, pairs[at, 1])
+    for pair in range(len(pairs)):
+        first_root, second_root = _root(parent, pairs[pair, 0]), _root(parent, pairs[pair, 1])
         parent[max(first_root, second_root)] = min(first_root, second_root)
     for node in range(nodes):
         parent[node] = parent[parent[node]]

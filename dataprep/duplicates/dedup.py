@@ -244,8 +244,8 @@ def sketch(task: Task, plan: DedupPlan) -> Generator[Sent, None, Done]:
 
 def apply(task: Task, plan: DedupPlan, decisions: Shuffled) -> Done:
     """Write the annotations of one shard, and its part of the index."""
-    shard_documents = read_shard(plan.inputs, task.name, ["id", "source"])
-    documents, rows = shard_documents.documents, shard_documents.rows
+    shard = read_shard(plan.inputs, task.name, ["id", "source"])
+    documents, rows = shard.documents, shard.rows
     judged = judged_rows(documents, rows, plan.section.sources)
     sizes_and_errors = open_batches(seen_path(plan.work, task.name)).get_batch(0)
     errors = sizes_and_errors["error"].take(pa.array(judged))

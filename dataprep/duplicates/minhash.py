@@ -39,16 +39,16 @@ def _signatures(hashes: np.ndarray, offsets: np.ndarray, a: np.ndarray, b: np.nd
     result = np.full((len(offsets) - 1, len(a)), np.uint32(0xFFFFFFFF), np.uint32)
     for text in range(len(offsets) - 1):
         row = result[text]
-        at, end = offsets[text], offsets[text + 1]
-        while end - at >= 4:
-            first, second = fmix32(hashes[at]), fmix32(hashes[at + 1])
-            third, fourth = fmix32(hashes[at + 2]), fmix32(hashes[at + 3])
+        position, end = offsets[text], offsets[text + 1]
+        while end - position >= 4:
+            first, second = fmix32(hashes[position]), fmix32(hashes[position + 1])
+            third, fourth = fmix32(hashes[position + 2]), fmix32(hashes[position + 3])
             for k in range(len(a)):
                 lower_pair = min(np.uint32(a[k] * first + b[k]), np.uint32(a[k] * second + b[k]))
                 upper_pair = min(np.uint32(a[k] * third + b[k]), np.uint32(a[k] * fourth + b[k]))
                 row[k] = min(row[k], min(lower_pair, upper_pair))
-            at += 4
-        for shingle in hashes[at:end]:
+            position += 4
+        for shingle in hashes[position:end]:
             mixed = fmix32(shingle)
             for k in range(len(a)):
                 row[k] = min(row[k], np.uint32(a[k] * mixed + b[k]))

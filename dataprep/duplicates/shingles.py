@@ -124,11 +124,11 @@ def _word_hashes(
 ) -> np.ndarray:
     words = np.empty((end - begin) // 2 + 1, np.uint64)
     count, length, value = 0, np.uint64(0), np.uint64(0)
-    at = begin
-    while at < end:
-        byte = data[np.uint64(at)]
+    position = begin
+    while position < end:
+        byte = data[np.uint64(position)]
         if byte < 128:
-            at += 1
+            position += 1
             letter = ascii_words[byte]
             if letter != 0:
                 value = (value ^ np.uint64(letter)) * _ODD
@@ -138,8 +138,8 @@ def _word_hashes(
                 words[count] = fmix64(value + length)
                 count, length, value = count + 1, np.uint64(0), np.uint64(0)
             continue
-        code, width = decode(data, at)
-        at += width
+        code, width = decode(data, position)
+        position += width
         flag = flags[code]
         if length > 0 and (flag & WORD == 0 or flag & ALONE != 0):
             words[count] = fmix64(value + length)
@@ -165,9 +165,9 @@ def _roll(words: np.ndarray, ngram: int, shingles: np.ndarray) -> None:
     for _ in range(ngram):
         oldest *= _ODD
     value = np.uint64(0)
-    for at in range(len(words)):
-        value = value * _ODD + words[at]
-        if at >= ngram:
-            value -= oldest * words[at - ngram]
-        if at >= ngram - 1:
-            shingles[at - ngram + 1] = np.uint32(fmix64(value) >> np.uint64(32))
+    for position in range(len(words)):
+        value = value * _ODD + words[position]
+        if position >= ngram:
+            value -= oldest * words[position - ngram]
+        if position >= ngram - 1:
+            shingles[position - ngram + 1] = np.uint32(fmix64(value) >> np.uint64(32))

@@ -71,12 +71,12 @@ def sketch_shard(inputs: Mapping[str, Path], shard: str, section: Dedup) -> tupl
         `url`, `bands` (if MinHash is on) and `shingles`; and one row per document of the shard as from `describe_seen`.
     """
     columns = ["id", "source", "locator", "text", *(["metadata"] if section.url else [])]
-    shard_documents = read_shard(inputs, shard, columns)
-    judged = judged_rows(shard_documents.documents, shard_documents.rows, section.sources)
-    documents = _take_rows(shard_documents.documents, judged)
+    kept_shard = read_shard(inputs, shard, columns)
+    judged = judged_rows(kept_shard.documents, kept_shard.rows, section.sources)
+    documents = _take_rows(kept_shard.documents, judged)
     measured, errors = measure_texts(documents["text"], partial(sketch_texts, section=section.minhash))
     good = np.array([error is None for error in errors], bool)
-    sizes_and_errors = describe_seen(shard_documents.documents, judged, errors)
+    sizes_and_errors = describe_seen(kept_shard.documents, judged, errors)
     documents = _take_rows(documents, np.flatnonzero(good))
     urls = digest_urls(documents) if section.url else np.zeros((len(documents), 2), np.uint64)
     document_columns = {name: documents[name].combine_chunks() for name in ("id", "locator")}

@@ -47,7 +47,7 @@ class Task:
     Attributes:
         name: unique and stable.
         payload: arguments of the function, as JSON.
-        size_bytes: size of its input, if known. The largest tasks run first, and the total decides for processes.
+        size_bytes: size of its input, if known. The largest tasks run first; `choose_mode` uses the total.
     """
 
     name: str

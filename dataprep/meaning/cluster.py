@@ -108,8 +108,8 @@ def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
 
 def apply(task: Task, plan: VectorPlan, names: list[str]) -> Done:
     """Write the annotations of one shard, and its vectors."""
-    shard_documents = read_shard(plan.inputs, task.name, ["id", "source"])
-    judged = judged_rows(shard_documents.documents, shard_documents.rows, plan.section.sources)
+    shard = read_shard(plan.inputs, task.name, ["id", "source"])
+    judged = judged_rows(shard.documents, shard.rows, plan.section.sources)
     sizes_and_errors = open_batches(seen_path(plan, task.name)).get_batch(0)
     embedded = read_vectors(plan, task.name)
     domain = nearest_centroids(unpack_vectors(embedded["vector"]), read_centroids(plan.out))
@@ -118,8 +118,8 @@ def apply(task: Task, plan: VectorPlan, names: list[str]) -> Done:
     domain_of_row = pa.array(domain).take(pa.array(position, mask=position < 0))
     measures = {"domain": domain_of_row, "domain_name": pa.array(names, pa.string()).take(domain_of_row)}
     table, counts = annotate(
-        shard_documents.documents,
-        shard_documents.rows,
+        shard.documents,
+        shard.rows,
         judged,
         [None] * len(judged),
         measures,

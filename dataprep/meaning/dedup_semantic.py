@@ -220,8 +220,8 @@ def decide_cluster(members: pa.Table, keys: Sequence[KeepKey], threshold: float)
 
 def apply(task: Task, plan: VectorPlan, decisions: Shuffled) -> Done:
     """Write the annotations of one shard, and the vectors of kept documents."""
-    shard_documents = read_shard(plan.inputs, task.name, ["id", "source"])
-    judged = judged_rows(shard_documents.documents, shard_documents.rows, plan.section.sources)
+    shard = read_shard(plan.inputs, task.name, ["id", "source"])
+    judged = judged_rows(shard.documents, shard.rows, plan.section.sources)
     sizes_and_errors = open_batches(seen_path(plan, task.name)).get_batch(0)
     decisions_here = decisions.read(task.payload["shard"]).sort_by("document")
     rows = decisions_here["document"].to_numpy() - plan.numbering.starts[task.payload["shard"]]
@@ -237,8 +237,8 @@ def apply(task: Task, plan: VectorPlan, decisions: Shuffled) -> Done:
     }
     measures = {name: decided[column].combine_chunks() for name, column in columns.items()}
     table, counts = annotate(
-        shard_documents.documents,
-        shard_documents.rows,
+        shard.documents,
+        shard.rows,
         judged,
         decided["reason"].combine_chunks(),
         measures,

@@ -47,15 +47,15 @@ def embed_shard(
         the numbers of `documents`, `tokens` and `windows` read, and of documents that were not read to their end
         (`cut`).
     """
-    shard_documents = read_shard(inputs, shard, ["id", "source", "locator", "text"])
-    judged = judged_rows(shard_documents.documents, shard_documents.rows, sources)
+    kept_shard = read_shard(inputs, shard, ["id", "source", "locator", "text"])
+    judged = judged_rows(kept_shard.documents, kept_shard.rows, sources)
     embedder = load_embedder(model, sha256)
-    texts = shard_documents.documents["text"].take(pa.array(judged))
+    texts = kept_shard.documents["text"].take(pa.array(judged))
     measured, errors = measure_texts(texts, lambda batch: _embed(embedder, batch))
     good = np.array([error is None for error in errors], bool)
     rows = judged[good]
     document_columns = {
-        name: shard_documents.documents[name].take(pa.array(rows)).combine_chunks() for name in ("id", "locator")
+        name: kept_shard.documents[name].take(pa.array(rows)).combine_chunks() for name in ("id", "locator")
     }
     batch = pa.record_batch(
         {
@@ -72,7 +72,7 @@ def embed_shard(
         "windows": int(windows.sum()),
         "cut": int((~is_whole).sum()),
     }
-    return batch, describe_seen(shard_documents.documents, judged, errors), texts.filter(pa.array(good)), counted
+    return batch, describe_seen(kept_shard.documents, judged, errors), texts.filter(pa.array(good)), counted
 
 
 def _embed(embedder: Embedder, texts: pa.Array) -> dict[str, Any]:

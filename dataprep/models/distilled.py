@@ -80,11 +80,11 @@ def choose_sample(inputs: Mapping[str, Path], section: Quality) -> Labelled:
     no_rows = np.empty(0, np.int64)
     sample = Labelled(no_rows, no_rows, np.empty(0), np.empty((0, 2), np.uint64))
     for number, shard in enumerate(shard_names(inputs["ingest"])):
-        shard_documents = read_shard(inputs, shard, ["id", "source", "metadata"])
-        judged = judged_rows(shard_documents.documents, shard_documents.rows, section.sources)
-        scores = read_scores(inputs, shard, section.judge, shard_documents.documents["metadata"])[judged]
+        kept_shard = read_shard(inputs, shard, ["id", "source", "metadata"])
+        judged = judged_rows(kept_shard.documents, kept_shard.rows, section.sources)
+        scores = read_scores(inputs, shard, section.judge, kept_shard.documents["metadata"])[judged]
         rows = judged[~np.isnan(scores)]
-        ids = shard_documents.documents["id"].take(pa.array(rows)).to_pylist()
+        ids = kept_shard.documents["id"].take(pa.array(rows)).to_pylist()
         shard_sample = Labelled(
             np.full(len(rows), number), rows, scores[~np.isnan(scores)], draw(ids, section.key_seed)
         )
@@ -259,7 +259,7 @@ def _read_linear(path: str, sha256: str) -> tuple[np.ndarray, float]:
 
 
 def calibrate(good: np.ndarray, scores: np.ndarray) -> list[dict[str, float]]:
-    """Calibration by tenths of the score: number of documents, mean score and share of good documents per tenth."""
+    """Calibration table: number, mean score and share of good documents for each non-empty tenth of the score."""
     bins = np.minimum((scores * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
     return [
         {

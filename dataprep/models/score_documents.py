@@ -94,9 +94,9 @@ def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     section = Annotate.model_validate(config)
     model = _model(section)
     announced, score = announce(model), load_scorer(model, sha256)
-    shard_documents = read_shard(inputs, task.name, ["id", "source", "text"])
-    judged = judged_rows(shard_documents.documents, shard_documents.rows, section.sources)
-    texts = shard_documents.documents["text"].take(pa.array(judged))
+    shard = read_shard(inputs, task.name, ["id", "source", "text"])
+    judged = judged_rows(shard.documents, shard.rows, section.sources)
+    texts = shard.documents["text"].take(pa.array(judged))
     start_time = time.perf_counter()
     measured, errors = measure_texts(texts, as_measure(announced, score))
     seconds = time.perf_counter() - start_time
@@ -105,7 +105,7 @@ def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     reasons = first_failures(failed, len(judged) - sum(error is not None for error in errors))
     columns = {name: spread(measured[name], errors) for name in announced.columns}
     spread_reasons = spread(pa.array(reasons, pa.string()), errors)
-    table, counts = annotate(shard_documents.documents, shard_documents.rows, judged, spread_reasons, columns, errors)
+    table, counts = annotate(shard.documents, shard.rows, judged, spread_reasons, columns, errors)
     write_table(out / task.name, table)
     tokens, windows, is_whole = (measured[name] for name in READ)
     return Done(

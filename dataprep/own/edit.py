@@ -1,6 +1,6 @@
 """Stage `edit`: change texts with a user's function, and derive the edits by comparison.
 
-The function maps one document to its new text, or a batch to an array of new texts. The differences are stored as edits,
+The function maps one document to its new text, or a batch to an array of new texts. Differences are stored as edits,
 like those of `clean`, so that documents stay unchanged and `explain` shows the changes.
 """
 

@@ -239,17 +239,17 @@ def read_judged_columns(
 ) -> JudgedColumns:
     """Read a function's columns of a shard's documents that were kept so far and belong to the sources."""
     source_columns = [part for name in reads if name in DOCUMENT_COLUMNS for part in DERIVED.get(name, (name,))]
-    shard_documents = read_shard(inputs, shard, list(dict.fromkeys(["id", "source", "text", *source_columns])))
-    judged = judged_rows(shard_documents.documents, shard_documents.rows, sources)
+    kept_shard = read_shard(inputs, shard, list(dict.fromkeys(["id", "source", "text", *source_columns])))
+    judged = judged_rows(kept_shard.documents, kept_shard.rows, sources)
     row_numbers = pa.array(judged)
-    rows = shard_documents.documents.take(row_numbers)
+    rows = kept_shard.documents.take(row_numbers)
     measured = [name for name in reads if name not in DOCUMENT_COLUMNS]
     step_columns = Corpus(inputs).read(shard, measured, kept=None).take(row_numbers) if measured else None
     # `keep` preserves the number of rows, which a table without columns would not have.
     columns = {"keep": pa.nulls(len(rows))}
     for name in reads:
         columns[name] = step_columns[name] if step_columns is not None and name in measured else _column(rows, name)
-    return JudgedColumns(shard_documents.documents, shard_documents.rows, judged, pa.table(columns))
+    return JudgedColumns(kept_shard.documents, kept_shard.rows, judged, pa.table(columns))
 
 
 def _column(rows: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:

@@ -105,12 +105,12 @@ def _find_units(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, lower: np.ndarray, newlines: int
 ) -> tuple[np.ndarray, ...]:
     texts = len(offsets) - 1
-    most = texts
-    for at in range(offsets[0], offsets[texts]):
-        most += data[at] == NEWLINE
-    begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
-    high, low = np.empty(most, np.uint64), np.empty(most, np.uint64)
-    characters, words = np.empty(most, np.int64), np.empty(most, np.int64)
+    capacity = texts
+    for position in range(offsets[0], offsets[texts]):
+        capacity += data[position] == NEWLINE
+    begins, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    high, low = np.empty(capacity, np.uint64), np.empty(capacity, np.uint64)
+    characters, words = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     unit_offsets = np.zeros(texts + 1, np.int64)
     count = 0
     for text in range(texts):

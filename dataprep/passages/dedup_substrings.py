@@ -65,7 +65,7 @@ class SubstringsPlan:
 
     @property
     def spread(self) -> int:
-        """Number of consecutive windows that contain an anchor, as `certain_words` requires."""
+        """Number of consecutive windows that always include an anchor, which makes `certain_words` certain."""
         return self.section.certain_words - self.section.min_words + 1
 
     def read(self, task: Task) -> tuple[JudgedTexts, np.ndarray]:

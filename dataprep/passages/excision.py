@@ -114,8 +114,8 @@ def _words_left(
         starts, _ = word_spans(data, text_offsets[text], text_offsets[text + 1], flags)
         cut = offsets[text]
         for start in starts:
-            at = start - text_offsets[text]
-            while cut < offsets[text + 1] and ends[cut] <= at:
+            position = start - text_offsets[text]
+            while cut < offsets[text + 1] and ends[cut] <= position:
                 cut += 1
-            counts[text] += cut == offsets[text + 1] or at < begins[cut]
+            counts[text] += cut == offsets[text + 1] or position < begins[cut]
     return counts

@@ -159,13 +159,13 @@ def number_ngrams(
         length = lengths[part]
         if length == 0:
             continue
-        for at in range(part_offsets[part], part_offsets[part + 1] - length + 1):
-            slot = _ngram_slot(words, at, length, words, table, begins, ngram_lengths)
+        for position in range(part_offsets[part], part_offsets[part + 1] - length + 1):
+            slot = _ngram_slot(words, position, length, words, table, begins, ngram_lengths)
             if table[slot] < 0:
                 table[slot] = distinct
-                begins[distinct], ngram_lengths[distinct] = at, length
+                begins[distinct], ngram_lengths[distinct] = position, length
                 distinct += 1
-            number_at[at] = table[slot]
+            number_at[position] = table[slot]
     return table, begins[:distinct].copy(), ngram_lengths[:distinct].copy(), number_at
 
 
@@ -178,8 +178,8 @@ def flag_prefixes(words: np.ndarray, begins: np.ndarray, prefix_words: int) -> n
     prefixes = np.zeros(size, np.uint8)
     for begin in begins:
         value = np.uint64(0)
-        for at in range(begin + prefix_words - 1, begin - 1, -1):
-            value = value * _ODD + np.uint64(words[at])
+        for position in range(begin + prefix_words - 1, begin - 1, -1):
+            value = value * _ODD + np.uint64(words[position])
         bit = fmix64(value) & np.uint64(8 * size - 1)
         prefixes[bit >> np.uint64(3)] |= np.uint8(1) << (bit & np.uint64(7))
     return prefixes
@@ -190,13 +190,13 @@ def _number_hashed(hashes: np.ndarray, word_table: np.ndarray, word_hashes: np.n
     """Number of the word with each hash, or -1 (int32)."""
     mask = np.uint64(len(word_table) - 1)
     words = np.empty(len(hashes), np.int32)
-    for at in range(len(hashes)):
-        slot = hashes[at] & mask
+    for position in range(len(hashes)):
+        slot = hashes[position] & mask
         word = word_table[slot]
-        while word >= 0 and word_hashes[word] != hashes[at]:
+        while word >= 0 and word_hashes[word] != hashes[position]:
             slot = (slot + np.uint64(1)) & mask
             word = word_table[slot]
-        words[at] = word
+        words[position] = word
     return words
 
 
@@ -259,25 +259,25 @@ def scan_texts(
         words = _number_hashed(hashes, word_table, word_hashes)
         num_known = 0  # consecutive indexed words from here on
         value = np.uint64(0)
-        for at in range(len(words) - 1, -1, -1):
-            num_known = num_known + 1 if words[at] >= 0 else 0
-            value = value * _ODD + np.uint64(words[at])
-            if at + prefix_words < len(words):
-                value -= oldest * np.uint64(words[at + prefix_words])
+        for position in range(len(words) - 1, -1, -1):
+            num_known = num_known + 1 if words[position] >= 0 else 0
+            value = value * _ODD + np.uint64(words[position])
+            if position + prefix_words < len(words):
+                value -= oldest * np.uint64(words[position + prefix_words])
             bit = fmix64(value) & mask
             if num_known < prefix_words or prefixes[bit >> np.uint64(3)] >> (bit & np.uint64(7)) & 1 == 0:
                 continue
             for length in wanted:
                 if length > num_known:
                     break
-                ngram = table[_ngram_slot(words, at, length, indexed, table, begins, lengths)]
+                ngram = table[_ngram_slot(words, position, length, indexed, table, begins, lengths)]
                 if ngram < 0 or place_offsets[ngram + 1] - place_offsets[ngram] > MOST_PLACES:
                     continue
                 if not _are_words(
                     data,
-                    starts[at : at + length],
-                    ends[at : at + length],
-                    words[at : at + length],
+                    starts[position : position + length],
+                    ends[position : position + length],
+                    words[position : position + length],
                     lower,
                     word_codes,
                     word_offsets,
@@ -287,9 +287,9 @@ def scan_texts(
                     grown = np.empty((5, 2 * size), np.int64)
                     grown[:, :size] = hits
                     hits, size = grown, 2 * size
-                hits[0, count], hits[1, count], hits[4, count] = text, at, ngram
-                hits[2, count] = starts[at] - offsets[text]
-                hits[3, count] = ends[at + length - 1] - offsets[text]
+                hits[0, count], hits[1, count], hits[4, count] = text, position, ngram
+                hits[2, count] = starts[position] - offsets[text]
+                hits[3, count] = ends[position + length - 1] - offsets[text]
                 count += 1
     return hits[0, :count], hits[1, :count], hits[2, :count], hits[3, :count], hits[4, :count]
 
@@ -458,9 +458,9 @@ def covered(positions: np.ndarray, length: np.ndarray, new: np.ndarray) -> np.nd
 def _counted_words(
     number_at: np.ndarray, template: np.ndarray, part_offsets: np.ndarray, lengths: np.ndarray
 ) -> np.ndarray:
-    at = np.flatnonzero(number_at >= 0)
-    at = at[~template[number_at[at]]]
-    part = np.searchsorted(part_offsets, at, side="right") - 1
+    positions = np.flatnonzero(number_at >= 0)
+    positions = positions[~template[number_at[positions]]]
+    part = np.searchsorted(part_offsets, positions, side="right") - 1
     new = np.diff(part, prepend=-1) != 0
-    total: np.ndarray = np.bincount(part, covered(at, lengths[part], new), len(lengths)).astype(np.int64)
+    total: np.ndarray = np.bincount(part, covered(positions, lengths[part], new), len(lengths)).astype(np.int64)
     return total
