@@ -214,7 +214,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the earlier annotating stages.
-        config: the manifest's `dedup_lines` section (`mixtures.dedup_lines.DedupLines`).
+        config: the manifest's `dedup_lines` section (`mixtures.steps.dedup.DedupLines`).
 
     Returns:
         `counts`; `units` (`seen`, `shuffled` between shards, distinct `repeated`, `removed`, `bytes_cut`);

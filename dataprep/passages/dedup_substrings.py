@@ -262,7 +262,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the earlier annotating stages.
-        config: the manifest's `dedup_substrings` section (`mixtures.dedup_substrings.DedupSubstrings`).
+        config: the manifest's `dedup_substrings` section (`mixtures.steps.dedup.DedupSubstrings`).
 
     Returns:
         `counts`; `windows` (`seen`, `anchors_shuffled`, `shuffled`, distinct `repeated`); `spans`, `words_cut` and
