@@ -1,6 +1,6 @@
 """Memory does not grow with the documents: ingest, dedup, tokenize and mix of many short ones, each in its own process.
 
-Documents of 200 bytes are made by seeds, one in twenty a copy of an earlier one and one nearly so. What is measured is
+Documents of 200 bytes, words of documentation of installed packages, are drawn by seeds, one in twenty a copy of an earlier one and one nearly so. What is measured is
 the peak of anonymous memory (`dataprep/memory.py` says why) of the largest process and of all together, the time, and
 what a step leaves on the disk while it works and when it is done. `gristmill plan MANIFEST --documents N` draws these
 figures on (`flows/planning/at_scale.py`).
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.checkout import ROOT
-from benchmarks.dataprep.dedup_million import vocabulary
+from benchmarks.dataprep.dedup_million import words_of_documentation
 from benchmarks.dataprep.memory import process_tree
 from benchmarks.measuring import Row, row
 from gristmill.dataprep.context import Context
@@ -89,9 +89,7 @@ def rows(documents: int = DOCUMENTS, folder: Path | None = None) -> Iterator[Row
 def write_texts(folder: Path, documents: int, file_documents: int = FILE_DOCUMENTS) -> int:
     """Write JSONL files of short documents, the same in every run; bytes of text."""
     generator = np.random.default_rng(11)
-    words = vocabulary(generator)
-    by_rank = 1 / np.arange(2, len(words) + 2)
-    table = generator.choice(len(words), 1 << 20, p=by_rank / by_rank.sum()).astype(np.int32)
+    words, table = words_of_documentation()
     originals = table[generator.integers(0, len(table), (file_documents, WORDS_PER_DOCUMENT))]
     folder.mkdir(parents=True, exist_ok=True)
     written = 0

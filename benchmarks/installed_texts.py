@@ -1,66 +1,121 @@
-"""Real, distinct text that every checkout has: the docstrings in the modules of installed packages.
+"""Real, distinct text that every checkout has: documentation and sources of installed packages.
 
-A paragraph is taken once, wherever it stands first, so that no two pieces share one. What there is depends on what is
-installed.
+A paragraph is taken once, wherever it stands first, so that no two pieces share one. The amount of text depends on what
+is installed.
 """
 
 from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 DOCSTRING = re.compile(r'(?:\A(?:#[^\n]*\n|\s)*|:[ \t]*\n\s*)[rRuU]?"""(.*?)"""', re.DOTALL)
 """After the head of a function or class, or at the beginning of a module."""
 BLANK_LINES = re.compile(r"\n\s*\n")
+TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^<>]*>", re.DOTALL)
 SHORTEST, LONGEST = 80, 1500
 """Characters of a paragraph."""
 PIECE_CHARACTERS = 1500
+SUFFIXES = (".py", ".rst", ".md", ".txt", ".html")
+DEBIAN_DOCUMENTATION = "/usr/share/doc"
 CORPUS = "documentation of installed packages"
-"""Its name in notes."""
+"""Name in notes of `documentation` and `paragraphs`."""
+PAGES_CORPUS = "documentation and sources of installed packages"
+"""Name in notes of `pages`."""
 
 
 def documentation(pieces: int) -> list[str]:
-    """The first pieces of documentation, in the order of the files' names: some paragraphs each, of one module.
+    """The first pieces of docstrings, in the order of the files' names: some paragraphs each, of one module.
 
     Raises:
         ValueError: the installed packages have fewer.
     """
-    texts = list(islice(_documentation(), pieces))
-    if len(texts) < pieces:
-        raise ValueError(f"the packages installed here have {len(texts)} pieces of documentation, not {pieces}")
-    return texts
+    return _first(_documentation(), pieces)
+
+
+def paragraphs(number: int, words_each: int) -> list[str]:
+    """The first paragraphs of docstrings that have so many words, and only these words of each.
+
+    Raises:
+        ValueError: the installed packages have fewer.
+    """
+    lines = (line.split() for piece in _documentation() for line in piece.split("\n"))
+    return _first((" ".join(words[:words_each]) for words in lines if len(words) >= words_each), number)
+
+
+def pages(number: int) -> list[str]:
+    """The first pieces of documentation and of sources, in the order of the files' names.
+
+    Raises:
+        ValueError: the installed packages have fewer.
+    """
+    return _first(_pages(), number)
 
 
 def modules() -> Iterator[str]:
     """The source of each module, in the order of the files' names; the standard library's first."""
-    for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
-        for path in sorted(Path(folder).rglob("*.py")):
+    folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+    return (text for _, text in _files(folders, (".py",)))
+
+
+def _files(folders: Iterable[str], suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The suffix and the text of each file."""
+    for folder in folders:
+        for path in sorted(Path(folder).rglob("*")):
+            if path.suffix not in suffixes or not path.is_file():
+                continue
             try:
-                yield path.read_text(encoding="utf-8")
+                yield path.suffix, path.read_text(encoding="utf-8")
             except (UnicodeDecodeError, OSError):
-                continue  # some packages ship modules in other encodings to test with
+                continue  # some packages ship files in other encodings to test with
+
+
+def _first(texts: Iterator[str], number: int) -> list[str]:
+    taken = list(islice(texts, number))
+    if len(taken) < number:
+        raise ValueError(f"the packages installed here have {len(taken)} such texts, not {number}")
+    return taken
 
 
 def _documentation() -> Iterator[str]:
     known: set[int] = set()
     for module in modules():
-        paragraphs, size = list[str](), 0
-        for docstring in DOCSTRING.findall(module):
-            for paragraph in map(_one_line, BLANK_LINES.split(docstring)):
-                if not SHORTEST <= len(paragraph) <= LONGEST or hash(paragraph) in known:
-                    continue
-                known.add(hash(paragraph))
-                paragraphs.append(paragraph)
-                size += len(paragraph)
-                if size >= PIECE_CHARACTERS:
-                    yield "\n".join(paragraphs)
-                    paragraphs, size = [], 0
-        if size >= PIECE_CHARACTERS // 4:
-            yield "\n".join(paragraphs)
+        yield from _pieces(_prose(DOCSTRING.findall(module)), known)
 
 
-def _one_line(paragraph: str) -> str:
-    return " ".join(paragraph.split())
+def _pages() -> Iterator[str]:
+    """Of each file the documentation, and as many pieces of source and one more."""
+    known: set[int] = set()
+    folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), DEBIAN_DOCUMENTATION)
+    for suffix, text in _files(folders, SUFFIXES):
+        if suffix != ".py":
+            yield from _pieces(_prose([TAGS.sub("", text) if suffix == ".html" else text]), known)
+            continue
+        prose = list(_pieces(_prose(DOCSTRING.findall(text)), known))
+        yield from prose
+        yield from islice(_pieces(BLANK_LINES.split(DOCSTRING.sub("", text)), known), len(prose) + 1)
+
+
+def _prose(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for paragraph in BLANK_LINES.split(text):
+            yield " ".join(paragraph.split())
+
+
+def _pieces(paragraphs_: Iterable[str], known: set[int]) -> Iterator[str]:
+    """Paragraphs that are not known yet, joined to pieces; the last of them may be shorter."""
+    piece, size = list[str](), 0
+    for paragraph in paragraphs_:
+        if not SHORTEST <= len(paragraph) <= LONGEST or hash(paragraph) in known:
+            continue
+        known.add(hash(paragraph))
+        piece.append(paragraph)
+        size += len(paragraph)
+        if size >= PIECE_CHARACTERS:
+            yield "\n".join(piece)
+            piece, size = [], 0
+    if size >= PIECE_CHARACTERS // 4:
+        yield "\n".join(piece)

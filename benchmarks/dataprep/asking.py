@@ -3,7 +3,7 @@
 The endpoint is a process of its own that answers at once, so that what is measured is the client: our one keeps every
 answer on the disk by its key, the loop only collects them. A stage also reads its documents, fills templates in, checks
 answers, and writes tables, lineage and counts; the loop beside it has the texts in memory, fills the same templates in
-by Jinja, and parses the answers. The sides take turns.
+by Jinja, and parses the answers. The sides take turns; times are of the processor, of all threads.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +28,7 @@ from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.asking.client import ask
 from gristmill.dataprep.asking.judge_pairs import pair_text
 from gristmill.dataprep.asking.prompt_templates import shipped
-from gristmill.dataprep.asking.prompting import Request, prompt
+from gristmill.dataprep.asking.prompting import prompt
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.steps.asked_model import AskedModel
 
@@ -45,7 +46,7 @@ ANSWER = json.dumps(
 ).encode()
 
 
-def rows(repeats: int = REPEATS, stage_repeats: int = STAGE_REPEATS) -> Iterator[Row]:
+def rows(requests: int = REQUESTS, repeats: int = REPEATS, stage_repeats: int = STAGE_REPEATS) -> Iterator[Row]:
     """Our client, and a loop over httpx with a semaphore; then the stages, each beside the same."""
     with answering() as url, tempfile.TemporaryDirectory(prefix="gristmill-bench-") as folder:
         work = iter(range(1000))
@@ -53,16 +54,21 @@ def rows(repeats: int = REPEATS, stage_repeats: int = STAGE_REPEATS) -> Iterator
         def ours() -> None:
             context = Context(work=Path(folder) / str(next(work)), emit=lambda event: None)
             model = AskedModel(endpoint=url, model="bench", concurrency=AT_ONCE)
-            assert sum(1 for _ in ask(prompts(), model, context)) == REQUESTS
+            assert sum(1 for _ in ask(map(prompt, texts), model, context)) == requests
 
-        texts = [f"{number}: {WORDS}" for number in range(REQUESTS)]
-        mine, plain = fastest(repeats, ours, lambda: asyncio.run(loop(url, texts, [lambda text, said: text])))
+        texts = [f"{number}: {WORDS}" for number in range(requests)]
+        mine, plain = fastest(
+            repeats,
+            ours,
+            lambda: asyncio.run(loop(url, texts, [lambda text, said: text])),
+            clock=time.process_time,
+        )
         yield row(
             "asking: requests/s",
-            REQUESTS / mine,
-            REQUESTS / plain,
+            requests / mine,
+            requests / plain,
             "requests/s",
-            f"{REQUESTS:,} prompts of {len(WORDS):,} characters, {AT_ONCE} at a time; peer: an asyncio loop over "
+            f"{requests:,} prompts of {len(WORDS):,} characters, {AT_ONCE} at a time; peer: an asyncio loop over "
             "httpx that keeps nothing",
         )
         yield from stage_rows(url, Path(folder), texts[::2], stage_repeats)
@@ -139,6 +145,7 @@ def stage_rows(url: str, folder: Path, texts: Sequence[str], repeats: int) -> It
             repeats,
             stage(module, inputs, config, folder),
             partial(lambda items, steps: asyncio.run(loop(url, items, steps)), items, steps),
+            clock=time.process_time,
         )
         yield row(
             f"asking, {name}: requests/s",
@@ -172,11 +179,6 @@ def fill(name: str) -> Callable[..., str]:
     template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(shipped(name).text)
     filled: Callable[..., str] = template.render
     return filled
-
-
-def prompts() -> Iterator[Request]:
-    """Prompts that are all different."""
-    return (prompt(f"{number}: {WORDS}") for number in range(REQUESTS))
 
 
 Step = Callable[[Any, Sequence[str]], str]

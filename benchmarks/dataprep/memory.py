@@ -12,6 +12,7 @@ the survivors, and the records of finished shards.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -24,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkout import ROOT
+from benchmarks.installed_texts import CORPUS, paragraphs
 from gristmill.dataprep.context import Context
 
 LIMIT_BYTES = 1 << 30
 CORPUS_BYTES = LIMIT_BYTES
 """Text of the smaller corpus; the larger one is three times the limit."""
 FILE_BYTES = 32_000_000
-SENTENCES = 4096
+SENTENCES, WORDS_OF_A_SENTENCE = 4096, 10
 SENTENCES_PER_DOCUMENT = 80
 REPEATED = 20
 """One document in so many is a copy of an earlier one, and one nearly so."""
@@ -59,7 +61,7 @@ def rows(corpus_bytes: int = CORPUS_BYTES, limit_bytes: int = LIMIT_BYTES) -> It
         "peer": peaks[1] / 1e6,
         "unit": "MB",
         "ratio": peaks[3] / peaks[1],
-        "note": f"ingest, filter and dedup on 2 workers under a limit of {limit}",
+        "note": f"sentences of {CORPUS}; ingest, filter and dedup on 2 workers under a limit of {limit}",
     }
     yield {
         "name": f"text prepared under a limit of {limit} of memory, against that limit",
@@ -142,11 +144,9 @@ def prepare(folder: Path) -> None:
 
 
 def write_corpus(folder: Path, size: int) -> int:
-    """Write JSONL files of at least `size` bytes of text; documents share sentences, and some are repeated."""
+    """Write JSONL files of at least `size` characters of text; documents share sentences, and some are repeated."""
     source = random.Random(3)
-    words = "the of and to in that with have mill grain flour water wheel stone river field".split()
-    words += ["".join(source.choices("etaoinshrdlu", k=source.randint(3, 9))) for _ in range(5000)]
-    sentences = [" ".join(source.choices(words[:16], k=4) + source.choices(words, k=6)) + "." for _ in range(SENTENCES)]
+    sentences = paragraphs(SENTENCES, WORDS_OF_A_SENTENCE)
     folder.mkdir(parents=True)
     written, earlier = 0, ""
     while written < size:
@@ -157,7 +157,7 @@ def write_corpus(folder: Path, size: int) -> int:
                 text = earlier if drawn < 2 and earlier else " ".join(source.sample(sentences, SENTENCES_PER_DOCUMENT))
                 if drawn == 1:
                     text += " the end."
-                sink.write(f'{{"text": "{text}"}}\n')
+                sink.write(json.dumps({"text": text}) + "\n")
                 held, written, earlier = held + len(text), written + len(text), text
     return written
 

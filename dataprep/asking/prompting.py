@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 MOST_TRIED = 50
@@ -73,9 +74,7 @@ def read_json_answer(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | N
     Models put JSON between other words: the first object that matches the schema is returned; the problem is that of the
     first object.
     """
-    from jsonschema import Draft202012Validator
-
-    validator = Draft202012Validator(schema)
+    validator = _validator(json.dumps(schema))
     first: str | None = None
     for value in _objects(text):
         error = next(iter(sorted(validator.iter_errors(value), key=lambda violation: violation.json_path)), None)
@@ -83,6 +82,14 @@ def read_json_answer(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | N
             return value, None
         first = first or f"{error.json_path}: {shorten(error.message)}"
     return None, first or "there is no JSON object in it"
+
+
+@lru_cache(maxsize=16)
+def _validator(schema: str) -> Any:
+    """A validator of a schema's JSON; making one takes as long as validating a short answer."""
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(json.loads(schema))
 
 
 def _objects(text: str) -> list[Any]:
