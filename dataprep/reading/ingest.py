@@ -172,7 +172,7 @@ def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], s
     tasks: list[Task] = []
     for name, source in sorted(sources.items()):
         reading, listing = reading_of(source), listings[name]
-        for files in _groups(listing.files, shard_bytes, whole=source.limit is not None):
+        for files in _groups(listing.files, shard_bytes, is_single=source.limit is not None):
             payload = {
                 "source": name,
                 "files": [asdict(file) for file in files],
