@@ -1,9 +1,8 @@
-"""Conversations as tokens: rendered by the chat template, encoded, which tokens are trained, and what had to be cut.
+"""Conversations as tokens: rendering by the chat template, encoding, loss masks and truncation.
 
-The template is Jinja, as transformers reads it; `{% generation %}` marks enclose what the assistant generates. In its
-place may be a function of the user's, which marks that itself (`chat_formatters.py`). Each segment between two marks
-is encoded on its own, so that a trained token never reaches across the mark, and a prompt has the same ids in training
-and in generation.
+The template is Jinja, as in transformers; `{% generation %}` marks enclose the assistant's turns. A user's function can
+replace it, and marks those turns itself (`chat_formatters.py`). Each segment between two marks is encoded separately,
+so that tokens never cross a mark, and a prompt has the same ids in training and in generation.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ if TYPE_CHECKING:
 
 TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
 LEFT_OUT_SHARE = 0.1
-"""Of a set; beyond it a warning says how many of its examples are not trained on."""
+"""Share of a set's examples; if more are not trained on, a warning says so."""
 Message = Mapping[str, Any]
 
 
 class ChatError(ValueError):
-    """A conversation or a template cannot be turned into tokens."""
+    """A conversation or a template that cannot be turned into tokens."""
 
 
 class ContentLeftOutError(ChatError):
-    """A template does not write something that a conversation holds."""
+    """Content of a conversation that the template does not write."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Tokens:
 
     Attributes:
         ids: (t,) int64.
-        turns: (t,) int64: 0 where the assistant does not speak, else the number of its turn, from 1.
+        turns: (t,) int64: number of the assistant's turn, from 1; 0 for all other tokens.
     """
 
     ids: np.ndarray
@@ -68,14 +67,14 @@ class Tokens:
 
 
 class Chat:
-    """A tokenizer with a chat template, or with a function of the user's that writes conversations.
+    """A tokenizer with a chat template, or with a user's function that writes conversations.
 
     Args:
         folder: output of the tokenizer stage.
-        clock: what a template that writes the date asks for it.
+        clock: source of the date for templates that write it.
 
     Raises:
-        ChatError: there is neither, or the function cannot be loaded.
+        ChatError: both are missing, or the function cannot be loaded.
     """
 
     def __init__(self, folder: Path, clock: Clock = fixed_clock) -> None:
@@ -98,27 +97,28 @@ class Chat:
 
     @property
     def digest(self) -> str:
-        """Names what conversations are rendered and encoded with."""
+        """Hash of the template, or function, and the tokenizer."""
         return sha256_file(self._file) + sha256_file(self.folder / TOKENIZER_FILE)
 
     @property
     def formatter(self) -> str | None:
-        """The function of the user's that writes conversations; None where a template does."""
+        """Name of the user's function that writes conversations; None with a template."""
         return None if self._formatter is None else self._formatter.name
 
     @cached_property
     def pad(self) -> int:
-        """The id that fills rows up; end of text where there is no padding token."""
+        """Id of the padding token; end of text if the tokenizer has none."""
         return self._id("pad_token", "eos_token")
 
     @cached_property
     def end_of_text(self) -> int:
-        """The id that ends a document."""
+        """Id that ends a document."""
         return self._id("eos_token")
 
     @cached_property
     def stops(self) -> frozenset[int]:
-        """Ids that end an answer: end of text, end of turn, and the special token that the template ends answers with."""
+        """Ids that end an answer: end of text, end of turn, and the special token at the end of the template's
+        answers."""
         end = self.tokenizer.token_to_id(END_OF_TURN)
         answers = [text for text, generated in self.segments(PROBE) if generated]
         last = self.tokenizer.encode(answers[-1], add_special_tokens=False).ids[-1:] if answers else []
@@ -129,16 +129,16 @@ class Chat:
     def segments(
         self, messages: Sequence[Message], prompt: bool = False, tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[tuple[str, bool]]:
-        """Render a conversation: (text, whether the assistant generates it), in order; no empty ones.
+        """Render a conversation: (text, True if the assistant generates it), in order, without empty segments.
 
         Args:
-            messages: `role` and `content` each, and perhaps `tool_calls`.
-            prompt: end with what invites the assistant to speak.
+            messages: `role` and `content` each, optionally `tool_calls`.
+            prompt: end with the generation prompt.
             tools: descriptions of the tools that may be called.
 
         Raises:
-            ContentLeftOutError: the template does not write something that the messages or tools hold.
-            ChatError: a content holds a special token, or the template refuses the messages.
+            ContentLeftOutError: the template omits content of the messages or tools.
+            ChatError: a content holds a special token, or the template rejects the messages.
         """
         conversation = [*messages, *tools]
         if spelled := next((match for item in conversation for match in self._special_in(item)), None):
@@ -158,7 +158,7 @@ class Chat:
     def encode(
         self, messages: Sequence[Message], prompt: bool = False, tools: Sequence[Mapping[str, Any]] = ()
     ) -> Tokens:
-        """Tokens of a conversation, and whose they are. Arguments and errors as for `segments`."""
+        """Tokens of a conversation and their turns. Arguments and errors as for `segments`."""
         ids: list[int] = []
         turns: list[int] = []
         turn = 0
@@ -178,14 +178,14 @@ class Chat:
         return render_segments(self._template, messages, prompt, tools=list(tools) or None, **self._named_tokens)
 
     def _text(self, messages: Sequence[Message], prompt: bool, tools: Sequence[Mapping[str, Any]]) -> str:
-        """A conversation as text, perhaps with marks."""
+        """Conversation as text, possibly with marks."""
         if self._formatter is not None:
             return "".join(text for text, _ in self._formatter.segments(messages, prompt, tools))
         assert self._template is not None
         return render_text(self._template, messages, prompt, tools=list(tools) or None, **self._named_tokens)
 
     def _special_in(self, item: Any) -> Iterator[str]:
-        """The special tokens that a message or the description of a tool spells, in any of its texts."""
+        """Yield the special tokens spelled in any text of a message or of a tool's description."""
         if isinstance(item, str):
             yield from self._special.findall(item)
         elif isinstance(item, Mapping):
@@ -197,13 +197,13 @@ class Chat:
                 yield from self._special_in(value)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """Text of some ids, special tokens left out or shown."""
+        """Text of some ids, without or with special tokens."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=not special)
         return text
 
     def plain(self, text: str) -> str:
         """A text without anything that would be read as a special token."""
-        while self._special.search(text):  # what is left may be one again
+        while self._special.search(text):  # a removal may create another
             text = self._special.sub("", text)
         return text
 
@@ -214,7 +214,7 @@ class Chat:
 
     @cached_property
     def _named_tokens(self) -> dict[str, str]:
-        """The special tokens that the tokenizer's configuration names, all of which transformers gives templates."""
+        """Special tokens in the tokenizer's configuration, which transformers passes to templates."""
         names = [name for name in self._config if name.endswith("_token")]
         return {name: text for name in names if isinstance(text := self._text_of(name), str) and text}
 
@@ -232,11 +232,11 @@ class Chat:
 
 
 EXAMPLE_IDS = "examples.txt"
-"""Of a training stage's output: the id of the example behind each row."""
+"""File of a training stage's output: the id of the example of each row."""
 ROWS_PER_SET = "rows-per-set.json"
-"""Beside it: how many of the rows are of each set."""
+"""File beside it: number of rows per set."""
 PAD_MULTIPLE = 64
-"""Micro-batches are as long as their longest row, rounded up to this."""
+"""Micro-batches are padded to a multiple of this."""
 SHOWN_REASONS, SHOWN_EXAMPLES = 10, 4
 UNMARKED = "the chat template marks no answer that is to be trained"
 ALL_UNTRAINED = "every answer has a weight of 0"
@@ -248,10 +248,10 @@ class NothingToTrainError(ValueError):
 
 
 class UnrenderableExamples:
-    """Examples that the chat template cannot write, or not all of.
+    """Examples that the chat template cannot write, or not completely.
 
     Attributes:
-        left_out: id of an example -> what the template does not write of it.
+        left_out: id of an example -> error about the omitted content.
     """
 
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class UnrenderableExamples:
         self.left_out: dict[str, str] = {}
 
     def add(self, example: str, error: ChatError) -> None:
-        """Count an example with the reason for which it is not trained on."""
+        """Count an example, with its error, that is not trained on."""
         self._reasons[str(error)] += 1
         if isinstance(error, ContentLeftOutError):
             self.left_out[example] = str(error)
@@ -277,17 +277,17 @@ class UnrenderableExamples:
 def check_content(
     where: str, left_out: Mapping[str, str], places: Mapping[str, str], records: int, max_quarantined: float
 ) -> None:
-    """Refuse a set of which the chat template leaves content out.
+    """Reject a set if the chat template omits content of too many examples.
 
     Args:
-        where: names the set.
-        left_out: id of an example -> what the template does not write.
+        where: name of the set.
+        left_out: id of an example -> error about the omitted content.
         places: id of an example -> file and line.
         records: of the set.
-        max_quarantined: share of the records that may be left out of the training for it.
+        max_quarantined: largest share of the records to leave out.
 
     Raises:
-        ContentLeftOutError: there are more; names the first examples.
+        ContentLeftOutError: more are left out; names the first examples.
     """
     if len(left_out) <= max_quarantined * records:
         return
@@ -300,16 +300,16 @@ def check_content(
 
 @dataclass(frozen=True)
 class Conversation:
-    """One example.
+    """Tokens of one example and their loss mask.
 
     Attributes:
         ids: (t,) int64, at most `sequence_length`.
-        trained: (t,) bool; the first token never is, since nothing precedes it.
-        truncated: whether its end was cut off.
-        example: id of the example that it was made from.
+        trained: (t,) bool; never the first token, which has no context.
+        truncated: True if the end was cut off.
+        example: id of the source example.
         answers: turns of the assistant that have a trained token.
-        ended: how many of these have their end of turn, and it is trained.
-        cut: how many of the others have it behind `sequence_length`.
+        ended: number of these whose end of turn is trained.
+        cut: number of these whose end of turn is beyond `sequence_length`.
     """
 
     ids: np.ndarray
@@ -330,22 +330,22 @@ def conversation(
     everything: bool = False,
     untrained: Collection[int] = (),
 ) -> Conversation | None:
-    """Cut to `length` and train on the assistant's turns from `first_turn` (counted from 1) on.
+    """Truncate to `length` and train on the assistant's turns from `first_turn` (counted from 1) on.
 
     Args:
         tokens: the rendered conversation.
-        first_turn: which turn of the assistant is the first one that is trained.
+        first_turn: first trained turn of the assistant.
         length: most tokens.
         example: its id.
         stops: ids that end a turn.
-        everything: train on all tokens instead, whoever speaks.
-        untrained: turns of the assistant that are not trained all the same.
+        everything: train on all tokens instead, of all roles.
+        untrained: turns of the assistant excluded from training.
 
     Returns:
-        None where no trained token is left.
+        None if no trained token is left.
 
     Raises:
-        ChatError: there is no trained token at any length.
+        ChatError: no token is trained at any length.
     """
     trained = np.ones(len(tokens.turns), dtype=bool) if everything else tokens.turns >= first_turn
     trained[np.isin(tokens.turns, list(untrained))] = False
@@ -369,7 +369,7 @@ def prepare_conversations(
     """Encode examples of supervised fine-tuning.
 
     Args:
-        examples: `messages` each, and perhaps `tools`; an assistant's message with `"trained": false` has no loss.
+        examples: `messages` each, optionally `tools`; an assistant's message with `"trained": false` has no loss.
         chat: tokenizer and template.
         length: most tokens per example.
         train_on: the assistant's turns, the last of these, or all tokens.
@@ -403,10 +403,10 @@ def prepare_conversations(
 
 
 def untrained_turns(tokens: Tokens, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The turns of the assistant, counted from 1, that are not to be learned.
+    """Turns of the assistant, counted from 1, that are not trained.
 
     Raises:
-        ChatError: the template does not generate one turn for each message of the assistant, so that none is known.
+        ChatError: the template does not mark one turn per message of the assistant.
     """
     learned = [message.get("trained", True) for message in messages if message["role"] == "assistant"]
     if all(learned):
@@ -420,21 +420,24 @@ def untrained_turns(tokens: Tokens, messages: Sequence[Mapping[str, Any]]) -> li
 
 
 def fingerprint_of(conversations: Iterable[Conversation]) -> str:
-    """32 hexadecimal digits of conversations' ids and of which of them are trained, in their order."""
+    """Hash of conversations' ids and loss masks, in order: 32 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=16)
-    for one in conversations:
-        digest.update(len(one.ids).to_bytes(8, "little"))
-        digest.update(np.asarray(one.ids, dtype="<i8").tobytes() + np.asarray(one.trained, dtype=np.uint8).tobytes())
+    for conversation in conversations:
+        digest.update(len(conversation.ids).to_bytes(8, "little"))
+        digest.update(
+            np.asarray(conversation.ids, dtype="<i8").tobytes()
+            + np.asarray(conversation.trained, dtype=np.uint8).tobytes()
+        )
     return digest.hexdigest()
 
 
 def write_example_ids(folder: Path, examples: Sequence[str], rows_per_set: Sequence[int]) -> None:
-    """Write which examples each row is, a line each, so that a step's examples can be named later.
+    """Write the examples of each row, one line per row, so that a step's examples can be traced.
 
     Args:
         folder: output of a training stage.
-        examples: of each row, with blanks between.
-        rows_per_set: what the order of the rows is made of.
+        examples: space-separated ids of each row.
+        rows_per_set: rows of each set, which define the order of the rows.
     """
     with atomic_write(folder / EXAMPLE_IDS) as sink:
         sink.write("".join(f"{example}\n" for example in examples).encode())
@@ -443,14 +446,14 @@ def write_example_ids(folder: Path, examples: Sequence[str], rows_per_set: Seque
 
 def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
     """Counts and shares over some examples."""
-    tokens = sum(len(one.ids) for one in used)
-    trained = sum(int(one.trained.sum()) for one in used)
-    truncated = sum(one.truncated for one in used)
-    answers = sum(one.answers for one in used)
+    tokens = sum(len(conversation.ids) for conversation in used)
+    trained = sum(int(conversation.trained.sum()) for conversation in used)
+    truncated = sum(conversation.truncated for conversation in used)
+    answers = sum(conversation.answers for conversation in used)
     return {
         "answers": answers,
-        "end_of_turn_share": sum(one.ended for one in used) / answers if answers else 0.0,
-        "cut_answers": sum(one.cut for one in used),
+        "end_of_turn_share": sum(conversation.ended for conversation in used) / answers if answers else 0.0,
+        "cut_answers": sum(conversation.cut for conversation in used),
         "used": len(used),
         "truncated": truncated,
         "example_tokens": tokens,
@@ -463,14 +466,14 @@ def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
 
 
 def padded(rows: Sequence[Conversation], pad: int, length: int) -> tuple[Tensor, Tensor]:
-    """A micro-batch: ids and trained, both (n, t), filled up on the right with untrained padding.
+    """Micro-batch: ids and trained, both (n, t), right-padded with untrained padding.
 
     Args:
         rows: n of them, at least one.
         pad: the padding id.
-        length: the longest that a row may be; t is no longer than it needs to be.
+        length: longest row allowed; t is as small as the rows allow.
     """
-    import torch  # here: who only makes rows of conversations needs none
+    import torch  # making rows of conversations needs no torch
 
     longest = max(len(row.ids) for row in rows)
     t = min(length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
@@ -483,7 +486,7 @@ def padded(rows: Sequence[Conversation], pad: int, length: int) -> tuple[Tensor,
 
 
 def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
-    """An example as text: (text, whether it is trained), special tokens shown."""
+    """An example as text: (text, True if trained), with special tokens."""
     edges = np.flatnonzero(np.diff(one.trained.astype(np.int8))) + 1
     return [
         (chat.decode(ids.tolist(), special=True), bool(trained[0]))
@@ -492,24 +495,23 @@ def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
 
 
 def why_left_out(counts: Mapping[str, Any]) -> str:
-    """How many examples are too long and how many the chat template cannot write, with the reasons."""
+    """Numbers of examples that are too long and that the chat template cannot write, with the reasons."""
     reasons = "; ".join(f"{reason} ({number})" for reason, number in counts["unrenderable_reasons"].items())
     return f"{counts['dropped']} too long, {counts['unrenderable']} not rendered" + (f": {reasons}" if reasons else "")
 
 
 def left_out_warning(name: str, counts: Mapping[str, Any], length: int) -> str | None:
-    """What to say of a set of which so many examples are not trained on that somebody should know before the loss
-    is looked at; None where they are few.
+    """Warning about a set with many examples that are not trained on; None if they are few.
 
     Args:
         name: of the set.
         counts: `examples`, and of these `dropped` and `unrenderable` with the reasons.
         length: tokens that an example may have.
     """
-    left = counts["dropped"] + counts["unrenderable"]
-    if left <= LEFT_OUT_SHARE * counts["examples"]:
+    num_left_out = counts["dropped"] + counts["unrenderable"]
+    if num_left_out <= LEFT_OUT_SHARE * counts["examples"]:
         return None
     return (
-        f"{name}: {left:,} of {counts['examples']:,} examples are not trained on (at most {length:,} tokens each): "
+        f"{name}: {num_left_out:,} of {counts['examples']:,} examples are not trained on (at most {length:,} tokens each): "
         f"{why_left_out(counts)}"
     )

@@ -1,9 +1,9 @@
-"""Conversations, and replayed documents of pre-training, as rows of a packed set with a loss mask.
+"""Conversations, and replayed pre-training documents, as rows of a packed set with a loss mask.
 
-`best_fit` puts conversations together into rows as pre-training does documents (`tokenize/mixing/best_fit.py`); a
-conversation is never cut by a row's end. Where a row holds several, attention and positions keep them apart, so that
-each has the loss that it would have alone. A row holds examples of one set only, and the sets' rows are merged as a
-mixture's sources are, so that every prefix of the order has their proportions.
+`best_fit` packs conversations into rows as pre-training packs documents (`tokenize/mixing/best_fit.py`); rows never cut
+a conversation. Attention and positions separate the conversations of a row, so each has the loss that it would have
+alone. A row holds examples of one set, and the sets' rows are merged like a mixture's sources, so every prefix of the
+order has their proportions.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.loop.rows_read import RowsRead
 
 SHARD_BYTES = 64 << 20
-"""Tokens of a shard, at the most."""
+"""Most bytes of tokens in a shard."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one conversation, or one replayed document, puts into a row.
+    """Tokens of one conversation, or one replayed document, in a row.
 
     Attributes:
         id: 16 bytes of the example or document.
@@ -57,12 +57,12 @@ Row = Sequence[Piece]
 
 
 def piece_of(one: Conversation) -> Piece:
-    """What a conversation puts into a row."""
+    """Piece of a row for a conversation."""
     return Piece(bytes.fromhex(one.example), one.ids, one.trained)
 
 
 def packed_rows(pieces: Sequence[Piece], length: int, best_fit: bool) -> list[Row]:
-    """Rows of at most `length` tokens that hold every piece once: several in a row, or one in each."""
+    """Rows of at most `length` tokens that hold every piece once: packed, or one piece per row."""
     if not best_fit:
         return [[piece] for piece in pieces]
     rows = best_fit_rows(np.array([len(piece.ids) for piece in pieces]), length) if pieces else []
@@ -70,31 +70,31 @@ def packed_rows(pieces: Sequence[Piece], length: int, best_fit: bool) -> list[Ro
 
 
 def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
-    """The first rows that pre-training has read, in its order; from the first one again where there are fewer.
+    """First rows read by the pre-training, in its order; starts over if there are fewer.
 
-    Every token of a piece has a loss but its first, which nothing of its document precedes.
+    The first token of a piece has no loss, as no token of its document precedes it.
     """
     packed, rows = trained.packed, trained.first(count)
     tokens, positions = packed.read(rows), packed.positions(rows)
-    named: dict[int, list[dict[str, Any]]] = {}
+    pieces_of_row: dict[int, list[dict[str, Any]]] = {}
     for piece in packed.pieces(np.unique(rows)).to_pylist():
-        named.setdefault(piece["row"], []).append(piece)
-    found: list[Row] = []
+        pieces_of_row.setdefault(piece["row"], []).append(piece)
+    pieces_per_row: list[Row] = []
     for place, row in enumerate(rows.tolist()):
         starts = np.flatnonzero(positions[place] == 0)
         ends = [*starts[1:], int((positions[place] >= 0).sum())]
-        ids = [piece["id"] for piece in named.get(row, [])] or [bytes(16)] * len(starts)
-        found.append(
+        ids = [piece["id"] for piece in pieces_of_row.get(row, [])] or [bytes(16)] * len(starts)
+        pieces_per_row.append(
             [
-                Piece(one, tokens[place, start:end], positions[place, start:end] > 0)
-                for one, start, end in zip(ids, starts, ends, strict=True)
+                Piece(piece_id, tokens[place, start:end], positions[place, start:end] > 0)
+                for piece_id, start, end in zip(ids, starts, ends, strict=True)
             ]
         )
-    return found
+    return pieces_per_row
 
 
 def replay_count(tokens: int, length: int, share: float) -> int:
-    """How many whole rows of pre-training make up a share of all tokens, beside `tokens` tokens of conversations."""
+    """Number of full pre-training rows that make up `share` of all tokens, beside `tokens` tokens of conversations."""
     return round(share / (1.0 - share) * tokens / length)
 
 
@@ -104,14 +104,14 @@ def write_example_rows(
     """Write the rows of all sets as one packed set with loss masks.
 
     Args:
-        folder: where to.
+        folder: output folder.
         sets: name -> its rows, at least one.
         length: tokens per row.
         tokenizer: vocab_size, eos, pad, sha256.
-        pad: what fills rows up.
+        pad: padding id.
 
     Returns:
-        `rows`, `rows_per_set`, `tokens` (of examples), and `fill`, the share of the rows' places that they take.
+        `rows`, `rows_per_set`, `tokens` (of examples), and `fill`, the share of the rows' positions that are not padding.
     """
     counts = [len(rows) for rows in sets.values()]
     source_of = sources_of_rows([counts], np.arange(sum(counts), dtype=np.int64))
@@ -132,13 +132,13 @@ def write_ordered_rows(
     """Write rows in their order.
 
     Args:
-        folder: where to.
+        folder: output folder.
         sets: the names of the sets.
-        rows: all of them, phase after phase, each phase in the merged order of its sets.
+        rows: all rows, phase by phase, each phase in the merged order of its sets.
         phases: rows of each set, for each phase.
         length: tokens per row.
         tokenizer: vocab_size, eos, pad, sha256.
-        pad: what fills rows up.
+        pad: padding id.
 
     Returns:
         see `write_example_rows`.
@@ -210,9 +210,9 @@ def _write_shard(
 
 
 def quotas(trained_tokens: Sequence[int], weights: Sequence[float]) -> list[float]:
-    """Trained tokens that each set gives: in proportion to the weights, none of the sets less than once.
+    """Trained tokens to draw from each set: proportional to the weights, every set at least once.
 
-    The set that is largest for its weight is taken exactly once, all others more often.
+    The largest set relative to its weight is drawn exactly once, all others more often.
 
     Args:
         trained_tokens: of each set, positive.
@@ -223,22 +223,24 @@ def quotas(trained_tokens: Sequence[int], weights: Sequence[float]) -> list[floa
 
 
 def copies(trained_tokens: np.ndarray, ids: Sequence[str], quota: float, seed: int) -> np.ndarray:
-    """How often each example is taken (int64, shape (n,)): whole passes, then the first ones by a hash of seed and id.
+    """Number of copies of each example (int64, shape (n,)): full passes, then the first examples by a hash of seed and
+    id.
 
-    What is taken differs from the quota by at most half of the longest example, and no two examples' numbers differ by
+    The drawn tokens differ from the quota by at most half of the longest example, and the copies of two examples by at
+    most one.
     more than one.
 
     Args:
         trained_tokens: (n,) of each example, positive.
         ids: of each example.
-        quota: trained tokens that are wanted.
+        quota: trained tokens to draw.
         seed: of the hash.
     """
     total = int(trained_tokens.sum())
-    passes, rest = divmod(quota, total)
-    keys = [seeded_bytes(seed, one, size=16) for one in ids]
+    passes, remainder = divmod(quota, total)
+    keys = [seeded_bytes(seed, example_id, size=16) for example_id in ids]
     order = sorted(range(len(keys)), key=lambda place: (keys[place], place))
     reached = np.concatenate([[0], np.cumsum(trained_tokens[order])])
-    taken = np.full(len(keys), int(passes), dtype=np.int64)
-    taken[order[: int(np.abs(reached - rest).argmin())]] += 1
-    return taken
+    repeats = np.full(len(keys), int(passes), dtype=np.int64)
+    repeats[order[: int(np.abs(reached - remainder).argmin())]] += 1
+    return repeats

@@ -1,4 +1,4 @@
-"""Preference pairs made ready for training: sets read and encoded, who of them is held out, and the file of those."""
+"""Preference pairs for training: reading and encoding, held-out pairs, and the file of those."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ HOLDOUT = "holdout.jsonl"
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt with a preferred and a rejected answer, of which only the answers are scored.
+    """A prompt with a preferred and a rejected answer; only the answers are scored.
 
     Attributes:
-        example: what it was made from: id, prompt, chosen, rejected.
-        chosen, rejected: the encoded conversations, prompt included.
+        example: source record with ~id, prompt, chosen, rejected.
+        chosen, rejected: encoded conversations, prompt included.
     """
 
     example: Mapping[str, Any]
@@ -53,16 +53,16 @@ class Pair:
 
     @property
     def scored_tokens(self) -> tuple[int, int]:
-        """How many tokens of the chosen and of the rejected answer are scored."""
+        """Numbers of scored tokens of the chosen and of the rejected answer."""
         return int(self.chosen.trained.sum()), int(self.rejected.trained.sum())
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A prompt with one answer that is desirable or not.
+    """A prompt with one answer, labelled desirable or undesirable.
 
     Attributes:
-        example: what it was made from: id, prompt, completion, label.
+        example: source record with ~id, prompt, completion, label.
         conversation: encoded, prompt included; only the answer is scored.
     """
 
@@ -73,7 +73,7 @@ class Answer:
 def prepare_answers(
     examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
 ) -> tuple[list[Answer], dict[str, Any]]:
-    """Encode labelled examples; arguments and counts as of `prepare_pairs`."""
+    """Encode labelled examples; arguments and counts as in `prepare_pairs`."""
     used: list[Answer] = []
     unrenderable = UnrenderableExamples()
     dropped = 0
@@ -94,7 +94,7 @@ def prepare_answers(
         **unrenderable.counts(),
         "dropped": dropped,
         "used": len(used),
-        "truncated": sum(one.conversation.truncated for one in used),
+        "truncated": sum(answer.conversation.truncated for answer in used),
     }
 
 
@@ -107,8 +107,8 @@ def prepare_pairs(examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
         length: most tokens per conversation.
 
     Returns:
-        the pairs of which both answers have a token within `length`, and counts: examples, used, truncated, dropped,
-        those of `UnrenderableExamples`.
+        the pairs whose answers both have a token within `length`, and counts: examples, used, truncated, dropped, those
+        of `UnrenderableExamples`.
     """
     used: list[Pair] = []
     unrenderable = UnrenderableExamples()
@@ -143,47 +143,47 @@ def prepare_pairs(examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
 
 
 def is_held_out(example: Mapping[str, Any], share: float, seed: int) -> bool:
-    """Whether a pair only measures: by a hash of seed and prompt, so that one prompt is never on both sides."""
+    """True for held-out pairs: by a hash of seed and prompt, so one prompt is never on both sides."""
     prompt = [[message["role"], message["content"]] for message in example["prompt"]]
     return content_key(seed, prompt, HASH_BITS) < share * 2**HASH_BITS
 
 
 def are_held_out(examples: Iterable[Mapping[str, Any]], share: float, seed: int) -> np.ndarray:
-    """As `is_held_out`, of n examples: (n,) bool."""
+    """`is_held_out` for n examples: (n,) bool."""
     return np.array([is_held_out(example, share, seed) for example in examples], dtype=bool)
 
 
 def padded_pairs(pairs: Sequence[Pair], pad: int, length: int) -> tuple[Tensor, Tensor]:
     """Ids and targets of n pairs, (2n, t) each: all chosen answers, then all rejected ones."""
-    from gristmill.train.objectives.losses import next_tokens  # here: who only makes the rows needs no torch
+    from gristmill.train.objectives.losses import next_tokens  # making rows needs no torch
 
     ids, scored = padded([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], pad, length)
     return ids, next_tokens(ids, scored)
 
 
 def gained_more(logps: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Whether the chosen answer of each of n pairs gained more than the rejected one: (n,) bool.
+    """Mask of pairs whose chosen answer gained more than the rejected one: (n,) bool.
 
     Args:
         logps, reference: (n, 2), as from `reference.pair_logps`, under the policy and under the reference.
     """
-    gained = logps - reference
-    more: np.ndarray = gained[:, 0] > gained[:, 1]
+    gains = logps - reference
+    more: np.ndarray = gains[:, 0] > gains[:, 1]
     return more
 
 
 def reward_accuracy(logps: np.ndarray, reference: np.ndarray) -> float | None:
-    """Share of pairs for which `gained_more` holds; ties do not count (TRL). None where there are no pairs."""
+    """Share of pairs for which `gained_more` holds; ties do not count (TRL). None without pairs."""
     return float(gained_more(logps, reference).mean()) if len(logps) else None
 
 
 def more_likely(logps: np.ndarray) -> float | None:
-    """Share of pairs whose chosen answer is the likelier one, without any reference."""
+    """Share of pairs whose chosen answer is the likelier one, without a reference."""
     return float((logps[:, 0] > logps[:, 1]).mean()) if len(logps) else None
 
 
 class NoPairsError(ValueError):
-    """Labelled answers stand where pairs are needed."""
+    """Labelled answers in a set that needs pairs."""
 
 
 def read_pairs(
@@ -193,19 +193,19 @@ def read_pairs(
     inputs: Mapping[str, Path],
     leaks: Decontaminate | None = None,
 ) -> tuple[list[list[Pair]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
-    """Read and encode all sets, which are of pairs; see `read_preferences`.
+    """Read and encode all sets, which may hold only pairs; see `read_preferences`.
 
     Raises:
-        NoPairsError: a set has an answer that is labelled and no pair.
+        NoPairsError: a set has single labelled answers.
     """
-    found, counts, quarantined = read_preferences(data, chat, length, inputs, leaks)
-    for one, of_set in zip(data, found, strict=True):
+    examples, counts, quarantined = read_preferences(data, chat, length, inputs, leaks)
+    for dataset, of_set in zip(data, examples, strict=True):
         if labelled := sum(isinstance(item, Answer) for item in of_set):
             raise NoPairsError(
-                f"preferences {one.path}: {labelled} of its examples are single answers with a label, "
+                f"preferences {dataset.path}: {labelled} of its examples are single answers with a label, "
                 "of which only dpo.loss kto learns; give pairs, or another set"
             )
-    return [[item for item in of_set if isinstance(item, Pair)] for of_set in found], counts, quarantined
+    return [[item for item in of_set if isinstance(item, Pair)] for of_set in examples], counts, quarantined
 
 
 def read_preferences(
@@ -215,20 +215,18 @@ def read_preferences(
     inputs: Mapping[str, Path],
     leaks: Decontaminate | None = None,
 ) -> tuple[list[list[Pair | Answer]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
-    """Read and encode all sets of pairs and of labelled answers, or what their preparation left of them.
+    """Read and encode all sets of pairs and of labelled answers, or their prepared versions.
 
     Args:
-        data: where they are.
+        data: the sets.
         chat: tokenizer and template.
         length: most tokens per conversation.
-        inputs: of the stage, among them the output of the one that prepared the sets, if any did, and the sets that
-            the manifest makes.
-        leaks: the evaluation sets that they are compared with.
+        inputs: of the stage, including the prepared sets and the sets made by the run, if any.
+        leaks: evaluation sets to compare them with.
 
     Returns:
-        set by set: the usable pairs and after them the usable answers; counts (see `pairs.prepare_pairs`) with what
-        `audit` found of the pairs, and how many answers are `desirable` and `undesirable`; the records that are
-        neither.
+        set by set: the usable pairs, followed by the usable answers; counts (see `pairs.prepare_pairs`) with the
+        `audit` of the pairs, and the numbers of `desirable` and `undesirable` answers; the rejected records.
 
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
@@ -237,43 +235,45 @@ def read_preferences(
     sets: list[list[Pair | Answer]] = []
     counts: list[dict[str, Any]] = []
     quarantined: list[Sequence[Quarantined]] = []
-    for one, read in zip(data, usable_sets(data, "dpo", inputs), strict=True):
-        pairs, of_pairs = prepare_pairs([item for item in read.examples if "chosen" in item], chat, length)
-        answers, of_answers = prepare_answers([item for item in read.examples if "label" in item], chat, length)
+    for dataset, records in zip(data, usable_sets(data, "dpo", inputs), strict=True):
+        pairs, of_pairs = prepare_pairs([item for item in records.examples if "chosen" in item], chat, length)
+        answers, of_answers = prepare_answers([item for item in records.examples if "label" in item], chat, length)
         left_out = {**of_pairs.pop("left_out"), **of_answers.pop("left_out")}
-        check_content(f"preferences {one.path}", left_out, read.places, read.counts["records"], one.max_quarantined)
+        check_content(
+            f"preferences {dataset.path}", left_out, records.places, records.counts["records"], dataset.max_quarantined
+        )
         counted = added(of_pairs, of_answers)
         if not (pairs or answers):
             raise NothingToTrainError(
-                f"preferences {one.path}: none of its {counted['examples']} pairs has both answers within {length} "
+                f"preferences {dataset.path}: none of its {counted['examples']} pairs has both answers within {length} "
                 f"tokens ({why_left_out(counted)}); raise sequence_length or look at the data"
             )
         sets.append([*pairs, *answers])
         audited = {
-            **audit([item for item in read.examples if "chosen" in item]),
-            "same_answers": sum(item.reason == SAME for item in read.quarantined),
+            **audit([item for item in records.examples if "chosen" in item]),
+            "same_answers": sum(item.reason == SAME for item in records.quarantined),
             "leaks": None
             if leaks is None
-            else leaks_into([view_text("conversation", example) for example in read.examples], leaks),
+            else leaks_into([view_text("conversation", example) for example in records.examples], leaks),
         }
         labels = [item.example["label"] for item in answers]
         counts.append(
             {
-                "path": one.path,
-                **read.counts,
+                "path": dataset.path,
+                **records.counts,
                 **counted,
                 "desirable": sum(labels),
                 "undesirable": len(labels) - sum(labels),
                 "audit": audited,
             }
         )
-        check_records(f"preferences: {one.path}", counts[-1])
-        quarantined.append(read.quarantined)
+        check_records(f"preferences: {dataset.path}", counts[-1])
+        quarantined.append(records.quarantined)
     return sets, counts, quarantined
 
 
 def added(of_pairs: Mapping[str, Any], of_answers: Mapping[str, Any]) -> dict[str, Any]:
-    """The counts of a set's pairs and answers together."""
+    """Sum of the counts of a set's pairs and of its answers."""
     return {
         name: {
             reason: count + of_answers[name].get(reason, 0)
@@ -286,14 +286,14 @@ def added(of_pairs: Mapping[str, Any], of_answers: Mapping[str, Any]) -> dict[st
 
 
 def write_holdout(path: Path, records: Sequence[Mapping[str, Any]], name: str, values: np.ndarray, **also: int) -> None:
-    """Write n held-out pairs as JSON lines, each with what was found of its two answers.
+    """Write n held-out pairs as JSON lines, each with the values of its two answers.
 
     Args:
-        path: where to.
+        path: output file.
         records: the pairs.
-        name: of what was found: a line has `NAME_chosen` and `NAME_rejected`.
+        name: of the values: a line has `NAME_chosen` and `NAME_rejected`.
         values: (n, 2), chosen first.
-        also: what every line has besides.
+        also: further entries of every line.
     """
     with atomic_write(path) as sink:
         for pair, (chosen, rejected) in zip(records, values.tolist(), strict=True):

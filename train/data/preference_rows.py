@@ -1,18 +1,16 @@
 """Preferences as rows of a packed set: row 2i holds the chosen answer of pair i, row 2i + 1 the rejected one.
 
-An answer that is labelled as desirable or not, and is of no pair, is one row, behind the pairs of its set. Each row is
-one conversation, prompt included, with a loss mask over its answer; the sets lie one after another. Beside
-the rows lie
+An answer labelled desirable or undesirable, without a pair, is one row, after the pairs of its set. Each row is one
+conversation, prompt included, with a loss mask over its answer; the sets follow one another. Beside the rows are
 
-    examples.parquet    one row per example: id, set (its number in packed.json), row (its first one), rows (how many
-                        it has: 2, a pair, or 1, an answer), label (of an answer: whether it is desirable), and the
-                        record that it was made from, as JSON
-    made-of.json        what the rows depend on, by name
+    examples.parquet    one row per example: id, set (its number in packed.json), row (its first), rows (2 for a pair,
+                        1 for an answer), label (of an answer: true if desirable), and the source record as JSON
+    made-of.json        inputs that the rows depend on, by name
 
-so that what needs no tokens (who is held out, how often a set is read) is decided without them.
+so held-out shares and weights of sets are decided without reading tokens.
 
-A prompt with an answer to another prompt, of which an estimate of KL(policy || reference) is made, is put together from
-two rows when it is read.
+Prompts with another prompt's answer, which estimate KL(policy
+ reference), are joined from two rows when read.
 """
 
 from __future__ import annotations
@@ -67,41 +65,41 @@ def write_pair_rows(
     """Write the pairs and labelled answers of all sets as one packed set.
 
     Args:
-        folder: where to.
+        folder: output folder.
         sets: name -> its pairs, at least one.
         length: tokens per row.
         tokenizer: vocab_size, eos, pad, sha256.
-        chat: what the pairs were encoded with.
+        chat: tokenizer and template of the pairs.
 
     Returns:
         see `example_rows.write_example_rows`.
     """
-    examples = [one for of_set in sets.values() for one in of_set]
-    rows: list[list[Piece]] = [[piece_of(one)] for example in examples for one in conversations_of(example)]
+    examples = [example for of_set in sets.values() for example in of_set]
+    rows: list[list[Piece]] = [[piece_of(encoded)] for example in examples for encoded in conversations_of(example)]
     sizes = np.array([len(conversations_of(example)) for example in examples], dtype=np.int64)
     counts = [sum(len(conversations_of(example)) for example in of_set) for of_set in sets.values()]
-    # A stage for every set: one after another, so that the two rows of a pair are neighbours.
+    # One phase per set keeps the two rows of a pair adjacent.
     stages = np.diag(counts).tolist()
     write_table(
         folder / EXAMPLES,
         pa.table(
             {
-                "id": [one.example["id"] for one in examples],
+                "id": [example.example["id"] for example in examples],
                 "set": np.repeat(np.arange(len(counts)), [len(of_set) for of_set in sets.values()]),
                 "row": np.cumsum(sizes) - sizes,
                 "rows": sizes,
-                "label": [one.example.get("label") for one in examples],
-                "record": [json.dumps(one.example, ensure_ascii=False) for one in examples],
+                "label": [example.example.get("label") for example in examples],
+                "record": [json.dumps(example.example, ensure_ascii=False) for example in examples],
             }
         ).cast(EXAMPLES_SCHEMA),
     )
     texts = [
         [
-            one.example[name]
+            example.example[name]
             for name in ("prompt", "chosen", "rejected", "completion", "label", "tools")
-            if name in one.example
+            if name in example.example
         ]
-        for one in examples
+        for example in examples
     ]
     write_json(
         folder / MADE_OF,
@@ -115,19 +113,19 @@ def write_pair_rows(
 
 
 def conversations_of(example: Pair | Answer) -> tuple[Conversation, ...]:
-    """What becomes rows, in their order."""
+    """Conversations of an example that become rows, in order."""
     return (example.chosen, example.rejected) if isinstance(example, Pair) else (example.conversation,)
 
 
 class LabelledError(ValueError):
-    """Answers of no pair stand where a loss is of pairs."""
+    """Single answers in the data of a loss over pairs."""
 
 
 def check_pairs(packed: PackedSet) -> None:
-    """Refuse a set that has other examples than pairs.
+    """Reject a set with examples other than pairs.
 
     Raises:
-        LabelledError: it does.
+        LabelledError: the set has single answers.
     """
     counts = read_table(packed.folder / EXAMPLES, ["rows"])["rows"]
     if single := len(counts) - pc.sum(pc.equal(counts, ROWS_OF_PAIR)).as_py():
@@ -141,7 +139,7 @@ class PairRows:
     """The pairs of a packed set, by number.
 
     Args:
-        packed: the rows, with what lies beside them.
+        packed: the rows, with their files of examples.
 
     Attributes:
         ids: of each of the P pairs.
@@ -149,8 +147,8 @@ class PairRows:
         first: int64 of shape (P,), the row of its chosen answer; the rejected one's is the next.
         num_tokens: int64 of shape (P,), tokens of both conversations.
         scored_tokens: int64 of shape (P, 2), tokens of the chosen and of the rejected answer.
-        made_of: what the rows depend on, by name.
-        fingerprint: 32 hexadecimal digits of what the rows hold.
+        made_of: inputs that the rows depend on, by name.
+        fingerprint: 32 hexadecimal digits, a hash of the rows.
     """
 
     def __init__(self, packed: PackedSet) -> None:
@@ -171,12 +169,14 @@ class PairRows:
         return len(self.first)
 
     def records(self) -> list[dict[str, Any]]:
-        """What the pairs were made from: id, prompt, chosen, rejected."""
+        """Source records of the pairs: id, prompt, chosen, rejected."""
         table = read_table(self.packed.folder / EXAMPLES, ["rows", "record"])
-        return [json.loads(one) for one in table.filter(pc.equal(table["rows"], ROWS_OF_PAIR))["record"].to_pylist()]
+        return [
+            json.loads(record) for record in table.filter(pc.equal(table["rows"], ROWS_OF_PAIR))["record"].to_pylist()
+        ]
 
     def read(self, pairs: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Ids and targets of n pairs, (2n, t) each, all chosen answers first; t is no longer than it needs to be."""
+        """Ids and targets of n pairs, (2n, t) each, all chosen answers first; t is as small as the rows allow."""
         rows = np.concatenate([self.first[pairs], self.first[pairs] + 1])
         longest = int(self.packed.boundaries(rows).filled().max())
         t = min(self.packed.sequence_length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
@@ -187,25 +187,25 @@ class AnswerRows:
     """The answers of a packed set, by number, in the order of its rows.
 
     Args:
-        packed: the rows, with what lies beside them.
+        packed: the rows, with their files of examples.
 
     Attributes:
         records: of the examples: id, prompt, and chosen and rejected, or completion and label.
         examples: int64 of shape (A,), the number of each answer's record.
         ids: of the example of each of the A answers.
         sets: int64 of shape (A,), the number of each one's set.
-        desirable: bool of shape (A,); of a pair the chosen answer is.
+        desirable: bool of shape (A,); the chosen answer of a pair is desirable.
         num_tokens, scored_tokens: int64 of shape (A,), of the conversation and of its answer.
-        partners: int64 of shape (A,), for each the answer to another prompt that is put behind its own.
-        made_of: what the rows depend on, by name.
-        fingerprint: 32 hexadecimal digits of what the rows hold.
+        partners: int64 of shape (A,), for each answer the number of an answer to another prompt.
+        made_of: inputs that the rows depend on, by name.
+        fingerprint: 32 hexadecimal digits, a hash of the rows.
     """
 
     def __init__(self, packed: PackedSet) -> None:
         self.packed, self._masks = packed, LossMasks(packed)
         table = read_table(packed.folder / EXAMPLES, ["id", "set", "rows", "label", "record"])
         counts, labels = table["rows"].to_numpy(), table["label"].to_pylist()
-        self.records: list[dict[str, Any]] = [json.loads(one) for one in table["record"].to_pylist()]
+        self.records: list[dict[str, Any]] = [json.loads(record) for record in table["record"].to_pylist()]
         self.examples = np.repeat(np.arange(len(counts)), counts)
         names = table["id"].to_pylist()
         self.ids: list[str] = [names[example] for example in self.examples]
@@ -220,7 +220,7 @@ class AnswerRows:
         )
         self.num_tokens = packed.boundaries(np.arange(packed.rows, dtype=np.int64)).filled().astype(np.int64)
         self.scored_tokens = self._masks.trained_per_row
-        self.partners = partners_of(self.examples, [canonical_json(one["prompt"]) for one in self.records])
+        self.partners = partners_of(self.examples, [canonical_json(record["prompt"]) for record in self.records])
         self.made_of: dict[str, Any] = read_json(packed.folder / MADE_OF)
         self.fingerprint = self._masks.fingerprint
 
@@ -228,31 +228,34 @@ class AnswerRows:
         return len(self.examples)
 
     def read(self, answers: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Ids and targets of n answers, (n, t) each; t is no longer than it needs to be."""
+        """Ids and targets of n answers, (n, t) each; t is as small as the rows allow."""
         t = self._padded(int(self.num_tokens[answers].max()))
         return ids_and_targets(self.packed.read(answers)[:, :t], self._masks.read(answers)[:, :t])
 
     def read_mismatched(self, answers: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Ids and targets, (n, t), of the prompts of n answers, each with its partner's answer; cut like the rows."""
-        rows, others = (
-            (self.packed.read(which), self._masks.read(which)) for which in (answers, self.partners[answers])
+        """Ids and targets, (n, t), of the prompts of n answers, each followed by its partner's answer; truncated like
+        rows."""
+        rows, partner_rows = (
+            (self.packed.read(numbers), self._masks.read(numbers)) for numbers in (answers, self.partners[answers])
         )
         length = self.packed.sequence_length
-        found = []
+        joined = []
         for number, partner in enumerate(self.partners[answers]):
-            own, other = (int(np.flatnonzero(trained[number])[0]) for _, trained in (rows, others))
+            prompt_end, answer_start = (int(np.flatnonzero(trained[number])[0]) for _, trained in (rows, partner_rows))
             end = int(self.num_tokens[partner])
-            found.append(
+            joined.append(
                 [
-                    np.concatenate([rows[part][number, :own], others[part][number, other:end]])[:length]
+                    np.concatenate([rows[part][number, :prompt_end], partner_rows[part][number, answer_start:end]])[
+                        :length
+                    ]
                     for part in (0, 1)
                 ]
             )
-            found[-1][1][:own] = False
-        t = self._padded(max(len(ids) for ids, _ in found))
-        ids = np.full((len(found), t), self.packed.manifest["tokenizer"]["pad"], dtype=np.int64)
-        trained = np.zeros((len(found), t), dtype=bool)
-        for number, (tokens, mask) in enumerate(found):
+            joined[-1][1][:prompt_end] = False
+        t = self._padded(max(len(ids) for ids, _ in joined))
+        ids = np.full((len(joined), t), self.packed.manifest["tokenizer"]["pad"], dtype=np.int64)
+        trained = np.zeros((len(joined), t), dtype=bool)
+        for number, (tokens, mask) in enumerate(joined):
             ids[number, : len(tokens)], trained[number, : len(mask)] = tokens, mask
         return ids_and_targets(ids, trained)
 
@@ -262,7 +265,7 @@ class AnswerRows:
 
 def ids_and_targets(ids: np.ndarray, trained: np.ndarray) -> tuple[Tensor, Tensor]:
     """Rows of ids, (n, t), as tensors with the next tokens as targets, `IGNORED` where these are not trained."""
-    import torch  # here: who only writes the rows needs none
+    import torch  # writing rows needs no torch
 
     from gristmill.train.objectives.losses import next_tokens
 
@@ -271,43 +274,46 @@ def ids_and_targets(ids: np.ndarray, trained: np.ndarray) -> tuple[Tensor, Tenso
 
 
 def partners_of(examples: np.ndarray, prompts: list[bytes]) -> np.ndarray:
-    """For each answer the number of one to another prompt: of the next example that has one, around the end.
+    """Number of an answer to another prompt for each answer: from the next example, cyclically, with another prompt.
 
-    The examples of a set are in the order of the hashes of their contents, so that the next one is any one; every
-    answer of an example has another partner where that example has as many. Where there is one prompt only, an answer
-    is its own partner.
+    The examples of a set are sorted by hashes of their contents, so the next one is arbitrary; the answers of an
+    example have distinct partners if the next example has enough. With a single prompt, each answer is its own partner.
 
     Args:
         examples: (A,) int64 ascending, the number of each answer's example.
         prompts: of the examples.
     """
     firsts = np.searchsorted(examples, np.arange(len(prompts) + 1))
-    counts, found = np.diff(firsts), np.empty(len(examples), dtype=np.int64)
+    counts, partners = np.diff(firsts), np.empty(len(examples), dtype=np.int64)
     following = _next_with_another_prompt(prompts)
     for answer, example in enumerate(examples.tolist()):
-        other = following[example]
-        found[answer] = answer if other == example else (firsts[other] + (answer - firsts[example]) % counts[other])
-    return found
+        next_example = following[example]
+        partners[answer] = (
+            answer
+            if next_example == example
+            else (firsts[next_example] + (answer - firsts[example]) % counts[next_example])
+        )
+    return partners
 
 
 def _next_with_another_prompt(prompts: list[bytes]) -> list[int]:
-    """The next example, around the end, whose prompt is another one; itself where there is none."""
+    """Next example, cyclically, with another prompt; the example itself if there is none."""
     number = len(prompts)
     if len(set(prompts)) < 2:
         return list(range(number))
-    found = [0] * number
-    # Backwards twice around, so that each looks at what the one behind it has found.
+    following = [0] * number
+    # Two backward passes, so that each example sees the result of its successor.
     for place in range(2 * number - 1, -1, -1):
         example, after = place % number, (place + 1) % number
-        found[example] = after if prompts[after] != prompts[example] else found[after]
-    return found
+        following[example] = after if prompts[after] != prompts[example] else following[after]
+    return following
 
 
 def held_out_mask(records: Sequence[Mapping[str, Any]], section: Dpo, seed: int) -> np.ndarray:
-    """Which of n pairs are held out, (n,) bool.
+    """Mask of held-out pairs, (n,) bool.
 
     Raises:
-        NothingToTrainError: all of them are.
+        NothingToTrainError: all pairs are held out.
     """
     held_out = are_held_out(records, section.holdout, seed)
     if held_out.all():
@@ -319,10 +325,10 @@ def held_out_mask(records: Sequence[Mapping[str, Any]], section: Dpo, seed: int)
 
 
 def held_out_answers(rows: AnswerRows, section: Dpo, seed: int) -> np.ndarray:
-    """Which of A answers are held out, (A,) bool: by prompt, as pairs are.
+    """Mask of held-out answers, (A,) bool: by prompt, as for pairs.
 
     Raises:
-        NothingToTrainError: all of them are.
+        NothingToTrainError: all answers are held out.
     """
     held_out: np.ndarray = are_held_out(rows.records, section.holdout, seed)[rows.examples]
     if held_out.all():
@@ -334,14 +340,14 @@ def held_out_answers(rows: AnswerRows, section: Dpo, seed: int) -> np.ndarray:
 
 
 def draw_pairs(rows: PairRows | AnswerRows, held_out: np.ndarray, section: Dpo, seed: int) -> list[np.ndarray]:
-    """The pairs to train on, set by set (int64, the numbers of pairs, repeated ones beside each other).
+    """Pairs to train on, set by set (int64 numbers of pairs, repetitions adjacent).
 
-    Without weights every pair is there once. With them a set has its share of the pairs, and what it repeats is chosen
-    by a hash of seed and id, as in fine-tuning.
+    Without weights every pair occurs once. With weights a set has its share of the pairs, and a hash of seed and id
+    chooses its repeated pairs, as in fine-tuning.
 
     Args:
         rows: all pairs.
-        held_out: (P,) bool, those that are not trained on.
+        held_out: (P,) bool, the held-out pairs.
         section: with the weights of the sets, in the order of the rows' sets.
         seed: of the hash.
 
@@ -351,33 +357,33 @@ def draw_pairs(rows: PairRows | AnswerRows, held_out: np.ndarray, section: Dpo, 
     sets = [np.flatnonzero((rows.sets == number) & ~held_out) for number in range(len(section.data))]
     if section.data[0].weight is None:
         return sets
-    for one, of_set in zip(section.data, sets, strict=True):
+    for dataset, of_set in zip(section.data, sets, strict=True):
         if not len(of_set):
             raise NothingToTrainError(
-                f"dpo data {one.path}: all of its pairs are held out, but its weight is "
-                f"{one.weight}; lower dpo.holdout ({section.holdout}) or remove the set"
+                f"dpo data {dataset.path}: all of its pairs are held out, but its weight is "
+                f"{dataset.weight}; lower dpo.holdout ({section.holdout}) or remove the set"
             )
-    wanted = quotas([len(of_set) for of_set in sets], [one.weight or 0.0 for one in section.data])
+    quota_per_set = quotas([len(of_set) for of_set in sets], [dataset.weight or 0.0 for dataset in section.data])
     return [
         np.repeat(
             of_set, copies(np.ones(len(of_set), dtype=np.int64), [rows.ids[pair] for pair in of_set], quota, seed)
         )
-        for of_set, quota in zip(sets, wanted, strict=True)
+        for of_set, quota in zip(sets, quota_per_set, strict=True)
     ]
 
 
 class Drawn:
-    """What is drawn of some pairs or answers, in the order in which a training reads it.
+    """Pairs or answers drawn for training, in reading order.
 
     Args:
         rows: all of them.
-        draws: as from `draw_pairs`; what is there twice is read twice an epoch.
+        draws: as from `draw_pairs`; repeated numbers are read repeatedly in an epoch.
         seed: of the order.
 
     Attributes:
         order: of the draws' sets, each merged with the others by their sizes.
-        numbers: int64, the pair or answer behind each row of the order.
-        fingerprint: 32 hexadecimal digits of what the rows hold, and of what is drawn.
+        numbers: int64, number of the pair or answer of each row of the order.
+        fingerprint: 32 hexadecimal digits, a hash of the rows and of the draws.
     """
 
     def __init__(self, rows: PairRows | AnswerRows, draws: Sequence[np.ndarray], seed: int) -> None:
@@ -390,7 +396,7 @@ class Drawn:
         ).hexdigest()
 
     def num_tokens(self, rows: np.ndarray) -> int:
-        """All tokens of the conversations of some rows but padding."""
+        """Tokens of the conversations of some rows, without padding."""
         return int(self._rows.num_tokens[self.numbers[rows]].sum())
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
@@ -398,7 +404,7 @@ class Drawn:
         return {"examples": [self._rows.ids[number] for number in self.numbers[rows]]}
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Every one of some rows with its loss."""
+        """Ids, losses and token counts of some rows."""
         return [
             {
                 "id": self._rows.ids[number],
@@ -410,7 +416,7 @@ class Drawn:
 
 
 def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
-    """The draws of all sets in one, each set's in its places of the merged order (see tokenize/order.py)."""
+    """Draws of all sets in their merged order (see tokenize/order.py)."""
     counts = [len(drawn) for drawn in draws]
     set_of = sources_of_rows([counts], np.arange(sum(counts), dtype=np.int64))
     pairs = np.empty(len(set_of), dtype=np.int64)
@@ -420,14 +426,14 @@ def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def write_drawn_ids(folder: Path, rows: PairRows | AnswerRows, draws: Sequence[np.ndarray]) -> None:
-    """Write which example each row of a training is (see `write_example_ids`)."""
+    """Write the example of each row of a training (see `write_example_ids`)."""
     write_example_ids(folder, [rows.ids[number] for number in merged(draws)], [len(drawn) for drawn in draws])
 
 
 def describe_draws(
     rows: PairRows | AnswerRows, names: Sequence[str], draws: Sequence[np.ndarray], held_out: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Per set: `name`, `pairs`, `held_out`, `drawn` and `drawn_share` of all that is drawn."""
+    """Per set: `name`, `pairs`, `held_out`, `drawn` and `drawn_share` of all drawn pairs."""
     total = sum(map(len, draws))
     return [
         {

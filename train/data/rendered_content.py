@@ -1,9 +1,9 @@
-"""Proof that a chat template writes everything that a conversation holds.
+"""Check that a chat template writes everything in a conversation.
 
-A template that knows nothing of tools, reasoning or names leaves them out without an error. Searching the rendered text
-for them proves nothing: a tool's name may occur in the user's own words. So the conversation is rendered again with a
-mark, which occurs nowhere in it, in each of its parts: a part whose mark is written is written. A part whose mark is
-missing is changed alone, and the two texts are compared.
+Templates without support for tools, reasoning or names omit them silently. Searching the rendered text for them proves
+nothing: a tool's name may occur in the user's words. So the conversation is rendered again with a mark, absent from the
+conversation, in each of its parts: a part whose mark appears is written. A part whose mark does not appear is changed
+alone, and the two texts are compared.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from gristmill.tokenize.encoding.chat_templates import TEMPLATE_ERRORS
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], str]
-"""Messages and descriptions of tools -> the text that the template writes."""
+"""Function from messages and descriptions of tools to the rendered text."""
 Path = tuple[str | int, ...]
 THINKING_END = "</think>"
-"""Ends reasoning inside of a content (DeepSeek-R1, Qwen3), which templates may cut off."""
+"""End of reasoning inside a content (DeepSeek-R1, Qwen3), which templates may cut off."""
 MARK = "gristmillmark"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something that a conversation holds.
+    """A part of a conversation that a template should write.
 
     Attributes:
         label: for messages.
-        path: where it is, from `messages` or `tools` on.
-        changes: functions of the part's value and a mark, which give other values; the first has the mark in it.
+        path: its keys and indices, from `messages` or `tools` on.
+        changes: functions from the part's value and a mark to another value; the first one's contains the mark.
     """
 
     label: str
@@ -40,15 +40,15 @@ class Part:
 
 
 def part_left_out(render: Render, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Part | None:
-    """The first part of a conversation that a template does not write; None where it writes all of them.
+    """First part of a conversation that a template does not write; None if it writes all of them.
 
     Args:
-        render: as the conversation itself is rendered.
+        render: renders the conversation.
         messages: `role` and `content` each, and perhaps `name`, `reasoning_content` and `tool_calls`.
         tools: descriptions of the tools that may be called.
 
     Raises:
-        ValueError, jinja2.TemplateError and others of TEMPLATE_ERRORS: `render` refuses the conversation itself.
+        ValueError, jinja2.TemplateError and others of TEMPLATE_ERRORS: `render` rejects the conversation.
     """
     conversation = {"messages": list(messages), "tools": list(tools)}
     parts = list(parts_of(messages, tools))
@@ -62,17 +62,17 @@ def part_left_out(render: Render, messages: Sequence[Message], tools: Sequence[M
         if f"{mark}{number:06}" in written:
             continue
         changed = (_rendered(render, _changed(conversation, part, change, mark)) for change in part.changes)
-        if all(other is None or other == text for other in changed):
+        if all(rerendered is None or rerendered == text for rerendered in changed):
             return part
     return None
 
 
 def parts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
-    """Everything that a conversation holds.
+    """Yield all parts of a conversation.
 
-    The name and the id of a tool's answer are left out where they repeat those of a call.
+    The name and the id of a tool's answer are skipped if they repeat those of a call.
     """
-    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    called_tools = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
     for number, message in enumerate(messages):
         path, where = ("messages", number), f"message {number + 1} ({message['role']})"
         if message["content"].strip():
@@ -81,7 +81,7 @@ def parts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
             yield Part(f"the reasoning in the content of {where}", (*path, "content"), (_append_to_thinking,))
         if message.get("reasoning_content"):
             yield Part(f"the reasoning_content of {where}", (*path, "reasoning_content"), (_append,))
-        if message.get("name") and not (message["role"] == "tool" and message["name"] in called):
+        if message.get("name") and not (message["role"] == "tool" and message["name"] in called_tools):
             yield Part(f"the name of {where}", (*path, "name"), (_append,))
         for place, call in enumerate(message.get("tool_calls", ())):
             function = (*path, "tool_calls", place, "function")
@@ -130,7 +130,7 @@ def _empty(mapping: Mapping[str, Any], mark: str) -> dict[str, Any]:
 
 
 def _absent_mark(conversation: Mapping[str, Any]) -> str:
-    """A word that does not occur in the conversation."""
+    """Word that does not occur in the conversation."""
     text, mark = json.dumps(conversation), MARK
     while mark in text:
         mark += "x"
@@ -138,7 +138,7 @@ def _absent_mark(conversation: Mapping[str, Any]) -> str:
 
 
 def _changed(value: Any, part: Part, change: Callable[[Any, str], Any], mark: str) -> Any:
-    """The conversation with one part changed; everything along the way to it is copied."""
+    """Copy of the conversation with one part changed."""
     return _with(value, part.path, lambda old: change(old, mark))
 
 
@@ -151,7 +151,7 @@ def _with(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
 
 
 def _rendered(render: Render, conversation: Mapping[str, Any]) -> str | None:
-    """The text of a changed conversation; None where the template refuses it."""
+    """Text of a changed conversation; None if the template rejects it."""
     try:
         return render(conversation["messages"], conversation["tools"])
     except TEMPLATE_ERRORS:

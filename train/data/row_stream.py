@@ -1,12 +1,12 @@
-"""The rows of a packed set as a stream for any training loop: in the order, and with the resume, of our own.
+"""Rows of a packed set as a stream for any training loop, with gristmill's order and resume.
 
     positions   0 1 2 3 4 5 6 7 ...     the keyed order of `tokenize/order.py`, epoch after epoch
     batch b     positions [b B, (b+1) B), the same rows for every number of processes
     rank r      of w processes: every w-th row of a batch from its r-th on, as `loop.row_plan.micro_batches` deals them
 
-So the state is one integer, the first position that is not read yet: another number of processes, and batches of
-another size, can take it up. A loader's worker k of n reads batches k, k + n, ... of its rank, which the loader hands
-out by turns: what comes out is the same with workers and without.
+The state is one integer, the first unread position, so a stream can resume with another number of processes or another
+batch size. Worker k of n of a loader reads batches k, k + n, ... of its rank, which the loader yields in turn: the
+output does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from gristmill.train.objectives.losses import IGNORED, next_tokens
 
 Layout = Literal["transformers", "torchtitan"]
 ROWS_AT_A_TIME = 16
-"""Of one rank, where rows are asked for one by one: reading several together costs little more than reading one."""
+"""Rows of one rank that are read together if rows are requested singly."""
 NO_END = 1 << 62
 PROVENANCE = "provenance"
 RUN = "run.json"
-"""What the folder of a run has: its stages with their folders, and its manifest."""
+"""File in a run's folder with its manifest and its stages' folders."""
 
 
 class StreamError(ValueError):
-    """A stream was asked for what it cannot be."""
+    """Settings of a stream that are invalid or contradict each other."""
 
 
 class _Kind(Protocol):
-    """What the rows of one kind of packed set are: documents, conversations, or preference pairs.
+    """Interface to the rows of one kind of packed set: documents, conversations, or preference pairs.
 
     Attributes:
         packed: the rows.
-        order: what is read at each position.
-        fingerprint: of what is read.
+        order: rows by position.
+        fingerprint: hash of the data read.
     """
 
     packed: PackedSet
@@ -64,13 +64,13 @@ class _Kind(Protocol):
     fingerprint: str
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
-        """The tensors of some rows (int64, shape (n,)); `trim`: without the padding that all of them have."""
+        """The tensors of some rows (int64, shape (n,)); `trim`: drop the padding common to all of them."""
 
     def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
-        """Where each of some rows is from."""
+        """Origin of each of some rows."""
 
     def trained(self, rows: np.ndarray) -> int:
-        """Tokens that have a loss in some rows; of pairs, how many these are."""
+        """Number of tokens with a loss in some rows; of pairs, the number of pairs."""
 
 
 class _Documents:
@@ -95,7 +95,7 @@ class _Turns:
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
         ids, trained, positions = read_turns(self.packed, self._masks, rows, trim)
-        if positions is None:  # every batch has the same names, whatever its rows hold
+        if positions is None:  # every batch has the same keys
             positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
         return laid_out(TrainedRows(ids, trained, positions), layout)
 
@@ -112,8 +112,8 @@ class _Pairs:
         self.packed, self._pairs = packed, PairRows(packed)
         sets = [np.flatnonzero(self._pairs.sets == number) for number in range(len(packed.sources))]
         if section is not None:
-            told = Dpo.model_validate(section)
-            sets = draw_pairs(self._pairs, held_out_mask(self._pairs.records(), told, seed), told, seed)
+            dpo_section = Dpo.model_validate(section)
+            sets = draw_pairs(self._pairs, held_out_mask(self._pairs.records(), dpo_section, seed), dpo_section, seed)
         self._drawn = Drawn(self._pairs, sets, seed)
         self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
 
@@ -143,10 +143,10 @@ class _Pairs:
 
 
 def laid_out(read: TrainedRows, layout: Layout) -> Any:
-    """Rows as a trainer wants them.
+    """Rows in the format of a trainer.
 
-    `transformers`: `input_ids`, `labels` (n, t) int64, which the model shifts, IGNORED where nothing is trained, and
-    `position_ids` where documents are told apart. `torchtitan`: ({`input`, `positions`}, labels), labels shifted.
+    `transformers`: `input_ids`, `labels` (n, t) int64, which the model shifts, IGNORED for untrained tokens, and
+    `position_ids` if documents are separated. `torchtitan`: ({`input`, `positions`}, labels), labels shifted.
     """
     ids, trained = torch.from_numpy(read.ids), None if read.trained is None else torch.from_numpy(read.trained)
     positions = None if read.positions is None else torch.from_numpy(padding_apart(read.positions))
@@ -160,7 +160,7 @@ def laid_out(read: TrainedRows, layout: Layout) -> Any:
 
 
 def padding_apart(positions: np.ndarray) -> np.ndarray:
-    """Positions (n, t) as int64, padding counted from 0 as if it were a document of its own: none is negative."""
+    """Positions (n, t) as int64, with padding counted from 0 like a document, so that all are non-negative."""
     if positions.min(initial=0) >= 0:
         return positions.astype(np.int64)
     filled = (positions >= 0).sum(axis=1, keepdims=True)
@@ -168,21 +168,21 @@ def padding_apart(positions: np.ndarray) -> np.ndarray:
 
 
 def described(packed: PackedSet, rows: np.ndarray) -> list[dict[str, Any]]:
-    """Of each of some rows `row`, `source`, and `documents`: id, start, length, offset and copy of each piece."""
-    found: dict[int, list[dict[str, Any]]] = {row: [] for row in rows.tolist()}
+    """`row`, `source`, and `documents` of some rows: id, start, length, offset and copy of each piece."""
+    pieces: dict[int, list[dict[str, Any]]] = {row: [] for row in rows.tolist()}
     for piece in packed.pieces(np.unique(rows)).to_pylist():
-        found[piece["row"]].append(
+        pieces[piece["row"]].append(
             {"id": piece["id"].hex(), **{name: piece[name] for name in ("start", "length", "offset", "copy")}}
         )
     return [
-        {"row": row, "source": packed.sources[source], "documents": found[row]}
+        {"row": row, "source": packed.sources[source], "documents": pieces[row]}
         for row, source in zip(rows.tolist(), packed.source_of(rows).tolist(), strict=True)
     ]
 
 
 @dataclass(frozen=True)
 class _Place:
-    """How far one process has come: `batches` of its own behind a position, and `rows` of the next one."""
+    """Progress of one process: `batches` of its own after a position, and `rows` of the next batch."""
 
     position: int = 0
     batches: int = 0
@@ -206,7 +206,7 @@ def stream(
     provenance: bool = False,
     reading: Stream | Mapping[str, Any] | None = None,
 ) -> RowStream:
-    """The rows that a training of ours would read, in its order, for any other training loop.
+    """Stream the rows of a gristmill training, in its order, for any other training loop.
 
     Args:
         run_or_folder: a `Run`, the folder of a run (it has `run.json`), or the folder or URL of a packed set.
@@ -258,25 +258,31 @@ def stream(
 
 
 def _resolved(run_or_folder: Any, stage: str) -> tuple[str, Mapping[str, Any]]:
-    """The folder of a packed set, and the manifest that it was made by, empty where that is not known."""
+    """Folder of a packed set, and the manifest of its run; empty if unknown."""
     if hasattr(run_or_folder, "folder") and hasattr(run_or_folder, "path"):
         return str(run_or_folder.folder(stage)), read_json(run_or_folder.path / RUN)["manifest"]
     folder = as_path(run_or_folder)
     if not (folder / RUN).exists():
         return str(folder), {}
     record = read_json(folder / RUN)
-    made = {name: as_path(one["folder"]) for name, one in record["stages"].items() if "folder" in one}
-    if stage not in made:
-        raise StreamError(f"{folder / RUN}: this run has no output of {stage}; it has {', '.join(made) or 'none'}")
-    # A store may have been moved, or copied, since.
-    beside = folder.parent.parent / stage / made[stage].name
-    return str((beside if beside.exists() else made[stage]) / "data"), record["manifest"]
+    stage_folders = {
+        name: as_path(stage_record["folder"])
+        for name, stage_record in record["stages"].items()
+        if "folder" in stage_record
+    }
+    if stage not in stage_folders:
+        raise StreamError(
+            f"{folder / RUN}: this run has no output of {stage}; it has {', '.join(stage_folders) or 'none'}"
+        )
+    # The store may have been moved or copied.
+    moved = folder.parent.parent / stage / stage_folders[stage].name
+    return str((moved if moved.exists() else stage_folders[stage]) / "data"), record["manifest"]
 
 
 class RowStream(IterableDataset[Any]):
-    """Batches, or rows, of a packed set; made by `gristmill.stream`, which says what the settings mean.
+    """Batches or rows of a packed set; created by `gristmill.stream`, which documents the settings.
 
-    One iterator at a time: each begins at the first row, or once where `load_state_dict` or `seek` has put it.
+    One iterator at a time: each starts at the first row, or at the place set by `load_state_dict` or `seek`.
 
     Raises:
         StreamError: settings that do not fit each other, or the set.
@@ -304,7 +310,7 @@ class RowStream(IterableDataset[Any]):
         self.each: Literal["batch", "row"] = each or ("row" if batch_size is None else "batch")
         self.seed, self.epochs, self.layout, self._provenance = seed, epochs, layout, provenance
         self._document_mask, self._reading, self._dpo = document_mask, reading or Stream(), dpo
-        self._place, self._due = _Place(), False
+        self._place, self._has_start = _Place(), False
         self._opened: _Kind | None = None
         self._process = 0
         _check(self)
@@ -317,7 +323,7 @@ class RowStream(IterableDataset[Any]):
 
     @property
     def kind(self) -> _Kind:
-        """The packed set, opened in this process."""
+        """Packed set, opened in this process."""
         # Threads and connections to a store do not survive a fork.
         if self._opened is None or (self._process != os.getpid() and not self._opened.packed.local):
             self._opened, self._process = _open(self), os.getpid()
@@ -325,37 +331,39 @@ class RowStream(IterableDataset[Any]):
 
     @property
     def fingerprint(self) -> str:
-        """Of what is read: two streams with the same fingerprint and seed are the same."""
+        """Hash of the data read: streams with equal fingerprints and seeds are equal."""
         return self.kind.fingerprint
 
     @property
     def end(self) -> int:
-        """The position behind the last whole batch; NO_END where epochs follow one another without end."""
+        """Position after the last full batch; NO_END for endless epochs."""
         order = self.kind.order
         epochs = 1 if order.has_phases and self.epochs is None else self.epochs
         step = self.batch_size or self.world_size
         return NO_END if epochs is None else epochs * order.total // step * step
 
     def rows(self, batch: int) -> np.ndarray:
-        """The numbers of the rows (int64) of a batch, counted from 0, on all ranks, in the order of their positions."""
+        """Numbers of the rows (int64) of a batch, counted from 0, on all ranks, in the order of their positions."""
         if self.batch_size is None:
             raise StreamError("a stream without batch_size has no batches; give one")
         return self.kind.order.span(batch * self.batch_size, self.batch_size)
 
     def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
-        """Of rows by number: `row`, `source`, and `documents` (`id`, `start`, `length` in the row, `offset` in the
-        document, `copy`); of pairs `example` instead. `gristmill explain MANIFEST ID` tells the rest of a document."""
+        """Origin of rows by number: `row`, `source`, and `documents` (`id`, `start`, `length` in the row, `offset` in
+        the document, `copy`); of pairs `example` instead. `gristmill explain MANIFEST ID` prints the rest of a
+        document."""
         return self.kind.provenance(np.asarray(rows, dtype=np.int64))
 
     def trained_tokens(self, batch: int) -> int:
-        """Tokens of a batch, counted from 0, that have a loss, on all ranks: what our loop divides its summed loss by.
+        """Number of tokens with a loss in a batch, counted from 0, on all ranks: the divisor of gristmill's summed
+        loss.
 
-        Of preference pairs, how many there are.
+        Of preference pairs, the number of pairs.
         """
         return self.kind.trained(self.rows(batch))
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the iterator has come, and what it reads; JSON."""
+        """Progress of the iterator and identity of its data; JSON."""
         place = self._place
         if place.workers == 1:
             position = place.position + place.batches * self._step + place.rows * self.world_size
@@ -369,16 +377,16 @@ class RowStream(IterableDataset[Any]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator continue there.
+        """Set the state from which the next iterator continues.
 
         Raises:
             OtherRowsError: the state is of another set, another seed, or of a loader's worker with other batches.
         """
-        for name, here in (("fingerprint", self.fingerprint), ("seed", self.seed)):
-            if state[name] != here:
+        for name, expected in (("fingerprint", self.fingerprint), ("seed", self.seed)):
+            if state[name] != expected:
                 raise OtherRowsError(
                     f"{self.folder}: the state has read rows by {name} {state[name]}, but this stream "
-                    f"has {name} {here}: resuming would skip some rows and repeat others"
+                    f"has {name} {expected}: resuming would skip some rows and repeat others"
                 )
         batches = (state["batch_size"], state["world_size"])
         if state["workers"] > 1 and batches != (self._step, self.world_size):
@@ -387,16 +395,16 @@ class RowStream(IterableDataset[Any]):
                 f"these are of {self._step} on {self.world_size}; let a new loader begin with seek(rows read so far)"
             )
         self._place = _Place(*(state[name] for name in ("position", "batches", "rows", "worker", "workers")))
-        self._due = True
+        self._has_start = True
 
     def seek(self, position: int) -> None:
-        """Let the next iterator begin behind so many rows, of all ranks: `steps * batch_size` after so many steps."""
+        """Start the next iterator after `position` rows of all ranks: `steps * batch_size` after `steps` steps."""
         if position < 0:
             raise StreamError(f"seek: rows that were read are not {position}, but 0 or more")
-        self._place, self._due = _Place(position), True
+        self._place, self._has_start = _Place(position), True
 
     def close(self) -> None:
-        """Let go of a store's connections and of the cache's files; a local set has nothing to close."""
+        """Close connections to a store and the cache's files; a local set has nothing to close."""
         if self._opened is not None:
             self._opened.packed.close()
             self._opened = None
@@ -409,14 +417,14 @@ class RowStream(IterableDataset[Any]):
                 f"{workers} workers of a loader share the batches of a stream among them: give the "
                 "stream batch_size (rows per batch of the loader, times world_size)"
             )
-        before = self._place if self._due else _Place()
+        before = self._place if self._has_start else _Place()
         if before.workers > 1 and (before.worker, before.workers) != (worker, workers):
             raise OtherRowsError(
                 f"the state of worker {before.worker} of {before.workers} cannot be taken up by worker {worker} of "
                 f"{workers}; use as many workers, or seek(rows read so far)"
             )
         self._place = _Place(before.position, before.batches, before.rows, worker, workers)
-        self._due = False
+        self._has_start = False
         return self._batches(self._place)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -424,53 +432,54 @@ class RowStream(IterableDataset[Any]):
 
     @staticmethod
     def collate(rows: Sequence[Any]) -> Any:
-        """Rows of a stream as a batch, with their provenance in a list: what torch's own collating cannot join."""
+        """Batch of rows of a stream, with their provenance, which torch's collating cannot join, in a list."""
         if not isinstance(rows[0], dict) or PROVENANCE not in rows[0]:
             return default_collate(list(rows))
-        told = [row[PROVENANCE] for row in rows]
+        origins = [row[PROVENANCE] for row in rows]
         tensors = [{name: value for name, value in row.items() if name != PROVENANCE} for row in rows]
-        return {**default_collate(tensors), PROVENANCE: told}
+        return {**default_collate(tensors), PROVENANCE: origins}
 
     @property
     def _step(self) -> int:
-        """Positions that are read together, on all ranks."""
+        """Number of positions read together, on all ranks."""
         return self.batch_size or ROWS_AT_A_TIME * self.world_size
 
     def _batches(self, place: _Place) -> Iterator[Any]:
-        left = max(self.end - place.position, 0)
-        batches = -(-left // self._step)  # the last is short only where there is no batch size
-        own = max(-(-(batches - place.worker) // place.workers), 0)
+        remaining = max(self.end - place.position, 0)
+        batches = -(-remaining // self._step)  # the last is short only without a batch size
+        num_batches = max(-(-(batches - place.worker) // place.workers), 0)
         device = torch.device("cuda" if torch.cuda.is_available() and place.workers == 1 else "cpu")
         threads = reading_threads(self.kind.packed.local, device)
 
         def read(number: int) -> list[Any]:
             return self._read(place.position + (place.worker + number * place.workers) * self._step)
 
-        with closing(ReadAhead(read, own, self._reading.read_ahead_steps, threads)) as ahead:
-            for number in range(place.batches, own):
+        with closing(ReadAhead(read, num_batches, self._reading.read_ahead_steps, threads)) as ahead:
+            for number in range(place.batches, num_batches):
                 parts = ahead.take(number)
                 for done in range(place.rows if number == place.batches else 0, len(parts)):
-                    whole = done + 1 == len(parts)
+                    is_last = done + 1 == len(parts)
                     self._place = _Place(
-                        place.position, number + whole, 0 if whole else done + 1, place.worker, place.workers
+                        place.position, number + is_last, 0 if is_last else done + 1, place.worker, place.workers
                     )
                     yield parts[done]
 
     def _read(self, first: int) -> list[Any]:
-        """What this rank gets of the positions of one batch: one batch, or its rows."""
+        """This rank's share of the positions of one batch: a batch, or its rows."""
         rows = self.kind.order.span(first, min(self._step, self.end - first))
-        (own,) = micro_batches(rows, self.rank, self.world_size, -(-len(rows) // self.world_size))
-        batch = self.kind.batch(own, self.layout, trim=self.each == "batch")
-        told = self.kind.provenance(own) if self._provenance else []
+        (rank_rows,) = micro_batches(rows, self.rank, self.world_size, -(-len(rows) // self.world_size))
+        batch = self.kind.batch(rank_rows, self.layout, trim=self.each == "batch")
+        origins = self.kind.provenance(rank_rows) if self._provenance else []
         if self.each == "batch":
-            return [{**batch, PROVENANCE: told} if told else batch]
+            return [{**batch, PROVENANCE: origins} if origins else batch]
         return [
-            {**_one(batch, place), PROVENANCE: told[place]} if told else _one(batch, place) for place in range(len(own))
+            {**_one(batch, place), PROVENANCE: origins[place]} if origins else _one(batch, place)
+            for place in range(len(rank_rows))
         ]
 
 
 def _one(batch: Any, place: int) -> Any:
-    """One row of a batch, whatever it is nested in."""
+    """One row of a batch of tensors, tuples or dicts."""
     if isinstance(batch, Tensor):
         return batch[place]
     if isinstance(batch, tuple):
@@ -489,10 +498,10 @@ def _open(stream: RowStream) -> _Kind:
 
 
 def _check(stream: RowStream) -> None:
-    """See that the settings fit each other.
+    """Check that the settings are consistent.
 
     Raises:
-        StreamError: they do not.
+        StreamError: they are not.
     """
     rank, size, batch = stream.rank, stream.world_size, stream.batch_size
     if size < 1 or not 0 <= rank < size:

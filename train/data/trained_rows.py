@@ -1,4 +1,4 @@
-"""What a training computes on: of each row its tokens, which of them have a loss, and where its documents begin."""
+"""Training rows: tokens, their loss mask, and positions within documents."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
 
 @dataclass(frozen=True)
 class TrainedRows:
-    """Some rows in host memory.
+    """Rows in host memory.
 
     Attributes:
         ids: (n, t) int64.
-        trained: (n, t) bool, which tokens are predicted from those before them; the first of a row never is. None: all.
-        positions: (n, t) int32, each token's number within its document, negative behind the last one; None where a
-            row is one document to the model.
+        trained: (n, t) bool, True for tokens predicted from those before them, never the first of a row. None: all.
+        positions: (n, t) int32, each token's position within its document, negative in the padding; None if the model
+        sees a row as one document.
     """
 
     ids: np.ndarray
@@ -28,11 +28,11 @@ class TrainedRows:
 
 
 def filled_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np.ndarray:
-    """Tokens of documents in each row, after it was cut into `cuts` shorter ones (int64, shape (n cuts,))."""
+    """Tokens of documents in each row, after splitting it into `cuts` shorter rows (int64, shape (n cuts,))."""
     length = packed.sequence_length // cuts
     filled = packed.boundaries(rows).filled()[:, None] - np.arange(cuts) * length
-    cut: np.ndarray = np.clip(filled, 0, length).ravel()
-    return cut
+    num_filled: np.ndarray = np.clip(filled, 0, length).ravel()
+    return num_filled
 
 
 def predicted_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> int:
@@ -41,9 +41,9 @@ def predicted_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> int:
 
 
 def document_positions(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np.ndarray:
-    """Each token's number within its document (int32, shape (n cuts, L / cuts)), negative where it has none.
+    """Position of each token within its document (int32, shape (n cuts, L / cuts)), negative in the padding.
 
-    A document that was cut starts over with its row.
+    A split document starts over with its row.
     """
     if cuts == 1:
         return packed.positions(rows)
@@ -53,7 +53,7 @@ def document_positions(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np
 
 
 def filled_positions(filled: np.ndarray, length: int) -> np.ndarray:
-    """Each token's number within its row (int32, shape (n, length)), negative in the padding behind `filled` (n,)."""
+    """Position of each token within its row (int32, shape (n, length)), negative in the padding after `filled` (n,)."""
     places = np.arange(length, dtype=np.int32)
     positions: np.ndarray = np.where(places < filled[:, None], places, np.int32(-1))
     return positions
@@ -65,7 +65,7 @@ def read_documents(packed: PackedSet, rows: np.ndarray, document_mask: bool) -> 
     Args:
         packed: the set.
         rows: int64 of shape (n,).
-        document_mask: whether tokens see their own document only.
+        document_mask: True if tokens attend only to their own document.
     """
     filled, length = filled_tokens(packed, rows), packed.sequence_length
     trained = None if (filled == length).all() else np.arange(length) < filled[:, None]
@@ -75,13 +75,13 @@ def read_documents(packed: PackedSet, rows: np.ndarray, document_mask: bool) -> 
 def read_turns(
     packed: PackedSet, masks: LossMasks, rows: np.ndarray, trim: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Ids, trained and positions of rows of examples, as of TrainedRows; positions only where a row holds several.
+    """Ids, trained and positions of rows of examples, as of TrainedRows; positions only if a row holds several.
 
     Args:
         packed: the set.
-        masks: which of its tokens have a loss.
+        masks: its loss masks.
         rows: int64 of shape (n,), at least one.
-        trim: leave out the padding that all of them have, but for what fills t up to a multiple of PAD_MULTIPLE.
+        trim: drop padding common to all rows, down to a multiple of PAD_MULTIPLE.
     """
     boundaries, t = packed.boundaries(rows), packed.sequence_length
     if trim:

@@ -1,9 +1,9 @@
 """Stage `dpo`: direct preference optimisation (Rafailov et al. 2023) of the tuned model.
 
-Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not
-trained on, with their log-probabilities under the model that the training started from; `examples.txt`, the example
-of each row, and `rows-per-set.json`; `margins.parquet`, what became of each pair (see objectives/margins.py);
-with `lora` also `adapter/`, which PEFT loads, and `model/` is the model with that merged into it.
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the held-out pairs with
+their log-probabilities under the start model; `examples.txt`, the example of each row, and `rows-per-set.json`;
+`margins.parquet`, the margin of each pair (see objectives/margins.py); with `lora` also `adapter/`, which PEFT loads,
+and `model/` is the model with the adapters merged.
 """
 
 from __future__ import annotations
@@ -56,10 +56,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         gristmill.train.data.conversation_tokens.NothingToTrainError: no pair is left to train on.
-        gristmill.train.objectives.reference_logps.StaleReferenceError: the reference is of other weights or
-            pairs.
+        gristmill.train.objectives.reference_logps.StaleReferenceError: the reference is of other weights or pairs.
         gristmill.train.objectives.reference_logps.NotTheReferenceError: the first batch's margin is not zero.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
     """
     section = Dpo.model_validate(config)
     if section.loss == "kto":

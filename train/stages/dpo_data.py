@@ -1,9 +1,9 @@
-"""Stage `dpo_data`: preference pairs (and labelled answers) made into a packed set with loss masks, a row an answer.
+"""Stage `dpo_data`: packs preference pairs and labelled answers with loss masks, one row per answer.
 
 Output: a packed set (`tokenize/packed.py`) whose sources are the sets, with loss masks (`tokenize/loss_masks.py`) and
-the pairs' records (`train/data/preference_rows.py`); `refused.jsonl`: the records that are not pairs, and why. Needs no
-accelerator, so that data is looked at before one is paid for. No loss, no beta, no weight and no held-out share is
-among what it depends on: other ones cost nothing here.
+the pairs' records (`train/data/preference_rows.py`); `refused.jsonl`: rejected records with reasons. Needs no
+accelerator, so data can be inspected before a training is paid for. The output does not depend on loss, beta, weights
+or held-out share, so changing them recomputes nothing.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = DpoData.model_validate(config)
     chat, tokenizer = Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()
     length = example_length(section.sequence_length, inputs)
-    names = set_names([one.path for one in section.data])
-    found, sets, quarantined = read_preferences(section.data, chat, length, inputs, section.leaks)
+    names = set_names([dataset.path for dataset in section.data])
+    examples, sets, quarantined = read_preferences(section.data, chat, length, inputs, section.leaks)
     write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
-    for name, one in zip(names, sets, strict=True):
-        for warning in warnings_of(name, one["audit"]):
+    for name, counts in zip(names, sets, strict=True):
+        for warning in warnings_of(name, counts["audit"]):
             context.warn(warning)
-        if left_out := left_out_warning(name, one, length):
+        if left_out := left_out_warning(name, counts, length):
             context.warn(left_out)
-    written = write_pair_rows(out, dict(zip(names, found, strict=True)), length, tokenizer, chat)
-    pairs = sum(isinstance(one, Pair) for of_set in found for one in of_set)
+    written = write_pair_rows(out, dict(zip(names, examples, strict=True)), length, tokenizer, chat)
+    pairs = sum(isinstance(example, Pair) for of_set in examples for example in of_set)
     return {
         "sequence_length": length,
         "pairs": pairs,
-        "answers": sum(map(len, found)) - pairs,
+        "answers": sum(map(len, examples)) - pairs,
         **written,
         "sets": [{"name": name, **counts} for name, counts in zip(names, sets, strict=True)],
     }

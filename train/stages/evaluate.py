@@ -1,8 +1,8 @@
-"""Stage `evaluate`: every model of the run on the same held-out rows, on held-out preferences, and in its own words.
+"""Stage `evaluate`: measures all models of the run on the same held-out rows, preferences, tasks and prompts.
 
-Output: `evaluation.json`: per model its measurements per source, per task and per suite, memorisation, its reward
-accuracy on held-out pairs (of the model that preferences were optimised for), and samples; between models the paired
-differences per task; and which items of the tasks stand in the training set.
+Output: `evaluation.json`: per model its metrics per source, per task and per suite, memorisation, reward accuracy on
+held-out pairs (only of the stage `dpo`), and samples; paired differences per task between models; and task items that
+occur in the training set.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     packed = PackedSet(inputs["mix"]) if "mix" in inputs else None
     trained = None if packed is None or READS not in config else rows_read(packed, config[READS], inputs["pretrain"])
-    asked = {task.name: read_task(task) for task in section.tasks}
-    suites: dict[str, Any] = {one.suite: read_suite(one) for one in section.suites}
+    task_items = {task.name: read_task(task) for task in section.tasks}
+    suites: dict[str, Any] = {suite.suite: read_suite(suite) for suite in section.suites}
     names = [name for name in MODELS if name in inputs]
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     answered: dict[str, dict[str, Result]] = {}
     with red_teaming(section, context) as team:
         for number, name in enumerate(names):
             model = load_model(inputs[name] / MODEL, str(device), runs_own_code=True, kind=None)
-            if model.shape.kind != "decoder":  # the manifest asks for nothing else of it
-                answered[name], found[name] = {}, measure_filling(model, packed, inputs["tokenizer"], section)
+            if model.shape.kind != "decoder":  # manifests ask for no other measurement of encoders
+                answered[name], metrics[name] = {}, measure_filling(model, packed, inputs["tokenizer"], section)
             else:
                 reader = open_reader(model, inputs["tokenizer"])
-                answered[name] = answer_tasks(reader, section, asked)
-                found[name] = {
+                answered[name] = answer_tasks(reader, section, task_items)
+                metrics[name] = {
                     "sources": measure_sources(reader.model, packed, inputs["tokenizer"], section),
                     "tasks": {task: result.summary for task, result in answered[name].items()},
                     **_of_suites(reader, section, suites),
@@ -73,25 +73,25 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                     **({} if team is None else {"red_team": team.ask(reader, name, chat=name not in CONTINUING)}),
                 }
             context.progress(number + 1, len(names), "models")
-        of_team = {} if team is None else {"red_team_differences": team.differences()}
+        team_differences = {} if team is None else {"red_team_differences": team.differences()}
     measured = {
-        "models": found,
+        "models": metrics,
         "differences": differences(answered, section),
-        **_contaminated(trained, inputs["tokenizer"], section, asked, answered),
-        **of_team,
+        **_contaminated(trained, inputs["tokenizer"], section, task_items, answered),
+        **team_differences,
     }
     write_json(out / "evaluation.json", measured)
-    return {**measured, "models": {name: _without_texts(one) for name, one in found.items()}}
+    return {**measured, "models": {name: _without_texts(model_metrics) for name, model_metrics in metrics.items()}}
 
 
 def _without_texts(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """What was measured of a model, without what it wrote."""
-    found = {key: value for key, value in measured.items() if key != "samples"}
-    return {**found, "red_team": {"sets": found["red_team"]["sets"]}} if "red_team" in found else found
+    """Metrics of a model without its generated texts."""
+    kept = {key: value for key, value in measured.items() if key != "samples"}
+    return {**kept, "red_team": {"sets": kept["red_team"]["sets"]}} if "red_team" in kept else kept
 
 
 def differences(answered: Mapping[str, Mapping[str, Result]], section: Evaluate) -> list[dict[str, Any]]:
-    """Each later model against the one before it, on the same items."""
+    """Paired differences between each model and the previous one, on the same items."""
     names = list(answered)
     return [
         {
@@ -110,14 +110,14 @@ def differences(answered: Mapping[str, Mapping[str, Result]], section: Evaluate)
 
 
 def _of_suites(
-    reader: Reader, section: Evaluate, asked: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
+    reader: Reader, section: Evaluate, items: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 ) -> dict[str, Any]:
     if not section.suites:
         return {}
     return {
         "suites": {
-            one.suite: answer_suite(reader, one, asked[one.suite], section.key_seed, section.bootstrap_samples)
-            for one in section.suites
+            suite.suite: answer_suite(reader, suite, items[suite.suite], section.key_seed, section.bootstrap_samples)
+            for suite in section.suites
         }
     }
 
@@ -136,13 +136,13 @@ def _contaminated(
     trained: RowsRead | None,
     tokenizer: Path,
     section: Evaluate,
-    asked: Mapping[str, Sequence[Item]],
+    items: Mapping[str, Sequence[Item]],
     answered: Mapping[str, Mapping[str, Result]],
 ) -> dict[str, Any]:
-    if section.contamination is None or trained is None or not asked:
+    if section.contamination is None or trained is None or not items:
         return {}
     decode = Chat(tokenizer).tokenizer.decode_batch
-    share = item_coverage(trained, decode, asked, section.contamination, section.key_seed)
+    share = item_coverage(trained, decode, items, section.contamination, section.key_seed)
     return {
         "contamination": {
             model: {
@@ -159,7 +159,7 @@ def _contaminated(
 def measure_sources(
     model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate
 ) -> dict[str, dict[str, Any]]:
-    """Metrics on each source's held-out documents (see `documents.source_metrics`); sources without are absent."""
+    """Metrics on each source's held-out documents (see `documents.source_metrics`); omits sources without any."""
     if packed is None:
         return {}
     token_bytes = read_token_bytes(tokenizer, next(model.parameters()).device)
@@ -173,7 +173,7 @@ def measure_sources(
 
 
 def measure_filling(model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate) -> dict[str, Any]:
-    """What is measured of a model that fills in masked tokens, or hidden spans (see `masked_tokens`)."""
+    """Metrics of a model that fills in masked tokens or hidden spans (see `masked_tokens`)."""
     measure = masked_metrics if model.shape.encoder else span_metrics
     sources = (
         {}
@@ -189,8 +189,7 @@ def measure_filling(model: Llama, packed: PackedSet | None, tokenizer: Path, sec
 
 @torch.no_grad()
 def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> dict[str, Any]:
-    """`reward_accuracy` on the pairs that preference optimisation held out, and its interval; None where there are
-    none."""
+    """`reward_accuracy` on the held-out pairs of preference optimisation, and its interval; None without pairs."""
     if "dpo" not in inputs:
         return {"reward_accuracy": None, "reward_accuracy_interval": None}
     lines = (inputs["dpo"] / HOLDOUT).read_text(encoding="utf-8").splitlines()
@@ -203,16 +202,18 @@ def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> dict[str, A
     logps = []
     for start in range(0, len(pairs), ROWS_PER_FORWARD):
         ids, targets = (
-            part.to(device) for part in padded_pairs(pairs[start : start + ROWS_PER_FORWARD], chat.pad, length)
+            tensor.to(device) for tensor in padded_pairs(pairs[start : start + ROWS_PER_FORWARD], chat.pad, length)
         )
         logps.append(model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T.cpu().numpy())
-    reference = np.array([[one["reference_chosen"], one["reference_rejected"]] for one in examples], dtype=np.float32)
-    found = share_with_interval(gained_more(np.concatenate(logps), reference))
-    return {"reward_accuracy": None if found is None else found["value"], "reward_accuracy_interval": found}
+    reference = np.array(
+        [[example["reference_chosen"], example["reference_rejected"]] for example in examples], dtype=np.float32
+    )
+    interval = share_with_interval(gained_more(np.concatenate(logps), reference))
+    return {"reward_accuracy": None if interval is None else interval["value"], "reward_accuracy_interval": interval}
 
 
 def sample(model: Llama, tokenizer: Path, section: Evaluate, asked: bool) -> list[dict[str, str]]:
-    """What the model makes of each prompt: an answer to it where `asked`, else the rest of a document."""
+    """Completions of each prompt: the answer to it if `asked`, else the continuation of a document."""
     if not section.prompts:
         return []
     chat, text = Chat(tokenizer), load_tokenizer(tokenizer)
@@ -221,9 +222,10 @@ def sample(model: Llama, tokenizer: Path, section: Evaluate, asked: bool) -> lis
             chat.encode([{"role": "user", "content": prompt}], prompt=True).ids.tolist() for prompt in section.prompts
         ]
     else:
-        # In the packed set every document follows an end of text.
+        # In the packed set, every document follows an end-of-text token.
         prompts = [[text.eos, *encoded.ids] for encoded in text.encode(section.prompts)]
-    found = generate(model, prompts, section.max_new_tokens, chat.stops, section.temperature, section.key_seed)
+    completions = generate(model, prompts, section.max_new_tokens, chat.stops, section.temperature, section.key_seed)
     return [
-        {"prompt": prompt, "completion": chat.decode(new)} for prompt, new in zip(section.prompts, found, strict=True)
+        {"prompt": prompt, "completion": chat.decode(new)}
+        for prompt, new in zip(section.prompts, completions, strict=True)
     ]

@@ -1,7 +1,7 @@
-"""Stage `export`: the final model as a folder that transformers loads, with a card that says where it is from.
+"""Stage `export`: the final model as a folder that transformers loads, with a model card that states its lineage.
 
 Output: config.json, model.safetensors (or its shards and their index), generation_config.json, the tokenizer's files,
-README.md; where it is asked for, GGUF files for llama.cpp and a Modelfile for Ollama.
+README.md; on request GGUF files for llama.cpp and a Modelfile for Ollama.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gristmill.train.stages.trained_models import MODEL_AVERAGE
 
 DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
 COST_ROWS = 256
-"""Held-out rows that the cost of rounding is measured on at most."""
+"""Most held-out rows on which the cost of rounding is measured."""
 MODELFILE = "Modelfile"
 PREFIX_NOTE = [
     "## Prefixes",
@@ -93,21 +93,21 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> tuple[Shape, int, int]:
-    """Write all but the card.
+    """Write everything except the model card.
 
     Args:
-        source: a trained model's folder.
-        tokenizer: its tokenizer's.
+        source: folder of a trained model.
+        tokenizer: folder of its tokenizer.
         section: dtype, rounding and size of shards.
-        out: where to.
+        out: target folder.
 
     Returns:
-        the model's sizes, how many numbers it has, and the bytes of its files.
+        shape of the model, its number of parameters, and the bytes of its files.
     """
     shape, chat = read_shape(source), Chat(tokenizer)
     name, dtype = DTYPES[section.dtype]
-    own_ends = () if shape.published is None else shape.published.eos
-    eos = sorted(chat.stops.union(own_ends))
+    published_eos = () if shape.published is None else shape.published.eos
+    eos = sorted(chat.stops.union(published_eos))
     tensors = exported_tensors(source, shape, dtype)
     parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
     config = hf_config(shape, name, eos, chat.pad)
@@ -118,8 +118,8 @@ def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> t
         config["quantization_config"] = QUANTIZATION_CONFIG
     write_json(out / "config.json", config)
     if not shape.encoder:
-        begins = {"decoder_start_token_id": chat.pad} if shape.encoder_decoder else {}
-        write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad, **begins})
+        start_ids = {"decoder_start_token_id": chat.pad} if shape.encoder_decoder else {}
+        write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad, **start_ids})
     size = write_model(out, groups, section.max_shard_bytes, metadata)
     has_template = chat.formatter is None and shape.kind == "decoder"
     for file in (TOKENIZER_FILE, TEMPLATE_FILE) if has_template else (TOKENIZER_FILE,):
@@ -133,11 +133,11 @@ def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> t
 def write_gguf_files(
     source: Path, shape: Shape, chat: Chat, section: Export, out: Path, name: str, context: Context
 ) -> dict[str, int]:
-    """Write the GGUF files that are asked for and a Modelfile; returns the bytes of each file by its kind.
+    """Write the GGUF files of the section and a Modelfile; returns bytes by kind of file.
 
     Raises:
-        gristmill.tokenize.encoding.llama_cpp_vocabulary.NotForLlamaCppError: llama.cpp would encode text otherwise.
-        gristmill.train.models.gguf_model.GgufError: it would compute otherwise.
+        gristmill.tokenize.encoding.llama_cpp_vocabulary.NotForLlamaCppError: llama.cpp would encode text differently.
+        gristmill.train.models.gguf_model.GgufError: llama.cpp would compute differently.
     """
     if not section.gguf:
         return {}
@@ -159,20 +159,20 @@ def write_gguf_files(
         kind: write_gguf(out / f"model-{kind}.gguf", source / WEIGHTS_FILE, shape, kind, labels, context.work)
         for kind in section.gguf
     }
-    in_go = go_template(chat)
-    if template is not None and in_go is None:
+    go_chat_template = go_template(chat)
+    if template is not None and go_chat_template is None:
         context.warn(
             "the Modelfile has no TEMPLATE: the chat template writes a message in a way that depends on those "
             "around it, which Ollama's templates cannot say here; write one by hand before `ollama create`"
         )
     with atomic_write(out / MODELFILE) as sink:
-        sink.write(modelfile(f"model-{section.gguf[0]}.gguf", chat, shape.sequence_length, in_go).encode())
+        sink.write(modelfile(f"model-{section.gguf[0]}.gguf", chat, shape.sequence_length, go_chat_template).encode())
     return sizes
 
 
 def check_can_round(shape: Shape) -> None:
-    """Raise ValueError for a mixture of experts, most of whose weights `int8` would leave as they are, and for what
-    is no decoder."""
+    """Raise ValueError for models other than decoders, and for mixtures of experts, whose expert weights `int8`
+    skips."""
     if shape.kind != "decoder":
         raise ValueError(
             "export.int8 rounds the layers of a decoder, but this model is an "
@@ -183,9 +183,9 @@ def check_can_round(shape: Shape) -> None:
 
 
 def int8_cost(source: Path, exported: Path, mix: Path | None) -> dict[str, Any]:
-    """Perplexity on the mixture's held-out rows before and after rounding, and by what share it grew.
+    """Perplexity on the mixture's held-out rows before and after rounding, and its relative growth.
 
-    None for all three where there is no mixture, or it holds nothing out.
+    All three are None if there is no mixture or it holds nothing out.
     """
     rows = None
     if mix is not None:
@@ -200,17 +200,17 @@ def int8_cost(source: Path, exported: Path, mix: Path | None) -> dict[str, Any]:
 
 
 def perplexity(model: Llama, ids: Tensor) -> float:
-    """Of rows of tokens (n, t), on the CPU; every token sees its row up to itself."""
+    """Perplexity of rows of tokens (n, t), on the CPU, with causal attention within a row."""
     no_bytes = torch.zeros(model.shape.padded_vocab_size)
-    sums = sum(score_rows(model, part, no_bytes) for part in ids.split(ROWS_PER_FORWARD))
+    sums = sum(score_rows(model, batch, no_bytes) for batch in ids.split(ROWS_PER_FORWARD))
     return metrics_of(torch.as_tensor(sums).tolist())["perplexity"]
 
 
 def weights_folder(training: Path, stage: str, section: Export) -> Path:
-    """The model that the section asks for.
+    """Folder of the weights that the section exports.
 
     Raises:
-        ValueError: an average is asked for, but the training kept none.
+        ValueError: the section exports an average, but the training kept none.
     """
     if section.weights == "raw":
         return training / MODEL
@@ -223,45 +223,45 @@ def weights_folder(training: Path, stage: str, section: Export) -> Path:
 
 
 def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str, Planned]:
-    """The model's tensors under Hugging Face's names, in the export's dtype, padding rows cut off; read when asked."""
+    """The model's tensors under Hugging Face's names in the export's dtype, without padding rows; read lazily."""
     file = TensorFile(source / WEIGHTS_FILE)
-    # What several are parts of, such as a layer's experts, is read once for all of them.
+    # A tensor that is split into several, such as a layer's experts, is read once for all of them.
     read = lru_cache(maxsize=1)(file.read)
 
     def split(name: str, tensor: Tensor) -> dict[str, Tensor]:
         return split_for_hf(name, tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor, shape)
 
-    def made(inner: str, names: Sequence[str]) -> Tensor:
+    def join_parts(inner: str, names: Sequence[str]) -> Tensor:
         parts = [split(name, read(name))[inner].to(dtype) for name in names]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    found: dict[str, dict[str, torch.Size]] = {}
+    part_shapes: dict[str, dict[str, torch.Size]] = {}
     for name in sorted(file.names()):
         for inner, part in split(name, torch.empty(file.shape(name), device="meta")).items():
-            found.setdefault(inner, {})[name] = part.shape
+            part_shapes.setdefault(inner, {})[name] = part.shape
     return {
-        inner: Planned(dtype, joined_shape([*parts.values()]), partial(made, inner, [*parts]))
-        for inner, parts in found.items()
+        inner: Planned(dtype, joined_shape([*parts.values()]), partial(join_parts, inner, [*parts]))
+        for inner, parts in part_shapes.items()
     }
 
 
 def joined_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
-    """Of tensors joined by rows."""
+    """Shape of tensors concatenated by rows."""
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a small file, whole or not at all."""
+    """Copy a small file atomically."""
     with atomic_write(target) as sink:
         sink.write(source.read_bytes())
 
 
 def formatted(chat: Chat) -> list[str]:
-    """Lines of the card about conversations that a function of the user's writes; none where a template does."""
+    """Lines of the model card about conversations written by a user's function; empty with a chat template."""
     if chat.formatter is None:
         return []
-    written = "".join(text for text, _ in chat.segments(PROBE))
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", written)), default=0))
+    conversation = "".join(text for text, _ in chat.segments(PROBE))
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", conversation)), default=0))
     return [
         "## Conversations",
         "",
@@ -270,7 +270,7 @@ def formatted(chat: Chat) -> list[str]:
         "before you encode them; this is one:",
         "",
         f"{fence}text",
-        written,
+        conversation,
         fence,
         "",
     ]
@@ -284,7 +284,7 @@ def model_card(
     dtype: str,
     conversations: Sequence[str] = (),
 ) -> str:
-    """The README of the exported folder: what the model is, what it was made from, how to load it."""
+    """README of the exported folder: description of the model, sources, loading and lineage."""
     name = lineage.get("name", "gristmill model")
     rows = [
         f"| {source} | {facts.get('weight', '')} | {facts.get('licence') or 'not stated'} |"

@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation as the stage `dpo` runs it for `loss: kto`: single answers in place of pairs."""
+"""Kahneman-Tversky optimisation, run by the stage `dpo` for `loss: kto`: single answers instead of pairs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from gristmill.train.stages.stage_inputs import open_mixture, open_rows, start_o
 from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
 
 MOST_IMBALANCE = 4 / 3
-"""Equation 8 of the paper asks that both kinds weigh the same in all, up to this factor for the desirable ones."""
+"""Equation 8 of the paper: total weights of both kinds are equal, up to this factor for the desirable one."""
 
 
 def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Context) -> dict[str, Any]:
@@ -44,10 +44,9 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
 
     Raises:
         gristmill.train.data.conversation_tokens.NothingToTrainError: no answer is left to train on.
-        gristmill.train.objectives.reference_logps.StaleReferenceError: the reference is of other weights or
-            rows.
+        gristmill.train.objectives.reference_logps.StaleReferenceError: the reference is of other weights or rows.
         gristmill.train.objectives.reference_logps.NotTheReferenceError: the first batch's rewards are not zero.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
     """
     seed, start = section.key_seed, start_of(inputs)
     with (
@@ -62,7 +61,7 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         dtype = compute_dtype(section.precision, world.device)
         reference = read_answer_reference(inputs["reference"], answer_key(start, rows, dtype, rounding_of(section)))
         model = tuned_model(shape, stored(start), section.lora, seed, world, dtype, context)
-        # The estimate of the KL is one more forward pass over as many tokens, or nearly.
+        # Estimating the KL takes one more forward pass over about as many tokens.
         flops = adapted_flops_per_token(shape, length, section.lora) + 2 * shape.matrix_parameters
         objective = Desirability(rows, draws, reference, section, seed, flops, world, context.warn)
         section = section.in_steps(objective.order.total)
@@ -76,17 +75,17 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         record, summary = train(replace(job, before_step=lambda step, rows: objective.take_baseline(model, rows)))
         held_out = np.flatnonzero(is_out)
         measured = measured_again(rows.ids, is_out, section.measured_pairs)
-        gained = answer_logps(model, rows, measured, section.micro_batch_size, world) - reference[measured, 0]
-        gains = gained[is_out[measured]]
+        answer_gains = answer_logps(model, rows, measured, section.micro_batch_size, world) - reference[measured, 0]
+        gains = answer_gains[is_out[measured]]
         summary |= publish_tuned(job, section.lora, shape, start, out, record)
         if record is not None:
             summary["chosen_decline"] = decline_of(record.lines())
             summary["margins"] = write_margins(
                 out / MARGINS,
-                answer_margins(rows, data.sources, measured, section.beta * gained, is_out),
+                answer_margins(rows, data.sources, measured, section.beta * answer_gains, is_out),
                 {rows.ids[answer]: rows.records[rows.examples[answer]] for answer in measured},
             )
-            # A pair's rejected answer is the row behind its chosen one.
+            # The rejected answer of a pair follows its chosen answer.
             chosen = np.array(
                 [
                     answer
@@ -124,7 +123,7 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
 
 
 def warn_of_imbalance(desirable: np.ndarray, section: Dpo, context: Context) -> None:
-    """Tell where the two kinds of answers weigh too differently."""
+    """Warn if the total weights of both kinds of answers differ too much."""
     counts = int(desirable.sum()), int((~desirable).sum())
     if not all(counts):
         missing = "undesirable" if counts[0] else "desirable"
@@ -141,21 +140,22 @@ def warn_of_imbalance(desirable: np.ndarray, section: Dpo, context: Context) -> 
 
 
 def ranked_right(desirable: np.ndarray, undesirable: np.ndarray) -> float | None:
-    """Among all pairs of a desirable and an undesirable answer the share whose first gained more; ties count half.
+    """Share of all (desirable, undesirable) pairs in which the desirable answer gained more; ties count half.
 
-    The area under the curve of Mann & Whitney 1947. None where a kind is missing.
+    The area under the curve of Mann & Whitney 1947. None if a kind is missing.
     """
     if not len(desirable) or not len(undesirable):
         return None
     ordered = np.sort(undesirable)
-    below, upto = (np.searchsorted(ordered, desirable, side=side) for side in ("left", "right"))
-    return float((below + upto).sum() / (2 * len(desirable) * len(undesirable)))
+    lower, not_higher = (np.searchsorted(ordered, desirable, side=side) for side in ("left", "right"))
+    return float((lower + not_higher).sum() / (2 * len(desirable) * len(undesirable)))
 
 
 def ranked_right_interval(desirable: np.ndarray, undesirable: np.ndarray) -> dict[str, float] | None:
-    """That share with Wilson's interval over as many units as the smaller kind has answers, None where one is missing.
+    """`ranked_right` with Wilson's interval over as many units as the smaller kind has answers; None if a kind is
+    missing.
 
-    Its variance is at most A (1 - A) / min(m, n) (Birnbaum & Klose 1957), so the interval is rather too wide.
+    The variance is at most A (1 - A) / min(m, n) (Birnbaum & Klose 1957), so the interval is conservative.
     """
     share = ranked_right(desirable, undesirable)
     return None if share is None else wilson(share, min(len(desirable), len(undesirable)))

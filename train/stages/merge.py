@@ -1,7 +1,7 @@
-"""Stage `merge`: an average of checkpoints of the pre-training, measured beside each of them.
+"""Stage `merge`: a weighted average of pre-training checkpoints, measured beside each of them.
 
-Output: `model/` as of pre-training; `merged.json`: of each checkpoint, of the merged model and of the one at the end of
-the training the share, and what was measured on held-out rows.
+Output: `model/` as of pre-training; `merged.json`: share and held-out metrics of each checkpoint, of the merged model
+and of the last checkpoint.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from gristmill.train.stages.stage_inputs import MODEL, open_rows
 
 
 class MergeError(RuntimeError):
-    """Checkpoints that are to be merged are not there."""
+    """A checkpoint to merge is missing."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Merge and measure; one plain process.
 
     Raises:
-        MergeError: a checkpoint is gone, torn or damaged, or of another model.
+        MergeError: a checkpoint is missing, incomplete or damaged, or of another model.
     """
     make_deterministic(1)
     steps, shares, trained = config["steps"], config["shares"], inputs["pretrain"]
@@ -55,18 +55,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             tokenizer=inputs["tokenizer"],
             section=Evaluate(seed=config["seed"], bootstrap_samples=config["bootstrap_samples"]),
         )
-        singles, found = [], []
+        singles, measurements = [], []
         for step, share in zip(steps, shares, strict=True):
             singles.append(_single(trained, step, config["of"], context))
-            found.append({"model": f"step {step}", "share": share, "sources": measure(singles[-1])})
+            measurements.append({"model": f"step {step}", "share": share, "sources": measure(singles[-1])})
             context.progress(len(singles), len(steps) + 2, "models")
         write_average(out / MODEL, singles, shares)
         merged, last = (measure(folder / MODEL) for folder in (out, trained))
-    found += [
+    measurements += [
         {"model": "merged", "share": None, "sources": merged},
         {"model": f"step {config['of']}, the last", "share": None, "sources": last},
     ]
-    write_json(out / "merged.json", {"models": found})
+    write_json(out / "merged.json", {"models": measurements})
     file = TensorFile(out / MODEL / WEIGHTS_FILE)
     return {
         "parameters": sum(math.prod(file.shape(name)) for name in file.names()),
@@ -77,12 +77,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def write_average(out: Path, models: Sequence[Path], shares: Sequence[float]) -> None:
-    """Write the weighted mean of models of one shape; sums are in float64, and memory holds one tensor of them.
+    """Write the weighted mean of models of one shape; sums in float64, one tensor at a time.
 
     Args:
         out: folder of the new model.
         models: folders of models that a training stage saved.
-        shares: of each; together 1.
+        shares: of each; they sum to 1.
     """
     files = [TensorFile(model / WEIGHTS_FILE) for model in models]
 
@@ -100,8 +100,8 @@ def write_average(out: Path, models: Sequence[Path], shares: Sequence[float]) ->
 
 
 def _single(trained: Path, step: int, last: int, context: Context) -> Path:
-    """A folder with the model of a checkpoint, however many processes have written that; of the last step, the one that
-    the training ended with."""
+    """Folder with the model of a checkpoint, independent of the number of processes; for the last step, the final
+    model."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
@@ -110,31 +110,31 @@ def _single(trained: Path, step: int, last: int, context: Context) -> Path:
     checkpoint, single = _checkpoint(trained, step, context), context.work / f"step-{step}"
     file = TensorFile(trained / MODEL / WEIGHTS_FILE)
     saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    own = INNER if any(key.startswith(f"model.{INNER}") for key in saved) else ""
-    found = {f"model.{own}{name}": torch.empty(file.shape(name)) for name in file.names()}
-    if others := [key for key, tensor in found.items() if getattr(saved.get(key), "size", None) != tensor.shape]:
-        raise MergeError(f"merge: {checkpoint} is of another model: it has no {others[0]} of this one's shape")
-    dcp.load(found, checkpoint_id=checkpoint, planner=SafePlanner(), no_dist=True)  # type: ignore[attr-defined]
-    write_tensors(single / WEIGHTS_FILE, {name: ready(found[f"model.{own}{name}"]) for name in file.names()})
+    prefix = INNER if any(key.startswith(f"model.{INNER}") for key in saved) else ""
+    tensors = {f"model.{prefix}{name}": torch.empty(file.shape(name)) for name in file.names()}
+    if mismatched := [key for key, tensor in tensors.items() if getattr(saved.get(key), "size", None) != tensor.shape]:
+        raise MergeError(f"merge: {checkpoint} is of another model: it has no {mismatched[0]} of this one's shape")
+    dcp.load(tensors, checkpoint_id=checkpoint, planner=SafePlanner(), no_dist=True)  # type: ignore[attr-defined]
+    write_tensors(single / WEIGHTS_FILE, {name: ready(tensors[f"model.{prefix}{name}"]) for name in file.names()})
     write_json(single / SHAPE_FILE, read_json(trained / MODEL / SHAPE_FILE))
     return single
 
 
 def _checkpoint(trained: Path, step: int, context: Context) -> Path:
-    """The sound checkpoint of a step, on this machine."""
+    """Verified checkpoint of a step, on this machine."""
     folder = trained.parent / "work" / CHECKPOINTS
     checkpoint = step_folder(folder, step)
     if not is_complete(checkpoint):
-        there = ", ".join(map(str, complete_steps(folder))) or "none"
+        available = ", ".join(map(str, complete_steps(folder))) or "none"
         raise MergeError(
-            f"merge: the training keeps no complete checkpoint of step {step} (there are: {there}); set "
+            f"merge: the training keeps no complete checkpoint of step {step} (there are: {available}); set "
             "engine.permanent_every to merge.every, or a divisor of it, and train again: gristmill stage "
             "pretrain MANIFEST --force"
         )
     if not is_local(checkpoint):
-        here = step_folder(context.work / CHECKPOINTS, step)
-        fetch_tree(checkpoint, here)
-        checkpoint = here
+        local_copy = step_folder(context.work / CHECKPOINTS, step)
+        fetch_tree(checkpoint, local_copy)
+        checkpoint = local_copy
     if damaged := damaged_files(checkpoint):
         raise MergeError(
             f"merge: {checkpoint}: {', '.join(damaged)} is not what was saved; merge others, or train "
@@ -145,10 +145,10 @@ def _checkpoint(trained: Path, step: int, context: Context) -> Path:
 
 
 def _measured(folder: Path, packed: PackedSet, tokenizer: Path, section: Evaluate) -> dict[str, Any]:
-    """What the stage `evaluate` measures of a model on held-out rows, by source."""
+    """Metrics of the stage `evaluate` on held-out rows, by source."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(folder, device, runs_own_code=True, kind=None)
     if model.shape.kind != "decoder":
-        found: dict[str, Any] = measure_filling(model, packed, tokenizer, section)["sources"]
-        return found
+        sources: dict[str, Any] = measure_filling(model, packed, tokenizer, section)["sources"]
+        return sources
     return measure_sources(model, packed, tokenizer, section)

@@ -1,7 +1,7 @@
-"""Stage `model`: a model that was trained elsewhere, as the stages that tune, measure and export models read it.
+"""Stage `model`: an existing model in the format that later stages read.
 
-Output: `model/config.json`, `model/model.safetensors` (float32), as of pre-training, so that everything behind it
-is the same whether a run has pre-trained or not.
+Output: `model/config.json`, `model/model.safetensors` (float32), as of pre-training, so that later stages do not depend
+on whether the run pre-trained.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gristmill.train.stages.trained_models import describe_model
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Copy the model, a tensor at a time; one plain process.
+    """Copy the model tensor by tensor; one plain process.
 
     Raises:
-        WeightsError: a file is missing or damaged, or the tokenizer has ids that the model does not.
-        gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run the model.
+        WeightsError: a file is missing or damaged, or the tokenizer has more ids than the model.
+        gristmill.train.models.families.UnknownArchitectureError: the architecture is not supported.
     """
     folder = as_path(config["path"])
     shape, tokenizer = check_model(folder), load(inputs["tokenizer"])

@@ -1,7 +1,7 @@
-"""Stage `pretrain`: a new decoder, or encoder, learns the packed set.
+"""Stage `pretrain`: trains a new decoder or encoder on the packed set.
 
-Output: `model/config.json`, `model/model.safetensors` (float32), `metrics.jsonl`, `skipped_steps.jsonl`; where the
-section asks for them or a step was skipped `model-average/` and `autopsies/`.
+Output: `model/config.json`, `model/model.safetensors` (float32), `metrics.jsonl`, `skipped_steps.jsonl`;
+`model-average/` if the section configures it, and `autopsies/` of skipped steps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Pre-train; called on every rank of a torchrun process group.
 
     Raises:
-        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
     """
     section = Pretrain.model_validate(config)
     seed = section.key_seed
@@ -61,7 +61,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         with process_group(context.parallel) as world:
             dtype = compute_dtype(section.precision, world.device)
             model = sharded_model(shape, tensor_of, world, dtype, context.compute, section.float8)
-            shape = cast(Shape | OwnShape, model.shape)  # with the number of a user's parameters
+            shape = cast(Shape | OwnShape, model.shape)  # an OwnShape now has its number of parameters
             token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
             average = averaged(model, section)
             job = Job(
@@ -99,22 +99,22 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 phase_ends=packed.phase_ends(),
                 sets_before=packed.sets_before(),
             )
-            turn = _Positions(model, shape, job)
+            rotary_positions = _Positions(model, shape, job)
             record, summary = train(
-                replace(job, before_step=lambda step, rows: turn.of_step(step)) if section.phases else job
+                replace(job, before_step=lambda step, rows: rotary_positions.of_step(step)) if section.phases else job
             )
-            turn.of_step(summary["steps"] - 1)
+            rotary_positions.of_step(summary["steps"] - 1)
             shape = cast(Shape | OwnShape, model.shape)
             tensors = {
                 folder: {name: tensor for name, tensor in weights.items() if not name.startswith(FURTHER)}
                 for folder, weights in all_tensors(model, average).items()
             }
-            kept = trunk_of(shape) if isinstance(shape, Shape) else shape
+            published = trunk_of(shape) if isinstance(shape, Shape) else shape
             if record is not None:
-                summary |= publish(out, kept, tensors, record)
+                summary |= publish(out, published, tensors, record)
     return {
         **summary,
-        **describe_model(kept, length),
+        **describe_model(published, length),
         "flops_per_token": shape.flops_per_token(length),
         "dtype": str(dtype).removeprefix("torch."),
         "world_size": world.size,
@@ -122,7 +122,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def check_stages(packed: PackedSet, section: Pretrain) -> None:
-    """See that a training with these settings reads a set with phases no further than its end, before it begins.
+    """Check before training that it does not read past the end of a set with phases.
 
     Raises:
         gristmill.tokenize.order.ReadOnceError: it would.
@@ -132,11 +132,11 @@ def check_stages(packed: PackedSet, section: Pretrain) -> None:
 
 
 def read_layout(section: Pretrain, tokenizer: Path, seed: int, length: int) -> Layout | None:
-    """What is predicted of rows of so many tokens; None where the next token is.
+    """Targets of rows of `length` tokens; None for next-token prediction.
 
     Raises:
-        gristmill.train.objectives.span_rows.NoSentinelsError: it lacks special tokens for hidden spans.
-        gristmill.train.objectives.masked_rows.NoMaskTokenError: the tokenizer of the folder has no token to mask by.
+        gristmill.train.objectives.span_rows.NoSentinelsError: the tokenizer lacks special tokens for hidden spans.
+        gristmill.train.objectives.masked_rows.NoMaskTokenError: the tokenizer has no mask token.
     """
     if section.masked is not None:
         return read_masking(section.masked, tokenizer, seed)
@@ -149,13 +149,12 @@ def read_layout(section: Pretrain, tokenizer: Path, seed: int, length: int) -> L
 
 
 def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Shape | OwnShape, TensorOf | None]:
-    """The shape of the model to train, and where its first weights come from: drawn, or a checkpoint; a user's makes
-    its own.
+    """Shape of the model to train, and the source of its first weights: random or a checkpoint; None for own models.
 
     Raises:
-        WeightsError: the mixture's tokenizer has ids that the checkpoint does not, or the checkpoint is a decoder where
-            an encoder is to be trained, or the reverse.
-        gristmill.train.models.families.UnknownArchitectureError: no model here can run the checkpoint.
+        WeightsError: the mixture's tokenizer has more ids than the checkpoint, or the checkpoint is a decoder and an
+            encoder is to be trained, or the reverse.
+        gristmill.train.models.families.UnknownArchitectureError: the checkpoint's architecture is not supported.
     """
     model, vocab_size = section.model, packed.manifest["tokenizer"]["vocab_size"]
     if model.own is not None:
@@ -178,43 +177,43 @@ def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Sha
             f"{shape.sequence_length}"
         )
     length = max(shape.sequence_length, packed.sequence_length)
-    found = replace(
+    tuned = replace(
         shape,
         sequence_length=length,
         document_mask=model.document_mask,
         prefix_lm=section.reads_prefixes,
         multi_token=further_heads(section),
     )
-    new, old = drawn(found, seed), stored(folder)
-    return found, lambda name, size: (new if name.startswith(FURTHER) else old)(name, size)
+    new, old = drawn(tuned, seed), stored(folder)
+    return tuned, lambda name, size: (new if name.startswith(FURTHER) else old)(name, size)
 
 
 class _Positions:
-    """Gives a decoder the rotary positions of the phase that a step belongs to: of the step alone, so that a resumed
-    training, or one that went back, has those of the uninterrupted one.
+    """Sets a decoder's rotary positions for the phase of a step: a function of the step alone, so that resumed and
+    rewound trainings agree with uninterrupted ones.
 
     Args:
-        model: which reads them of its shape in every forward pass.
-        shape: as it was without phases.
-        job: the training, which knows them.
+        model: reads them from its shape in every forward pass.
+        shape: without phases.
+        job: the training, with its phases.
     """
 
     def __init__(self, model: Any, shape: Shape | OwnShape, job: Job) -> None:
         self._model, self._shape, self._job = model, shape, job
 
     def of_step(self, step: int) -> None:
-        """Before a step, counted from 0."""
+        """Set the positions for a step, counted from 0."""
         if isinstance(self._shape, Shape):
             self._model.shape = shape_in_phase(self._shape, self._job.phase_of(step))
 
 
 class _InLoop:
-    """What is measured between steps: held-out rows and tasks, each at its own steps, on one line."""
+    """Measurements between steps: held-out rows and tasks, each at its own steps, in one line."""
 
     def __init__(self, validation: Validation, tasks: InLoopTasks) -> None:
         self._validation, self._tasks = validation, tasks
 
     def __call__(self, step: int) -> dict[str, Any] | None:
-        answered = self._tasks(step)
-        line = {**(self._validation(step) or {}), **({"tasks": answered} if answered else {})}
+        task_metrics = self._tasks(step)
+        line = {**(self._validation(step) or {}), **({"tasks": task_metrics} if task_metrics else {})}
         return line or None

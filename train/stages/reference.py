@@ -1,9 +1,9 @@
-"""Stage `reference`: what the model that preference optimisation starts from thinks of every pair, computed once.
+"""Stage `reference`: log-probabilities of all pairs under the start model of preference optimisation, computed once.
 
 Output: `reference.parquet`, a row per pair in the order of the stage `dpo_data`: `id`, the summed log-probabilities
-`chosen` and `rejected` (float32) and the tokens that were summed over, `chosen_tokens` and `rejected_tokens`; and
-`key.json`, what these depend on. No loss and no beta is among that, so that other ones cost nothing. For the loss `kto`
-alone the rows are answers, with `logp`, and `mismatched`, that of an answer to another prompt.
+`chosen` and `rejected` (float32) and their numbers of tokens, `chosen_tokens` and `rejected_tokens`; and `key.json`,
+the inputs that these depend on. The key holds neither loss nor beta, so changing them recomputes nothing. For the loss
+`kto` the rows are answers, with `logp`, and `mismatched`, the log-probability of another prompt's answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Score every pair, or answer; called on every rank of a torchrun process group.
 
     Raises:
-        gristmill.train.data.preference_rows.LabelledError: there are single answers, but the loss is of pairs.
+        gristmill.train.data.preference_rows.LabelledError: the data has single answers, but the loss needs pairs.
     """
     section = Reference.model_validate(config)
     start = start_of(inputs)
@@ -52,10 +52,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def score(packed: PackedSet, start: Path, section: Reference, out: Path, context: Context) -> dict[str, Any]:
-    """Score the rows and write what was found; returns the stage's summary."""
+    """Score the rows and write the log-probabilities; returns the stage's summary."""
     shape = read_shape(start)
     rounded = section.rounded
-    # New adapters add nothing; what lies under them is rounded as the training will round it.
+    # New adapters add nothing, but the base weights must be rounded as in training.
     lora = None if rounded is None else Lora(rank=1, base=rounded.base, targets=rounded.targets)
     with process_group(context.parallel, pipelined=False, split=lora is None) as world:
         dtype = compute_dtype(section.precision, world.device)
@@ -80,10 +80,14 @@ def score(packed: PackedSet, start: Path, section: Reference, out: Path, context
 def score_answers(
     model: nn.Module, start: Path, rows: AnswerRows, section: Reference, dtype: torch.dtype, out: Path, world: World
 ) -> dict[str, Any]:
-    """Score every answer behind its own prompt, and its partner's behind the same; returns figures for the summary."""
-    every = np.arange(len(rows))
+    """Score every answer after its own prompt and its partner's answer after the same prompt; returns summary
+    figures."""
+    all_rows = np.arange(len(rows))
     logps = np.stack(
-        [answer_logps(model, rows, every, section.micro_batch_size, world, mismatched) for mismatched in (False, True)],
+        [
+            answer_logps(model, rows, all_rows, section.micro_batch_size, world, mismatched)
+            for mismatched in (False, True)
+        ],
         axis=1,
     )
     key = answer_key(start, rows, dtype, section.rounded)

@@ -1,9 +1,9 @@
-"""Stage `reward`: a model that scores answers learns from preferences (Bradley-Terry).
+"""Stage `reward`: trains a reward model on preferences (Bradley-Terry).
 
-Output: `model/`, a LlamaForSequenceClassification of one label (or that of the decoder's family) with its tokenizer;
-`metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not trained on, with
-their scores; `examples.txt`, the example of each row; `margins.parquet`, by how much the chosen answer of each pair
-scores higher (see objectives/margins.py); where an average is kept `model-average/`.
+Output: `model/`, a LlamaForSequenceClassification with one label (or that of the decoder's family) and its tokenizer;
+`metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the held-out pairs with their scores;
+`examples.txt`, the example of each row; `margins.parquet`, the score difference of each pair (see
+objectives/margins.py); `model-average/` if an average is configured.
 """
 
 from __future__ import annotations
@@ -61,30 +61,30 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         NothingToTrainError: no pair is left to train on.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
     """
     section = Reward.model_validate(config)
     seed, start = section.key_seed, start_of(inputs)
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
     shape = tuned_shape(shape, length, context)
-    found, sets, _ = read_pairs(section.data or (), chat, length, inputs)
-    names = set_names([one["path"] for one in sets])
-    every = [(pair, name) for name, of_set in zip(names, found, strict=True) for pair in of_set]
-    usable = [(pair, name) for pair, name in every if not (pair.chosen.truncated or pair.rejected.truncated)]
+    pairs_per_set, sets, _ = read_pairs(section.data or (), chat, length, inputs)
+    names = set_names([counts["path"] for counts in sets])
+    all_pairs = [(pair, name) for name, of_set in zip(names, pairs_per_set, strict=True) for pair in of_set]
+    usable = [(pair, name) for pair, name in all_pairs if not (pair.chosen.truncated or pair.rejected.truncated)]
     pairs = [pair for pair, _ in usable]
-    is_out = held_out_pairs(pairs, section, len(every))
-    training, held_out = ([pairs[number] for number in np.flatnonzero(part)] for part in (~is_out, is_out))
+    is_out = held_out_pairs(pairs, section, len(all_pairs))
+    training, held_out = ([pairs[number] for number in np.flatnonzero(mask)] for mask in (~is_out, is_out))
     with process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         if world.is_first:
             write_example_ids(out, [pair.example["id"] for pair in training], [len(training)])
-            for one in sets:
-                for warning in warnings_of(one["path"], one["audit"]):
+            for counts in sets:
+                for warning in warnings_of(counts["path"], counts["audit"]):
                     context.warn(warning)
-            read = sum(one["examples"] for one in sets)
-            if read - len(pairs) > LEFT_OUT_SHARE * read:
+            num_read = sum(counts["examples"] for counts in sets)
+            if num_read - len(pairs) > LEFT_OUT_SHARE * num_read:
                 context.warn(
-                    f"{read - len(pairs):,} of {read:,} pairs are not trained on: no template renders them, "
+                    f"{num_read - len(pairs):,} of {num_read:,} pairs are not trained on: no template renders them, "
                     f"or one of their answers ends behind reward.sequence_length, {length:,} tokens"
                 )
         dtype = compute_dtype(section.precision, world.device)
@@ -120,7 +120,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                     sorted(chat.stops),
                     chat.pad,
                 )
-                for file in (one for one in TOKENIZER_FILES if (inputs["tokenizer"] / one).exists()):
+                for file in (filename for filename in TOKENIZER_FILES if (inputs["tokenizer"] / filename).exists()):
                     copy_file(inputs["tokenizer"] / file, out / name / file)
             record.publish(out)
             summary |= final_measurements(record.lines())
@@ -139,21 +139,21 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "sets": sets,
         "training_pairs": len(training),
         "held_out_pairs": len(held_out),
-        "too_long_pairs": len(every) - len(pairs),
+        "too_long_pairs": len(all_pairs) - len(pairs),
         "held_out": judged(held_out, scored),
     }
 
 
 def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndarray:
-    """Which of n pairs only measure, (n,) bool.
+    """Mask of held-out pairs, (n,) bool.
 
     Args:
-        pairs: those whose end was not cut off.
-        section: what share is held out.
-        read: pairs that were read, for the message.
+        pairs: the pairs that were not truncated.
+        section: with the held-out share.
+        read: number of pairs read, for the message.
 
     Raises:
-        NothingToTrainError: none is left to train on.
+        NothingToTrainError: no pair is left to train on.
     """
     is_out = are_held_out((pair.example for pair in pairs), section.holdout, section.key_seed)
     if is_out.all():
@@ -168,7 +168,7 @@ def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndar
 def new_reward_model(
     shape: Shape, start: Path, section: Reward, world: World, dtype: torch.dtype, context: Context
 ) -> nn.Module:
-    """A saved decoder with a new scoring row, sharded, with adapters where the section asks for them."""
+    """A saved decoder with a new scoring head, sharded, with adapters if the section has them."""
     seed = section.key_seed
     return tuned_model(
         shape, with_new_score(stored(start), seed), section.lora, seed, world, dtype, context, train_score, RewardModel
@@ -176,37 +176,37 @@ def new_reward_model(
 
 
 def train_score(model: nn.Module) -> None:
-    """Let the scoring row of a reward model learn, in place, also where the rest is frozen."""
+    """Make the scoring head of a reward model trainable, in place, even if all other weights are frozen."""
     model.get_submodule("score").requires_grad_(True)
 
 
 def scoring_flops_per_token(shape: Shape, length: int, lora: Lora | None) -> float:
-    """Arithmetic of a training per token: that of the decoder, which here multiplies with no vocabulary."""
+    """Arithmetic of a training per token: that of the decoder without its output projection."""
     per_weight = 6 if lora is None else 4
     return adapted_flops_per_token(shape, length, lora) - per_weight * shape.vocab_size * shape.width
 
 
 def judged(pairs: Sequence[Pair], scored: np.ndarray) -> dict[str, Any]:
-    """What a summary says of held-out pairs.
+    """Metrics of a reward model on held-out pairs.
 
     Args:
         pairs: n of them.
         scored: (n, 2) float32, chosen first.
 
     Returns:
-        `accuracy`, the share whose chosen answer scores higher (a tie does not), with its interval; `longer_chosen`,
-        what preferring the longer answer would reach, with its interval; `length_correlation`, Pearson's, of scores
-        and answers' tokens; `margin`, the mean difference; `mean` and `deviation` of all scores. None for what no
-        pair tells.
+        `accuracy`, the share whose chosen answer scores higher (ties count as wrong), with its interval;
+        `longer_chosen`, the accuracy of preferring the longer answer, with its interval; `length_correlation`,
+        Pearson's, of scores and answers' tokens; `margin`, the mean difference; `mean` and `deviation` of all scores.
+        Undefined values are None.
     """
     lengths = np.array([pair.scored_tokens for pair in pairs], dtype=np.float64).reshape(-1, 2)
-    found = scored.astype(np.float64)
-    varies = len(pairs) > 1 and lengths.std() > 0 and found.std() > 0
+    scores = scored.astype(np.float64)
+    varies = len(pairs) > 1 and lengths.std() > 0 and scores.std() > 0
     return {
-        "accuracy": share_with_interval(found[:, 0] > found[:, 1]),
+        "accuracy": share_with_interval(scores[:, 0] > scores[:, 1]),
         "longer_chosen": share_with_interval(lengths[:, 0] > lengths[:, 1]),
-        "length_correlation": float(np.corrcoef(found.ravel(), lengths.ravel())[0, 1]) if varies else None,
-        "margin": float((found[:, 0] - found[:, 1]).mean()) if len(pairs) else None,
-        "mean": float(found.mean()) if len(pairs) else None,
-        "deviation": float(found.std()) if len(pairs) else None,
+        "length_correlation": float(np.corrcoef(scores.ravel(), lengths.ravel())[0, 1]) if varies else None,
+        "margin": float((scores[:, 0] - scores[:, 1]).mean()) if len(pairs) else None,
+        "mean": float(scores.mean()) if len(pairs) else None,
+        "deviation": float(scores.std()) if len(pairs) else None,
     }

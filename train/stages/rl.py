@@ -1,9 +1,9 @@
-"""Stage `rl`: the model answers prompts, its answers are rewarded, and it learns from that by GRPO or PPO.
+"""Stage `rl`: reinforcement learning from rewards of sampled answers, by GRPO or PPO.
 
-Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `prompts.txt`, the ids of the prompts that
-are trained on; `answers.parquet`, every answer that was learned from (see reinforcement/rollouts.py); `rollouts.json`:
-those of some batches, and the likeliest answers to held-out prompts before and after; with `lora` also `adapter/`,
-which PEFT loads, and `model/` is the model with that merged into it. PPO's critic is not part of the model.
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `prompts.txt`, the ids of the training
+prompts; `answers.parquet`, all answers used for training (see reinforcement/rollouts.py); `rollouts.json`: answers of
+some batches, and greedy answers to held-out prompts before and after; with `lora` also `adapter/`, which PEFT loads,
+and `model/` is the model with the adapters merged. PPO's critic is not part of the model.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ ROLLOUTS, PROMPTS = "rollouts.json", "prompts.txt"
 SHOWN_GROUPS = 4
 """Prompts of a batch whose answers `rollouts.json` shows."""
 SHOWN_HELD_OUT = 8
-"""Held-out prompts whose answers the summary shows, before and after."""
+"""Held-out prompts whose answers the summary shows, before and after training."""
 RESAMPLES = 1000
-"""Of the bootstrap (as `evaluate.bootstrap_samples` has by default)."""
+"""Bootstrap samples, the default of `evaluate.bootstrap_samples`."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -59,11 +59,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         gristmill.train.data.conversation_tokens.NothingToTrainError: no prompt is left to train on.
-        gristmill.dataprep.judges.answer_checks.NoAnswerError: a reward wants right answers that prompts do not have.
+        gristmill.dataprep.judges.answer_checks.NoAnswerError: a reward needs right answers that prompts do not have.
         gristmill.train.reinforcement.rewards.RewardModelError: a reward model is missing, or knows other ids.
-        gristmill.train.reinforcement.tools.toolbox.ToolError: a tool cannot be had.
+        gristmill.train.reinforcement.tools.toolbox.ToolError: a tool is not available.
         gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no sandbox for Python.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
     """
     section = Rl.model_validate(config)
     start_stage = next(name for name in reversed(MODELS) if name in inputs)
@@ -81,8 +81,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     ):
         if world.is_first:
             write_prompt_ids(out / PROMPTS, training)
-            for one in sets:
-                if warning := left_out_warning(one["path"], one, length - section.max_new_tokens):
+            for counts in sets:
+                if warning := left_out_warning(counts["path"], counts, length - section.max_new_tokens):
                     context.warn(warning)
             if section.continue_from is not None:
                 take_earlier_batches(context.work / BATCHES, as_path(section.continue_from), section.updates_per_batch)
@@ -152,22 +152,22 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "held_out": held_out_rewards(before, after, section),
         "samples": [
             {
-                "prompt": one["prompt"],
-                "before": one["answer"],
-                "reward_before": one["reward"],
-                "after": two["answer"],
-                "reward": two["reward"],
+                "prompt": first_answer["prompt"],
+                "before": first_answer["answer"],
+                "reward_before": first_answer["reward"],
+                "after": last_answer["answer"],
+                "reward": last_answer["reward"],
             }
-            for one, two in zip(before[:SHOWN_HELD_OUT], after, strict=False)
+            for first_answer, last_answer in zip(before[:SHOWN_HELD_OUT], after, strict=False)
         ],
     }
 
 
 def engine_of(section: Rl, shape: Shape, dtype: torch.dtype, chat: Chat, world: World, context: Context) -> Engine:
-    """What draws answers on this rank.
+    """Engine that samples answers on this rank.
 
     Raises:
-        gristmill.train.reinforcement.vllm_engine.RolloutEngineError: vLLM is asked for, but cannot be used here.
+        gristmill.train.reinforcement.vllm_engine.RolloutEngineError: `rollouts` is vllm, which cannot run here.
     """
     if section.rollouts == "own":
         return OwnEngine(shape, dtype, section.generation_rows, world.device)
@@ -180,7 +180,7 @@ def engine_of(section: Rl, shape: Shape, dtype: torch.dtype, chat: Chat, world: 
 
 
 def row_length(section: Rl, shape: Shape) -> int:
-    """Most tokens of prompt and answer.
+    """Most tokens of prompt and answer together.
 
     Raises:
         ValueError: no prompt fits beside an answer.
@@ -194,17 +194,17 @@ def row_length(section: Rl, shape: Shape) -> int:
 
 
 def answers_before(actor: Actor, held_out: Sequence[Prompt], file: Path) -> list[dict[str, Any]]:
-    """The start model's likeliest answers to held-out prompts; a resumed training has them already."""
+    """Greedy answers of the start model to held-out prompts; computed once per run, also if training resumes."""
     return measured_once(file, actor.world, lambda: actor.measure(held_out))
 
 
 def batches_of(section: Rl) -> int:
-    """How many batches of prompts are answered."""
+    """Number of batches of prompts."""
     return -(-section.steps // section.updates_per_batch)
 
 
 def shown_batches(out: Path, section: Rl) -> list[dict[str, Any]]:
-    """The first answers of some batches, each with the step that first learned from it."""
+    """First answers of some batches, each with the first step that trained on it."""
     last = batches_of(section) - 1
     return [
         {
@@ -217,7 +217,7 @@ def shown_batches(out: Path, section: Rl) -> list[dict[str, Any]]:
 
 
 def rewards_at_both_ends(lines: Sequence[dict[str, Any]], section: Rl) -> dict[str, Any]:
-    """Mean rewards of drawn answers in the first and in the last line of the metrics, and of each reward there."""
+    """Mean total and single rewards of sampled answers, in the first and the last line of the metrics."""
     rewarded = [line for line in lines if "reward" in line]
     if not rewarded:
         return {}
@@ -231,11 +231,11 @@ def rewards_at_both_ends(lines: Sequence[dict[str, Any]], section: Rl) -> dict[s
 def held_out_rewards(
     before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], section: Rl
 ) -> dict[str, Any] | None:
-    """Mean rewards of the likeliest answers to held-out prompts before and after, and their paired difference; None
-    where nothing is held out."""
+    """Mean rewards of greedy answers to held-out prompts before and after, and their paired difference; None without
+    held-out prompts."""
     if not before:
         return None
-    first, second = (np.array([one["reward"] for one in found]) for found in (before, after))
+    first, second = (np.array([answer["reward"] for answer in answers]) for answers in (before, after))
     return {
         "reward_before": float(first.mean()),
         "reward": float(second.mean()),

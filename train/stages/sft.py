@@ -1,8 +1,8 @@
-"""Stage `sft`: supervised fine-tuning on conversations; only what the data's masks mark is trained.
+"""Stage `sft`: supervised fine-tuning on conversations; the loss covers only tokens of the data's masks.
 
-Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training; `examples.txt`: the examples of each
-row, and `rows-per-set.json`; `step-0.json`: what was proved before the first step; with `lora` also `adapter/`, which
-PEFT loads, and `model/` is the model with that merged into it.
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training; `examples.txt`: the examples of each row,
+and `rows-per-set.json`; `step-0.json`: results of the checks before the first step; with `lora` also `adapter/`, which
+PEFT loads, and `model/` is the model with the adapters merged.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from gristmill.train.stages.teacher import kept_ids, teacher_folder
 from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
 
 HELD_OUT_BEFORE = "held-out-before.json"
-"""Among the working files: the loss of the held-out conversations before the first step."""
+"""Working file: the loss on held-out conversations before the first step."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Fine-tune the pre-trained model; called on every rank of a torchrun process group.
 
     Raises:
-        gristmill.train.objectives.proofs.NotProvedError: something does not hold that training relies on.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+        gristmill.train.objectives.proofs.NotProvedError: a check before the first step fails.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
     """
     section = Tuning.model_validate({key: value for key, value in config.items() if key != READS})
     start = first_model(inputs)
@@ -72,7 +72,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         section = section.in_steps(objective.order.total)
         if world.is_first:
             write_example_ids(out, examples_of_rows(rows), rows.rows_per_source)
-        taught = (
+        student_objective = (
             objective if section.distill is None else taught_turns(section.distill, objective, inputs, dtype, shape)
         )
         certificate = measured_once(
@@ -97,14 +97,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 rows_read(packed, config[READS], inputs["pretrain"]),
             )
         )
-        job = tuning_job(section, taught, model, shape, inputs, packed, world, context)
+        job = tuning_job(section, student_objective, model, shape, inputs, packed, world, context)
         before, measures = None, [job.after_step]
         if (inputs["sft_data"] / HELD_OUT).exists():
-            kept = stack.enter_context(open_rows(inputs["sft_data"] / HELD_OUT, context))
+            held_out_rows = stack.enter_context(open_rows(inputs["sft_data"] / HELD_OUT, context))
             turns = HeldOutTurns(
                 section.validate_every,
                 section.steps,
-                AssistantTurns(kept, section.key_seed, token_bytes, flops),
+                AssistantTurns(held_out_rows, section.key_seed, token_bytes, flops),
                 section.micro_batch_size,
                 model,
                 world,
@@ -137,11 +137,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def measuring(*measures: Callable[[int], dict[str, Any] | None]) -> Callable[[int], dict[str, Any] | None]:
-    """What several measurements find after a step, in one line; None where none of them measures then."""
+    """Merge the results of several measurements after a step into one line; None for steps without any."""
 
     def after_step(step: int) -> dict[str, Any] | None:
-        found = [line for measure in measures if (line := measure(step)) is not None]
-        return {key: value for line in found for key, value in line.items()} if found else None
+        lines = [line for measure in measures if (line := measure(step)) is not None]
+        return {key: value for line in lines for key, value in line.items()} if lines else None
 
     return after_step
 
@@ -149,11 +149,11 @@ def measuring(*measures: Callable[[int], dict[str, Any] | None]) -> Callable[[in
 def taught_turns(
     distill: Distill, turns: AssistantTurns, inputs: Mapping[str, Path], dtype: torch.dtype, student: Shape
 ) -> TaughtTurns:
-    """The same rows with what the stage `teacher` kept of them.
+    """Rows of `turns` with the stored predictions of the stage `teacher`.
 
     Raises:
-        gristmill.train.objectives.reference_logps.StaleReferenceError: that is of other weights or rows, or of
-            another vocabulary than the student's.
+        gristmill.train.objectives.reference_logps.StaleReferenceError: the predictions are of other weights or rows, or
+        of another vocabulary than the student's.
     """
     key = teacher_key(
         teacher_folder(distill, inputs),
@@ -171,17 +171,18 @@ def taught_turns(
 def held_by_pretraining(
     model: nn.Module, section: ElasticConsolidation, pretraining: NextToken, trained: RowsRead
 ) -> ElasticWeights:
-    """What holds the weights of a model that was not tuned yet, by the first rows that its pre-training has read."""
+    """Elastic penalty that keeps weights near their pre-trained values, from the first rows read by the
+    pre-training."""
     rows = trained.first(min(section.fisher_rows, trained.count))
     return ElasticWeights(model, fisher_diagonal(model, pretraining, rows), section.weight)
 
 
 def examples_of_rows(packed: PackedSet) -> list[str]:
-    """The ids of the examples in each row, with blanks between."""
+    """Space-separated ids of the examples in each row."""
     rows: list[list[str]] = [[] for _ in range(packed.rows)]
     pieces = packed.pieces(np.arange(packed.rows, dtype=np.int64))
-    for row, one in zip(pieces["row"].to_pylist(), pieces["id"].to_pylist(), strict=True):
-        rows[row].append(one.hex())
+    for row, example_id in zip(pieces["row"].to_pylist(), pieces["id"].to_pylist(), strict=True):
+        rows[row].append(example_id.hex())
     return [" ".join(row) for row in rows]
 
 
@@ -189,7 +190,7 @@ class HeldOutTurns:
     """Measures held-out conversations after some steps and after the last.
 
     Args:
-        every: steps between measurements; only after the last one where it is None.
+        every: steps between measurements; None: only after the last.
         steps: of the whole training.
         turns: the held-out rows.
         micro_batch_size: most rows of a forward pass on one rank.
@@ -210,16 +211,17 @@ class HeldOutTurns:
         self._model, self._world = model, world
 
     def __call__(self, step: int) -> dict[str, Any] | None:
-        """`held_out`: loss per trained token and bits per byte, of all sets and of each; None after a step without."""
+        """`held_out`: loss per trained token and bits per byte, in total and per set; None after a step without
+        measurement."""
         if step != self._last and step % self._every:
             return None
         return {"held_out": self.measure()}
 
     def measure(self) -> dict[str, Any]:
-        """The loss as it is now; called on every rank."""
+        """Measure the current loss; called on every rank."""
         world, rows = self._world, np.arange(self._turns.packed.rows, dtype=np.int64)
         sums = torch.zeros(self._turns.sums_length, dtype=torch.float64, device=world.device)
         with evaluating(self._model):
-            for part in micro_batches(rows, world.data_rank, world.data_size, self._size):
-                sums += self._turns.loss(self._model, self._turns.prepare(part), 1.0).sums
+            for batch in micro_batches(rows, world.data_rank, world.data_size, self._size):
+                sums += self._turns.loss(self._model, self._turns.prepare(batch), 1.0).sums
         return self._turns.report(sum_over_ranks(sums, world).tolist(), self._turns.weight(rows))

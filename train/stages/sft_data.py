@@ -1,10 +1,9 @@
-"""Stage `sft_data`: conversations, and documents of pre-training to replay, made into a packed set with loss masks.
+"""Stage `sft_data`: packs conversations, and pre-training documents to replay, with loss masks.
 
-Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `replay` where it is asked for, with loss
-masks (`tokenize/loss_masks.py`); `refused.jsonl`: the records that are not examples, and why; `counts.json`: shares
-trained, cut and ended, for the gates in front of the training; with `holdout` also `held-out/`, a packed set of what is
-not trained on. Needs no accelerator, so
-that data is looked at, and mixed again, before one is paid for.
+Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `replay` if configured, with loss masks
+(`tokenize/loss_masks.py`); `refused.jsonl`: rejected records with reasons; `counts.json`: shares trained, cut and
+ended, for the gates in front of the training; with `holdout` also `held-out/`, a packed set of the held-out
+conversations. Needs no accelerator, so data can be inspected and mixed again before a training is paid for.
 """
 
 from __future__ import annotations
@@ -55,19 +54,19 @@ from gristmill.train.stages.stage_inputs import example_length
 
 COUNTS = "counts.json"
 HELD_OUT = "held-out"
-"""Folder of a packed set like the one around it, of the conversations that only measure."""
+"""Folder of a packed set of held-out conversations."""
 REPLAY = "replay"
 SAMPLES_PER_SET = 3
 SAMPLE_TOKENS = 512
-"""Of an example that the report shows."""
+"""Most tokens of an example in the report."""
 
 
 class GateError(ValueError):
-    """The examples would not teach what they are to teach."""
+    """Examples that do not pass `sft.gates`."""
 
 
 class ReplayError(ValueError):
-    """Pre-training cannot be replayed as the manifest asks."""
+    """Replay of pre-training that the mixture does not allow."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -87,21 +86,21 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
             f"is {length}; make them equal, or replay nothing"
         )
-    names = set_names([one.path for one in section.data], [REPLAY])
-    found, held_out, sets, quarantined = read_sets(section, chat, length, inputs)
+    names = set_names([dataset.path for dataset in section.data], [REPLAY])
+    examples, held_out, sets, quarantined = read_sets(section, chat, length, inputs)
     write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
     for name, counts in zip(names, sets, strict=True):
         if warning := left_out_warning(name, counts, length):
             context.warn(warning)
-    drawn = weighted(found, [one.weight for one in section.data], sets, seed)
+    drawn = weighted(examples, [dataset.weight for dataset in section.data], sets, seed)
     rows = {
-        name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
+        name: packed_rows([piece_of(conversation) for conversation in of_set], length, section.packing == "best_fit")
         for name, of_set in zip(names, drawn, strict=True)
     }
-    used = [one for of_set in drawn for one in of_set]
+    used = [conversation for of_set in drawn for conversation in of_set]
     if problems := gate_problems(counts_of(used), section.gates, length):
         raise GateError("sft: " + "; ".join(problems))
-    replayed = replay_count(sum(len(one.ids) for one in used), length, section.replay)
+    replayed = replay_count(sum(len(conversation.ids) for conversation in used), length, section.replay)
     if replayed and mix is not None:
         rows[REPLAY] = replayed_rows(rows_read(mix, config[READS], inputs.get("pretrain")), replayed)
     written = write_example_rows(out, rows, length, tokenizer, chat.pad)
@@ -109,7 +108,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         write_example_rows(
             out / HELD_OUT,
             {
-                name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
+                name: packed_rows(
+                    [piece_of(conversation) for conversation in of_set], length, section.packing == "best_fit"
+                )
                 for name, of_set in zip(names, held_out, strict=True)
                 if of_set
             },
@@ -127,15 +128,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         **counts_of(used),
         "replay": {"rows": replayed, "tokens": replayed_tokens, "share": replayed_tokens / written["tokens"]},
         "samples": [
-            {"set": name, "example": one.example, "spans": decoded_mask(chat, shortened(one))}
-            for name, of_set in zip(names, found, strict=True)
-            for one in of_set[:SAMPLES_PER_SET]
+            {"set": name, "example": conversation.example, "spans": decoded_mask(chat, shortened(conversation))}
+            for name, of_set in zip(names, examples, strict=True)
+            for conversation in of_set[:SAMPLES_PER_SET]
         ],
     }
 
 
 def gate_problems(counts: Mapping[str, Any], gates: Gates, length: int) -> list[str]:
-    """A sentence for each gate that the examples do not pass.
+    """Sentences, one for each gate that the examples do not pass.
 
     Args:
         counts: as of `counts_of`.
@@ -159,7 +160,7 @@ def gate_problems(counts: Mapping[str, Any], gates: Gates, length: int) -> list[
 
 
 def _unended(counts: Mapping[str, Any], gates: Gates, length: int) -> str:
-    """What keeps the ends of turns from being trained: the length, the template, or both."""
+    """Sentence for the gate on trained ends of turns, with the causes: the length, the template, or both."""
     answers, cut = counts["answers"], counts["cut_answers"]
     unmarked = answers - cut - round(counts["end_of_turn_share"] * answers)
     causes = []
@@ -183,10 +184,10 @@ def _unended(counts: Mapping[str, Any], gates: Gates, length: int) -> str:
 def read_sets(
     section: SftData, chat: Chat, length: int, inputs: Mapping[str, Path]
 ) -> tuple[list[list[Conversation]], list[list[Conversation]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
-    """Read and encode all sets of examples, or what their preparation left of them.
+    """Read and encode all sets of examples, or their prepared versions.
 
     Returns:
-        set by set: the examples to train on, those that only measure, counts, and the records that are not examples.
+        set by set: the training examples, the held-out ones, counts, and the rejected records.
 
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
@@ -196,59 +197,64 @@ def read_sets(
     held_out: list[list[Conversation]] = []
     counts: list[dict[str, Any]] = []
     quarantined: list[Sequence[Quarantined]] = []
-    for one, read in zip(section.data, usable_sets(section.data, "sft", inputs), strict=True):
-        found, counted = prepare_conversations(read.examples, chat, length, one.train_on)
+    for dataset, records in zip(section.data, usable_sets(section.data, "sft", inputs), strict=True):
+        conversations, counted = prepare_conversations(records.examples, chat, length, dataset.train_on)
         left_out = counted.pop("left_out")
-        check_content(f"sft data {one.path}", left_out, read.places, read.counts["records"], one.max_quarantined)
-        if not found:
+        check_content(
+            f"sft data {dataset.path}", left_out, records.places, records.counts["records"], dataset.max_quarantined
+        )
+        if not conversations:
             raise NothingToTrainError(
-                f"sft data {one.path}: none of its {counted['examples']} examples has an answer within "
+                f"sft data {dataset.path}: none of its {counted['examples']} examples has an answer within "
                 f"{length} tokens ({why_left_out(counted)}); raise sft.sequence_length or look at the data"
             )
         measuring = {
             example["id"]
-            for example in read.examples
+            for example in records.examples
             if is_held_out({"prompt": asked(example)}, section.holdout, section.key_seed)
         }
-        held_out.append([conversation for conversation in found if conversation.example in measuring])
-        sets.append([conversation for conversation in found if conversation.example not in measuring])
-        counts.append({"path": one.path, **read.counts, **counted, "held_out": len(held_out[-1])})
+        held_out.append([conversation for conversation in conversations if conversation.example in measuring])
+        sets.append([conversation for conversation in conversations if conversation.example not in measuring])
+        counts.append({"path": dataset.path, **records.counts, **counted, "held_out": len(held_out[-1])})
         if not sets[-1]:
             raise NothingToTrainError(
-                f"sft data {one.path}: all of its {len(found)} examples are held out; lower "
+                f"sft data {dataset.path}: all of its {len(conversations)} examples are held out; lower "
                 f"sft.holdout ({section.holdout}) or remove the set"
             )
-        check_records(f"sft_data: {one.path}", counts[-1])
-        quarantined.append(read.quarantined)
+        check_records(f"sft_data: {dataset.path}", counts[-1])
+        quarantined.append(records.quarantined)
     return sets, held_out, counts, quarantined
 
 
 def asked(example: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What is said before the assistant's first turn."""
+    """Messages before the assistant's first turn."""
     return list(takewhile(lambda message: message["role"] != "assistant", example["messages"]))
 
 
 def weighted(
     sets: Sequence[list[Conversation]], weights: Sequence[float | None], counts: Sequence[dict[str, Any]], seed: int
 ) -> list[list[Conversation]]:
-    """The examples of each set as often as its weight asks for; adds what came of it to the sets' counts."""
-    trained = [np.array([int(one.trained.sum()) for one in found], dtype=np.int64) for found in sets]
-    taken = [np.ones(len(found), dtype=np.int64) for found in sets]
+    """Examples of each set, repeated by its weight; adds drawn numbers to the sets' counts."""
+    trained = [
+        np.array([int(conversation.trained.sum()) for conversation in conversations], dtype=np.int64)
+        for conversations in sets
+    ]
+    repeats = [np.ones(len(conversations), dtype=np.int64) for conversations in sets]
     if weights[0] is not None:
-        wanted = quotas([int(tokens.sum()) for tokens in trained], [weight or 0.0 for weight in weights])
-        taken = [
-            copies(tokens, [one.example for one in found], quota, seed)
-            for tokens, found, quota in zip(trained, sets, wanted, strict=True)
+        quota_per_set = quotas([int(tokens.sum()) for tokens in trained], [weight or 0.0 for weight in weights])
+        repeats = [
+            copies(tokens, [conversation.example for conversation in conversations], quota, seed)
+            for tokens, conversations, quota in zip(trained, sets, quota_per_set, strict=True)
         ]
-    drawn = [int((number * tokens).sum()) for number, tokens in zip(taken, trained, strict=True)]
-    for counted, number, tokens in zip(counts, taken, drawn, strict=True):
+    drawn = [int((number * tokens).sum()) for number, tokens in zip(repeats, trained, strict=True)]
+    for counted, number, tokens in zip(counts, repeats, drawn, strict=True):
         counted |= {"drawn": int(number.sum()), "drawn_tokens": tokens, "drawn_share": tokens / sum(drawn)}
     return [
-        [one for one, times in zip(found, number.tolist(), strict=True) for _ in range(times)]
-        for found, number in zip(sets, taken, strict=True)
+        [conversation for conversation, times in zip(conversations, number.tolist(), strict=True) for _ in range(times)]
+        for conversations, number in zip(sets, repeats, strict=True)
     ]
 
 
 def shortened(one: Conversation) -> Conversation:
-    """Its beginning, as long as the report shows."""
+    """First tokens of a conversation, as many as the report shows."""
     return Conversation(one.ids[:SAMPLE_TOKENS], one.trained[:SAMPLE_TOKENS], one.truncated, one.example)

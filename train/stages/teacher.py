@@ -1,7 +1,7 @@
-"""Stage `teacher`: what a larger model would say at every trained token of the fine-tuning's rows, computed once.
+"""Stage `teacher`: a larger model's predictions at every trained token of the fine-tuning rows, computed once.
 
-Output: the files of `objectives/distillation.py`, and `key.json`, what they depend on. No divergence and no weight is
-among that, so that other ones cost nothing.
+Output: the files of `objectives/distillation.py`, and `key.json`, the inputs that they depend on. The key holds neither
+divergence nor weight, so changing them recomputes nothing.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from gristmill.train.stages.trained_models import describe_model
 
 
 class TeacherError(ValueError):
-    """A model cannot teach this run's student."""
+    """The model cannot teach this run's student."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Keep a teacher's distributions; called on every rank of a torchrun process group.
+    """Store a teacher's distributions; called on every rank of a torchrun process group.
 
     Raises:
-        TeacherError: there is no such model, or its vocabulary is not the run's.
+        TeacherError: the model is missing, or its vocabulary is not the run's.
     """
     section = Teach.model_validate(config)
     folder, chat = teacher_folder(section, inputs), Chat(inputs["tokenizer"])
@@ -73,28 +73,28 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         key = teacher_key(folder, chat, objective.fingerprint, dtype, section.temperature, kept, shape.vocab_size)
         if world.is_first:
             TeacherFiles.create(out, objective.masks, kept or shape.vocab_size, kept is not None)
-        agree(None, world)  # the files are there before any process opens them
+        agree(None, world)  # the files exist before any process opens them
         sums = teach(shape, folder, objective, section, out, world, dtype, context)
         if world.is_first:
             write_json(out / KEY, key)
-    nll, rest, tokens = sums
+    nll, rest_mass, tokens = sums
     return {
         **describe_model(shape, packed.sequence_length),
         "teacher": str(section.teacher),
         "tokens": int(tokens),
         "key": key,
         "loss": nll / tokens,
-        "rest_mass": rest / tokens,
+        "rest_mass": rest_mass / tokens,
         "temperature": section.temperature,
         "top_k": key["top_k"],
     }
 
 
 def teacher_folder(section: TeacherKeys, inputs: Mapping[str, Path]) -> Path:
-    """Where the teacher is.
+    """Folder of the teacher.
 
     Raises:
-        TeacherError: no model is there.
+        TeacherError: the folder has no model.
     """
     folder = inputs["pretrain"] / MODEL if section.teacher == "pretrain" else as_path(section.teacher)
     if not (folder / SHAPE_FILE).exists():
@@ -106,20 +106,20 @@ def teacher_folder(section: TeacherKeys, inputs: Mapping[str, Path]) -> Path:
 
 
 def kept_ids(section: TeacherKeys, vocab_size: int) -> int | None:
-    """How many ids are kept per token; None for all."""
+    """Number of ids stored per token; None for all."""
     return None if section.top_k == "all" or section.top_k >= vocab_size else section.top_k
 
 
 def check_vocabulary(folder: Path, shape: Shape, chat: Chat) -> None:
-    """Refuse a teacher whose ids mean something else.
+    """Reject a teacher with another vocabulary.
 
     Raises:
-        TeacherError: it predicts another number of ids, or the tokenizer beside it gives another id to some token.
+        TeacherError: it predicts another number of ids, or its tokenizer gives another id to some token.
     """
-    if shape.vocab_size != (own := chat.tokenizer.get_vocab_size()):
+    if shape.vocab_size != (vocab_size := chat.tokenizer.get_vocab_size()):
         raise TeacherError(
             f"sft.distill.teacher: {folder} predicts {shape.vocab_size} ids, but the run's tokenizer "
-            f"has {own}; a teacher needs the same vocabulary: give its tokenizer as tokenizer.path, or "
+            f"has {vocab_size}; a teacher needs the same vocabulary: give its tokenizer as tokenizer.path, or "
             "take another teacher"
         )
     if not (folder / TOKENIZER_FILE).exists():
@@ -148,14 +148,15 @@ def teach(
     dtype: torch.dtype,
     context: Context,
 ) -> list[float]:
-    """Write what is kept of all rows; returns sums over their trained tokens: nll, mass of ids not kept, tokens."""
+    """Write the teacher's predictions for all rows; returns sums over their trained tokens: nll, mass of ids not
+    stored, tokens."""
     model = sharded_model(shape, stored(folder), world, dtype, context.compute)
     files = TeacherFiles(out, objective.masks)
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
     rows = np.arange(objective.order.total, dtype=np.int64)
     with evaluating(model):
-        for part in micro_batches(rows, world.data_rank, world.data_size, section.micro_batch_size):
-            placed = objective.place(objective.prepare(part))
+        for batch in micro_batches(rows, world.data_rank, world.data_size, section.micro_batch_size):
+            placed = objective.place(objective.prepare(batch))
             head = partial(
                 distributions,
                 targets=placed.targets,
@@ -163,30 +164,30 @@ def teach(
                 top_k=kept_ids(section, shape.vocab_size),
             )
             taught, nll = model(placed.ids, head, positions=placed.positions)
-            if len(part) and world.counts:
-                files.write(part, taught)
-                rest = torch.zeros(()) if taught.rest is None else taught.rest.exp().double().sum()
-                sums += torch.stack([nll.double().sum().cpu(), rest.cpu(), torch.tensor(float(len(nll)))]).to(sums)
+            if len(batch) and world.counts:
+                files.write(batch, taught)
+                rest_mass = torch.zeros(()) if taught.rest is None else taught.rest.exp().double().sum()
+                sums += torch.stack([nll.double().sum().cpu(), rest_mass.cpu(), torch.tensor(float(len(nll)))]).to(sums)
     files.close()
-    found: list[float] = sum_over_ranks(sums, world).tolist()
-    return found
+    totals: list[float] = sum_over_ranks(sums, world).tolist()
+    return totals
 
 
 def distributions(
     hidden: Tensor, matrix: Tensor, targets: Tensor, temperature: float, top_k: int | None
 ) -> tuple[Taught, Tensor]:
-    """What is kept of the distributions over m tokens that have a target, row by row, and these targets' nll (m,)."""
-    flat, wanted = hidden.flatten(0, 1)[(targets != IGNORED).flatten()], targets[targets != IGNORED]
+    """Stored part of the distributions over m tokens that have a target, row by row, and the targets' nll (m,)."""
+    flat, labels = hidden.flatten(0, 1)[(targets != IGNORED).flatten()], targets[targets != IGNORED]
     size = chunk_rows(matrix)
-    kept, nll = [], []
+    predictions, nll = [], []
     for start in range(0, max(len(flat), 1), size):
-        part = slice(start, start + size)
-        logits = (flat[part] @ matrix.T).float()
-        kept.append(kept_of(logits, temperature, top_k))
-        nll.append(F.cross_entropy(logits, wanted[part], reduction="none"))
-    ids, rest = ([getattr(one, name) for one in kept] for name in ("ids", "rest"))
+        chunk = slice(start, start + size)
+        logits = (flat[chunk] @ matrix.T).float()
+        predictions.append(kept_of(logits, temperature, top_k))
+        nll.append(F.cross_entropy(logits, labels[chunk], reduction="none"))
+    ids, rest_mass = ([getattr(prediction, name) for prediction in predictions] for name in ("ids", "rest"))
     return Taught(
-        torch.cat([one.logps for one in kept]),
+        torch.cat([prediction.logps for prediction in predictions]),
         None if ids[0] is None else torch.cat(ids),
-        None if rest[0] is None else torch.cat(rest),
+        None if rest_mass[0] is None else torch.cat(rest_mass),
     ), torch.cat(nll)

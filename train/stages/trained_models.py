@@ -1,4 +1,4 @@
-"""The models of the training stages: how they are described, averaged, tuned and gathered, and what is published."""
+"""Models of the training stages: descriptions, averages, tuning jobs, gathered weights and published files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODEL_AVERAGE = "model-average"
 
 
 def describe_model(shape: Shape | OwnShape, length: int) -> dict[str, Any]:
-    """Figures about the model for a stage's summary, with the arithmetic of rows of so many tokens."""
+    """Figures about the model for a stage's summary, with the arithmetic for rows of `length` tokens."""
     return {
         "parameters": shape.parameters,
         "flops_per_token": shape.flops_per_token(length),
@@ -43,10 +43,9 @@ def describe_model(shape: Shape | OwnShape, length: int) -> dict[str, Any]:
 
 
 def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
-    """The shape of a model that is tuned on rows of so many tokens: its context is the longer of both, and its prompts
-    are read as all else is tuned, each token from those before it.
+    """Shape of a model to tune on rows of `length` tokens: the longer context of both, and causal attention on prompts.
 
-    Warns where those rows have positions that the model was never trained on.
+    Warns if the rows have positions that the model was not trained on.
     """
     trained = shape.sequence_length
     if length > trained:
@@ -55,13 +54,13 @@ def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
 
 
 def causal_share(shape: Shape | OwnShape, length: int, whole: float | None = None) -> float:
-    """What remains of a training's arithmetic where attention to later positions is not counted; all of a user's model,
-    and of one with an encoder.
+    """Share of a training's arithmetic that remains if attention to later positions is not counted; 1 for own models
+    and models with an encoder.
 
     Args:
         shape: of the model.
         length: tokens per row.
-        whole: the arithmetic per token, if it is not that of training all weights.
+        whole: arithmetic per token, if not that of training all weights.
     """
     if isinstance(shape, OwnShape) or shape.kind != "decoder":
         return 1.0
@@ -70,7 +69,7 @@ def causal_share(shape: Shape | OwnShape, length: int, whole: float | None = Non
 
 
 def averaged(model: nn.Module, section: Training) -> AveragedWeights | None:
-    """The running mean of a model's weights that the section asks for, if it does."""
+    """Running mean of a model's weights, if the section configures one."""
     return None if section.average is None else AveragedWeights(model, section.average, section.steps)
 
 
@@ -84,16 +83,16 @@ def tuning_job(
     world: World,
     context: Context,
 ) -> Job:
-    """The training of a model that exists already, which measures the mixture's held-out rows between steps.
+    """Training job of an existing model; measures the mixture's held-out rows between steps.
 
     Args:
-        section: of the stage; says whether a running mean of the weights is kept.
-        objective: what is read, and the loss.
+        section: of the stage; may configure a running mean of the weights.
+        objective: rows and loss.
         model: sharded.
         shape: of its decoder.
-        inputs: of the stage, among them the tokenizer.
+        inputs: of the stage, including the tokenizer.
         packed: the mixture, if there is one.
-        world, context: where and how it trains.
+        world, context: processes and context of the stage.
     """
     average = averaged(model, section)
     return Job(
@@ -118,15 +117,15 @@ def tuning_job(
 
 
 def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
-    """Whole master weights by the folder that they go to, on the first rank; every rank calls this together.
+    """Full master weights by their target folder, on the first rank; a collective call.
 
-    Frozen matrices that are held rounded are among them, as what they stand for.
+    Frozen matrices that are stored rounded are included, dequantised.
     """
     frozen = rounded_tensors(model)
     tensors = {MODEL: whole_tensors(model) | frozen}
     if average is not None:
         with average.in_place():
-            # In one process the whole tensors are the model's own, which gets its own weights back.
+            # In one process the full tensors are the model's storage, which gets its own weights back.
             tensors[MODEL_AVERAGE] = {name: tensor.clone() for name, tensor in whole_tensors(model).items()} | frozen
     return tensors
 
@@ -150,28 +149,28 @@ def publish_tuned(
     record: Record | None,
     is_extra: Callable[[str], bool] = lambda name: False,
 ) -> dict[str, Any]:
-    """Write a tuned model, its average, adapters and record; every rank calls this together.
+    """Write a tuned model, its average, adapters and record; a collective call.
 
     Args:
-        job: the training, which is over.
+        job: the finished training.
         lora: its adapters, which are merged into the models.
         shape: of the decoder.
-        start: the folder of the model that was tuned.
+        start: folder of the start model.
         out: the stage's data folder.
         record: on the first rank, which writes.
-        is_extra: tells by their names parameters that are no part of what is published.
+        is_extra: True for names of parameters that are not published.
 
     Returns:
-        for the summary: how frozen weights were held, and on the first rank the last measurements.
+        for the summary: the rounding of frozen weights, and on the first rank the last measurements.
     """
     tensors = {
         folder: {name: tensor for name, tensor in weights.items() if not is_extra(name)}
         for folder, weights in all_tensors(job.model, job.average).items()
     }
-    told = describe_rounding(job.model, lora)
+    rounding = describe_rounding(job.model, lora)
     if record is None:
-        return told
-    return told | publish(out, shape, settle_adapters(out, tensors, lora, start), record)
+        return rounding
+    return rounding | publish(out, shape, settle_adapters(out, tensors, lora, start), record)
 
 
 def final_measurements(lines: list[dict[str, Any]]) -> dict[str, Any]:
