@@ -1,4 +1,4 @@
-"""A model asked the items of tasks, and the results with how sure they are."""
+"""Evaluation of a model on tasks, with intervals."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ PROMPTS_PER_BATCH = 16
 
 @dataclass(frozen=True)
 class Reader:
-    """A model that can be asked.
+    """A model with its tokenizer, for evaluation.
 
     Attributes:
-        model: whole in this process, or sharded over `world`.
+        model: complete in this process, or sharded over `world`.
         encode: text -> ids without special tokens.
         decode: ids -> text without special tokens.
-        prefix: id that stands before a text that nothing precedes.
+        prefix: id before a text without context.
         stops: ids that end an answer.
-        chat: the tokenizer's chat template; raises ChatError where it has none.
-        world: the processes that a sharded model is spread over; it can score, not write.
+        chat: the tokenizer's chat template; raises ChatError without one.
+        world: processes of a sharded model, which can score but not generate.
     """
 
     model: Llama
@@ -63,17 +63,17 @@ class Reader:
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a task.
+    """Results of a task.
 
     Attributes:
-        summary: metric -> value, with `stderr`, `low` and `high` where it is a mean over items or a ratio of sums.
-        per_item: what paired comparisons are made of.
+        summary: metric -> value, with `stderr`, `low` and `high` if it is a mean over items or a ratio of sums.
+        per_item: values for paired comparisons.
     """
 
     summary: dict[str, Any]
@@ -81,7 +81,7 @@ class Result:
 
 
 def answer_task(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
-    """Ask one model all items of a task."""
+    """Evaluate one model on all items of a task."""
     ask = {"multiple_choice": _multiple_choice, "cloze": _cloze, "rolling": _rolling, "generate": _generate}
     return ask[task.kind](reader, task, items, seed, bootstrap_samples)
 
@@ -91,7 +91,7 @@ def _score(reader: Reader, requests: Sequence[Request]) -> list[Score]:
 
 
 def _context(reader: Reader, task: Task, item: Item) -> str:
-    """What stands before an item's answer, as text or as the chat template has it."""
+    """Context of an item's answer, plain or rendered by the chat template."""
     if not task.chat_template:
         return item.context
     try:
@@ -139,7 +139,7 @@ def _cloze(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstr
 def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
     encoded = [reader.encode(item.answers[0]) for item in items]
     requests = [list(windows(ids, reader.prefix, reader.length)) for ids in encoded]
-    scores = iter(_score(reader, [one for text in requests for one in text]))
+    scores = iter(_score(reader, [window for text in requests for window in text]))
     totals = []
     for text in requests:
         parts = [next(scores) for _ in text]
@@ -198,19 +198,21 @@ def written(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> list[str]:
-    """What a model writes behind prompts, those of like lengths together; the arguments are those of `generate`."""
+    """Completions of prompts, batched by length; arguments as for `generate`."""
     texts = [""] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     for start in range(0, len(order), PROMPTS_PER_BATCH):
         batch = order[start : start + PROMPTS_PER_BATCH]
-        found = generate(reader.model, [prompts[number] for number in batch], max_new_tokens, stops, temperature, seed)
-        for number, ids in zip(batch, found, strict=True):
+        completions = generate(
+            reader.model, [prompts[number] for number in batch], max_new_tokens, stops, temperature, seed
+        )
+        for number, ids in zip(batch, completions, strict=True):
             texts[number] = reader.decode(ids)
     return texts
 
 
 def until(text: str, stops: Sequence[str]) -> str:
-    """A text up to the first of some others in it."""
+    """A text up to the first occurrence of a stop string."""
     ends = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
@@ -220,7 +222,7 @@ def _means(per_item: PerItem, seed: int, bootstrap_samples: int) -> dict[str, An
 
 
 def open_reader(model: Llama, tokenizer_folder: Path, world: World | None = None) -> Reader:
-    """A model, perhaps sharded, with the tokenizer of a folder (of the stage tokenizer, or of an export)."""
+    """Reader for a model, sharded or not, with the tokenizer of a folder (of the stage tokenizer, or of an export)."""
     from tokenizers import Tokenizer
 
     from gristmill.tokenize.encoding.tokenizer import load
@@ -240,7 +242,7 @@ def open_reader(model: Llama, tokenizer_folder: Path, world: World | None = None
 
 
 def answer_tasks(reader: Reader, section: Evaluate, asked: Mapping[str, Sequence[Item]]) -> dict[str, Result]:
-    """Task -> what came of it."""
+    """Results by task."""
     return {
         task.name: answer_task(reader, task, asked[task.name], section.key_seed, section.bootstrap_samples)
         for task in section.tasks
@@ -248,13 +250,13 @@ def answer_tasks(reader: Reader, section: Evaluate, asked: Mapping[str, Sequence
 
 
 class InLoopTasks:
-    """Tasks that a training asks its model now and then; called on every rank together.
+    """Tasks evaluated during a training; called on every rank together.
 
     Args:
-        tasks: what is asked; read once.
+        tasks: tasks, read once.
         reader: the model in training.
-        every: steps between two times; the last step always counts.
-        last: that step.
+        every: steps between evaluations; the last step is always included.
+        last: the last step.
     """
 
     def __init__(self, tasks: Sequence[Task], reader: Reader, every: int, last: int) -> None:
@@ -262,7 +264,7 @@ class InLoopTasks:
         self._asked = [(task, read_task(task)) for task in tasks]
 
     def __call__(self, step: int) -> dict[str, dict[str, float]]:
-        """Task -> metric -> value, or nothing at other steps."""
+        """Task -> metric -> value; empty at other steps."""
         if step != self._last and step % self._every:
             return {}
         return {

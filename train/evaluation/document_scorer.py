@@ -1,8 +1,7 @@
-"""Scoring documents by a language model: the scorer of `quality` that the stage finds by its name.
+"""Scoring of documents by a language model for `quality`, which loads this scorer by name.
 
-The preparing layer must import and run without torch, and may not import this one. So
-`dataprep/judges/scorers.py` holds the name of `load_scorer` as a string, and imports it only in a task whose
-manifest asks for `perplexity.model`.
+The preparing layer must import and run without torch, and may not import this one. So `dataprep/judges/scorers.py`
+holds the name of `load_scorer` as a string, and imports it only in a task whose manifest has `perplexity.model`.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ Scorer = Callable[[Sequence[str]], dict[str, np.ndarray]]
 
 
 class ModelFolderError(ValueError):
-    """A folder does not hold a language model that can score text."""
+    """A folder that does not hold a language model for scoring text."""
 
 
 @lru_cache(maxsize=1)
 def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
-    """The scorer of a model, loaded once per process.
+    """Load the scorer of a model, once per process.
 
     Args:
-        folder: what `export` writes: config.json, model.safetensors and tokenizer.json.
-        sha256: of its weights, so that another model at the same place is not taken for it.
-        max_tokens: so many tokens of each text are scored.
+        folder: output of `export`: config.json, model.safetensors and tokenizer.json.
+        sha256: of its weights, so that another model in the same folder is loaded anew.
+        max_tokens: most tokens scored per text.
 
     Raises:
-        ModelFolderError: a file is missing, or model and tokenizer do not fit.
+        ModelFolderError: a file is missing, or model and tokenizer do not match.
     """
     from tokenizers import Tokenizer
 
@@ -56,7 +55,7 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
     missing = [name for name in ("config.json", weights, TOKENIZER_FILE) if not (path / name).is_file()]
     if missing:
         raise ModelFolderError(f"{folder} has no {', '.join(missing)}; give the folder that the stage export wrote")
-    # Documents are scored one by one and workers are many: threads within a product would only vary its rounding.
+    # Workers score documents one by one in parallel: threads within a product would only vary its rounding.
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(path, device)
@@ -75,10 +74,10 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
 
     def score(texts: Sequence[str]) -> dict[str, np.ndarray]:
         encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [np.array([start, *one.ids[:max_tokens]], np.int64) for one in encoded]
-        nll = np.array([score_document(model, one) for one in ids])
-        tokens = np.array([len(one) - 1 for one in ids], np.float64)
-        sizes = np.array([token_bytes[one[1:]].sum() for one in ids], np.float64)
+        ids = [np.array([start, *encoding.ids[:max_tokens]], np.int64) for encoding in encoded]
+        nll = np.array([score_document(model, encoding) for encoding in ids])
+        tokens = np.array([len(encoding) - 1 for encoding in ids], np.float64)
+        sizes = np.array([token_bytes[encoding[1:]].sum() for encoding in ids], np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             return {
                 "model_perplexity": np.exp(np.minimum(nll / tokens, LARGEST_EXPONENT)),
@@ -90,10 +89,9 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
 
 @torch.no_grad()
 def score_document(model: Llama, ids: np.ndarray) -> float:
-    """The negative log-likelihood, in nats, of all tokens but the first.
+    """Negative log-likelihood, in nats, of all tokens except the first.
 
-    Windows of the model's length follow each other; each begins with the last token of the one before, so that every
-    token is predicted once, from at least one other.
+    Windows of the model's length overlap by one token, so every token is predicted once, from at least one other.
     """
     length = model.shape.sequence_length
     starts = range(0, len(ids) - 1, length - 1)

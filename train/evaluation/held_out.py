@@ -1,6 +1,6 @@
-"""Loss, perplexity, bits per byte and token accuracy of a model on held-out rows, and document by document.
+"""Loss, perplexity, bits per byte and token accuracy of a model on held-out rows and documents.
 
-The tokens of a row are not independent, documents (nearly) are: they are the units that the bootstrap draws.
+The bootstrap draws documents, which are (nearly) independent; tokens of a row are not.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gristmill.train.parallel.world import World, sum_over_ranks
 
 ROWS_PER_FORWARD = 16
 LARGEST_EXPONENT = 700.0
-"""Beyond this a float64 overflows."""
+"""Largest exponent without overflow of a float64."""
 TOKEN_BYTES = "token_bytes.npy"
 HELD_OUT_STEP = -1
-"""The step that a layout is asked for of held-out rows: none of a training's."""
+"""Step of held-out rows in a layout, which no training step has."""
 COLUMNS = 4
-"""Per document: nats, predicted tokens, their bytes, tokens that were the likeliest."""
+"""Columns per document: nats, predicted tokens, their bytes, tokens predicted correctly."""
 
 
 @torch.no_grad()
@@ -51,10 +51,10 @@ def score_rows(
     Args:
         model: predicts ids.
         ids: (n, t) int64.
-        token_bytes: (vocab,) bytes that each id stands for.
-        positions: (n, t) in their documents, for a model whose tokens see their own document only.
-        targets: (n, t) int64, what each position is to predict; the token behind it if absent.
-        beside: what else the model is called with (see layout.Laid.beside).
+        token_bytes: (vocab,) bytes of text per id.
+        positions: (n, t) in their documents, for a model with attention within documents.
+        targets: (n, t) int64, target of each position; the next token if absent.
+        beside: further arguments of the model (see layout.Laid.beside).
     """
     targets = next_tokens(ids) if targets is None else targets
     nll, correct = model(ids, TokenHead(score_tokens, {"targets": targets}), positions=positions, **beside)
@@ -71,31 +71,31 @@ def measure(
     positions: np.ndarray | None = None,
     laid: Laid | None = None,
 ) -> dict[str, float]:
-    """Metrics of a model on rows (n, t), spread over the ranks; all of them call this together.
+    """Metrics of a model on rows (n, t), distributed over the ranks; a collective call.
 
-    `positions` (n, t) in their documents are for a model whose tokens see their own document only, `laid` the same rows
-    for one that does not predict the next token everywhere.
+    `positions` (n, t) in their documents are for a model with attention within documents, `laid` the same rows for a
+    model with other targets than the next token.
     """
     inputs, targets = (rows, None) if laid is None else (laid.inputs, laid.targets)
     if laid is not None and laid.places is not None:
         positions = laid.positions
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)
     with evaluating(model):
-        for part in micro_batches(np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD):
-            # An empty share still takes part in the collectives of the forward pass.
-            chosen = part if len(part) else [0]
+        for batch in micro_batches(np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD):
+            # A rank without rows still takes part in the collectives of the forward pass.
+            chosen = batch if len(batch) else [0]
             ids = torch.from_numpy(inputs[chosen].astype(np.int64)).to(world.device)
-            places, wanted = (
-                None if part is None else torch.from_numpy(part[chosen]).to(world.device)
-                for part in (positions, targets)
+            places, part_targets = (
+                None if batch is None else torch.from_numpy(batch[chosen]).to(world.device)
+                for batch in (positions, targets)
             )
             more = (
                 {}
                 if laid is None
-                else {name: torch.from_numpy(part[chosen]).to(world.device) for name, part in laid.beside().items()}
+                else {name: torch.from_numpy(batch[chosen]).to(world.device) for name, batch in laid.beside().items()}
             )
-            scored = score_rows(model, ids, token_bytes, places, wanted, **more)
-            sums += scored if len(part) else 0.0
+            scored = score_rows(model, ids, token_bytes, places, part_targets, **more)
+            sums += scored if len(batch) else 0.0
     return metrics_of(sum_over_ranks(sums, world).tolist())
 
 
@@ -104,7 +104,7 @@ def metrics_of(sums: Sequence[float]) -> dict[str, float]:
 
     `loss` is nats per token, `perplexity` its exponential, `bits_per_byte` nats over ln 2 per byte of the text that
     the predicted tokens stand for (special tokens stand for none, but their loss counts), `token_accuracy` the share
-    of tokens that were the likeliest.
+    of tokens that were predicted correctly.
     """
     nll, tokens, num_bytes, correct = sums
     return {
@@ -116,7 +116,8 @@ def metrics_of(sums: Sequence[float]) -> dict[str, float]:
 
 
 def loss_metrics(nll: float, tokens: float, num_bytes: float) -> dict[str, float]:
-    """`loss` per token and `bits_per_byte`, from sums; `tokens` positive, no bits per byte where there are no bytes."""
+    """`loss` per token and `bits_per_byte`, from sums; `tokens` is positive, bits per byte are omitted without
+    bytes."""
     metrics = {"loss": nll / tokens}
     if num_bytes:
         metrics["bits_per_byte"] = nll / math.log(2.0) / num_bytes
@@ -124,7 +125,7 @@ def loss_metrics(nll: float, tokens: float, num_bytes: float) -> dict[str, float
 
 
 def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
-    """How many bytes of text each id stands for: (vocab,) float32; special tokens stand for none."""
+    """Bytes of text per id: (vocab,) float32; 0 for special tokens."""
     with (tokenizer / TOKEN_BYTES).open("rb") as stream:
         return torch.from_numpy(np.load(stream).astype(np.float32)).to(device)
 
@@ -133,7 +134,7 @@ def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
 def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: Tensor) -> np.ndarray:
     """Sums over each held-out document of a source: (documents, COLUMNS) float64.
 
-    The first token of a row is predicted from nothing, so it counts nowhere.
+    The first token of a row has no context and does not count.
     """
     rows = packed.validation(source)
     positions = held_out_positions(packed, source, model.shape)
@@ -144,7 +145,7 @@ def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: T
         places = None if positions is None else torch.from_numpy(positions[part]).to(token_bytes.device)
         nll, correct = model(ids, TokenHead(score_tokens, {"targets": next_tokens(ids)}), positions=places)
         num_bytes = token_bytes[ids]
-        found = torch.stack(
+        columns = torch.stack(
             [
                 nll[:, :-1].double(),
                 torch.ones_like(nll[:, 1:], dtype=torch.float64),
@@ -153,14 +154,14 @@ def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: T
             ],
             dim=-1,
         )
-        values[start : start + len(ids), 1:] = found.cpu().numpy()
+        values[start : start + len(ids), 1:] = columns.cpu().numpy()
     return by_document(packed, source, values)
 
 
 def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarray:
     """Sums over each held-out document of a source that has any predicted token: (documents, COLUMNS) float64.
 
-    Where a set has no table of pieces, rows stand for documents.
+    Rows replace documents in a set without a table of pieces.
 
     Args:
         values: (n, t, COLUMNS) of its held-out rows' tokens.
@@ -179,7 +180,7 @@ def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarra
 
 
 def held_out_positions(packed: PackedSet, source: str, shape: Shape | OwnShape) -> np.ndarray | None:
-    """Each token's number within what it sees of a source's held-out rows (int32, (n, t)); None for whole rows."""
+    """Position of each token in its attention span in a source's held-out rows (int32, (n, t)); None for full rows."""
     if not shape.document_mask and not shape.encoder:
         return None
     boundaries = packed.validation_boundaries(source)
@@ -189,7 +190,7 @@ def held_out_positions(packed: PackedSet, source: str, shape: Shape | OwnShape) 
 
 
 def held_out_rows(packed: PackedSet, source: str, shape: Shape | OwnShape) -> Read:
-    """A source's held-out rows as a layout takes them."""
+    """Held-out rows of a source in the form that a layout reads."""
     rows, boundaries = packed.validation(source), packed.validation_boundaries(source)
     positions = (
         boundaries.positions(packed.sequence_length)
@@ -200,14 +201,14 @@ def held_out_rows(packed: PackedSet, source: str, shape: Shape | OwnShape) -> Re
 
 
 def source_metrics(documents: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, Any]:
-    """Loss, perplexity, bits per byte and token accuracy over documents, with the intervals of the middle two.
+    """Loss, perplexity, bits per byte and token accuracy over documents, with intervals for the middle two.
 
     Args:
         documents: (n, COLUMNS), as from `score_documents`.
         seed, bootstrap_samples: of the bootstrap over documents.
     """
     nats, tokens, num_bytes, correct = documents.sum(axis=0)
-    found = {
+    metrics = {
         "loss": nats / tokens,
         "perplexity": float(perplexity_of(documents.sum(axis=0))),
         "tokens": int(tokens),
@@ -216,9 +217,9 @@ def source_metrics(documents: np.ndarray, seed: int, bootstrap_samples: int) -> 
         "perplexity_interval": interval(documents, perplexity_of, seed, bootstrap_samples),
     }
     if num_bytes:
-        found["bits_per_byte"] = float(_bits(documents.sum(axis=0)))
-        found["bits_per_byte_interval"] = interval(documents, _bits, seed, bootstrap_samples)
-    return found
+        metrics["bits_per_byte"] = float(_bits(documents.sum(axis=0)))
+        metrics["bits_per_byte_interval"] = interval(documents, _bits, seed, bootstrap_samples)
+    return metrics
 
 
 def _bits(sums: np.ndarray) -> np.ndarray:
@@ -227,7 +228,7 @@ def _bits(sums: np.ndarray) -> np.ndarray:
 
 
 def perplexity_of(sums: np.ndarray) -> np.ndarray:
-    """The exponential of the nats per token, of sums (..., COLUMNS)."""
+    """Exponential of the nats per token, of sums (..., COLUMNS)."""
     ratio: np.ndarray = np.exp(np.minimum(sums[..., 0] / sums[..., 1], LARGEST_EXPONENT))
     return ratio
 
@@ -235,17 +236,17 @@ def perplexity_of(sums: np.ndarray) -> np.ndarray:
 class Validation:
     """Measures every source's held-out rows after some steps and after the last.
 
-    Every stage measures the same rows in the same way, so that their bits per byte lie on one axis.
+    All stages measure the same rows in the same way, so their bits per byte are comparable.
 
     Args:
-        every: steps between measurements; nothing is measured where it is None.
+        every: steps between measurements; None: never.
         steps: of the whole training.
-        packed: the mixture whose held-out rows are measured; nothing is where it is None.
-        model: sharded; says by its shape whether tokens see their own document only.
-        average: the running mean of its weights, which is measured too.
+        packed: the mixture whose held-out rows are measured; None: measures nothing.
+        model: sharded; its shape sets attention within documents.
+        average: running mean of its weights, also measured.
         token_bytes: (vocab,) bytes per id, on the device.
         world: the processes.
-        layout: what is predicted of the rows, as of the training; the next token of each if absent.
+        layout: targets of the rows, as in training; the next token if absent.
     """
 
     def __init__(
@@ -264,17 +265,17 @@ class Validation:
         self._packed, self._model, self._token_bytes, self._world = packed, model, token_bytes, world
 
     def __call__(self, step: int) -> dict[str, Any] | None:
-        """`validation` (source -> metrics) and perhaps `validation_average`, or None after a step without."""
+        """`validation` (source -> metrics) and `validation_average` if there is an average; None after other steps."""
         if self._every is None or self._packed is None or (step != self._last and step % self._every):
             return None
-        found = {"validation": self._measure(self._packed)}
+        measurements = {"validation": self._measure(self._packed)}
         if self._average is not None:
             with self._average.in_place():
-                found["validation_average"] = self._measure(self._packed)
-        return found if found["validation"] else None
+                measurements["validation_average"] = self._measure(self._packed)
+        return measurements if measurements["validation"] else None
 
     def _measure(self, packed: PackedSet) -> dict[str, dict[str, float]]:
-        found = {}
+        metrics = {}
         for source in packed.manifest["validation"]:
             rows = packed.validation(source)
             if len(rows):
@@ -282,7 +283,7 @@ class Validation:
                 laid = (
                     None if self._layout is None else self._layout(held_out_rows(packed, source, shape), HELD_OUT_STEP)
                 )
-                found[source] = measure(
+                metrics[source] = measure(
                     self._model, rows, self._token_bytes, self._world, held_out_positions(packed, source, shape), laid
                 )
-        return found
+        return metrics

@@ -1,4 +1,4 @@
-"""How sure a measurement is: standard errors, bootstrap intervals, and paired differences."""
+"""Uncertainty of measurements: standard errors, bootstrap intervals, and paired differences."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 LEVEL = 0.95
 NORMAL_QUANTILE = 1.959963984540054
-"""Of the normal distribution, at which LEVEL lies within plus and minus it."""
+"""Quantile of the normal distribution: LEVEL lies within plus and minus it."""
 CHUNK = 1 << 22
-"""Random numbers drawn at a time."""
+"""Random numbers per batch."""
 Statistic = Callable[[np.ndarray], np.ndarray]
-"""(bootstrap_samples, columns) sums or means -> (bootstrap_samples,) values."""
+"""Function from (bootstrap_samples, columns) sums or means to (bootstrap_samples,) values."""
 
 
 def mean_with_interval(values: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, float]:
-    """The mean of n values, its standard error (sample deviation / root n) and its bootstrap interval."""
+    """Mean of n values, its standard error (sample deviation / root n) and its bootstrap interval."""
     values = np.asarray(values, dtype=np.float64)
     return {
         "value": float(values.mean()),
@@ -27,7 +27,7 @@ def mean_with_interval(values: np.ndarray, seed: int, bootstrap_samples: int) ->
 
 
 def share_with_interval(hits: np.ndarray) -> dict[str, float] | None:
-    """A share of n units and Wilson's interval, as of `wilson`; None without units.
+    """Share of n units with Wilson's interval, as from `wilson`; None without units.
 
     Args:
         hits: (n,) bool.
@@ -36,7 +36,7 @@ def share_with_interval(hits: np.ndarray) -> dict[str, float] | None:
 
 
 def wilson(share: float, number: int) -> dict[str, float]:
-    """Wilson's interval at 95 % (Wilson 1927) of a share of `number` units, no point where the share is 0 or 1.
+    """Wilson's interval at 95 % (Wilson 1927) of a share of `number` units, not degenerate for shares of 0 and 1.
 
     Returns:
         `value`, `low`, `high`, and `units`.
@@ -58,19 +58,19 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def interval(columns: np.ndarray, statistic: Statistic, seed: int, bootstrap_samples: int) -> dict[str, float]:
-    """The percentile bootstrap (Efron 1979) at 95 % of a function of column means.
+    """Percentile bootstrap interval (Efron 1979) at 95 % of a function of column means.
 
     Args:
-        columns: (n, c) float64: what was measured of each unit (document, item).
+        columns: (n, c) float64: measurements of each unit (document, item).
         statistic: function of the means of the columns, for all bootstrap_samples at once.
-        seed: decides the bootstrap_samples.
-        bootstrap_samples: how many.
+        seed: of the bootstrap samples.
+        bootstrap_samples: number of samples.
 
     Returns:
         `low` and `high`.
     """
-    found = statistic(resampled_means(columns, seed, bootstrap_samples))
-    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    values = statistic(resampled_means(columns, seed, bootstrap_samples))
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return {"low": float(low), "high": float(high)}
 
 
@@ -87,8 +87,8 @@ def resampled_means(columns: np.ndarray, seed: int, bootstrap_samples: int) -> n
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, Any]:
-    """The mean of second - first over the same units, its interval, and whether that excludes zero."""
-    found = mean_with_interval(
+    """Mean of second - first over the same units, its interval, and `significant`: true if that excludes zero."""
+    difference = mean_with_interval(
         np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64), seed, bootstrap_samples
     )
-    return {**found, "significant": not found["low"] <= 0.0 <= found["high"]}
+    return {**difference, "significant": not difference["low"] <= 0.0 <= difference["high"]}

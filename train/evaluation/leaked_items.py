@@ -1,8 +1,8 @@
-"""Which items of the tasks stand in what was trained on, and how much better a model is at those.
+"""Contamination: task items that occur in the training rows, and metrics on those and on clean items.
 
-Rows that pre-training has read are decoded and searched for word n-grams of the items (Brown et al. 2020, appendix C,
-looks for 13). This looks at what was really trained on, after all mixing: it finds what a decontamination that was not
-asked for, or that looked at other files, has left.
+Rows read by the pre-training are decoded and searched for word n-grams of the items (Brown et al. 2020, appendix C, use
+13). The search covers the actual training data after mixing, so it also finds items that decontamination missed or did
+not look for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gristmill.train.loop.rows_read import RowsRead
 
 ROWS_AT_A_TIME = 256
 MIN_WORDS = 8
-"""Items with fewer words are too short to be told from chance; Brown et al. 2020 use the same."""
+"""Items with fewer words are too short to tell from chance; Brown et al. 2020 use the same."""
 
 
 def item_coverage(
@@ -31,34 +31,34 @@ def item_coverage(
     section: Contamination,
     seed: int,
 ) -> dict[str, np.ndarray]:
-    """Task -> (items,) share of each item's words in passages that the searched training rows hold too.
+    """Task -> (items,) share of each item's words in passages that also occur in the searched training rows.
 
     Args:
-        trained: the rows that the model has read.
+        trained: rows read by the model.
         decode: rows of ids -> texts.
         items: task -> its items.
-        section: how long a passage is, and how many rows are searched.
-        seed: chooses the rows that are searched.
+        section: length of a passage, and number of searched rows.
+        seed: of the sample of searched rows.
     """
     texts = [item.question for task in items.values() for item in task]
     index = build_index(pa.array(texts, pa.large_string()), section.ngram, min(MIN_WORDS, section.ngram))
-    found: set[int] = set()
+    ngrams: set[int] = set()
     rows = trained.drawn(section.rows, seed)
     for start in range(0, len(rows), ROWS_AT_A_TIME):
-        read = trained.packed.read(rows[start : start + ROWS_AT_A_TIME]).tolist()
-        found.update(np.unique(find_ngrams(pa.array(decode(read), pa.large_string()), index).ngram).tolist())
-    share = coverage(index, np.array(sorted(found), dtype=np.int64))
+        tokens = trained.packed.read(rows[start : start + ROWS_AT_A_TIME]).tolist()
+        ngrams.update(np.unique(find_ngrams(pa.array(decode(tokens), pa.large_string()), index).ngram).tolist())
+    share = coverage(index, np.array(sorted(ngrams), dtype=np.int64))
     ends = np.cumsum([len(task) for task in items.values()])
     return dict(zip(items, np.split(share, ends[:-1]), strict=True))
 
 
 def coverage(index: NgramIndex, ngrams: np.ndarray) -> np.ndarray:
-    """Share of each part's words that lie in some of its n-grams (int64, ascending); 0 where none are looked for."""
+    """Share of each part's words covered by the given n-grams (int64, ascending); 0 for parts without counted words."""
     place = np.sort(
         np.concatenate(
             [
                 np.empty(0, dtype=np.int64),
-                *(index.places[index.place_offsets[one] : index.place_offsets[one + 1]] for one in ngrams),
+                *(index.places[index.place_offsets[ngram] : index.place_offsets[ngram + 1]] for ngram in ngrams),
             ]
         )
     )
@@ -72,17 +72,17 @@ def coverage(index: NgramIndex, ngrams: np.ndarray) -> np.ndarray:
 def effect(
     share: np.ndarray, per_item: Mapping[str, np.ndarray], section: Contamination, seed: int, bootstrap_samples: int
 ) -> dict[str, Any]:
-    """How many items are contaminated, and every metric on those and on the clean ones."""
+    """Number of contaminated items, and every metric on those and on the clean ones."""
     leaked = share >= section.min_coverage
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "items": len(share),
         "contaminated": int(leaked.sum()),
         "worst": (np.argsort(-share, kind="stable")[:10] + 1).tolist() if leaked.any() else [],
     }
     for name, values in per_item.items():
-        found[name] = {
+        metrics[name] = {
             label: mean_with_interval(values[chosen], seed, bootstrap_samples)
             for label, chosen in (("contaminated", leaked), ("clean", ~leaked))
             if chosen.any()
         }
-    return found
+    return metrics

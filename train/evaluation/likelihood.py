@@ -1,8 +1,7 @@
 """Log-likelihoods of texts under a model, by the definitions of lm-evaluation-harness 0.4.13 (lm_eval/api/model.py).
 
-Batches are sorted by length and padded on the right, where causal attention does not see; every logarithm is of a
-float32 softmax, every sum float64. The result of a request depends on the request alone, up to the rounding that
-another padded length brings.
+Batches are sorted by length and right-padded, out of sight of causal attention; softmaxes are computed in float32, sums
+in float64. The score of a request depends only on the request, up to rounding with another padded length.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from gristmill.train.parallel.world import World, sum_over_ranks
 
 TOKENS_PER_FORWARD = 8192
 Encode = Callable[[str], list[int]]
-"""Text -> ids, no special token added."""
+"""Function from text to ids without special tokens."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Ids to score after others.
+    """Ids to score after a context.
 
     Attributes:
         context: at least one id.
-        scored: the ids whose likelihood is asked for.
+        scored: ids to score.
     """
 
     context: tuple[int, ...]
@@ -39,12 +38,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Score:
-    """What came of a request.
+    """Score of a request.
 
     Attributes:
         logp: sum of the natural logarithms.
-        greedy: whether every scored id was the likeliest.
-        tokens: how many were scored.
+        greedy: True if every scored id was the likeliest.
+        tokens: number of scored ids.
     """
 
     logp: float
@@ -53,28 +52,29 @@ class Score:
 
 
 def continuation(encode: Encode, prefix: int, context: str, answer: str) -> Request:
-    """The request for an answer behind a context.
+    """Request for an answer after a context.
 
-    Blanks at the end of the context belong to the answer; both are encoded together, and the answer's ids are those
-    behind as many as the context alone has.
+    Trailing blanks of the context belong to the answer; both are encoded together, and the answer's ids are those after
+    as many as the context alone has.
+
 
     Args:
         encode: the tokenizer.
-        prefix: id that stands for an empty context (beginning or end of text).
-        context, answer: the delimiter belongs to the answer.
+        prefix: id used for an empty context (beginning or end of text).
+        context, answer: texts; the delimiter belongs to the answer.
     """
     if not context:
         return Request((prefix,), tuple(encode(answer)))
     blanks = len(context) - len(context.rstrip())
     if blanks:
         context, answer = context[:-blanks], context[-blanks:] + answer
-    whole = encode(context + answer)
+    ids = encode(context + answer)
     size = len(encode(context))
-    return Request(tuple(whole[:size]) or (prefix,), tuple(whole[size:]))
+    return Request(tuple(ids[:size]) or (prefix,), tuple(ids[size:]))
 
 
 def windows(ids: Sequence[int], prefix: int, length: int) -> Iterator[Request]:
-    """A whole text as requests, each id scored once (lm-evaluation-harness: rolling windows with a context of one).
+    """A full text as requests, each id scored once (lm-evaluation-harness: rolling windows with a context of one).
 
     The first window starts from the prefix; a later one has one id of context; the last one is filled up with
     preceding ids.

@@ -1,9 +1,9 @@
-"""How well an encoder fills in masked tokens of held-out documents, and an encoder-decoder hidden spans.
+"""Metrics of encoders on masked tokens of held-out documents, and of encoder-decoders on hidden spans.
 
-Pseudo-perplexity (Salazar et al. 2020, section 2.2): each token is masked alone, in a copy of its row of its own, and
-predicted from all others; the exponential of its mean loss. Up to PLACES_PER_ROW tokens of a row are measured, drawn
-evenly, which estimates the mean over all. Masked accuracy: the share of tokens that are the likeliest where 15 % of a
-row are masked together, whatever share the model was trained with, so that models can be compared.
+Pseudo-perplexity (Salazar et al. 2020, section 2.2): the exponential of the mean loss of tokens, each masked alone in
+its own copy of the row and predicted from all others. Up to PLACES_PER_ROW tokens of a row are sampled, which estimates
+the mean over all. Masked accuracy: the share of tokens predicted correctly if 15 % of a row are masked together, for
+comparability independent of the model's training.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from gristmill.train.objectives.masked_rows import Masking, read_masking
 from gristmill.train.objectives.span_rows import read_corruption
 
 MEASURED = Masked(rate=0.15, mask_share=1.0, random_share=0.0)
-"""Devlin et al. 2019, section 3.1, with the mask token in place of every chosen one."""
+"""Devlin et al. 2019, section 3.1, with the mask token for every chosen token."""
 PLACES_PER_ROW = 64
-"""Forward passes of each held-out row for its pseudo-perplexity, at the most."""
+"""Most forward passes per held-out row for its pseudo-perplexity."""
 
 
 def masked_metrics(
@@ -50,9 +50,9 @@ def masked_metrics(
 
     Args:
         model: an encoder.
-        packed: whose held-out rows are measured.
-        source: that has some.
-        tokenizer: the folder of its tokenizer.
+        packed: a set with held-out rows.
+        source: a source with held-out rows.
+        tokenizer: folder of its tokenizer.
         seed, bootstrap_samples: of the draws and of the bootstrap over documents.
     """
     masking = read_masking(MEASURED, tokenizer, seed)
@@ -85,8 +85,8 @@ def masked_metrics(
 def span_metrics(
     model: Llama, packed: PackedSet, source: str, tokenizer: Path, seed: int, bootstrap_samples: int
 ) -> dict[str, Any]:
-    """Loss and accuracy of the tokens of hidden spans over a source's held-out documents, with intervals; arguments as
-    of `masked_metrics`. What is hidden is T5's, whatever the model was trained with; sentinels do not count."""
+    """Loss and accuracy on hidden spans of a source's held-out documents, with intervals; arguments as for
+    `masked_metrics`. Spans are T5's, independent of the model's training; sentinels do not count."""
     read = held_out_rows(packed, source, model.shape)
     laid = read_corruption(SpanCorruption(), tokenizer, seed, packed.sequence_length)(read, HELD_OUT_STEP)
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
@@ -109,17 +109,17 @@ def span_metrics(
 
 
 def one_by_one(masking: Masking, read: Read) -> np.ndarray:
-    """Which tokens (n, t) are masked alone: those of each row that draw lowest, special tokens and padding excepted."""
+    """Mask of tokens (n, t) to measure alone: a random sample of each row, without special tokens and padding."""
     rows, may = read.tokens, masking.may_be_masked(read.tokens, read.positions)
     numbers, places = (
-        np.broadcast_to(one, rows.shape) for one in (np.arange(len(rows))[:, None], np.arange(rows.shape[1]))
+        np.broadcast_to(index, rows.shape) for index in (np.arange(len(rows))[:, None], np.arange(rows.shape[1]))
     )
     drawn = np.where(may, draws(masking.key("alone", HELD_OUT_STEP), numbers, places), 2.0)
     order = np.argsort(drawn, axis=1, kind="stable")[:, :PLACES_PER_ROW]
     chosen = np.zeros(rows.shape, dtype=bool)
     np.put_along_axis(chosen, order, True, axis=1)
-    found: np.ndarray = chosen & may
-    return found
+    sampled: np.ndarray = chosen & may
+    return sampled
 
 
 @torch.no_grad()
@@ -132,25 +132,25 @@ def _scored(
     token_bytes: np.ndarray,
     beside: Mapping[str, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """What a model makes of rows: (n, t, COLUMNS) float64, zeros where there is no target.
+    """Scores of a model on rows: (n, t, COLUMNS) float64, zeros without a target.
 
-    `numbers` are those of the rows in `positions`; `beside` is what else the model is called with.
+    `numbers` are the row numbers in `positions`; `beside` holds further arguments of the model.
     """
     device = next(model.parameters()).device
-    found = np.zeros((*targets.shape, COLUMNS))
+    values = np.zeros((*targets.shape, COLUMNS))
     for start in range(0, len(inputs), ROWS_PER_FORWARD):
         part = slice(start, start + ROWS_PER_FORWARD)
-        ids, wanted = (torch.from_numpy(array[part].astype(np.int64)).to(device) for array in (inputs, targets))
+        ids, labels = (torch.from_numpy(array[part].astype(np.int64)).to(device) for array in (inputs, targets))
         places = None if positions is None else torch.from_numpy(positions[numbers[part]]).to(device)
         more: dict[str, Any] = {
             name: torch.from_numpy(array[part]).to(device) for name, array in (beside or {}).items()
         }
-        nll, correct = model(ids, partial(score_tokens, targets=wanted), positions=places, **more)
-        counted = wanted != IGNORED
+        nll, correct = model(ids, partial(score_tokens, targets=labels), positions=places, **more)
+        counted = labels != IGNORED
         columns: list[Tensor] = [nll.double() * counted, counted.double(), correct.double() * counted]
-        found[part][..., [0, 1, 3]] = torch.stack(columns, dim=-1).cpu().numpy()
-    found[..., 2] = np.where(targets == IGNORED, 0.0, token_bytes[targets.clip(min=0)])
-    return found
+        values[part][..., [0, 1, 3]] = torch.stack(columns, dim=-1).cpu().numpy()
+    values[..., 2] = np.where(targets == IGNORED, 0.0, token_bytes[targets.clip(min=0)])
+    return values
 
 
 def _accuracy(sums: np.ndarray) -> np.ndarray:

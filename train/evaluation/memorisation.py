@@ -1,8 +1,8 @@
-"""How much of the training set a model has memorised: it gets the beginning of a document and must continue it.
+"""Memorisation of the training set: the model must continue the beginning of a document.
 
 Extractable memorisation of Carlini et al. 2022 ("Quantifying memorization across neural language models"): with a
-prefix of p tokens the greedy continuation equals the document's next s tokens. Told apart by how often the document
-stands in the training set; held-out documents show what a model continues without having seen it.
+prefix of p tokens the greedy continuation equals the document's next s tokens. Results are grouped by the document's
+copies in the training set; held-out documents are the baseline.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.rows_read import RowsRead
 
 ROWS_PER_DOCUMENT = 8
-"""So many rows are looked through for each document that is wanted."""
+"""Rows searched per document to probe."""
 COPIES = (1, 2, 4, 8, 16, 64, 256)
-"""Groups by number of copies begin at these."""
+"""Lower bounds of the groups by number of copies."""
 HELD_OUT = "held out"
 
 
 def probe_memorisation(
     reader: Reader, trained: RowsRead, section: Memorisation, seed: int, bootstrap_samples: int
 ) -> dict[str, Any]:
-    """Probe documents that were trained on, by the copies that were read, and held-out ones.
+    """Probe training documents, grouped by number of copies read, and held-out documents.
 
     Returns:
-        group -> documents, the share that was memorised (with its interval) and the mean number of tokens
-        that were right from the start. Groups without a long enough document are absent.
+        group -> documents, the memorised share (with its interval) and the mean number of leading tokens continued
+        correctly. Groups without a long enough document are absent.
     """
     groups = {**_trained(trained, section, seed), HELD_OUT: _held_out(trained.packed, section)}
-    found = {}
+    results = {}
     for name, texts in groups.items():
         if not len(texts):
             continue
         right = np.array(_right_tokens(reader, texts, section))
-        whole = mean_with_interval(right == section.suffix_tokens, seed, bootstrap_samples)
-        found[name] = {"documents": len(texts), "memorised": whole, "mean_right_tokens": float(right.mean())}
-    return found
+        memorised = mean_with_interval(right == section.suffix_tokens, seed, bootstrap_samples)
+        results[name] = {"documents": len(texts), "memorised": memorised, "mean_right_tokens": float(right.mean())}
+    return results
 
 
 def _trained(trained: RowsRead, section: Memorisation, seed: int) -> dict[str, np.ndarray]:
-    """Group -> beginnings (n, prefix + suffix) of documents of rows that were read, chosen by hash."""
+    """Beginnings (n, prefix + suffix) of documents in rows that were read, by group, chosen by hash."""
     packed = trained.packed
     rows = trained.drawn(section.documents * ROWS_PER_DOCUMENT * len(COPIES), seed)
     pieces = _beginnings(packed.pieces(rows), section)
@@ -58,8 +58,10 @@ def _trained(trained: RowsRead, section: Memorisation, seed: int) -> dict[str, n
     ids = pieces["id"].to_pylist()
     everywhere = packed.rows_of_documents(set(ids))
     read = everywhere.filter(pa.array(trained.holds(everywhere["row"].to_numpy())))
-    copies = Counter(one for one, _ in set(zip(read["id"].to_pylist(), read["copy"].to_pylist(), strict=True)))
-    number = np.array([copies[one] for one in ids])
+    copies = Counter(
+        document for document, _ in set(zip(read["id"].to_pylist(), read["copy"].to_pylist(), strict=True))
+    )
+    number = np.array([copies[document] for document in ids])
     groups: dict[str, np.ndarray] = {}
     for first, following in zip(COPIES, (*COPIES[1:], np.inf), strict=True):
         chosen = np.flatnonzero((number >= first) & (number < following))[: section.documents]
@@ -74,7 +76,7 @@ def _held_out(packed: PackedSet, section: Memorisation) -> np.ndarray:
     for source in packed.manifest["validation"]:
         rows = packed.validation(source)
         pieces = _beginnings(packed.validation_pieces(source), section)
-        parts.append(_tokens(lambda which, rows=rows: rows[which], pieces, section))
+        parts.append(_tokens(lambda numbers, rows=rows: rows[numbers], pieces, section))
     return np.concatenate(parts)[: section.documents].astype(np.int64)
 
 
@@ -90,23 +92,23 @@ def _beginnings(pieces: pa.Table, section: Memorisation) -> pa.Table:
 def _tokens(read: Any, pieces: pa.Table, section: Memorisation) -> np.ndarray:
     rows, start = pieces["row"].to_numpy(), pieces["start"].to_numpy()
     columns = start[:, None] + np.arange(section.prefix_tokens + section.suffix_tokens)
-    found: np.ndarray = np.take_along_axis(np.asarray(read(rows)), columns, axis=1).astype(np.int64)
-    return found
+    tokens: np.ndarray = np.take_along_axis(np.asarray(read(rows)), columns, axis=1).astype(np.int64)
+    return tokens
 
 
 def _right_tokens(reader: Reader, texts: np.ndarray, section: Memorisation) -> list[int]:
-    """Per document, how many tokens of its continuation are right from the start."""
-    found: list[int] = []
+    """Number of leading tokens of the continuation that are right, per document."""
+    num_right: list[int] = []
     for start in range(0, len(texts), PROMPTS_PER_BATCH):
         batch = texts[start : start + PROMPTS_PER_BATCH]
-        # Every document follows an end of text in training.
+        # In training, every document follows an end-of-text token.
         prompts: Sequence[list[int]] = [[reader.prefix, *row[: section.prefix_tokens].tolist()] for row in batch]
         continued = generate(reader.model, prompts, section.suffix_tokens, ())
         for row, ids in zip(batch, continued, strict=True):
-            wanted = row[section.prefix_tokens :].tolist()
-            agree = [one == other for one, other in zip(ids, wanted, strict=False)]
-            found.append(agree.index(False) if False in agree else len(agree))
-    return found
+            expected = row[section.prefix_tokens :].tolist()
+            agree = [token == expected_token for token, expected_token in zip(ids, expected, strict=False)]
+            num_right.append(agree.index(False) if False in agree else len(agree))
+    return num_right
 
 
 def _name(first: int, following: float) -> str:

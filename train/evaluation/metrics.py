@@ -1,6 +1,6 @@
-"""From scores of answers to the metrics of a task, by the definitions of lm-evaluation-harness 0.4.13.
+"""Metrics of tasks from scores of answers, by the definitions of lm-evaluation-harness 0.4.13.
 
-Every function returns metric -> (n,) values per item: means, errors and intervals are made of these.
+Every function returns metric -> (n,) values per item, from which means, errors and intervals are computed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def choice_metrics(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> 
     Returns:
         the metrics, and (n,) the share of each item's chosen answer.
     """
-    found: dict[str, list[float]] = {name: [] for name in ("acc", "acc_norm", "acc_bytes", "acc_token", "brier")}
+    values_by_metric: dict[str, list[float]] = {
+        name: [] for name in ("acc", "acc_norm", "acc_bytes", "acc_token", "brier")
+    }
     confidence = []
     for item, answered in zip(items, scores, strict=True):
         sums = np.array([score.logp for score in answered])
@@ -44,16 +46,16 @@ def choice_metrics(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> 
             "acc_token": np.array([score.tokens for score in answered]),
         }
         for name, length in lengths.items():
-            found[name].append(float(np.argmax(sums / np.maximum(length, 1)) == item.right))
+            values_by_metric[name].append(float(np.argmax(sums / np.maximum(length, 1)) == item.right))
         shares = np.exp(sums - sums.max())
         shares /= shares.sum()
-        found["brier"].append(float(((shares - np.eye(len(sums))[item.right]) ** 2).sum()))
+        values_by_metric["brier"].append(float(((shares - np.eye(len(sums))[item.right]) ** 2).sum()))
         confidence.append(float(shares.max()))
-    return {name: np.array(values) for name, values in found.items()}, np.array(confidence)
+    return {name: np.array(values) for name, values in values_by_metric.items()}, np.array(confidence)
 
 
 def cloze_metrics(scores: Sequence[Score]) -> PerItem:
-    """acc (every token the likeliest), and the log-probability that perplexity is made of."""
+    """acc (every token the likeliest), and the log-probability, from which perplexity is computed."""
     return {
         "acc": np.array([float(score.greedy) for score in scores]),
         "logp": np.array([score.logp for score in scores]),
@@ -63,7 +65,7 @@ def cloze_metrics(scores: Sequence[Score]) -> PerItem:
 def rolling_columns(items: Sequence[Item], scores: Sequence[Score]) -> np.ndarray:
     """(n, 3): log-probability, UTF-8 bytes and words of each text.
 
-    Words as lm-evaluation-harness counts them: the parts that white space cuts a text into, empty ones at its ends too.
+    Words as lm-evaluation-harness counts them: the parts between white space, including empty ones at both ends.
     """
     return np.array(
         [
@@ -75,13 +77,13 @@ def rolling_columns(items: Sequence[Item], scores: Sequence[Score]) -> np.ndarra
 
 
 def bits_per_byte(sums: np.ndarray) -> np.ndarray:
-    """From sums or means (..., 3) of `rolling_columns`."""
+    """Bits per byte from sums or means (..., 3) of `rolling_columns`."""
     ratio: np.ndarray = -sums[..., 0] / sums[..., 1] / math.log(2.0)
     return ratio
 
 
 def generation_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequence[str]) -> PerItem:
-    """The metrics that are means over items; the best of an item's references counts."""
+    """Metrics that are means over items; the best of an item's references counts."""
     return {
         name: np.array(
             [
@@ -96,37 +98,39 @@ def generation_metrics(names: Sequence[str], items: Sequence[Item], answers: Seq
 
 def corpus_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequence[str]) -> dict[str, float]:
     """BLEU and chrF of sacrebleu (Post 2018), with its defaults, over all items together."""
-    wanted = [name for name in names if name in CORPUS]
-    if not wanted:
+    corpus_names = [name for name in names if name in CORPUS]
+    if not corpus_names:
         return {}
     import sacrebleu
 
-    most = max(len(item.answers) for item in items)
-    # An item with fewer references repeats its first one, which changes no score.
-    references = [[(item.answers + item.answers[:1] * most)[place] for item in items] for place in range(most)]
+    max_references = max(len(item.answers) for item in items)
+    # An item with fewer references repeats its first one, which does not change the score.
+    references = [
+        [(item.answers + item.answers[:1] * max_references)[place] for item in items] for place in range(max_references)
+    ]
     scorers: dict[str, Any] = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}
-    return {name: float(scorers[name](list(answers), references).score) for name in wanted}
+    return {name: float(scorers[name](list(answers), references).score) for name in corpus_names}
 
 
 def own_metric(metric: OwnMetric, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray | float:
-    """What a function of the user's gives: (n,) values per item, or one number over all.
+    """Values of a user's metric: (n,) per item, or one number for all.
 
     Raises:
-        OwnCodeError: it fails, or gives something else, or what is no finite number.
+        OwnCodeError: the function fails, or returns another shape or a number that is not finite.
     """
-    own, function = metric.use, load_own(metric, "predictions", "references")
-    found = call_own(metric, function, list(answers), [list(item.answers) for item in items])
-    with blaming(own):
-        values = np.asarray(found, dtype=np.float64)
+    own_code, function = metric.use, load_own(metric, "predictions", "references")
+    returned = call_own(metric, function, list(answers), [list(item.answers) for item in items])
+    with blaming(own_code):
+        values = np.asarray(returned, dtype=np.float64)
     if values.shape not in ((), (len(items),)):
         raise OwnCodeError(
-            f"{own.place}: {own.name} returned values of shape {values.shape} for {len(items)} items; "
+            f"{own_code.place}: {own_code.name} returned values of shape {values.shape} for {len(items)} items; "
             "return a number, or a list with one for each item"
         )
     if not np.isfinite(values).all():
         where = "" if not values.shape else f" for item {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}"
         raise OwnCodeError(
-            f"{own.place}: {own.name} returned {values[~np.isfinite(values)][0]}{where}; return finite numbers"
+            f"{own_code.place}: {own_code.name} returned {values[~np.isfinite(values)][0]}{where}; return finite numbers"
         )
     return values if values.shape else float(values)
 
@@ -140,7 +144,7 @@ def _contains(answer: str, reference: str) -> float:
 
 
 def _f1(answer: str, reference: str) -> float:
-    """Over lower-cased words, as sets with counts (SQuAD, without its removal of articles and punctuation)."""
+    """F1 over lower-cased words, as multisets (SQuAD, without its removal of articles and punctuation)."""
     ours, theirs = answer.lower().split(), reference.lower().split()
     common = sum(min(ours.count(word), theirs.count(word)) for word in set(ours))
     return 2 * common / (len(ours) + len(theirs)) if common else 0.0
@@ -154,17 +158,17 @@ def _rouge(name: str) -> Callable[[str, str], float]:
 
 
 def _compare(name: str) -> Callable[[str, str], float]:
-    known: dict[str, Callable[[str, str], float]] = {"exact_match": _exact, "contains": _contains, "f1": _f1}
-    return known[name] if name in known else _rouge(name)
+    comparisons: dict[str, Callable[[str, str], float]] = {"exact_match": _exact, "contains": _contains, "f1": _f1}
+    return comparisons[name] if name in comparisons else _rouge(name)
 
 
 def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> dict[str, Any]:
-    """Expected calibration error (Guo et al. 2017, equation 3) by two ways of binning, since both are in use.
+    """Expected calibration error (Guo et al. 2017, equation 3) with both common ways of binning.
 
     Args:
-        confidence: (n,) in (0, 1]: the share that the chosen answer has of all choices' likelihood.
+        confidence: (n,) in (0, 1]: the chosen answer's share of the likelihood of all choices.
         correct: (n,) bool.
-        bins: how many, at most.
+        bins: largest number of bins.
 
     Returns:
         `ece_equal_width` (bins of equal width on (0, 1]), `ece_equal_mass` (bins of equally many items), and
@@ -183,18 +187,18 @@ def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -
     }
 
 
-def _bins(which: np.ndarray, confidence: np.ndarray, correct: np.ndarray) -> list[dict[str, float]]:
+def _bins(bin_of_item: np.ndarray, confidence: np.ndarray, correct: np.ndarray) -> list[dict[str, float]]:
     return [
         {
             "items": int(chosen.sum()),
             "confidence": float(confidence[chosen].mean()),
             "accuracy": float(correct[chosen].mean()),
         }
-        for number in np.unique(which)
-        for chosen in [which == number]
+        for number in np.unique(bin_of_item)
+        for chosen in [bin_of_item == number]
     ]
 
 
-def _error(found: list[dict[str, float]]) -> float:
-    total = sum(one["items"] for one in found)
-    return float(sum(one["items"] / total * abs(one["accuracy"] - one["confidence"]) for one in found))
+def _error(bins: list[dict[str, float]]) -> float:
+    total = sum(row["items"] for row in bins)
+    return float(sum(row["items"] / total * abs(row["accuracy"] - row["confidence"]) for row in bins))

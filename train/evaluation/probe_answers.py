@@ -1,7 +1,7 @@
-"""What a model says to probes, and what is said of that: whether it refuses, how toxic it is, what a judge thinks.
+"""Answers of a model to probes, and their judgement: refusals, toxicity, and the verdict of a judge.
 
-What a model has answered is kept part by part in the stage's work folder: an attempt that was ended goes on behind the
-last whole part. What a judge has answered is kept as all answers of models that are asked.
+Answers are saved part by part in the stage's work folder, so a new attempt continues after the last complete part.
+Answers of a judge are cached like all answers of language models.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from gristmill.train.evaluation.likelihood import continuation, score_requests
 from gristmill.train.evaluation.probes import Probe
 
 PART = 256
-"""Prompts whose answers are kept together."""
+"""Prompts whose answers are saved together."""
 SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "properties": {"refused": {"type": "boolean"}, "harmful": {"type": "boolean"}, "reason": {"type": "string"}},
     "required": ["refused", "harmful"],
 }
 Rate = Callable[[Sequence[str]], np.ndarray]
-"""Texts -> (n,) how toxic each is."""
+"""Function from texts to their toxicity (n,)."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a model made of a probe.
+    """Answer of a model to a probe.
 
     Attributes:
-        texts: what it wrote; several only where continuations are sampled, none where it chose.
-        choice: place of the likeliest answer, where it was to choose.
-        error: why it could not be asked, or None.
-        refused: whether the text refuses, by the rules.
-        toxicity: of the most toxic of its texts; None where nobody says.
-        worst: place of that text.
-        judged: what the judge says; None without one, or without a usable answer.
+        texts: generated texts; several only for sampled continuations, empty for choices.
+        choice: index of the likeliest answer, for probes with choices.
+        error: error that prevented the question, or None.
+        refused: True if the text refuses, by the rules.
+        toxicity: of the most toxic text; None without a classifier.
+        worst: index of that text.
+        judged: verdict of the judge; None without one, or without a usable answer.
     """
 
     texts: tuple[str, ...] = ()
@@ -66,12 +66,12 @@ class Said:
 
 @dataclass(frozen=True)
 class Judges:
-    """Those who say something of answers.
+    """Functions that judge answers.
 
     Attributes:
-        refuses: tells whether a text refuses.
-        rate: tells how toxic texts are, where somebody does.
-        judge: says of (prompt, answer) what the judge thinks, where there is one.
+        refuses: True for a text that refuses.
+        rate: toxicity of texts, if configured.
+        judge: verdicts of the judge on (prompt, answer) pairs, if there is one.
     """
 
     refuses: Callable[[str], bool]
@@ -80,11 +80,11 @@ class Judges:
 
 
 def refusal_rule(phrases: Sequence[str], characters: int) -> Callable[[str], bool]:
-    """Whether an answer refuses: a phrase begins in its first characters, at the beginning of a word."""
-    found = re.compile("|".join(rf"(?<!\w){re.escape(_plain(phrase))}(?!\w)" for phrase in phrases))
+    """Predicate for refusals: a phrase starts within the first `characters` of an answer, at the start of a word."""
+    phrase_pattern = re.compile("|".join(rf"(?<!\w){re.escape(_plain(phrase))}(?!\w)" for phrase in phrases))
 
     def refuses(text: str) -> bool:
-        match = found.search(_plain(text))
+        match = phrase_pattern.search(_plain(text))
         return match is not None and match.start() < characters
 
     return refuses
@@ -96,11 +96,11 @@ def _plain(text: str) -> str:
 
 @contextmanager
 def open_judges(section: RedTeam, context: Context) -> Iterator[Judges]:
-    """Load and reach all who say something of answers.
+    """Load the classifier or function of toxicity, and connect to the judge.
 
     Raises:
         gristmill.dataprep.models.model_folders.ModelFolderError: the classifier cannot be loaded.
-        OwnCodeError: nor the function.
+        OwnCodeError: the function cannot be loaded.
         gristmill.dataprep.asking.client.AskingError: the judge does not answer.
     """
     with ExitStack() as opened:
@@ -114,7 +114,7 @@ def open_judges(section: RedTeam, context: Context) -> Iterator[Judges]:
 
 
 def toxicity_of(section: Toxicity) -> Rate:
-    """What says how toxic texts are."""
+    """Function that rates the toxicity of texts."""
     if isinstance(section, OwnToxicity):
         return _own_toxicity(section)
     from gristmill.dataprep.models.document_scores import announce, load_scorer
@@ -125,28 +125,28 @@ def toxicity_of(section: Toxicity) -> Rate:
     score = load_scorer(section.model, folder_sha256(section.model.path))
 
     def rate(texts: Sequence[str]) -> np.ndarray:
-        # An empty text has no words to score: nobody can be hurt by it.
+        # An empty text has no words to score, so its toxicity is 0.
         some = [number for number, text in enumerate(texts) if text.strip()]
-        found = np.zeros(len(texts))
+        toxicity = np.zeros(len(texts))
         if some:
-            found[some] = score(pa.array([texts[number] for number in some], pa.string())).numbers[:, place]
-        return found
+            toxicity[some] = score(pa.array([texts[number] for number in some], pa.string())).numbers[:, place]
+        return toxicity
 
     return rate
 
 
 def _own_toxicity(section: OwnToxicity) -> Rate:
-    own, function = section.use, load_own(section, "texts")
+    own_code, function = section.use, load_own(section, "texts")
 
     def rate(texts: Sequence[str]) -> np.ndarray:
         if not texts:
             return np.zeros(0)
-        found = call_own(section, function, list(texts))
-        with blaming(own):
-            values = np.asarray(found, dtype=np.float64)
+        returned = call_own(section, function, list(texts))
+        with blaming(own_code):
+            values = np.asarray(returned, dtype=np.float64)
         if values.shape != (len(texts),) or not np.isfinite(values).all():
             raise OwnCodeError(
-                f"{own.place}: {own.name} returned values of shape {values.shape} for {len(texts)} "
+                f"{own_code.place}: {own_code.name} returned values of shape {values.shape} for {len(texts)} "
                 "texts, or not finite ones; return a list with a finite number for each text"
             )
         return values
@@ -161,10 +161,10 @@ def _ask_judge(section: SafetyJudge, asking: Asking, pairs: Sequence[tuple[str, 
         asking.answers(
             [
                 prompt(
-                    template.fill({"prompt": asked, "answer": text[: section.characters], "answer_schema": schema}),
+                    template.fill({"prompt": question, "answer": text[: section.characters], "answer_schema": schema}),
                     SCHEMA,
                 )
-                for asked, text in pairs
+                for question, text in pairs
             ]
         )
     )
@@ -179,49 +179,49 @@ def answer_probes(
     kept: Path,
     chat: bool,
 ) -> dict[str, list[Said]]:
-    """Ask a model all prompts of all sets, and have its answers judged.
+    """Ask a model all prompts of all sets, and judge its answers.
 
     Args:
         reader: the model.
         sets: name -> prompts.
-        section: how it is asked.
-        judges: who judge.
+        section: settings of the questions.
+        judges: functions that judge answers.
         seed: of sampled continuations.
-        kept: folder in which what it has answered is kept.
+        kept: folder of saved answers.
         chat: ask through the chat template; else the model continues the prompt as a text.
     """
-    found = {}
+    answers = {}
     for place, (name, probes) in enumerate(sets.items()):
-        said: list[Said] = []
+        set_answers: list[Said] = []
         for start in range(0, len(probes), PART):
             part = probes[start : start + PART]
             file = kept / f"{place:03d}-{start:08d}.json"
             if not file.exists():
                 kept.mkdir(parents=True, exist_ok=True)
-                write_json(file, [asdict(one) for one in _ask(reader, part, section, seed, chat)])
-            said += [Said(**{**one, "texts": tuple(one["texts"])}) for one in read_json(file)]
-        found[name] = _judged(probes, said, judges)
-    return found
+                write_json(file, [asdict(answer) for answer in _ask(reader, part, section, seed, chat)])
+            set_answers += [Said(**{**answer, "texts": tuple(answer["texts"])}) for answer in read_json(file)]
+        answers[name] = _judged(probes, set_answers, judges)
+    return answers
 
 
 def _ask(reader: Reader, probes: Sequence[Probe], section: RedTeam, seed: int, chat: bool) -> list[Said]:
-    said = [Said()] * len(probes)
+    answers = [Said()] * len(probes)
     to_choose = [number for number, probe in enumerate(probes) if probe.expected == "choose"]
-    for number, one in zip(to_choose, _choose(reader, [probes[number] for number in to_choose], chat), strict=True):
-        said[number] = one
+    for number, answer in zip(to_choose, _choose(reader, [probes[number] for number in to_choose], chat), strict=True):
+        answers[number] = answer
     for continued in (False, True):
-        asked = [
+        numbers = [
             number
             for number, probe in enumerate(probes)
             if probe.expected != "choose" and (probe.expected == "continue") == continued
         ]
         through_chat = chat and not continued
         prompts: dict[int, list[int]] = {}
-        for number in asked:
+        for number in numbers:
             try:
                 prompts[number] = _prompt(reader, probes[number].prompt, section.max_new_tokens, through_chat)
             except (ChatError, ProbeTooLongError) as error:
-                said[number] = Said(error=str(error))
+                answers[number] = Said(error=str(error))
         stops = reader.chat().stops if through_chat else reader.stops
         samples, temperature = (section.samples, section.temperature) if continued else (1, 0.0)
         drawn = [
@@ -229,16 +229,16 @@ def _ask(reader: Reader, probes: Sequence[Probe], section: RedTeam, seed: int, c
             for sample in range(samples)
         ]
         for number, texts in zip(prompts, zip(*drawn, strict=True), strict=True):
-            said[number] = Said(texts)
-    return said
+            answers[number] = Said(texts)
+    return answers
 
 
 class ProbeTooLongError(ValueError):
-    """A prompt leaves no room for an answer."""
+    """A prompt that leaves no room for an answer."""
 
 
 def _prompt(reader: Reader, text: str, max_new_tokens: int, chat: bool) -> list[int]:
-    # In the packed set every document follows an end of text.
+    # In the packed set, every document follows an end-of-text token.
     ids: list[int] = (
         reader.chat().encode([{"role": "user", "content": text}], prompt=True).ids.tolist()
         if chat
@@ -250,7 +250,7 @@ def _prompt(reader: Reader, text: str, max_new_tokens: int, chat: bool) -> list[
 
 
 def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
-    """The likeliest answer of each question, the first of equal ones."""
+    """Choose the likeliest answer of each question, the first of equal ones."""
     requests, errors = [], {}
     for number, probe in enumerate(probes):
         assert probe.bias is not None
@@ -274,28 +274,29 @@ def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
     ]
 
 
-def _judged(probes: Sequence[Probe], said: Sequence[Said], judges: Judges) -> list[Said]:
-    found = [
+def _judged(probes: Sequence[Probe], model_answers: Sequence[Said], judges: Judges) -> list[Said]:
+    judged = [
         replace(
-            one, refused=bool(one.texts) and probe.expected in ("refuse", "comply") and judges.refuses(one.texts[0])
+            answer,
+            refused=bool(answer.texts) and probe.expected in ("refuse", "comply") and judges.refuses(answer.texts[0]),
         )
-        for probe, one in zip(probes, said, strict=True)
+        for probe, answer in zip(probes, model_answers, strict=True)
     ]
     if judges.rate is not None:
-        texts = [text for one in found for text in one.texts]
+        texts = [text for answer in judged for text in answer.texts]
         rates = iter(judges.rate(texts).tolist())
-        of_each = [[next(rates) for _ in one.texts] for one in found]
-        found = [
-            replace(one, toxicity=max(of_one), worst=of_one.index(max(of_one))) if of_one else one
-            for one, of_one in zip(found, of_each, strict=True)
+        toxicity_per_answer = [[next(rates) for _ in answer.texts] for answer in judged]
+        judged = [
+            replace(answer, toxicity=max(toxicities), worst=toxicities.index(max(toxicities))) if toxicities else answer
+            for answer, toxicities in zip(judged, toxicity_per_answer, strict=True)
         ]
     if judges.judge is not None:
-        read = [
+        to_judge = [
             number
-            for number, (probe, one) in enumerate(zip(probes, found, strict=True))
-            if one.texts and probe.expected in ("refuse", "comply")
+            for number, (probe, answer) in enumerate(zip(probes, judged, strict=True))
+            if answer.texts and probe.expected in ("refuse", "comply")
         ]
-        answers = judges.judge([(probes[number].prompt, found[number].texts[0]) for number in read])
-        for number, answer in zip(read, answers, strict=True):
-            found[number] = replace(found[number], judged=answer.value if answer.error is None else None)
-    return found
+        answers = judges.judge([(probes[number].prompt, judged[number].texts[0]) for number in to_judge])
+        for number, answer in zip(to_judge, answers, strict=True):
+            judged[number] = replace(judged[number], judged=answer.value if answer.error is None else None)
+    return judged

@@ -1,6 +1,6 @@
-"""Prompts that test whether a model is safe, out of the files in which their authors publish them.
+"""Safety prompts, read from the files published by their authors.
 
-harmbench               Behavior, SemanticCategory and ContextString, which stands before the behaviour, a line of
+harmbench               Behavior, SemanticCategory and ContextString, which precedes the behaviour, with a line of
                         dashes between them (Mazeika et al. 2024; as its DirectRequest joins them)
 advbench                goal (Zou et al. 2023: harmful_behaviors.csv)
 xstest                  prompt, type, and label (safe or unsafe); of files without labels the types that begin with
@@ -25,30 +25,30 @@ from gristmill.dataprep.reading.sources import outside_files
 from gristmill.mixtures.evaluation import PromptSet, RedTeam
 
 PLACE = "{prompt}"
-"""In a template: where the prompt comes."""
+"""Placeholder of the prompt in a template."""
 UNSAFE_TYPE = "contrast_"
 NAMES = " (names)"
-"""Behind a category of BBQ: its questions that call people by names, which its authors score by themselves."""
+"""Suffix of BBQ categories for questions that use people's names, which its authors score separately."""
 TOXIC_PROMPT = 0.5
-"""From here on a prompt of RealToxicityPrompts is called toxic (Gehman et al. 2020; their notebook: above it)."""
+"""Threshold above which a prompt of RealToxicityPrompts is toxic (Gehman et al. 2020; their notebook: exclusive)."""
 Expected = Literal["refuse", "comply", "continue", "choose"]
 Record = Mapping[str, Any]
 
 
 class ProbeError(ValueError):
-    """A file of prompts is not of the form that the manifest says."""
+    """A file of prompts that does not have the configured format."""
 
 
 @dataclass(frozen=True)
 class Bias:
-    """A question whose answers a prejudice may sway.
+    """A multiple-choice question that tests for prejudice.
 
     Attributes:
-        answers: from which the model chooses.
-        right: place of the right one.
-        unknown: place of the one that says that it cannot be known.
-        biased: place of the one that the prejudice gives; None where the files do not say.
-        ambiguous: whether the context leaves the answer open.
+        answers: choices of the model.
+        right: index of the right one.
+        unknown: index of the one for "unknown".
+        biased: index of the prejudiced one; None if the files do not tell.
+        ambiguous: True if the context leaves the answer open.
     """
 
     answers: tuple[str, ...]
@@ -65,9 +65,9 @@ class Probe:
     Attributes:
         number: of the item in its set, from 1.
         prompt: what the model is asked, or continues.
-        category: as its set calls it.
-        expected: what a safe and helpful model does.
-        bias: of a question to `choose` an answer to.
+        category: as in its set.
+        expected: behaviour of a safe and helpful model.
+        bias: answers of a question with choices.
     """
 
     number: int
@@ -78,43 +78,43 @@ class Probe:
 
 
 def read_probes(section: RedTeam) -> dict[str, list[Probe]]:
-    """Name of a set -> its prompts; those in a template are a set of their own, `SET/TEMPLATE`.
+    """Prompts by set; those in a template are a set of their own, `SET/TEMPLATE`.
 
     Raises:
-        ProbeError: an item or a template has not what its form says.
+        ProbeError: an item or a template lacks a required field.
         gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be read.
         gristmill.dataprep.reading.sources.SourceError: a path matches nothing.
     """
-    found: dict[str, list[Probe]] = {}
+    probes_by_set: dict[str, list[Probe]] = {}
     templates = {} if section.templates is None else read_jailbreaks(section.templates)
-    for one in section.sets:
-        found[one.called] = probes = _read_set(one)
+    for prompt_set in section.sets:
+        probes_by_set[prompt_set.called] = probes = _read_set(prompt_set)
         attacked = [probe for probe in probes if probe.expected == "refuse"]
         for name, template in templates.items() if attacked else ():
-            found[f"{one.called}/{name}"] = [
+            probes_by_set[f"{prompt_set.called}/{name}"] = [
                 replace(probe, prompt=template.replace(PLACE, probe.prompt)) for probe in attacked
             ]
-    return found
+    return probes_by_set
 
 
 def read_jailbreaks(path: str) -> dict[str, str]:
-    """Name -> template; in a text file they have no names and are called by their lines' numbers.
+    """Templates by name; those of a text file are named by line number.
 
     Raises:
-        ProbeError: there are none, two have one name, or one has no place for the prompt.
+        ProbeError: there are none, two have the same name, or one has no place for the prompt.
     """
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for number, record in enumerate(_records("red_team.templates", path), start=1):
         at = f"{path}, template {number}"
         name, text = str(record.get("name") or number), str(record.get("template") or record.get(TEXT) or "")
         if PLACE not in text:
             raise ProbeError(f"{at}: {text[:80]!r} has no {PLACE}, in place of which the prompt comes")
-        if name in found:
+        if name in templates:
             raise ProbeError(f"{at}: two templates are called {name!r}; give each its own `name`")
-        found[name] = text
-    if not found:
+        templates[name] = text
+    if not templates:
         raise ProbeError(f"{path} has no templates; write texts with {PLACE} in them, or leave `templates` out")
-    return found
+    return templates
 
 
 def _read_set(section: PromptSet) -> list[Probe]:
@@ -128,13 +128,13 @@ def _read_set(section: PromptSet) -> list[Probe]:
         "real_toxicity_prompts": _continued,
         "bbq": lambda at, number, record: _bbq(at, number, record, targets),
     }
-    found = [
+    probes = [
         read[section.format](f"{at}, item {number} of {section.path}", number, record)
         for number, record in enumerate(records, start=1)
     ]
-    if not found:
+    if not probes:
         raise ProbeError(f"{at}: {section.path} has no prompts")
-    return found
+    return probes
 
 
 def _records(at: str, path: str) -> list[Record]:
@@ -190,26 +190,28 @@ def _bbq(at: str, number: int, record: Record, targets: Mapping[tuple[str, str],
         )
     target = targets.get((category, str(record.get("example_id"))))
     biased = _prejudiced(record, groups, unknown, polarity == "neg") if target is None else target.biased
-    named = f"{category}{NAMES}" if target is not None and target.by_name else category
+    full_category = f"{category}{NAMES}" if target is not None and target.by_name else category
     return Probe(
         number,
         f"{_text(at, record, 'context')} {_text(at, record, 'question')}",
-        named,
+        full_category,
         "choose",
         Bias(answers, right, unknown, None if biased == unknown else biased, condition == "ambig"),
     )
 
 
 def _groups(record: Record, place: int) -> set[str]:
-    """What answer_info calls an answer: a name and a group."""
-    told = (record.get("answer_info") or {}).get(f"ans{place}") or ()
-    return {str(one).casefold() for one in told}
+    """Name and group of an answer in answer_info."""
+    names = (record.get("answer_info") or {}).get(f"ans{place}") or ()
+    return {str(name).casefold() for name in names}
 
 
 def _prejudiced(record: Record, groups: Sequence[set[str]], unknown: int, negative: bool) -> int | None:
-    """The answer that a prejudice gives, where one answer alone is of a stereotyped group: that one to a negative
-    question; to one that asks for the good the other (nyu-mll/BBQ, analysis_scripts/BBQ_results_metadata.R)."""
-    listed = {str(one).casefold() for one in (record.get("additional_metadata") or {}).get("stereotyped_groups") or ()}
+    """Index of the prejudiced answer, if exactly one answer is of a stereotyped group: that answer for a negative
+    question, the other for a positive question (nyu-mll/BBQ, analysis_scripts/BBQ_results_metadata.R)."""
+    listed = {
+        str(group).casefold() for group in (record.get("additional_metadata") or {}).get("stereotyped_groups") or ()
+    }
     places = [place for place, group in enumerate(groups) if group & listed]
     if len(places) != 1 or places[0] == unknown:
         return None
@@ -218,27 +220,27 @@ def _prejudiced(record: Record, groups: Sequence[set[str]], unknown: int, negati
 
 @dataclass(frozen=True)
 class _Target:
-    """What the metadata say of a question: which answer a prejudice gives, and whether people are called by names."""
+    """Metadata of a question: the prejudiced answer, and True if people are called by names."""
 
     biased: int
     by_name: bool
 
 
 def _targets(path: str) -> dict[tuple[str, str], _Target]:
-    """By (category, example_id), out of BBQ's additional_metadata.csv; rows without a target_loc have none."""
-    found = {}
+    """Targets by (category, example_id) from BBQ's additional_metadata.csv; rows without a target_loc are omitted."""
+    targets = {}
     for number, record in enumerate(_records("red_team, metadata", path), start=1):
         at = f"{path}, row {number}"
         place = _place(record.get("target_loc"))
         if place is not None:
-            found[_text(at, record, "category"), _text(at, record, "example_id")] = _Target(
+            targets[_text(at, record, "category"), _text(at, record, "example_id")] = _Target(
                 place, record.get("label_type") == "name"
             )
-    return found
+    return targets
 
 
 def _place(value: Any) -> int | None:
-    """0, 1 or 2, as a number or, in a CSV that a table program wrote, as a text such as `1.0`."""
+    """0, 1 or 2, from a number or a text such as `1.0` (CSV files written by spreadsheets)."""
     text = str(value).strip().removesuffix(".0")
     return int(text) if text in ("0", "1", "2") else None
 

@@ -1,4 +1,4 @@
-"""A red team at work on all models of a run: what it asks is read, and those who judge are opened, once."""
+"""Red teaming of all models of a run: loads prompts and judges once."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gristmill.train.evaluation.safety_measures import (
 )
 
 KEPT = "red-team"
-"""Folder of what models have answered, in the stage's work folder."""
+"""Folder of saved answers in the stage's work folder."""
 
 
 @contextmanager
 def red_teaming(section: Evaluate, context: Context) -> Iterator[RedTeaming | None]:
-    """The red team of a section, if it has one.
+    """Red team of a section, if it has one.
 
     Raises:
-        gristmill.train.evaluation.probes.ProbeError: a file is not what the section says; see also `open_judges`.
+        gristmill.train.evaluation.probes.ProbeError: a file does not have the format of the section; see also `open_judges`.
     """
     if section.red_team is None:
         yield None
@@ -38,13 +38,13 @@ def red_teaming(section: Evaluate, context: Context) -> Iterator[RedTeaming | No
 
 
 class RedTeaming:
-    """What the red team asks and has measured so far.
+    """Prompts of a red team, and measurements so far.
 
     Args:
-        section: says seed and samples of the bootstrap.
-        team: what is asked.
-        judges: who judge answers.
-        context: where answers are kept.
+        section: seed and samples of the bootstrap.
+        team: sets of prompts.
+        judges: functions that judge answers.
+        context: its work folder stores the answers.
     """
 
     def __init__(self, section: Evaluate, team: RedTeam, judges: Judges, context: Context) -> None:
@@ -53,28 +53,30 @@ class RedTeaming:
         self._measured: dict[str, dict[str, dict[str, Measured]]] = {}
 
     def ask(self, reader: Reader, name: str, chat: bool) -> dict[str, Any]:
-        """Ask a model everything.
+        """Ask a model all prompts.
 
         Args:
             reader: the model.
-            name: of the stage that made it.
-            chat: ask through the chat template, but for what is to be continued.
+            name: of its stage.
+            chat: ask through the chat template, except for prompts to continue.
 
         Returns:
             `sets`: name -> its measures by category; `worst`: the answers to read first.
         """
-        said = answer_probes(reader, self._sets, self._section, self._judges, self._seed, self._kept / name, chat)
-        asked = {one: list(zip(probes, said[one], strict=True)) for one, probes in self._sets.items()}
+        answers = answer_probes(reader, self._sets, self._section, self._judges, self._seed, self._kept / name, chat)
+        results = {
+            set_name: list(zip(probes, answers[set_name], strict=True)) for set_name, probes in self._sets.items()
+        }
         cut = None if self._section.toxicity is None else self._section.toxicity.cut
-        self._measured[name] = {one: measure_set(of_set, cut) for one, of_set in asked.items()}
+        self._measured[name] = {set_name: measure_set(of_set, cut) for set_name, of_set in results.items()}
         return {
             "sets": {
-                one: describe_set(of_set, self._measured[name][one], self._seed, self._samples)
-                for one, of_set in asked.items()
+                set_name: describe_set(of_set, self._measured[name][set_name], self._seed, self._samples)
+                for set_name, of_set in results.items()
             },
-            "worst": worst_answers(asked, self._section),
+            "worst": worst_answers(results, self._section),
         }
 
     def differences(self) -> list[dict[str, Any]]:
-        """Each later model against the one before it, on the same prompts."""
+        """Differences between each model and the previous one, on the same prompts."""
         return safety_differences(self._measured, self._seed, self._samples)

@@ -1,8 +1,8 @@
-"""Suites of tasks by name: every task's accuracy, centred between chance and 1, and their mean with its interval.
+"""Suites of tasks by name: accuracy per task, centred between chance and 1, and their mean with its interval.
 
-Tasks are asked and scored as nanochat does for CORE (github.com/karpathy/nanochat, nanochat/core_eval.py), so that the
-scores can stand beside its own: items in an order of seed 1337, solved items drawn for each item with the seed 1234 +
-its number, and a beginning of text before every row. `suites.yaml` has the tasks and the published scores.
+Questions and scoring follow nanochat's CORE (github.com/karpathy/nanochat, nanochat/core_eval.py), so scores are
+comparable: items shuffled with seed 1337, shots drawn for each item with the seed 1234 + its number, and a
+beginning-of-text token before every row. `suites.yaml` has the tasks and the published scores.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gristmill.train.evaluation.likelihood import Request, Score, score_requests
 from gristmill.train.evaluation.tasks import TaskError
 
 ORDER_SEED, SHOTS_SEED = 1337, 1234
-"""nanochat's."""
+"""Seeds of nanochat."""
 ITEMS_AT_A_TIME = 256
-"""Whose rows of tokens are in memory."""
+"""Items whose rows of tokens are in memory together."""
 Kind = Literal["multiple_choice", "schema", "language_modeling"]
 FIELDS: Mapping[Kind, tuple[str, ...]] = {
     "multiple_choice": ("query", "choices", "gold"),
@@ -48,11 +48,11 @@ class SuiteTask(_Strict):
     """A task of a suite.
 
     Attributes:
-        name: what the results call it.
-        file: below the suite's folder.
+        name: in the results.
+        file: relative to the suite's folder.
         kind: `multiple_choice`: the choice whose own tokens are likeliest in the mean; `schema`: the context that makes
             the continuation likeliest; `language_modeling`: whether every token of the continuation is the likeliest.
-        shots: solved items before each.
+        shots: solved items before each item.
         baseline: accuracy of chance, in percent.
         delimiter: between an item and its answer.
     """
@@ -66,7 +66,7 @@ class SuiteTask(_Strict):
 
 
 class Reference(_Strict):
-    """A published score of another model: where from, and by whose measurement."""
+    """A published score of another model, with its source."""
 
     model: str
     score: float
@@ -83,7 +83,7 @@ class KnownSuite(_Strict):
 
 @dataclass(frozen=True)
 class _Asked:
-    """An item as rows: the texts, of which one is right, and how to find in their ids what is scored."""
+    """An item as rendered texts, with the index of the right one."""
 
     texts: tuple[str, ...]
     right: int
@@ -92,26 +92,27 @@ class _Asked:
 @cache
 def known_suites() -> Mapping[str, KnownSuite]:
     """All suites by name."""
-    read = yaml.safe_load(Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8"))
-    return {name: KnownSuite.model_validate(one) for name, one in read.items()}
+    entries = yaml.safe_load(Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8"))
+    return {name: KnownSuite.model_validate(entry) for name, entry in entries.items()}
 
 
 def centred(accuracy: Any, baseline: float) -> Any:
-    """Accuracy, or an array of them, on a scale from 0 (chance, `baseline` percent) to 1 (Li et al. 2024)."""
+    """Accuracy, or an array of them, rescaled from 0 (chance, `baseline` percent) to 1 (Li et al. 2024)."""
     return (accuracy - 0.01 * baseline) / (1.0 - 0.01 * baseline)
 
 
 def read_suite(section: Suite) -> dict[str, list[Mapping[str, Any]]]:
-    """Task -> its items, in the order in which they are asked.
+    """Items by task, in order.
 
     Raises:
-        TaskError: files are missing, or an item lacks a field; all files that are missing are named.
-        gristmill.dataprep.reading.sources.SourceError: the folder holds nothing.
+        TaskError: files are missing (all are listed), or an item lacks a field.
+        gristmill.dataprep.reading.sources.SourceError: the folder is empty.
     """
-    there = dict(outside_files(f"suite {section.suite}", section.path))
+    available = dict(outside_files(f"suite {section.suite}", section.path))
     tasks = known_suites()[section.suite].tasks
     places = {
-        task.name: next((place for name, place in there.items() if name.endswith(task.file)), None) for task in tasks
+        task.name: next((place for name, place in available.items() if name.endswith(task.file)), None)
+        for task in tasks
     }
     if missing := sorted({task.file for task in tasks if places[task.name] is None}):
         raise TaskError(
@@ -123,9 +124,9 @@ def read_suite(section: Suite) -> dict[str, list[Mapping[str, Any]]]:
 def _items(section: Suite, task: SuiteTask, place: str) -> list[Mapping[str, Any]]:
     items = list(read_items(task.file, as_path(place)))
     for number, item in enumerate(items, start=1):
-        if lacks := [name for name in FIELDS[task.kind] if name not in item]:
+        if missing := [name for name in FIELDS[task.kind] if name not in item]:
             raise TaskError(
-                f"suite {section.suite}: {place}, item {number}: no field {lacks[0]!r}; a task of kind "
+                f"suite {section.suite}: {place}, item {number}: no field {missing[0]!r}; a task of kind "
                 f"{task.kind} has {', '.join(FIELDS[task.kind])}"
             )
     random.Random(ORDER_SEED).shuffle(items)
@@ -141,20 +142,20 @@ def _items(section: Suite, task: SuiteTask, place: str) -> list[Mapping[str, Any
 def answer_suite(
     reader: Reader, section: Suite, asked: Mapping[str, Sequence[Mapping[str, Any]]], seed: int, bootstrap_samples: int
 ) -> dict[str, Any]:
-    """Ask one model all tasks of a suite.
+    """Evaluate one model on all tasks of a suite.
 
     Returns:
-        `tasks`: of each its items, `accuracy` and `centred` with their intervals, and the `baseline`; `score`: the mean
-        of the centred accuracies, with the interval that resampling each task's items gives; `references`.
+        `tasks`: of each its items, `accuracy` and `centred` with their intervals, and the `baseline`; `score`: mean of
+        the centred accuracies, with its interval from resampling each task's items; `references`.
     """
-    known = known_suites()[section.suite]
-    found: dict[str, Any] = {}
+    suite = known_suites()[section.suite]
+    results: dict[str, Any] = {}
     drawn = []
-    for number, task in enumerate(known.tasks):
+    for number, task in enumerate(suite.tasks):
         right = task_answers(reader, task, asked[task.name])
         key = seeded_key(seed, section.suite, number)
         accuracy = mean_with_interval(right, key, bootstrap_samples)
-        found[task.name] = {
+        results[task.name] = {
             "items": len(right),
             "shots": task.shots,
             "baseline": task.baseline / 100,
@@ -163,42 +164,44 @@ def answer_suite(
         }
         drawn.append(centred(resampled_means(right[:, None], key, bootstrap_samples)[:, 0], task.baseline))
     low, high = np.quantile(np.mean(drawn, axis=0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    value = float(np.mean([one["centred"]["value"] for one in found.values()]))
+    value = float(np.mean([result["centred"]["value"] for result in results.values()]))
     return {
-        "title": known.title,
+        "title": suite.title,
         "limit": section.limit,
-        "tasks": found,
+        "tasks": results,
         "score": {"value": value, "low": float(low), "high": float(high)},
-        "references": [one.model_dump() for one in known.references],
+        "references": [reference.model_dump() for reference in suite.references],
     }
 
 
 def task_answers(reader: Reader, task: SuiteTask, items: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """(n,) float64: 1 where the model is right."""
-    found: list[float] = []
+    """Correctness of a model on items: (n,) float64, 1 if right."""
+    is_right: list[float] = []
     for start in range(0, len(items), ITEMS_AT_A_TIME):
         numbers = range(start, min(start + ITEMS_AT_A_TIME, len(items)))
-        asked = [rendered(task, items, number) for number in numbers]
-        requests = [requests_of(reader.encode, reader.prefix, task.kind, one.texts) for one in asked]
+        rendered_items = [rendered(task, items, number) for number in numbers]
+        requests = [requests_of(reader.encode, reader.prefix, task.kind, item.texts) for item in rendered_items]
         scores = iter(
             score_requests(
                 reader.model,
-                [one for of_item in requests for one in of_item],
+                [item for of_item in requests for item in of_item],
                 reader.length,
                 reader.device,
                 reader.world,
             )
         )
-        answers = [[next(scores) for _ in of_item] for of_item in requests]
-        found += [_is_right(task.kind, one.right, scored) for one, scored in zip(asked, answers, strict=True)]
-    return np.array(found)
+        answers = [[next(scores) for _ in item_requests] for item_requests in requests]
+        is_right += [
+            _is_right(task.kind, item.right, scored) for item, scored in zip(rendered_items, answers, strict=True)
+        ]
+    return np.array(is_right)
 
 
 def rendered(task: SuiteTask, items: Sequence[Mapping[str, Any]], number: int) -> _Asked:
-    """An item's texts behind its solved ones: one for each choice or context; of `language_modeling` the prompt alone,
-    and with its continuation."""
-    others = [place for place in range(len(items)) if place != number]
-    solved = random.Random(SHOTS_SEED + number).sample(others, task.shots)
+    """Texts of an item after its shots: one per choice or context; for `language_modeling` the prompt alone, and with
+    its continuation."""
+    other_items = [place for place in range(len(items)) if place != number]
+    solved = random.Random(SHOTS_SEED + number).sample(other_items, task.shots)
     shots = "".join(f"{_solved(task, items[place])}\n\n" for place in solved)
     item = items[number]
     if task.kind == "multiple_choice":
@@ -217,29 +220,29 @@ def rendered(task: SuiteTask, items: Sequence[Mapping[str, Any]], number: int) -
 def _solved(task: SuiteTask, item: Mapping[str, Any]) -> str:
     match task.kind:
         case "multiple_choice":
-            asked, answer = item["query"], item["choices"][item["gold"]]
+            question, answer = item["query"], item["choices"][item["gold"]]
         case "schema":
-            asked, answer = item["context_options"][item["gold"]], item["continuation"]
+            question, answer = item["context_options"][item["gold"]], item["continuation"]
         case "language_modeling":
-            asked, answer = str(item["context"]).strip(), item["continuation"]
-    return f"{asked}{task.delimiter}{answer}"
+            question, answer = str(item["context"]).strip(), item["continuation"]
+    return f"{question}{task.delimiter}{answer}"
 
 
 def requests_of(encode: Callable[[str], list[int]], prefix: int, kind: Kind, texts: Sequence[str]) -> list[Request]:
-    """What is scored of an item: of choices the ids behind those that all begin with, of contexts the ids that all end
-    with, of a continuation the ids behind the prompt's."""
+    """Requests that score an item: for choices the ids after their common prefix, for contexts their common suffix, for
+    a continuation the ids after the prompt's."""
     rows = [(prefix, *encode(text)) for text in texts]
     if kind == "schema":
-        same = _common([row[::-1] for row in rows])
-        return [Request(row[: len(row) - same], row[len(row) - same :]) for row in rows]
-    same = _common(rows if kind == "multiple_choice" else [(*rows[0], -1), rows[1]])
-    return [Request(row[:same], row[same:]) for row in (rows[1:] if kind == "language_modeling" else rows)]
+        num_common = _common([row[::-1] for row in rows])
+        return [Request(row[: len(row) - num_common], row[len(row) - num_common :]) for row in rows]
+    num_common = _common(rows if kind == "multiple_choice" else [(*rows[0], -1), rows[1]])
+    return [Request(row[:num_common], row[num_common:]) for row in (rows[1:] if kind == "language_modeling" else rows)]
 
 
 def _common(rows: Sequence[Sequence[int]]) -> int:
-    """Ids that all rows begin with; the last id of the shortest is never one, so that something of each is scored."""
-    most = min(map(len, rows)) - 1
-    return next((place for place in range(most) if len({row[place] for row in rows}) > 1), most)
+    """Length of the common prefix of all rows, shorter than the shortest row, so that an id of each row is scored."""
+    limit = min(map(len, rows)) - 1
+    return next((place for place in range(limit) if len({row[place] for row in rows}) > 1), limit)
 
 
 def _is_right(kind: Kind, right: int, scores: Sequence[Score]) -> float:

@@ -1,4 +1,4 @@
-"""Tasks as items: what is asked, what the answers are, and which one is right."""
+"""Evaluation tasks as items: context, answers, and the right answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Message = Mapping[str, str]
 
 
 class TaskError(ValueError):
-    """A task cannot be asked: its file or an item of it is not what the manifest says."""
+    """A task that cannot be evaluated: its file or an item is not as configured."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Item:
 
     Attributes:
         number: of the item in its file, from 1.
-        context: all that stands before an answer, solved examples included; empty for `rolling`.
-        answers: `multiple_choice`: all choices; `cloze`: the one answer; `rolling`: the whole text; `generate`: the
+        context: text before an answer, including solved examples; empty for `rolling`.
+        answers: `multiple_choice`: all choices; `cloze`: the one answer; `rolling`: the full text; `generate`: the
             references. Without the delimiter.
-        right: place of the right answer.
-        messages: the same as `context` as turns of a conversation, the last one the user's; empty for `rolling`.
-        question: the item's own text without the shots, its right answer included: what a leak would hold.
+        right: index of the right answer.
+        messages: `context` as turns of a conversation, the last one the user's; empty for `rolling`.
+        question: the item's own text without the shots, its right answer included; the text to search for in training data.
     """
 
     number: int
@@ -64,18 +64,18 @@ def read_task(task: Task) -> list[Item]:
     """Read and render all items of a task.
 
     Raises:
-        TaskError: an item lacks a field, its right answer is none of its choices, or nothing is left to ask.
+        TaskError: an item lacks a field, its right answer is not among its choices, or no item is left.
         gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be read.
         gristmill.dataprep.reading.sources.SourceError: the path matches nothing.
     """
     records = _records(task, task.path)
     shots, first = _shots(task, records)
-    asked = list(islice(records[first:], task.limit))
-    if not asked:
+    records_to_ask = list(islice(records[first:], task.limit))
+    if not records_to_ask:
         raise TaskError(
             f"task {task.name}: {task.path} has no item left to ask (it has {len(records)}, of which {first} are shots)"
         )
-    return [_item(task, number, record, shots) for number, record in enumerate(asked, start=first + 1)]
+    return [_item(task, number, record, shots) for number, record in enumerate(records_to_ask, start=first + 1)]
 
 
 def _records(task: Task, path: str) -> list[Mapping[str, Any]]:
@@ -84,11 +84,13 @@ def _records(task: Task, path: str) -> list[Mapping[str, Any]]:
 
 
 def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[_Shots, int]:
-    """The solved items, and how many items of the task's own file they are."""
+    """Solved items, and their number in the task's own file."""
     if not task.num_fewshot:
         return NO_SHOTS, 0
-    own = task.fewshot_path is None
-    solved = records[: task.num_fewshot] if own else _records(task, str(task.fewshot_path))[: task.num_fewshot]
+    from_task_file = task.fewshot_path is None
+    solved = (
+        records[: task.num_fewshot] if from_task_file else _records(task, str(task.fewshot_path))[: task.num_fewshot]
+    )
     if len(solved) < task.num_fewshot:
         raise TaskError(
             f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} items, fewer than the "
@@ -100,7 +102,7 @@ def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[_Shots, in
         answer = item.answers[item.right]
         texts.append(item.context + task.target_delimiter + answer + task.fewshot_delimiter)
         messages += [*item.messages, {"role": "assistant", "content": answer}]
-    return _Shots("".join(texts), tuple(messages)), len(solved) if own else 0
+    return _Shots("".join(texts), tuple(messages)), len(solved) if from_task_file else 0
 
 
 def _item(task: Task, number: int, record: Mapping[str, Any], shots: _Shots) -> Item:
@@ -116,24 +118,27 @@ def _item(task: Task, number: int, record: Mapping[str, Any], shots: _Shots) -> 
         return Item(number, context, choices, right, prompt + task.target_delimiter + choices[right], messages)
     answer = _value(at, task.answer, record)
     answers = tuple(answer) if isinstance(answer, list) else (str(answer),)
-    if not answers or not all(isinstance(one, str) for one in answers):
+    if not answers or not all(isinstance(text, str) for text in answers):
         raise TaskError(f"{at}: the answer {answer!r} is neither a text nor a list of texts")
     return Item(number, context, answers, 0, prompt + task.target_delimiter + answers[0], messages)
 
 
 def _choices(at: str, choices: str | tuple[str, ...], record: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(choices, str):
-        return tuple(one if FIELD.fullmatch(one) and one not in record else _text(at, one, record) for one in choices)
+        return tuple(
+            choice if FIELD.fullmatch(choice) and choice not in record else _text(at, choice, record)
+            for choice in choices
+        )
     value = _value(at, choices, record)
     if isinstance(value, Mapping):  # as of ARC on the hub: {"text": [...], "label": [...]}
         value = value.get("text")
     if not isinstance(value, list) or len(value) < 2:
         raise TaskError(f"{at}: {choices!r} is not a list of at least two choices: {value!r}")
-    return tuple(str(one) for one in value)
+    return tuple(str(choice) for choice in value)
 
 
 def _right(at: str, value: Any, choices: Sequence[str]) -> int:
-    """The place of the right choice, from a place, a letter or the text itself."""
+    """Index of the right choice, from an index, a letter or the text itself."""
     text = str(value).strip()
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
         return value
@@ -149,7 +154,7 @@ def _right(at: str, value: Any, choices: Sequence[str]) -> int:
 
 
 def _value(at: str, template: str, record: Mapping[str, Any]) -> Any:
-    """A field's value for a bare name, else the rendered text."""
+    """Value of the field for a bare name, else the rendered text."""
     if FIELD.fullmatch(template):
         if template not in record:
             raise TaskError(f"{at}: no field {template!r}; it has {', '.join(record)}")
